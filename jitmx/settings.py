@@ -1,0 +1,266 @@
+"""Every environment variable that jitmx reads, in one table.
+
+`JITMX_*` names are canonical. Names that engineers already have in their scripts (FlashInfer's) are honoured as
+aliases: the canonical name wins where both are set. The environment is read once per process; `jitmx env` prints each
+setting with its value and where it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from jitmx.errors import SettingError
+
+MODES = ("auto", "required", "off")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable: its name, the aliases it honours, how its text is read and what it is for."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: Callable[[], Any]
+    choices: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError
+        return text.lower()
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise ValueError
+    return value
+
+
+def _log_level(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 5:
+        raise ValueError
+    return value
+
+
+def _arches(text: str) -> tuple[str, ...]:
+    from jitmx import arch, errors
+
+    try:
+        return tuple(arch.parse(word).name for word in text.replace(",", " ").replace(";", " ").split())
+    except errors.ArchError as error:
+        raise ValueError(str(error)) from error
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError
+    return Path(text).expanduser()
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
+
+
+def _knobs(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not (name.strip() and equals and value.strip()):
+            raise ValueError
+        pairs.append((name.strip(), value.strip()))
+    return tuple(pairs)
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        "JITMX_CACHE_DIR",
+        "cache_dir",
+        _path,
+        lambda: Path(platformdirs.user_cache_dir("jitmx")),
+        "a directory",
+        "where compiled kernels are kept",
+    ),
+    Setting(
+        "JITMX_SITE_CACHE",
+        "site_cache",
+        _paths,
+        tuple,
+        "directories, separated by ':'",
+        "read-only caches that are looked in after the user's own",
+    ),
+    Setting(
+        "JITMX_MODE",
+        "mode",
+        _choice(*MODES),
+        lambda: "auto",
+        "auto, required or off",
+        "auto compiles on demand; required never compiles while serving; off leaves the disk alone",
+    ),
+    Setting(
+        "JITMX_ALLOW_SHARED_CACHE",
+        "allow_shared_cache",
+        _flag,
+        lambda: False,
+        "0 or 1",
+        "accept a cache directory that other users can write to",
+    ),
+    Setting(
+        "JITMX_LOCK_TIMEOUT",
+        "lock_timeout",
+        _seconds,
+        lambda: 120.0,
+        "seconds, 0 to 1e6",
+        "how long to wait for another process that compiles the same kernel before compiling privately",
+    ),
+    Setting(
+        "JITMX_ARCH",
+        "arches",
+        _arches,
+        tuple,
+        "SM targets such as sm_121, separated by ',' or ' '",
+        "targets that warm-up compiles for where no GPU is present",
+        ("FLASHINFER_CUDA_ARCH_LIST",),
+    ),
+    Setting(
+        "JITMX_JOBS",
+        "jobs",
+        _positive,
+        lambda: None,
+        "a number of 1 or more",
+        "compiles at once; by default as many as cores and memory allow",
+        ("FLASHINFER_NVCC_THREADS",),
+    ),
+    Setting(
+        "JITMX_LOG_LEVEL",
+        "log_level",
+        _log_level,
+        lambda: 2,
+        "0 (silent) to 5 (everything)",
+        "how much jitmx logs: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
+        ("FLASHINFER_LOGLEVEL",),
+    ),
+    Setting(
+        "JITMX_VERBOSE",
+        "verbose",
+        _flag,
+        lambda: False,
+        "0 or 1",
+        "log every compile with its time and resource use",
+        ("FLASHINFER_JIT_VERBOSE",),
+    ),
+    Setting(
+        "JITMX_TACTICS",
+        "tactics_dir",
+        _path,
+        lambda: Path(platformdirs.user_config_dir("jitmx")) / "tactics",
+        "a directory",
+        "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones",
+    ),
+    Setting(
+        "JITMX_LINEAR_KNOBS",
+        "linear_knobs",
+        _knobs,
+        tuple,
+        "knob=value pairs, separated by ','",
+        "knobs of the linear kernel that override every table, such as split_k=8,stages=6",
+    ),
+)
+
+_BY_FIELD = {setting.field: setting for setting in TABLE}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process. Field names are those of `TABLE`."""
+
+    cache_dir: Path
+    site_cache: tuple[Path, ...]
+    mode: str
+    allow_shared_cache: bool
+    lock_timeout: float
+    arches: tuple[str, ...]
+    jobs: int | None
+    log_level: int
+    verbose: bool
+    tactics_dir: Path
+    linear_knobs: tuple[tuple[str, str], ...]
+
+
+def origin(field: str, environ: Mapping[str, str] | None = None) -> str:
+    """The variable that decides `field`, or "default"."""
+    environ = os.environ if environ is None else environ
+    setting = _BY_FIELD[field]
+    return next((name for name in (setting.name, *setting.aliases) if environ.get(name)), "default")
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings read from `environ` (default: the process's own), every value checked.
+
+    An empty variable counts as unset.
+
+    Raises:
+        SettingError: a value outside its choices, or a JITMX_* variable that does not exist.
+    """
+    environ = os.environ if environ is None else environ
+    known = {setting.name for setting in TABLE}
+    for name in environ:
+        if name.startswith("JITMX_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+            raise SettingError(f"{name} is not a setting of jitmx{hint}")
+    values: dict[str, Any] = {}
+    for setting in TABLE:
+        source = origin(setting.field, environ)
+        if source == "default":
+            values[setting.field] = setting.default()
+            continue
+        text = environ[source]
+        try:
+            values[setting.field] = setting.parse(text)
+        except ValueError as error:
+            detail = f" ({error})" if isinstance(error.__cause__, Exception) else ""
+            raise SettingError(f"{source}={text!r} is not {setting.choices}{detail}") from None
+    return Settings(**values)
+
+
+@functools.cache
+def current() -> Settings:
+    """The settings of this process, read once. Tests and tools that change the environment call `reload()`."""
+    return read()
+
+
+def reload() -> Settings:
+    """Read the environment again."""
+    current.cache_clear()
+    return current()
