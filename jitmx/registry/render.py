@@ -1,0 +1,70 @@
+"""From a variant to CUDA source.
+
+A template sees `arch`, `threads`, and each knob by its name. An undefined name is an error, never an empty string. The
+source opens with a comment that names kernel, target and knobs, so that a kept source explains itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jinja2
+
+from jitmx import resources
+from jitmx.errors import RenderError
+from jitmx.registry.spec import Variant
+
+
+@functools.cache
+def _environment(root: Path) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["cxx"] = _cxx
+    return environment
+
+
+def _cxx(value: object) -> str:
+    """A knob's value as a C++ literal."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raise TypeError(f"{value!r} has no C++ literal; compare it in the template")
+
+
+def header(variant: Variant) -> str:
+    """The comment that opens the source."""
+    lines = [f"// {variant.spec.family}.{variant.spec.name} for {variant.arch.name}, rendered by jitmx"]
+    lines += [
+        f"//   {name} = {str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in variant.knobs.as_dict().items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render(variant: Variant, root: Path | None = None) -> str:
+    """CUDA source of `variant`, ending in a newline.
+
+    Args:
+        root: the folder of templates; by default that of this installation.
+
+    Raises:
+        RenderError: the template is missing, has a syntax error, or uses a name that is no knob.
+    """
+    environment = _environment(root or resources.directory("templates"))
+    try:
+        body = environment.get_template(variant.spec.template).render(
+            arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise RenderError(f"{variant.spec.template}:{error.lineno}: {error.message}") from error
+    except (jinja2.TemplateError, TypeError) as error:
+        raise RenderError(f"{variant.spec.template}: {error}") from error
+    return header(variant) + body

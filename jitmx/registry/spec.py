@@ -1,0 +1,164 @@
+"""Kernel specifications and their variants.
+
+A `KernelSpec` is one template with its knobs; a `Variant` is a spec with every knob and the target fixed. Knobs are
+frozen dataclasses whose fields carry their choices, so that a variant which exists is a legal one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.registry.contract import Contract
+
+
+def knob(
+    default: Any, *, choices: tuple[Any, ...] | None = None, low: int | None = None, high: int | None = None, doc: str
+) -> Any:
+    """A dataclass field for one knob: its default, its choices or bounds, and one line of documentation."""
+    return field(default=default, metadata={"choices": choices, "low": low, "high": high, "doc": doc})
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Base of a kernel's knobs. Making one checks every field against its choices and bounds."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            _check(type(self).__name__, item, getattr(self, item.name))
+
+    @classmethod
+    def from_text(cls, pairs: Mapping[str, str], base: Knobs | None = None) -> Knobs:
+        """Knobs from `name=text` pairs, over `base` or the defaults.
+
+        Raises:
+            KnobError: an unknown name, or a text that is no value of its knob.
+        """
+        items = {item.name: item for item in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in pairs.items():
+            if name not in items:
+                raise KnobError(f"{cls.__name__} has no knob {name!r}; its knobs: {', '.join(items)}")
+            values[name] = _read(cls.__name__, items[name], text)
+        return dataclasses.replace(base, **values) if base is not None else cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name to value, in declaration order."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+
+def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
+    if isinstance(item.default, bool):
+        if text.lower() in ("1", "true", "0", "false"):
+            return text.lower() in ("1", "true")
+        raise KnobError(f"{owner}.{item.name}={text!r} is not 0 or 1")
+    if isinstance(item.default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise KnobError(f"{owner}.{item.name}={text!r} is not a whole number") from None
+    return text
+
+
+def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
+    if isinstance(item.default, bool) != isinstance(value, bool) or not isinstance(value, type(item.default)):
+        raise KnobError(f"{owner}.{item.name}={value!r} is not a {type(item.default).__name__}")
+    choices, low, high = (item.metadata.get(part) for part in ("choices", "low", "high"))
+    if choices is not None and value not in choices:
+        listed = ", ".join(map(str, choices))
+        if isinstance(value, int) and not isinstance(value, bool):
+            nearest = min(choices, key=lambda choice: abs(choice - value))
+            raise KnobError(f"{owner}.{item.name}={value} is not one of {listed}; the nearest is {nearest}")
+        raise KnobError(f"{owner}.{item.name}={value!r} is not one of {listed}")
+    if low is not None and value < low:
+        raise KnobError(f"{owner}.{item.name}={value} is below its limit; the nearest legal value is {low}")
+    if high is not None and value > high:
+        raise KnobError(f"{owner}.{item.name}={value} is above its limit; the nearest legal value is {high}")
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One template and what may be made of it.
+
+    Attributes:
+        family: the operator that it serves; also the template's folder.
+        name: the kernel within its family; `<family>/<name>.cu.j2` is its template.
+        knobs: the dataclass of its knobs.
+        contract: what the machine code of every variant must be, given knobs and target.
+        check: raises KnobError where knobs do not fit each other or the target.
+        shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
+        threads: threads a block.
+        entry: name of the `extern "C"` function in the source.
+    """
+
+    family: str
+    name: str
+    knobs: type[Knobs]
+    contract: Callable[[Any, Arch], Contract]
+    check: Callable[[Any, Arch], None]
+    shared_bytes: Callable[[Any], int]
+    threads: Callable[[Any], int]
+    entry: str
+
+    @property
+    def template(self) -> str:
+        """Path of the template below `templates/`."""
+        return f"{self.family}/{self.name}.cu.j2"
+
+    def variant(self, arch: Arch, **knobs: Any) -> Variant:
+        """The variant with these knobs (others at their defaults) on `arch`.
+
+        Raises:
+            KnobError: an unknown knob, a value outside its choices, or a need beyond the chip's limits.
+        """
+        names = [item.name for item in dataclasses.fields(self.knobs)]
+        for name in knobs:
+            if name not in names:
+                raise KnobError(f"{self.family}.{self.name} has no knob {name!r}; its knobs: {', '.join(names)}")
+        return Variant(self, self.knobs(**knobs), arch)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with every knob and its target fixed. Made only if legal."""
+
+    spec: KernelSpec
+    knobs: Any
+    arch: Arch
+
+    def __post_init__(self) -> None:
+        self.spec.check(self.knobs, self.arch)
+        need = self.spec.shared_bytes(self.knobs)
+        if need > self.arch.shared_bytes:
+            raise KnobError(
+                f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most {self.arch.shared_bytes} B"
+            )
+
+    @property
+    def name(self) -> str:
+        """Readable and unique among the variants of one target: `linear.gemv.m4-bf16-…`.
+
+        Knobs at their defaults are left out of the text; a digest of all of them keeps it unique.
+        """
+        parts = []
+        for item in dataclasses.fields(self.knobs):
+            value = getattr(self.knobs, item.name)
+            if value == item.default:
+                continue
+            if isinstance(value, bool):
+                parts.append(item.name if value else f"no_{item.name}")
+            else:
+                parts.append(f"{item.name}{value}" if isinstance(value, int) else str(value))
+        return f"{self.spec.family}.{self.spec.name}" + (f".{'-'.join(parts)}" if parts else "")
+
+    @property
+    def identity(self) -> str:
+        """Hexadecimal digest of family, name, knobs and target: the same wherever it is computed."""
+        text = json.dumps([self.spec.family, self.spec.name, self.knobs.as_dict(), self.arch.name], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
