@@ -1,0 +1,355 @@
+"""From CUDA source to machine code: the only caller of CuPy's NVRTC binding. No device and no driver are needed.
+
+A compile is hermetic. NVRTC opens files beside the source (that is, in the working directory) unless it is told not
+to, so `--no-source-include` is always given; headers reach it in memory only; options that name files are refused.
+It is also repeatable: symbols in anonymous namespaces and static variables are named after the program, whose name is
+fixed, and possibly after a random number (not in NVRTC 13.0 to 13.5), whose seed is fixed too.
+
+Which headers a source includes is found out by NVRTC itself (`scan`): each candidate gets a line that makes NVRTC
+report it, and the compile that counts then gets exactly the headers reported, untouched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitmx import settings
+from jitmx.arch import Arch
+from jitmx.errors import ArchError, CompileError, ToolchainError
+from jitmx.toolchain import cupy_cache, diagnostics, headers, library
+
+# It ends up in the machine code, so it must not change from compile to compile.
+_PROGRAM = "jitmx.cu"
+_NO_DISK = "--no-source-include"
+_REPORT = "jitmx-include:"
+_REPORTED = re.compile(rf'#pragma message: "{_REPORT}([^"\n]+)"')
+_OPENS_FILES = re.compile(
+    r"-{1,2}(I|isystem|include\b|include-path|pre-include|use-bundled-headers|pch|create-pch|use-pch|time\b|"
+    r"fdevice-time-trace|optf|options-file)"
+)
+_ARCH = re.compile(r"(?:-arch|--gpu-architecture)=(?:sm|compute)_(\w+)")
+
+# Keeps a source that NVRTC refused, and returns where, or None where it could not.
+Keep = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The NVRTC that compiles.
+
+    Attributes:
+        version: its release, such as "13.5".
+        digest: SHA-256 over the contents of the library and of its built-in declarations.
+        path: where it lies. Never part of a key.
+        targets: compute capabilities that it compiles for, 121 for 12.1.
+    """
+
+    version: str
+    digest: str
+    path: Path
+    targets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compile gave.
+
+    Attributes:
+        image: the whole cubin, an ELF file.
+        log: NVRTC's warnings and remarks; empty where there are none.
+        milliseconds: wall time within NVRTC.
+    """
+
+    image: bytes
+    log: str
+    milliseconds: float
+
+
+@functools.cache
+def identity() -> Identity:
+    """The NVRTC of this process. Its digest is remembered in `<cache>/toolchain.json`, so this loads no library twice.
+
+    Raises:
+        ToolchainError: it is not installed or can't be read.
+    """
+    path = library.locate()
+    current = settings.current()
+    memo = None if current.mode == "off" else current.cache_dir / "toolchain.json"
+    found = library.identify(library.files(path), lambda: library.describe(path), memo)
+    return Identity(found["version"], found["digest"], path, tuple(found["targets"]))
+
+
+def check_target(arch: Arch) -> None:
+    """Check that the NVRTC of this process compiles for `arch`.
+
+    Raises:
+        ArchError: it does not; the message names the release that does and the one present.
+        ToolchainError: there is no NVRTC.
+    """
+    here = identity()
+    present = tuple(int(part) for part in here.version.split("."))
+    needed = f"{arch.nvrtc[0]}.{arch.nvrtc[1]}"
+    if present < arch.nvrtc:
+        raise ArchError(
+            f"{arch} needs NVRTC {needed} or later; the one here is {here.version} ({here.path}); "
+            "pip install -U nvidia-cuda-nvrtc"
+        )
+    if arch.major * 10 + arch.minor not in here.targets:
+        listed = ", ".join(f"sm_{target}" for target in here.targets)
+        raise ArchError(
+            f"NVRTC {here.version} ({here.path}) does not compile for {arch}, which NVRTC {needed} is the first to do; "
+            f"it compiles for {listed}; install a release of nvidia-cuda-nvrtc that has it"
+        )
+
+
+def options(arch: Arch) -> tuple[str, ...]:
+    """The options that every kernel for `arch` is compiled with. They hold no paths.
+
+    Multiplications and additions are fused (`--fmad=true`), denormals kept, division and square root rounded as IEEE
+    says. NVRTC's own on-disk cache is off, and it leaves the stack limit of the process alone.
+    """
+    return (
+        f"-arch={arch.name}",
+        "-std=c++17",
+        "--fmad=true",
+        "--ftz=false",
+        "--prec-div=true",
+        "--prec-sqrt=true",
+        "--frandom-seed=jitmx",
+        "--modify-stack-limit=false",
+        "--no-cache",
+        _NO_DISK,
+    )
+
+
+def scan(source: str, options: Sequence[str], *, keep_source: Keep | None = None) -> dict[str, str]:
+    """Every header that compiling `source` includes, directly or not: name to SHA-256 of the file, sorted by name.
+
+    This runs NVRTC's front end, so a source with a syntax error fails here already.
+
+    Args:
+        source, options, keep_source: as for `compile`.
+
+    Raises:
+        CompileError, ToolchainError: as `compile`.
+    """
+    pool = headers.pool()
+    with _keeping(source, keep_source):
+        return {name: pool.digest(name) for name in _included(pool, source, tuple(options))}
+
+
+def compile(source: str, options: Sequence[str], *, keep_source: Keep | None = None) -> Compiled:
+    """Machine code of `source`.
+
+    Args:
+        source: CUDA source. Its headers are those of `jitmx.toolchain.headers`.
+        options: what `options()` gives, possibly with macros (`-DNAME=VALUE`) added.
+        keep_source: called with the source where NVRTC refuses it; it keeps the source somewhere and returns where, or
+            None where it could not.
+
+    Raises:
+        CompileError: NVRTC refuses the source. The message shows its log, the lines around each error and where the
+            source was kept.
+        ToolchainError: NVRTC can't be used; a header is nowhere to be found, or lies outside of what a hermetic
+            compile may include; an option opens files.
+    """
+    with _keeping(source, keep_source), _included_program(source, tuple(options)) as handle:
+        milliseconds = _run(handle, source, tuple(options))
+        # CuPy's getCUBIN takes the last byte for a terminator and drops it.
+        image = _fetch(handle, "CUBIN")
+        if not image:
+            raise ToolchainError(f"NVRTC makes no machine code for {_target(options)}; the options need -arch=sm_...")
+        return Compiled(image, _log(handle), milliseconds)
+
+
+def compile_ptx(source: str, options: Sequence[str]) -> str:
+    """PTX of `source` for the target that `options` name, as it is before ptxas makes machine code of it.
+
+    Raises:
+        CompileError, ToolchainError: as `compile`.
+    """
+    virtual = tuple(f"-arch=compute_{match[1]}" if (match := _ARCH.fullmatch(option)) else option for option in options)
+    with _included_program(source, tuple(options)) as handle:
+        _run(handle, source, virtual)
+        return _fetch(handle, "PTX").rstrip(b"\0").decode()
+
+
+@contextmanager
+def _keeping(source: str, keep_source: Keep | None) -> Iterator[None]:
+    """Keep a source that NVRTC refuses, and say where."""
+    try:
+        yield
+    except CompileError as error:
+        kept = keep_source(source) if keep_source else None
+        where = f"the rendered source is kept at {kept}" if kept else "the rendered source is not kept"
+        raise CompileError(f"{error}\n\n{where}", log=error.log, source_path=kept) from None
+
+
+@contextmanager
+def _included_program(source: str, options: tuple[str, ...]) -> Iterator[int]:
+    """A program of `source` with exactly the headers that it includes."""
+    pool = headers.pool()
+    names = _included(pool, source, options)
+    with _program(source, {name: pool.text(name) for name in names}) as handle:
+        yield handle
+
+
+# Bounded, so that a process that compiles for days does not keep every source.
+@functools.lru_cache(maxsize=64)
+def _included(pool: headers.HeaderPool, source: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the headers that compiling `source` includes, sorted."""
+    _refuse(source, options)
+    return tuple(_reported(pool, source, options, pool.closure(source)))
+
+
+def _reported(pool: headers.HeaderPool, source: str, options: tuple[str, ...], names: list[str]) -> list[str]:
+    """Those of the headers `names` that NVRTC says it includes."""
+    syntax = (*options, "--fdevice-syntax-only")
+    texts = {name: pool.text(name) for name in names}
+    marked = {name: f'#pragma message("{_REPORT}{name}")\n#line 1\n'.encode() + text for name, text in texts.items()}
+    try:
+        with _program(source, marked) as handle:
+            _run(handle, source, syntax)
+            reported = set(_REPORTED.findall(_log(handle)))
+    except CompileError:
+        # Once more without the marks, for a log that has nothing in it but what the source calls for.
+        with _program(source, texts) as handle:
+            _run(handle, source, syntax)
+        raise
+    return [name for name in names if name in reported]
+
+
+def _refuse(source: str, options: tuple[str, ...]) -> None:
+    if "\0" in source:
+        raise ToolchainError(
+            f"the rendered source holds a NUL character at offset {source.index(chr(0))}, where NVRTC would stop "
+            "reading; take it out of the template"
+        )
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise ToolchainError(f"the rendered source is no Unicode text: {error}; take it out of the template") from None
+    for option in options:
+        if _OPENS_FILES.match(option):
+            raise ToolchainError(f"{option} makes NVRTC open files, and what is in them would not be in the key")
+    if _NO_DISK not in options:
+        raise ToolchainError(f"{_NO_DISK} is missing from the options; start from nvrtc.options(arch)")
+
+
+def _run(handle: int, source: str, options: tuple[str, ...]) -> float:
+    """Compile the program, and return how long that took, in milliseconds."""
+    binding = _binding()
+    started = time.perf_counter()
+    try:
+        binding.compileProgram(handle, options)
+    except binding.NVRTCError as error:
+        raise _failure(source, options, _log(handle), str(error)) from None
+    return (time.perf_counter() - started) * 1e3
+
+
+def _failure(source: str, options: tuple[str, ...], log: str, status: str) -> ToolchainError:
+    """The error for a compile that ended with `status`."""
+    version = identity().version
+    if "NVRTC_ERROR_COMPILATION" not in status:
+        return ToolchainError(f"NVRTC {version} fails with {status} for {_target(options)}\n{log}".strip())
+    missing = diagnostics.missing_header(log)
+    if missing is not None:
+        pool = headers.pool()
+        owner = headers.SOURCE if missing.file == _PROGRAM else missing.file
+        return ToolchainError(
+            f"there is no header {missing.name!r}, which {owner} includes on line {missing.line} (looked in: "
+            f"{', '.join(map(str, pool.places()))}); {headers.remedy(missing.name)}"
+        )
+    count = diagnostics.count_errors(log)
+    title = f"NVRTC {version} refuses the source for {_target(options)}: {count} error{'s' if count > 1 else ''}"
+    text = diagnostics.explain(log, lambda file: _text_of(file, source, options))
+    return CompileError(f"{title}\n\n{text}", log=log)
+
+
+def _text_of(file: str, source: str, options: tuple[str, ...]) -> str | None:
+    """The text that a place in the log refers to."""
+    if file == _PROGRAM:
+        return source
+    if file == diagnostics.PTX:
+        try:
+            return compile_ptx(source, tuple(option for option in options if option != "--fdevice-syntax-only"))
+        except ToolchainError:
+            return None
+    pool = headers.pool()
+    return pool.text(file).decode(errors="replace") if file in pool else None
+
+
+def _target(options: Sequence[str]) -> str:
+    match = next(filter(None, map(_ARCH.fullmatch, options)), None)
+    return f"sm_{match[1]}" if match else "no target"
+
+
+_loading = threading.Lock()
+
+
+@functools.cache
+def _native() -> ctypes.CDLL:
+    """The library that `identity()` tells of."""
+    return library.preload(identity().path)
+
+
+@functools.cache
+def _load() -> Any:
+    _native()
+    cupy_cache.ensure()
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:
+        raise ToolchainError(
+            f"CuPy's NVRTC binding cannot be used: {type(error).__name__}: {error}; pip install -U cupy-cuda13x"
+        ) from error
+    # CuPy looks the library up by itself, so see whether it found the same.
+    library.preload(identity().path)
+    return nvrtc
+
+
+def _binding() -> Any:
+    """CuPy's NVRTC binding over that same library, loaded by one thread while the others wait."""
+    with _loading:
+        return _load()
+
+
+@contextmanager
+def _program(source: str, texts: Mapping[str, bytes]) -> Iterator[int]:
+    """An NVRTC program with these headers."""
+    binding = _binding()
+    handle: int = binding.createProgram(source, _PROGRAM, list(texts.values()), [name.encode() for name in texts])
+    try:
+        yield handle
+    finally:
+        binding.destroyProgram(handle)
+
+
+def _log(handle: int) -> str:
+    return _fetch(handle, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+
+
+def _fetch(handle: int, what: str) -> bytes:
+    """The whole of one output of a program: "CUBIN", "PTX" or "ProgramLog"."""
+    native = _native()
+    program = ctypes.c_void_p(handle)
+    size = ctypes.c_size_t()
+    status = getattr(native, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    if status == 0 and size.value:
+        status = getattr(native, f"nvrtcGet{what}")(program, buffer)
+    if status != 0:
+        native.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise ToolchainError(f"NVRTC does not give its {what}: {native.nvrtcGetErrorString(status).decode()}")
+    return buffer.raw
