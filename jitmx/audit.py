@@ -1,0 +1,72 @@
+"""What a cached entry would be made from now, and whether it would come out the same."""
+
+from __future__ import annotations
+
+from jitmx import arch, build, kernels
+from jitmx.cache.manifest import Record
+from jitmx.cache.verify import Recompiled
+from jitmx.cache.why import Subject
+from jitmx.errors import ArchError, CompileError, JitmxError, RenderError
+from jitmx.registry.key import KeyInputs
+from jitmx.registry.spec import Variant
+from jitmx.toolchain import nvrtc
+
+
+def variant_of(record: Record) -> Variant | None:
+    """The variant that `record` was compiled for, as this installation makes it; None where it no longer does."""
+    family = kernels.families().get(record.family)
+    spec = next((spec for spec in family.specs if spec.name == record.kernel), None) if family else None
+    if spec is None:
+        return None
+    try:
+        return spec.variant(arch.parse(record.arch), **record.knobs)
+    except JitmxError:
+        return None
+
+
+def subject(variant: Variant) -> Subject:
+    """What `variant` would be compiled from now, for `jitmx.cache.why.explain`.
+
+    Raises:
+        RenderError, ArchError, ToolchainError, CompileError: its inputs cannot be had.
+    """
+    return Subject(variant.knobs.as_dict(), build.named(build.key_inputs(variant)[0]))
+
+
+def is_reachable(record: Record) -> bool:
+    """Whether a look-up by this installation would find `record`: same template, headers, options and NVRTC.
+
+    An entry for a target that the NVRTC here does not compile for counts as reachable: nothing else can take its place.
+
+    Raises:
+        ToolchainError: there is no compiler, so that it cannot be known.
+    """
+    variant = variant_of(record)
+    try:
+        return variant is not None and build.key_inputs(variant)[0].key == record.key
+    except ArchError:
+        return True
+    except (RenderError, CompileError):
+        return False
+
+
+def recompile(record: Record, source: str) -> Recompiled | None:
+    """Compile the kept source of `record` again, for `jitmx.cache.verify`.
+
+    None where the comparison would say nothing: another NVRTC or other headers than those of the record.
+
+    Raises:
+        JitmxError: it does not compile.
+    """
+    inputs = record.inputs
+    here = nvrtc.identity()
+    if (here.version, here.digest) != (inputs["nvrtc"], inputs["nvrtc_digest"]):
+        return None
+    if any(build.header_digest(name) != known for name, known in inputs["headers"].items()):
+        return None
+    options = tuple(inputs["options"])
+    image = nvrtc.compile(source, options).image
+    again = KeyInputs(
+        inputs["family"], source, inputs["headers"], options, inputs["arch"], inputs["nvrtc"], inputs["nvrtc_digest"]
+    )
+    return Recompiled(again.key, image)

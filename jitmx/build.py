@@ -1,0 +1,378 @@
+"""From a variant to machine code: look up, lock, look up again, compile, check the contract, publish.
+
+However many processes and threads ask for a kernel at once, one of them compiles it. What goes wrong with the disk or
+with another process costs time, never the kernel: see `jitmx.cache.store` for what may happen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jitmx import machine, settings
+from jitmx.cache import store as stores
+from jitmx.cache.manifest import Inputs, Outputs, Record
+from jitmx.cache.store import Entry, Store
+from jitmx.cache.why import Subject, changes
+from jitmx.errors import ArchError, CompileError, ContractError, JitmxError, NotWarmedError, ToolchainError
+from jitmx.registry.key import SCHEMA, KeyInputs, digest, frame
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.toolchain import cubin, headers, nvrtc
+
+logger = logging.getLogger("jitmx.build")
+
+Status = Literal["compiled", "hit"]
+
+# JITMX_MODE=off: nothing is read from or written to disk, and each kernel is compiled once in a process.
+_memory_only = Store(None)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Machine code of a variant.
+
+    Attributes:
+        key: under which it is cached; `record` says what it was made from.
+        image: the cubin.
+        status: whether this call compiled it, or found it.
+        milliseconds: how long this call took.
+    """
+
+    variant: Variant
+    key: str
+    image: bytes
+    record: Record
+    status: Status
+    milliseconds: float
+
+    @property
+    def breaches(self) -> tuple[str, ...]:
+        """Each promise of its contract that the machine code breaks, in words."""
+        return tuple(self.record.outputs["breaches"])
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A variant that could not be built, why, and how long it took to find out in milliseconds."""
+
+    variant: Variant
+    error: JitmxError
+    milliseconds: float
+
+
+def key_inputs(variant: Variant) -> tuple[KeyInputs, str]:
+    """Everything that shapes the machine code of `variant`, and its rendered source.
+
+    Which headers the source includes is remembered on disk, so only a source never seen before takes the compiler.
+
+    Raises:
+        RenderError, ArchError, ToolchainError, CompileError: its inputs cannot be had.
+    """
+    source = render(variant)
+    inputs = _inputs(variant, source, _store(), may_scan=True)
+    assert inputs is not None
+    return inputs, source
+
+
+def obtain(variant: Variant, *, allow_compile: bool | None = None, strict: bool = False) -> Built:
+    """Machine code of `variant`, from the cache or compiled now.
+
+    Where no usable compiler is at hand, and where compiling is not allowed, code that another NVRTC made of the same
+    source, headers and options serves.
+
+    Args:
+        allow_compile: whether to compile what is missing; by default, whether JITMX_MODE is not "required".
+        strict: hold the machine code to its whole contract, and raise where it breaks it. Otherwise only registers and
+            spills are looked at, with a warning: disassembling takes longer than compiling. Code that breaks its
+            contract computes the same, so it is kept, and finding the breach again takes no compile.
+
+    Raises:
+        NotWarmedError: it is not cached, and must not be compiled.
+        CompileError: NVRTC refused the source; the message shows where, and where the source was kept.
+        ContractError: `strict`, and a promise is broken; the message lists each breach.
+        RenderError, ArchError, ToolchainError: it cannot be compiled here.
+        CacheError: the cache directory must not be used.
+    """
+    started = time.perf_counter()
+    store = _store()
+    source = render(variant)
+    if allow_compile is None:
+        allow_compile = settings.current().mode != "required"
+    entry, status = _find_or_compile(variant, source, store, allow_compile, strict)
+    if strict:
+        store.keep_source(source)
+        entry = _judge_again(variant, source, entry, store)
+    built = Built(
+        variant, entry.record.key, entry.image, entry.record, status, milliseconds=(time.perf_counter() - started) * 1e3
+    )
+    if built.breaches:
+        message = f"{variant.name} for {variant.arch} breaks its contract: {'; '.join(built.breaches)}"
+        if strict:
+            raise ContractError(message)
+        if status == "compiled":
+            logger.warning("%s", message)
+    return built
+
+
+def build_all(
+    variants: Iterable[Variant],
+    *,
+    jobs: int | None = None,
+    on_result: Callable[[Built | Failed], None] | None = None,
+    allow_compile: bool | None = True,
+    strict: bool = True,
+) -> list[Built | Failed]:
+    """Build many variants at once, in threads: NVRTC compiles without Python's lock.
+
+    Args:
+        jobs: compiles at once; by default JITMX_JOBS, else as many as cores and memory bear.
+        on_result: called in this thread with each result as it comes.
+        allow_compile, strict: as for `obtain`.
+
+    Returns:
+        The results in the order of `variants`; what could not be built is among them, not raised.
+
+    Raises:
+        CacheError: the cache directory must not be used.
+    """
+    _store()
+    ordered = list(variants)
+    workers = jobs or settings.current().jobs or machine.compiles_at_once()
+    results: list[Built | Failed | None] = [None] * len(ordered)
+    with ThreadPoolExecutor(max(1, min(workers, len(ordered))), thread_name_prefix="jitmx-build") as pool:
+        pending = {pool.submit(_attempt, variant, allow_compile, strict): i for i, variant in enumerate(ordered)}
+        try:
+            for future in as_completed(pending):
+                results[pending[future]] = result = future.result()
+                if on_result:
+                    on_result(result)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [result for result in results if result is not None]
+
+
+def named(inputs: KeyInputs) -> Inputs:
+    """The inputs as a record holds them: the source by its digest."""
+    return Inputs(
+        schema=SCHEMA,
+        family=inputs.family,
+        source_digest=digest(inputs.source.encode()),
+        headers=dict(inputs.headers),
+        options=list(inputs.options),
+        arch=inputs.arch,
+        nvrtc=inputs.nvrtc,
+        nvrtc_digest=inputs.nvrtc_digest,
+    )
+
+
+def header_digest(name: str) -> str | None:
+    """SHA-256 of a header as it is now; None where it cannot be had."""
+    try:
+        return headers.pool().digest(name)
+    except ToolchainError:
+        return None
+
+
+def _store() -> Store:
+    return _memory_only if settings.current().mode == "off" else stores.current()
+
+
+def _attempt(variant: Variant, allow_compile: bool | None, strict: bool) -> Built | Failed:
+    started = time.perf_counter()
+    try:
+        return obtain(variant, allow_compile=allow_compile, strict=strict)
+    except JitmxError as error:
+        return Failed(variant, error, (time.perf_counter() - started) * 1e3)
+
+
+def _find_or_compile(
+    variant: Variant, source: str, store: Store, allow_compile: bool, strict: bool
+) -> tuple[Entry, Status]:
+    try:
+        inputs = _inputs(variant, source, store, may_scan=allow_compile)
+    except CompileError:
+        raise
+    except (ToolchainError, ArchError) as error:
+        if entry := _by_source(variant, source, store):
+            return entry, "hit"
+        if allow_compile:
+            raise
+        raise _not_warmed(variant, None, store) from error
+    if inputs and (entry := store.lookup(inputs.key)):
+        return entry, "hit"
+    if not allow_compile:
+        if entry := _by_source(variant, source, store):
+            return entry, "hit"
+        raise _not_warmed(variant, inputs, store)
+    assert inputs is not None
+    key = inputs.key
+    with _alone(store, key, lambda: store.lookup(key) is not None):
+        if entry := store.lookup(key):
+            return entry, "hit"
+        return _compile(variant, inputs, source, store, strict), "compiled"
+
+
+def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> KeyInputs | None:
+    """The inputs of the key; None where the headers are not known and finding them out is not allowed."""
+    here = nvrtc.identity()
+    nvrtc.check_target(variant.arch)
+    options = nvrtc.options(variant.arch)
+    # A header that appears may take the place of another under a relative name, so the names count too.
+    own = sorted(path.name for path in headers.pool().places()[0].glob("**/*"))
+    scan = frame(
+        [
+            ("source", source.encode()),
+            *(("option", option.encode()) for option in options),
+            *(("own", name.encode()) for name in own),
+            ("nvrtc", here.version.encode()),
+            ("nvrtc_digest", here.digest.encode()),
+        ]
+    )
+    found = _known_headers(store, scan)
+    if found is None:
+        if not may_scan:
+            return None
+        with _alone(store, scan, lambda: _known_headers(store, scan) is not None):
+            found = _known_headers(store, scan)
+            if found is None:
+                found = nvrtc.scan(source, options, keep_source=functools.partial(store.keep_failed, variant.name))
+                store.keep_scan(scan, found, digest(source.encode()))
+    return KeyInputs(variant.spec.family, source, found, options, variant.arch.name, here.version, here.digest)
+
+
+def _known_headers(store: Store, scan: str) -> dict[str, str] | None:
+    """The headers remembered for `scan`, if each of them still is what it was."""
+    found = store.scan(scan)
+    if found is None or any(header_digest(name) != known for name, known in found.items()):
+        return None
+    return found
+
+
+def _by_source(variant: Variant, source: str, store: Store) -> Entry | None:
+    options = nvrtc.options(variant.arch)
+    return store.by_source(digest(source.encode()), variant.arch.name, options, header_digest)
+
+
+def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store, strict: bool) -> Entry:
+    keep = functools.partial(store.keep_failed, variant.name)
+    compiled = nvrtc.compile(source, inputs.options, keep_source=keep)
+    info = cubin.read(compiled.image)
+    kernel = info.kernel(variant.spec.entry)
+    outputs = Outputs(
+        object=digest(compiled.image),
+        size=len(compiled.image),
+        entries=[kernel.name for kernel in info.kernels],
+        registers=kernel.registers,
+        spill_bytes=kernel.spill_bytes,
+        stack_bytes=kernel.stack_bytes,
+        shared_bytes=kernel.shared_bytes,
+        compile_ms=round(compiled.milliseconds, 3),
+        contract={},
+        breaches=[],
+    )
+    record = Record(
+        key=inputs.key,
+        name=variant.name,
+        family=variant.spec.family,
+        kernel=variant.spec.name,
+        knobs=variant.knobs.as_dict(),
+        identity=variant.identity,
+        arch=variant.arch.name,
+        entry=variant.spec.entry,
+        inputs=named(inputs),
+        outputs=outputs,
+        created=round(time.time(), 3),
+        jitmx=_version(),
+    )
+    try:
+        record = _judged(variant, record, compiled.image, disassemble=strict)
+    finally:
+        store.publish(record, compiled.image, source)
+    logger.info(
+        "compiled %s for %s in %.0f ms: %d registers, %d B spilled, %d B shared",
+        variant.name, variant.arch, compiled.milliseconds, kernel.registers, kernel.spill_bytes, kernel.shared_bytes,
+    )  # fmt: skip
+    return Entry(record, compiled.image, store.root)
+
+
+def _contract(variant: Variant) -> dict[str, Any]:
+    """The contract as a record gives it back."""
+    stated = dataclasses.asdict(variant.spec.contract(variant.knobs, variant.arch))
+    values: dict[str, Any] = json.loads(json.dumps(stated))
+    return values
+
+
+def _judged(variant: Variant, record: Record, image: bytes, *, disassemble: bool) -> Record:
+    """`record` with the breaches of its contract; the contract itself is entered only where all of it was checked."""
+    contract = variant.spec.contract(variant.knobs, variant.arch)
+    complete = disassemble or not contract.needs_sass
+    sass = cubin.sass(image) if contract.needs_sass and disassemble else []
+    held = contract if complete else dataclasses.replace(contract, require=(), forbid=())
+    outputs = record.outputs
+    breaches = held.breaches(registers=outputs["registers"], spill_bytes=outputs["spill_bytes"], sass=sass)
+    stated = _contract(variant) if complete else {}
+    return dataclasses.replace(record, outputs={**outputs, "contract": stated, "breaches": breaches})
+
+
+def _judge_again(variant: Variant, source: str, entry: Entry, store: Store) -> Entry:
+    """`entry`, held to the present contract, which is no part of the key: it may have changed or not been checked."""
+    if entry.record.outputs["contract"] == _contract(variant):
+        return entry
+    record = _judged(variant, entry.record, entry.image, disassemble=True)
+    if entry.root in (store.root, None):
+        store.publish(record, entry.image, source)
+    return dataclasses.replace(entry, record=record)
+
+
+def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> NotWarmedError:
+    where = f"the kernel cache {store.root}" if store.root else "this process's memory"
+    said = f"{variant.name} for {variant.arch} is not in {where}"
+    kin = [record for record in store.records() if record.identity == variant.identity]
+    if kin and inputs:
+        newest = max(kin, key=lambda record: record.created)
+        differing = changes(Subject.of(newest), Subject(variant.knobs.as_dict(), named(inputs)))
+        said += f" (there is one of which since changed: {'; '.join(differing)})"
+    return NotWarmedError(
+        f"{said}, and it must not be compiled now (JITMX_MODE={settings.current().mode}); compile it before serving: "
+        f"jitmx warmup --arch {variant.arch} --family {variant.spec.family}"
+    )
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("jitmx")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+_flights: dict[str, threading.Lock] = {}
+# A thread of the parent that held one of these does not exist in a forked child.
+os.register_at_fork(after_in_child=_flights.clear)
+
+
+@contextlib.contextmanager
+def _alone(store: Store, key: str, until: Callable[[], bool]) -> Iterator[None]:
+    """One thread of one process at a time, as far as locks can be had in time; waiting ends when `until` comes true."""
+    patience = settings.current().lock_timeout
+    lock = _flights.setdefault(key, threading.Lock())
+    held = lock.acquire(timeout=patience)
+    try:
+        with store.lock(key, patience, until=until):
+            yield
+    finally:
+        if held:
+            lock.release()

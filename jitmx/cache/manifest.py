@@ -1,0 +1,175 @@
+"""The form of a record: what went into one compile and what came out of it.
+
+A record is JSON whose last member seals the bytes before it, so that a changed byte anywhere, blanks included, shows.
+The seal's form belongs to the layout (`v1`), not to the schema: an older jitmx can tell a sound record of a newer
+schema, which it leaves alone, from a damaged one, which it replaces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+SCHEMA_VERSION = 1
+HEX64 = re.compile(r"[0-9a-f]{64}")
+_SEAL_OPENS = b',\n "seal": "'
+_SEAL_CLOSES = b'"\n}\n'
+_SEAL_LENGTH = len(_SEAL_OPENS) + 64 + len(_SEAL_CLOSES)
+
+
+class NewerSchemaError(ValueError):
+    """A sound record that a newer jitmx wrote."""
+
+
+class Inputs(TypedDict):
+    """What went into a compile; together with the source's text these give the key.
+
+    `headers` maps each included name to its SHA-256; `source_digest` is the SHA-256 of the rendered source.
+    """
+
+    schema: int
+    family: str
+    source_digest: str
+    headers: dict[str, str]
+    options: list[str]
+    arch: str
+    nvrtc: str
+    nvrtc_digest: str
+
+
+class Outputs(TypedDict):
+    """What came out: `object` is the SHA-256 of the image, `size` its bytes; resources are per thread or per block.
+
+    `contract` is what the machine code was held to, `breaches` each promise that it broke, in words.
+    """
+
+    object: str
+    size: int
+    entries: list[str]
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    compile_ms: float
+    contract: dict[str, Any]
+    breaches: list[str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One compile.
+
+    Attributes:
+        key: the digest under which it is found, 64 hexadecimal digits.
+        name, family, kernel, knobs, arch: the variant; `identity` is its digest.
+        entry: the kernel's name in the image.
+        inputs, outputs: see `Inputs` and `Outputs`.
+        created: seconds since the epoch; for people only, nothing depends on it.
+        jitmx: the release that compiled it.
+    """
+
+    key: str
+    name: str
+    family: str
+    kernel: str
+    knobs: dict[str, Any]
+    identity: str
+    arch: str
+    entry: str
+    inputs: Inputs
+    outputs: Outputs
+    created: float
+    jitmx: str
+    schema_version: int = SCHEMA_VERSION
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON values, the schema version first."""
+        values = dataclasses.asdict(self)
+        return {"schema_version": values.pop("schema_version"), **values}
+
+    def to_json(self) -> bytes:
+        """The record as it is kept on disk, sealed."""
+        return seal(self.as_dict())
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Record:
+        """The record that `data` holds.
+
+        Raises:
+            NewerSchemaError: sound, but of a newer schema than this jitmx knows.
+            ValueError: anything else that `to_json` did not write; the message says what is wrong.
+        """
+        values = unseal(data)
+        version = values.get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise NewerSchemaError(f"schema version {version} is newer than {SCHEMA_VERSION}")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise ValueError(f"schema version {version!r} is unknown")
+        _check(values, _RECORD, "record")
+        _check(values["inputs"], _INPUTS, "inputs")
+        _check(values["outputs"], _OUTPUTS, "outputs")
+        inputs = values["inputs"]
+        digests = [values["key"], values["identity"], inputs["source_digest"], inputs["nvrtc_digest"]]
+        for text in (*digests, values["outputs"]["object"], *inputs["headers"].values()):
+            if not (isinstance(text, str) and HEX64.fullmatch(text)):
+                raise ValueError(f"{text!r} is not a SHA-256")
+        for part, name in (("inputs", "options"), ("outputs", "entries"), ("outputs", "breaches")):
+            if not all(isinstance(text, str) for text in values[part][name]):
+                raise ValueError(f"{part}.{name} holds something that is no text")
+        return cls(**values)
+
+
+_RECORD: Mapping[str, type | tuple[type, ...]] = {
+    "schema_version": int, "key": str, "name": str, "family": str, "kernel": str, "knobs": dict, "identity": str,
+    "arch": str, "entry": str, "inputs": dict, "outputs": dict, "created": (int, float), "jitmx": str,
+}  # fmt: skip
+_INPUTS: Mapping[str, type | tuple[type, ...]] = {
+    "schema": int, "family": str, "source_digest": str, "headers": dict, "options": list, "arch": str, "nvrtc": str,
+    "nvrtc_digest": str,
+}  # fmt: skip
+_OUTPUTS: Mapping[str, type | tuple[type, ...]] = {
+    "object": str, "size": int, "entries": list, "registers": int, "spill_bytes": int, "stack_bytes": int,
+    "shared_bytes": int, "compile_ms": (int, float), "contract": dict, "breaches": list,
+}  # fmt: skip
+
+
+def _check(values: Mapping[str, Any], form: Mapping[str, type | tuple[type, ...]], where: str) -> None:
+    if values.keys() != form.keys():
+        odd = ", ".join(sorted(values.keys() ^ form.keys()))
+        raise ValueError(f"{where}: members missing or unknown: {odd}")
+    for name, kind in form.items():
+        value = values[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{where}.{name} is {value!r}")
+
+
+def seal(values: Mapping[str, Any]) -> bytes:
+    """`values` as JSON whose last member, "seal", is the SHA-256 of all bytes before it."""
+    head = json.dumps(values, indent=1).removesuffix("\n}").encode()
+    return head + _SEAL_OPENS + hashlib.sha256(head).hexdigest().encode() + _SEAL_CLOSES
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The values that `seal` was given.
+
+    Raises:
+        ValueError: any byte differs from what `seal` wrote.
+    """
+    head, tail = data[:-_SEAL_LENGTH], data[-_SEAL_LENGTH:]
+    if tail != _SEAL_OPENS + hashlib.sha256(head).hexdigest().encode() + _SEAL_CLOSES:
+        raise ValueError("its seal does not match its bytes")
+    values = json.loads(data)
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    values.pop("seal", None)
+    return values
+
+
+def hexadecimals(data: bytes) -> set[str]:
+    """Every SHA-256 that `data` mentions: what a record of an unknown schema may refer to."""
+    return {match.decode() for match in re.findall(rb"[0-9a-f]{64}", data)}

@@ -1,0 +1,75 @@
+"""Entries made up of bytes: what the cache does with them does not depend on their being machine code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx.cache.manifest import Record
+from jitmx.cache.store import Store
+
+Make = Callable[..., tuple[Record, bytes, str]]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def make() -> Make:
+    """Makes a record with its image and source: `make("a", arch="sm_90a")`; `inputs` and `outputs` update members."""
+
+    def make(text: str = "a", *, image: bytes | None = None, source: str | None = None, **members: Any) -> Any:
+        image = f"\x7fELF {text}".encode() * 40 if image is None else image
+        source = f"// {text}\nsource\n" if source is None else source
+        arch = members.get("arch", "sm_121a")
+        inputs = {
+            "schema": 1,
+            "family": "probe",
+            "source_digest": sha256(source.encode()),
+            "headers": {"jitmx/a.cuh": sha256(b"a"), "cuda_fp8.h": sha256(b"fp8")},
+            "options": [f"-arch={arch}", "-std=c++17"],
+            "arch": arch,
+            "nvrtc": "13.5",
+            "nvrtc_digest": sha256(b"nvrtc 13.5"),
+        } | members.pop("inputs", {})
+        outputs = {
+            "object": sha256(image),
+            "size": len(image),
+            "entries": ["probe_scale"],
+            "registers": 8,
+            "spill_bytes": 0,
+            "stack_bytes": 0,
+            "shared_bytes": 0,
+            "compile_ms": 12.5,
+            "contract": {"max_registers": 255},
+            "breaches": [],
+        } | members.pop("outputs", {})
+        record = Record(
+            key=sha256(repr((text, arch)).encode()),
+            name=f"probe.scale.{text}",
+            family="probe",
+            kernel="scale",
+            knobs={"factor": 2, "stages": 3, "half": False},
+            identity=sha256(f"identity {text} {arch}".encode()),
+            arch=arch,
+            entry="probe_scale",
+            inputs=inputs,  # type: ignore[arg-type]
+            outputs=outputs,  # type: ignore[arg-type]
+            created=1_000_000_000.0,
+            jitmx="0.1.0",
+        )
+        members.pop("arch", None)
+        return replace(record, arch=arch, **members), image, source
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")

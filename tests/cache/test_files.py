@@ -1,0 +1,188 @@
+"""Reading and writing in a directory that others may have prepared."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from jitmx.cache import files
+from jitmx.errors import CacheError
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for data in (b"", b"x", os.urandom(3 << 20)):
+        files.write(path, data)
+        found = files.read(path)
+        assert found is not None and found[0] == data
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_file_is_private_unless_told_otherwise(tmp_path: Path) -> None:
+    files.write(tmp_path / "a", b"x")
+    files.write(tmp_path / "b", b"x", permissions=0o644)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"] == [0o600, 0o644]
+
+
+def test_permissions_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        files.write(tmp_path / "b", b"x", permissions=0o664)
+        files.make_directory(tmp_path / "c" / "d", 0o775)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o664
+    assert stat.S_IMODE((tmp_path / "c" / "d").stat().st_mode) == 0o775
+
+
+def test_nothing_is_there_reads_as_none(tmp_path: Path) -> None:
+    assert files.read(tmp_path / "a") is None
+    (tmp_path / "file").write_text("")
+    assert files.read(tmp_path / "file" / "a") is None
+
+
+def test_a_fifo_does_not_hold_the_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(OSError, match="regular"):
+        files.read(tmp_path / "a")
+
+
+def test_a_directory_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        files.read(tmp_path)
+
+
+def test_writing_replaces_a_symbolic_link_and_leaves_its_target_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / "a").symlink_to(target)
+    files.write(tmp_path / "a", b"new")
+    assert target.read_bytes() == b"precious"
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_a_planted_temporary_name_is_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    planted = tmp_path / ".a.planted.tmp"
+    planted.symlink_to(target)
+    monkeypatch.setattr(files, "temporary_beside", lambda path: planted)
+    with pytest.raises(FileExistsError):
+        files.write(tmp_path / "a", b"new")
+    assert target.read_bytes() == b"precious" and planted.is_symlink()
+
+
+def test_temporary_names_are_fresh_hidden_and_recognized(tmp_path: Path) -> None:
+    made = [files.temporary_beside(tmp_path / "a.json").name for _ in range(1000)]
+    assert len(set(made)) == 1000
+    assert all(name.startswith(".") and files.is_temporary(name) for name in made)
+    assert not files.is_temporary("a.json")
+    assert len(files.temporary_beside(tmp_path / ("n" * 250)).name) < 255
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError):
+        files.write(tmp_path / "a", b"x")
+    with pytest.raises(FileNotFoundError):
+        files.write(tmp_path / "missing" / "a", b"x")
+    assert names(tmp_path) == ["a"]
+
+
+def test_an_interrupt_in_the_middle_of_a_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(tmp_path / "a", b"x")
+    assert names(tmp_path) == []
+
+
+def test_readers_see_the_old_bytes_or_the_new_and_never_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    versions = [bytes([value]) * 200_000 for value in range(8)]
+    files.write(path, versions[0])
+    done = threading.Event()
+
+    def writer() -> None:
+        for turn in range(200):
+            files.write(path, versions[turn % 8], sync=False)
+        done.set()
+
+    thread = threading.Thread(target=writer)
+    thread.start()
+    seen = set()
+    while not done.is_set():
+        found = files.read(path)
+        assert found is not None
+        seen.add(found[0])
+    thread.join()
+    assert seen <= set(versions)
+
+
+def test_directories_that_are_made_are_private(tmp_path: Path) -> None:
+    files.make_directory(tmp_path / "a" / "b" / "c")
+    for below in ("a", "a/b", "a/b/c"):
+        assert stat.S_IMODE((tmp_path / below).stat().st_mode) == 0o700
+    files.make_directory(tmp_path / "a" / "b")
+
+
+def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(OSError):
+        files.make_directory(tmp_path / "a")
+    with pytest.raises(OSError):
+        files.make_directory(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
+def test_a_directory_that_others_can_write_is_refused_unless_allowed(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(CacheError, match=r"written by others.*chmod go-w .*JITMX_ALLOW_SHARED_CACHE=1"):
+        files.check_owner(tmp_path, allow_shared=False)
+    assert files.check_owner(tmp_path, allow_shared=True)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o555])
+def test_a_directory_that_only_its_owner_can_write_is_fine(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    assert files.check_owner(tmp_path, allow_shared=False)
+
+
+def test_a_directory_of_another_user_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tmp_path.stat().st_uid
+    if owner == 0:
+        os.chown(tmp_path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(CacheError, match=r"belongs to user id .*JITMX_CACHE_DIR"):
+        files.check_owner(tmp_path, allow_shared=False)
+    assert files.check_owner(tmp_path, allow_shared=True)
+
+
+def test_a_link_to_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert files.check_owner(tmp_path / "link", allow_shared=False)
+    (tmp_path / "real").chmod(0o777)
+    with pytest.raises(CacheError):
+        files.check_owner(tmp_path / "link", allow_shared=False)
+
+
+def test_a_file_where_the_cache_should_be_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(CacheError, match=r"a is not a directory; name one in JITMX_CACHE_DIR"):
+        files.check_owner(tmp_path / "a", allow_shared=True)
+
+
+def test_a_directory_that_does_not_exist_passes(tmp_path: Path) -> None:
+    assert not files.check_owner(tmp_path / "a" / "b", allow_shared=False)

@@ -1,0 +1,242 @@
+"""What tests of several rooms share: clean settings, and a small kernel family of their own.
+
+`probe` gives the family within this process. `project` gives a copy of the package with the family added, the way any
+family is added (a file in kernels/, a folder in templates/), for tests that need processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import jitmx
+from jitmx import arch, kernels, resources, settings
+from jitmx.cache import store as stores
+from jitmx.registry.spec import Variant
+from jitmx.toolchain import headers
+
+_PROBE = Path(__file__).parent / "probe"
+_PACKAGE = Path(jitmx.__file__).parent
+
+
+def variables() -> set[str]:
+    """Every environment variable that jitmx reads."""
+    return {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)}
+
+
+def add_templates(templates: Path) -> None:
+    """Put the probe family's template and header into a template folder."""
+    (templates / "probe").mkdir(parents=True, exist_ok=True)
+    (templates / "include" / "jitmx").mkdir(parents=True, exist_ok=True)
+    shutil.copy(_PROBE / "scale.cu.j2", templates / "probe")
+    shutil.copy(_PROBE / "probe.cuh", templates / "include" / "jitmx")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The probe family in this process."""
+
+    module: ModuleType
+    templates: Path
+    cache: Path
+
+    @property
+    def template(self) -> Path:
+        return self.templates / "probe" / "scale.cu.j2"
+
+    @property
+    def header(self) -> Path:
+        return self.templates / "include" / "jitmx" / "probe.cuh"
+
+    def variant(self, target: str = "sm_121a", **knobs: Any) -> Variant:
+        variant: Variant = self.module.SCALE.variant(arch.parse(target), **knobs)
+        return variant
+
+    def set(self, **environment: str) -> None:
+        """Go on with these settings, as a new process would."""
+        os.environ.update(environment)
+        self.next_process()
+
+    def next_process(self) -> None:
+        """Forget what a process remembers."""
+        settings.reload()
+        headers.pool.cache_clear()
+        stores._stores.clear()
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
+    """The probe family, its templates in a folder of the test's own, and an empty cache."""
+    for name in variables() & os.environ.keys():
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    templates = tmp_path / "templates"
+    add_templates(templates)
+    found = importlib.util.spec_from_file_location("jitmx.kernels.probe", _PROBE / "probe.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "jitmx.kernels.probe", module)
+    found.loader.exec_module(module)
+    monkeypatch.setattr(resources, "directory", {"templates": templates}.__getitem__)
+    monkeypatch.setattr(kernels, "families", lambda: {"probe": module.FAMILY})
+    probe = Probe(module, templates, tmp_path / "cache")
+    probe.set(JITMX_CACHE_DIR=str(probe.cache))
+    yield probe
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    monkeypatch.undo()
+    probe.next_process()
+    settings.current.cache_clear()
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the package with the probe family in it, and a cache beside it."""
+
+    root: Path
+    cache: Path
+
+    def environment(self, **variables_set: str) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if name not in variables()}
+        return clean | {"PYTHONPATH": str(self.root), "JITMX_CACHE_DIR": str(self.cache)} | variables_set
+
+    def start(self, script: str, *arguments: object, **variables_set: str) -> subprocess.Popen[str]:
+        """A Python process that runs `script`; its output is piped."""
+        return subprocess.Popen(
+            # -P: the working directory may hold another copy of the package.
+            [sys.executable, "-P", "-c", script, *map(str, arguments)],
+            env=self.environment(**variables_set),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: object, **variables_set: str) -> subprocess.CompletedProcess[str]:
+        """Run `script` in a Python process and wait; it must succeed."""
+        process = self.start(script, *arguments, **variables_set)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        return subprocess.CompletedProcess(process.args, 0, out, err)
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Callable[[str], Project]:
+    """Makes projects by name, all with the same cache."""
+
+    def make(name: str) -> Project:
+        root = tmp_path / name
+        shutil.copytree(_PACKAGE, root / "jitmx", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(_PROBE / "probe.py", root / "jitmx" / "kernels")
+        add_templates(root / "templates")
+        (root / "tactics").mkdir()
+        (root / "counting.py").write_text(_COUNTING)
+        return Project(root, tmp_path / "cache")
+
+    return make
+
+
+@pytest.fixture
+def project(make_project: Callable[[str], Project]) -> Project:
+    return make_project("project")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a directory on a disk with so many bytes free; called again, it makes another.
+
+    Where mounting is not allowed, the limit on the size of a file stands in for the disk: for a cache, whose files are
+    small, both mean that a write fails in the middle.
+    """
+    with contextlib.ExitStack() as stack:
+        count = 0
+
+        def make(free: int) -> Path:
+            nonlocal count
+            place = tmp_path / f"disk{count}"
+            count += 1
+            place.mkdir(mode=0o700)
+            if _mount("-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", place):
+                stack.callback(_unmount, place)
+                _fill(place, free)
+            else:
+                before = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (free // 4, before[1]))
+                stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+            return place
+
+        yield make
+
+
+@pytest.fixture
+def read_only() -> Iterator[Callable[[Path, str], str]]:
+    """Makes a directory read-only: `read_only(path, "mount")`, or by "permissions".
+
+    Returns what a script has to start with: root is not bound by permissions until it gives up that privilege. Where
+    mounting is not allowed, permissions stand in for it.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def make(path: Path, how: str) -> str:
+            if how == "mount" and _mount("--bind", path, path):
+                stack.callback(_unmount, path)
+                if _mount("-o", "remount,bind,ro", path, path):
+                    return ""
+            for inner in (path, *path.rglob("*")):
+                if inner.is_dir():
+                    stack.callback(inner.chmod, inner.stat().st_mode & 0o7777)
+                    inner.chmod(0o500)
+            return _GIVE_UP_PRIVILEGES if os.geteuid() == 0 else ""
+
+        yield make
+
+
+def _mount(*arguments: object) -> bool:
+    command = shutil.which("mount")
+    return command is not None and subprocess.run([command, *map(str, arguments)], capture_output=True).returncode == 0
+
+
+def _unmount(path: Path) -> None:
+    subprocess.run(["umount", "-l", str(path)], check=True, capture_output=True)
+
+
+def _fill(place: Path, free: int) -> None:
+    info = os.statvfs(place)
+    with (place / "filler").open("wb") as stream:
+        stream.write(bytes(max(0, info.f_bavail * info.f_frsize - free)))
+
+
+_GIVE_UP_PRIVILEGES = """
+import ctypes
+header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset(header, none) == 0
+"""
+
+# Writes one line for each real compile; appends of one short line are atomic.
+_COUNTING = """
+import os
+from jitmx.toolchain import nvrtc
+
+compile_really = nvrtc.compile
+
+def count_in(log):
+    def compile(source, options, **more):
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(descriptor, f"{os.getpid()}\\n".encode())
+        os.close(descriptor)
+        return compile_really(source, options, **more)
+    nvrtc.compile = compile
+"""

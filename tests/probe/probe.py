@@ -1,0 +1,58 @@
+"""A kernel family as small as one can be, which tests add to a copy of the package: it multiplies by a constant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels import Family, Problem
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, knob
+
+
+@dataclass(frozen=True)
+class ScaleKnobs(Knobs):
+    factor: int = knob(2, low=1, high=1_000_000, doc="what to multiply by")
+    registers: int = knob(255, low=1, high=255, doc="registers a thread that the contract promises, at most")
+    half: bool = knob(False, doc="add x rounded to half precision, which takes a CUDA header")
+
+
+def _check(knobs: ScaleKnobs, arch: Arch) -> None:
+    if knobs.factor == 13:
+        raise KnobError("13 is no factor; the nearest legal value is 12")
+
+
+SCALE = KernelSpec(
+    family="probe",
+    name="scale",
+    knobs=ScaleKnobs,
+    contract=lambda knobs, arch: Contract(max_registers=knobs.registers, require=(r"FMUL|FADD|FFMA",)),
+    check=_check,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: 256,
+    entry="probe_scale",
+)
+
+
+@dataclass(frozen=True)
+class ScaleProblem(Problem):
+    factor: int = 2
+
+    @property
+    def kernel(self) -> str:
+        return "scale"
+
+    def fixed(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+
+FAMILY = Family(
+    name="probe",
+    summary="multiply by a constant",
+    specs=(SCALE,),
+    problem=ScaleProblem,
+    typical=lambda arch: tuple(map(ScaleProblem, (2, 3, 4))),
+    heuristic=lambda problem, arch, multiprocessors: {},
+)
