@@ -1,0 +1,95 @@
+"""Kernel families, one file each. A module here that defines `FAMILY` is a family; nothing else registers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.registry.spec import KernelSpec, Variant
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Base of what one call asks of a family: its shape, and whatever else is not a matter of taste.
+
+    Frozen dataclasses with plain fields; choosing is a function of one of these, a target and its multiprocessor count.
+    """
+
+    @classmethod
+    def on(cls, arch: Arch, **shape: Any) -> Self:
+        """A problem with these fields, the others at the defaults that suit `arch`."""
+        return cls(**shape)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel of the family that solves it."""
+        raise TypeError(f"{type(self).__name__} names no kernel")
+
+    def fixed(self) -> dict[str, Any]:
+        """Knobs that the problem itself decides."""
+        raise TypeError(f"{type(self).__name__} fixes no knobs")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name to value, in declaration order."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+
+def _unchecked(problem: Any, variant: Variant) -> None:
+    """A family whose variants all serve all problems."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A set of kernels that together serve one operator.
+
+    Attributes:
+        name: the operator, and the template folder.
+        summary: one line for listings.
+        specs: its kernels.
+        problem: the dataclass of its problems.
+        typical: the problems on a target whose kernels warm-up compiles when told nothing else.
+        heuristic: tuned knobs for a problem on a target with so many multiprocessors, where no table has a row.
+        check: raises KnobError where a legal variant cannot serve a problem (its shape needs too much shared memory, say).
+    """
+
+    name: str
+    summary: str
+    specs: tuple[KernelSpec, ...]
+    problem: type[Problem]
+    typical: Callable[[Arch], tuple[Problem, ...]]
+    heuristic: Callable[[Any, Arch, int], dict[str, Any]]
+    check: Callable[[Any, Variant], None] = _unchecked
+
+    def spec(self, name: str) -> KernelSpec:
+        """The kernel called `name`."""
+        return next(spec for spec in self.specs if spec.name == name)
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Every family by name."""
+    found = {}
+    for module in pkgutil.iter_modules(__path__):
+        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        if isinstance(family, Family):
+            found[family.name] = family
+    return found
+
+
+def family(name: str) -> Family:
+    """The family called `name`.
+
+    Raises:
+        KnobError: there is none; the message lists those there are.
+    """
+    known = families()
+    if name not in known:
+        raise KnobError(f"{name!r} is not a kernel family; families: {', '.join(known)}")
+    return known[name]

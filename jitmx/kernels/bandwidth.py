@@ -1,0 +1,59 @@
+"""`bandwidth`: what the memory of a card yields, for rooflines.
+
+Kernels:
+    read   reads a buffer and stores nothing
+
+Floor: the bytes read over the bandwidth that is to be measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.kernels import Family, Problem
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, knob
+
+
+@dataclass(frozen=True)
+class ReadKnobs(Knobs):
+    """Compile-time choices of `bandwidth.read`."""
+
+    block: int = knob(512, choices=(128, 256, 512), doc="threads a block")
+    unroll: int = knob(8, choices=(1, 2, 4, 8), doc="loads of 16 bytes a thread under way")
+
+
+@dataclass(frozen=True)
+class ReadProblem(Problem):
+    """One measurement of the read bandwidth."""
+
+    @property
+    def kernel(self) -> str:
+        """ "read"."""
+        return "read"
+
+    def fixed(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+READ = KernelSpec(
+    family="bandwidth",
+    name="read",
+    knobs=ReadKnobs,
+    contract=lambda knobs, arch: Contract(max_registers=64, require=(r"\bLDG\.E\..*128",)),
+    check=lambda knobs, arch: None,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: knobs.block,
+    entry="jitmx_bandwidth_read",
+)
+
+FAMILY = Family(
+    name="bandwidth",
+    summary="what the card's memory yields, for rooflines",
+    specs=(READ,),
+    problem=ReadProblem,
+    typical=lambda arch: (ReadProblem(),),
+    heuristic=lambda problem, arch, multiprocessors: {},
+)
