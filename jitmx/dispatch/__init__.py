@@ -1,0 +1,1 @@
+"""Which variant serves a call, and why."""

@@ -1,0 +1,140 @@
+"""What was checked where: the evidence that a kernel is right, by the digest of its code.
+
+An entry holds for exactly one code and one target. The digest covers the rendered source and jitmx's own headers that
+it includes, so that an edit to either withdraws the evidence. `tactics/ledger.json` ships with jitmx:
+
+    {"schema_version": 1, "entries": [{"source_digest", "arch", "kernel", "evidence", "card", "date", "error", "note"}]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitmx import resources
+from jitmx.errors import TacticError, ToolchainError
+from jitmx.registry import key
+
+SCHEMA_VERSION = 1
+
+# From weakest to strongest.
+KINDS = ("none", "compiled", "simulated", "hardware")
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](jitmx/[^>"]+)[>"]', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One check of one code on one target.
+
+    Attributes:
+        source_digest: `digest(source)` of the code that was checked.
+        arch: target that it was compiled for, `sm_121a`.
+        kernel: name of the variant, for readers.
+        evidence: "hardware", "simulated" or "compiled".
+        card: the GPU it ran on; "" for evidence without one.
+        date: day of the check, YYYY-MM-DD.
+        error: largest relative L2 error against float64; None where results are exact or were not compared.
+        note: what was checked, in a few words.
+    """
+
+    source_digest: str
+    arch: str
+    kernel: str
+    evidence: str
+    card: str = ""
+    date: str = ""
+    error: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{64}", self.source_digest):
+            raise TacticError(f"source_digest {self.source_digest!r} is not 64 hexadecimal digits")
+        if self.evidence not in KINDS[1:]:
+            raise TacticError(f"evidence {self.evidence!r} is not one of {', '.join(KINDS[1:])}")
+        if self.evidence == "hardware" and not (self.card and self.date):
+            raise TacticError(f"hardware evidence for {self.kernel} names no card or no date; give both")
+
+
+def digest(source: str, root: Path | None = None) -> str:
+    """SHA-256 of a rendered source and of jitmx's headers that it includes, directly or not.
+
+    Args:
+        root: the folder of headers; by default that of this installation.
+
+    Raises:
+        ToolchainError: a header is missing.
+    """
+    folder = root or resources.directory("templates") / "include"
+    texts: dict[str, bytes] = {}
+    waiting = _INCLUDE.findall(source)
+    while waiting:
+        name = waiting.pop()
+        if name not in texts:
+            try:
+                texts[name] = (folder / name).read_bytes()
+            except OSError as error:
+                raise ToolchainError(f"header {name} is not in {folder}: {error.strerror}") from error
+            waiting += _INCLUDE.findall(texts[name].decode())
+    headers = [(f"header {name}", texts[name]) for name in sorted(texts)]
+    return key.frame([("source", source.encode()), *headers])
+
+
+class Ledger:
+    """Entries, asked by code and target."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._best: dict[tuple[str, str], Entry] = {}
+        for entry in self.entries:
+            held = self._best.get((entry.source_digest, entry.arch))
+            # The stronger evidence counts, and of equally strong the later.
+            if held is None or (KINDS.index(held.evidence), held.date) <= (KINDS.index(entry.evidence), entry.date):
+                self._best[entry.source_digest, entry.arch] = entry
+
+    def best(self, source_digest: str, arch: str) -> Entry | None:
+        """The strongest evidence for this code on this target, or None."""
+        return self._best.get((source_digest, arch))
+
+
+def load(path: Path | None = None) -> Ledger:
+    """The ledger at `path`, by default the one that ships with jitmx; a missing file is an empty ledger.
+
+    Raises:
+        TacticError: the file is not a ledger; the message names the entry at fault.
+    """
+    path = path or resources.directory("tactics") / "ledger.json"
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return Ledger(())
+    try:
+        document: Any = json.loads(text)
+        version = document["schema_version"]
+        rows = list(document["entries"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise TacticError(f"{path} is not a ledger: {error}") from error
+    if version != SCHEMA_VERSION:
+        raise TacticError(f"{path} has schema version {version}; this jitmx reads {SCHEMA_VERSION}")
+    entries = []
+    for number, row in enumerate(rows):
+        try:
+            entries.append(Entry(**row))
+        except (TypeError, TacticError) as error:
+            raise TacticError(f"{path}, entry {number}: {error}") from error
+    return Ledger(entries)
+
+
+def save(entries: Iterable[Entry], path: Path) -> None:
+    """Write a ledger, one entry for each code, target, evidence and card (the latest), in a stable order."""
+    latest: dict[tuple[str, str, str, str], Entry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.date):
+        latest[entry.source_digest, entry.arch, entry.evidence, entry.card] = entry
+    ordered = sorted(latest.values(), key=lambda entry: (entry.arch, entry.kernel, entry.evidence, entry.card))
+    document = {"schema_version": SCHEMA_VERSION, "entries": [dataclasses.asdict(entry) for entry in ordered]}
+    path.write_text(json.dumps(document, indent=1) + "\n")

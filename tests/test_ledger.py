@@ -1,0 +1,115 @@
+"""The ledger: evidence holds for exactly the code and target that were checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from jitmx import ledger
+from jitmx.errors import TacticError
+from jitmx.ledger import Entry, Ledger
+
+CODE = "a" * 64
+
+
+def entry(**changes: object) -> Entry:
+    made = Entry(
+        CODE,
+        "sm_90a",
+        "linear.gemv",
+        "hardware",
+        card="NVIDIA H200",
+        date="2025-11-21",
+        error=0.0018,
+        note="all shapes",
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_evidence_is_found_by_code_and_target_and_by_nothing_less() -> None:
+    book = Ledger([entry()])
+    assert book.best(CODE, "sm_90a") == entry()
+    assert book.best(CODE, "sm_121a") is None
+    assert book.best("b" * 64, "sm_90a") is None
+
+
+def test_the_strongest_evidence_counts_and_of_equals_the_latest() -> None:
+    compiled = entry(evidence="compiled", date="2025-12-31")
+    older, newer = entry(date="2025-11-20"), entry(date="2025-11-22")
+    for order in ([compiled, older, newer], [newer, older, compiled]):
+        assert Ledger(order).best(CODE, "sm_90a") == newer
+
+
+def test_a_saved_ledger_reads_back_and_keeps_only_the_latest_of_equals(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    newer = entry(date="2025-11-22", error=None)
+    ledger.save([newer, entry(), entry(arch="sm_121a", evidence="compiled", card="", date="")], path)
+    assert [item.arch for item in ledger.load(path).entries] == ["sm_121a", "sm_90a"]
+    assert ledger.load(path).best(CODE, "sm_90a") == newer
+
+
+def test_saving_in_another_order_writes_the_same_bytes(tmp_path: Path) -> None:
+    entries = [entry(), entry(arch="sm_120a"), entry(source_digest="b" * 64, kernel="quantize.encode")]
+    ledger.save(entries, tmp_path / "one.json")
+    ledger.save(reversed(entries), tmp_path / "two.json")
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+
+
+def test_a_missing_ledger_is_an_empty_one(tmp_path: Path) -> None:
+    assert ledger.load(tmp_path / "none.json").entries == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 1, "entries": 5}', "\x00"]
+)
+def test_a_file_that_is_no_ledger_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text(text)
+    with pytest.raises(TacticError, match=r"ledger\.json"):
+        ledger.load(path)
+
+
+def test_a_later_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text('{"schema_version": 9, "entries": []}')
+    with pytest.raises(TacticError, match="version 9; this jitmx reads 1"):
+        ledger.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evidence": "believed"}, "'believed' is not one of compiled, simulated, hardware"),
+        ({"source_digest": "abc"}, "'abc' is not 64 hexadecimal digits"),
+        ({"card": ""}, "names no card or no date"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_its_number_and_fault(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    path = tmp_path / "ledger.json"
+    row = dataclasses.asdict(entry()) | changes
+    path.write_text(json.dumps({"schema_version": 1, "entries": [dataclasses.asdict(entry()), row]}))
+    with pytest.raises(TacticError, match=f"entry 1: .*{said}"):
+        ledger.load(path)
+
+
+def test_an_edit_to_an_included_header_withdraws_the_evidence(tmp_path: Path) -> None:
+    folder = tmp_path / "jitmx"
+    folder.mkdir()
+    (folder / "outer.cuh").write_text('#include "jitmx/inner.cuh"\n')
+    (folder / "inner.cuh").write_text('#include "jitmx/outer.cuh"\nint a;\n')
+    (folder / "unused.cuh").write_text("int b;\n")
+    source = '#include <cuda_fp16.h>\n#include "jitmx/outer.cuh"\n'
+    before = ledger.digest(source, tmp_path)
+    (folder / "unused.cuh").write_text("int c;\n")
+    assert ledger.digest(source, tmp_path) == before
+    (folder / "inner.cuh").write_text('#include "jitmx/outer.cuh"\nint d;\n')
+    assert ledger.digest(source, tmp_path) != before
+    assert ledger.digest(source + "\n", tmp_path) != ledger.digest(source, tmp_path)
+
+
+def test_the_shipped_ledger_is_readable() -> None:
+    assert isinstance(ledger.load(), Ledger)
