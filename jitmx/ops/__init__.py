@@ -1,0 +1,1 @@
+"""Operators on torch tensors, one file a family."""

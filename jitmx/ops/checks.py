@@ -1,0 +1,66 @@
+"""What every operator asks of its tensors before anything reaches the GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from jitmx import arch
+from jitmx.errors import InputError
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """`bfloat16 [4, 2880] on cuda:0`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
+
+
+def require_cuda(name: str, tensor: object) -> torch.Tensor:
+    """`tensor` as a CUDA tensor.
+
+    Raises:
+        InputError: not a tensor, or not on a GPU.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}, not a torch tensor")
+    if not tensor.is_cuda:
+        raise InputError(f"{name} is {describe(tensor)}; jitmx runs on CUDA tensors: move it with {name}.cuda()")
+    return tensor
+
+
+def require_layout(name: str, tensor: torch.Tensor) -> None:
+    """Rows of `tensor` follow one another and start on 16 bytes.
+
+    Raises:
+        InputError: they do not.
+    """
+    if not tensor.is_contiguous():
+        raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()")
+    if tensor.data_ptr() % 16:
+        raise InputError(
+            f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()}); pass {name}.clone()"
+        )
+
+
+def require_no_grad(name: str, tensor: torch.Tensor) -> None:
+    """No gradient is expected to flow through `tensor`.
+
+    Raises:
+        InputError: one is.
+    """
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InputError(
+            f"{name} requires a gradient, and jitmx has inference kernels only; call under torch.no_grad() or pass {name}.detach()"
+        )
+
+
+@functools.cache
+def device_arch(device: int) -> arch.Arch:
+    """The SM target of the device numbered `device`."""
+    return arch.of_device(*torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """SM count of the device numbered `device`."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,137 @@
+"""MXFP4 weights in the layout that every linear kernel reads.
+
+docs/packed-layout.md draws it and says why. In short: tiles of 16 rows by 64 k, 512 bytes each, in which lane 4 g + t
+finds rows g and g + 8, k = 8 t … 8 t + 7 of both 32-blocks, in one 16-byte load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jitmx import formats
+from jitmx.errors import InputError
+from jitmx.kernels.linear import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, preferred_encoding
+from jitmx.ops import checks
+from jitmx.ops.mx import MXTensor
+
+# Where pair i of a half-word goes in the swizzled encoding: lowest magnitude bit and sign bit.
+_SWIZZLE_MAGNITUDE = (6, 3, 0, 9)
+_SWIZZLE_SIGN = (15, 12, 14, 13)
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight [n, k] in MXFP4, packed for `jitmx.linear`.
+
+    Attributes:
+        words: int32 [tile rows, tiles of k, 32 lanes, 4].
+        scales: int32 [tile rows, tiles of k, 8], four E8M0 bytes each.
+        n, k: output and input features.
+        encoding: order of bits in a word, "swizzle" or "nibble".
+        scale_range: "normal" where every scale byte is within NORMAL_SCALES, else "full".
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    n: int
+    k: int
+    encoding: str
+    scale_range: str
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k)."""
+        return self.n, self.k
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight lies."""
+        return self.words.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of this weight."""
+        return self.words.numel() * 4 + self.scales.numel() * 4
+
+
+def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encoding: str | None = None) -> PackedWeight:
+    """Pack an MXFP4 weight, once, for every batch size.
+
+    Args:
+        weight: mxfp4 [n, k], or its (codes, scales): uint8 [n, k / 2] with even k in the low nibble, and uint8
+            [n, k / 32]. k is a multiple of 32, n is any. The layout of Hugging Face's gpt-oss blocks,
+            [n, k / 32, 16], is taken too.
+        encoding: "swizzle" or "nibble"; by default what the weight's device wants.
+
+    Returns:
+        The packed weight on the same device; n is padded to 16 rows and k to 64. Work is complete on return, so that
+        kernels may prefetch the weight ahead of their place in the stream.
+
+    Raises:
+        InputError: wrong format, dtype, shape or device.
+    """
+    if isinstance(weight, tuple):
+        codes, scales = weight
+        if isinstance(codes, torch.Tensor) and codes.dim() == 3 and codes.shape[-1] == formats.BLOCK // 2:
+            codes = codes.flatten(1)
+        weight = MXTensor(codes, scales)
+    if weight.format != "mxfp4":
+        raise InputError(f"weight is {weight.format}; linear kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
+    if len(weight.shape) != 2:
+        raise InputError(f"weight has shape {list(weight.shape)}; a linear weight is [n, k]")
+    n, k = weight.shape
+    if n == 0 or k == 0:
+        raise InputError(f"weight has shape [{n}, {k}]; n and k must be 1 or more")
+    if encoding is None:
+        on_gpu = weight.device.type == "cuda"
+        encoding = preferred_encoding(checks.device_arch(weight.device.index)) if on_gpu else "swizzle"
+    if encoding not in ("swizzle", "nibble"):
+        raise InputError(f"encoding={encoding!r} is not one of swizzle, nibble")
+
+    codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+    # A block of zeros is zero at any scale but NaN: give it scale 1, so that stray zero bytes cost no slow path.
+    empty = (codes.view(n, k // 32, 16) & 0x77).amax(dim=-1) == 0
+    scales = torch.where(empty & (scales != formats.SCALE_NAN), formats.SCALE_ONE, scales)
+    low, high = NORMAL_SCALES
+    full = bool(((scales < low) | (scales > high)).any())
+
+    tile_rows, tiles_k = packed_tiles(n, k)
+    rows, columns = tile_rows * TILE_ROWS - n, tiles_k * TILE_K - k
+    codes = torch.nn.functional.pad(codes, (0, columns // 2, 0, rows))
+    scales = torch.nn.functional.pad(scales, (0, columns // 32, 0, rows), value=formats.SCALE_ONE)
+
+    words = codes.view(torch.int32).view(tile_rows, 2, 8, tiles_k, 2, 4)  # row tile, half, g, k tile, block, t
+    words = words.permute(0, 3, 2, 5, 4, 1).contiguous()
+    words = _encode(words, encoding).view(tile_rows, tiles_k, 32, 4)
+    scales = scales.view(tile_rows, 2, 8, tiles_k, 2).permute(0, 3, 2, 1, 4).contiguous()
+    packed = scales.view(tile_rows, tiles_k, 32).view(torch.int32)
+    if words.is_cuda:
+        torch.cuda.current_stream(words.device).synchronize()
+    return PackedWeight(words, packed, n, k, encoding, "full" if full else "normal")
+
+
+def _encode(words: torch.Tensor, encoding: str) -> torch.Tensor:
+    """From eight nibbles in order of k to even k in the low half-word and odd k in the high one, in `encoding`."""
+    even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
+    low, high = _squeeze(even), _squeeze(odd)
+    if encoding == "swizzle":
+        low, high = _swizzle(low), _swizzle(high)
+    return low | high << 16
+
+
+def _squeeze(nibbles: torch.Tensor) -> torch.Tensor:
+    """The low nibbles of four bytes side by side in 16 bits."""
+    pairs = (nibbles | nibbles >> 4) & 0x00FF00FF
+    return (pairs | pairs >> 8) & 0xFFFF
+
+
+def _swizzle(half: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(half)
+    for i, (magnitude, sign) in enumerate(zip(_SWIZZLE_MAGNITUDE, _SWIZZLE_SIGN, strict=True)):
+        code = half >> 4 * i
+        out |= (code & 7) << magnitude | (code >> 3 & 1) << sign
+    return out

@@ -1,0 +1,106 @@
+"""`jitmx.quantize` and `jitmx.dequantize`: tensors to the OCP Microscaling formats and back."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from jitmx import formats
+from jitmx.dispatch.choose import choose
+from jitmx.errors import InputError, KnobError
+from jitmx.kernels.quantize import VALUES_A_VECTOR, QuantizeProblem, blocks
+from jitmx.ops import checks, mx
+from jitmx.ops.mx import MXTensor
+from jitmx.registry.spec import Variant
+from jitmx.runtime.launch import Launcher
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@functools.cache
+def _variant(problem: QuantizeProblem, device: int) -> Variant:
+    return choose(
+        "quantize", problem, checks.device_arch(device), multiprocessors=checks.multiprocessors(device)
+    ).variant
+
+
+@functools.lru_cache(maxsize=256)
+def _launcher(problem: QuantizeProblem, device: int, values: int) -> Launcher:
+    variant = _variant(problem, device)
+    return Launcher(variant, device, blocks=blocks(variant.knobs, values), shared_bytes=0, layout="@PPPQ", pdl=False)
+
+
+def _launch(problem: QuantizeProblem, device: torch.device, values: int, *pointers: int) -> None:
+    if not values:
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream(device).cuda_stream
+        _launcher(problem, device.index, values)(stream, *pointers, values // VALUES_A_VECTOR)
+
+
+def quantize(x: torch.Tensor, format: str = "mxfp4", *, scale_rule: str = "floor") -> MXTensor:
+    """Quantize along the last dimension, in blocks of 32 that share a power-of-two scale.
+
+    Values are rounded to nearest even and saturate. A block with a NaN or an infinity gets the NaN scale (255) and zero
+    codes; a block of zeros gets scale 1 (127).
+
+    Args:
+        x: [..., k], bfloat16, float16 or float32, contiguous, on a GPU; k a multiple of 32.
+        format: "mxfp4", "mxfp6e2m3", "mxfp6e3m2" or "mxfp8" (E4M3).
+        scale_rule: how the scale's exponent is taken from the block's largest magnitude: "floor" (OCP), "ceil", "even".
+
+    Returns:
+        Codes [..., k / 2] for mxfp4 or [..., k], and scales [..., k / 32].
+
+    Raises:
+        InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
+        KnobError: an unknown format or scale rule.
+
+    Source: templates/quantize/quantize.cu.j2; reference: jitmx.formats.quantize.
+    """
+    item = formats.get(format)
+    if scale_rule not in formats.SCALE_RULES:
+        raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
+    checks.require_cuda("x", x)
+    if x.dtype not in _DTYPES:
+        raise InputError(f"x is {checks.describe(x)}; quantize takes bfloat16, float16 or float32")
+    if x.dim() == 0 or x.shape[-1] % formats.BLOCK or x.shape[-1] == 0:
+        raise InputError(f"x has shape {list(x.shape)}; its last dimension must be a multiple of {formats.BLOCK}")
+    checks.require_layout("x", x)
+    checks.require_no_grad("x", x)
+    k = x.shape[-1]
+    codes = x.new_empty((*x.shape[:-1], k // item.codes_per_byte), dtype=torch.uint8)
+    scales = x.new_empty((*x.shape[:-1], k // formats.BLOCK), dtype=torch.uint8)
+    problem = QuantizeProblem("quantize", format, _DTYPES[x.dtype], scale_rule)
+    _launch(problem, x.device, x.numel(), x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+    return MXTensor(codes, scales, format)
+
+
+def dequantize(tensor: MXTensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """The values of `tensor`, rounded once to `dtype`.
+
+    Args:
+        tensor: codes and scales, contiguous, on a GPU.
+        dtype: bfloat16, float16 or float32.
+
+    Returns:
+        [..., k]. Blocks with the NaN scale are NaN; values beyond `dtype` are infinite.
+
+    Raises:
+        InputError: a device, dtype or layout that the kernel cannot take; nothing was launched.
+
+    Source: templates/quantize/dequantize.cu.j2; reference: jitmx.formats.dequantize.
+    """
+    if not isinstance(tensor, MXTensor):
+        raise InputError(
+            f"tensor is a {type(tensor).__name__}; dequantize takes an MXTensor, as jitmx.quantize returns"
+        )
+    checks.require_cuda("codes", tensor.codes)
+    if dtype not in _DTYPES:
+        raise InputError(f"dtype is {dtype}; dequantize yields bfloat16, float16 or float32")
+    mx.require_layout(tensor)
+    y = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    problem = QuantizeProblem("dequantize", tensor.format, _DTYPES[dtype])
+    _launch(problem, tensor.device, y.numel(), tensor.codes.data_ptr(), tensor.scales.data_ptr(), y.data_ptr())
+    return y

@@ -1,0 +1,1 @@
+"""From machine code to a running kernel: the driver, loading, launching."""

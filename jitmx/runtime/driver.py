@@ -1,0 +1,120 @@
+"""The few CUDA driver calls that jitmx makes itself, through ctypes.
+
+CuPy loads modules; launches go straight to the driver, because CuPy's launch has no attributes (programmatic dependent
+launch needs one) and costs more Python time than a whole launch may.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from jitmx.errors import DriverError
+
+_ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
+_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED = 8
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, padding, and a 64-byte value."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+def programmatic_dependent_launch() -> LaunchAttribute:
+    """The launch attribute that lets a kernel start before its predecessor in the stream has ended."""
+    attribute = LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+    attribute.value[0] = 1
+    return attribute
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU as the driver describes it."""
+
+    index: int
+    name: str
+    major: int
+    minor: int
+    multiprocessors: int
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libcuda.
+
+    Raises:
+        DriverError: no NVIDIA driver is installed.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError(
+            f"the NVIDIA driver's library libcuda.so.1 cannot be loaded ({error}); install the driver to run kernels "
+            "(compiling them takes none)"
+        ) from error
+
+
+def check(code: int, call: str) -> None:
+    """Raise DriverError where the driver's return code is not 0."""
+    if code:
+        text = ctypes.c_char_p()
+        library().cuGetErrorString(code, ctypes.byref(text))
+        raise DriverError(
+            f"{call} failed: {text.value.decode() if text.value else 'unknown error'} (CUDA error {code})"
+        )
+
+
+def version() -> tuple[int, int]:
+    """CUDA release that the driver supports."""
+    number = ctypes.c_int()
+    check(library().cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def devices() -> list[Device]:
+    """The GPUs of this machine; creates no context. Empty where there is a driver but no GPU.
+
+    Raises:
+        DriverError: no driver, or it cannot be initialised.
+    """
+    cuda = library()
+    code = cuda.cuInit(0)
+    if code == 100:  # CUDA_ERROR_NO_DEVICE
+        return []
+    check(code, "cuInit")
+    count = ctypes.c_int()
+    check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    return [_device(cuda, index) for index in range(count.value)]
+
+
+def _device(cuda: ctypes.CDLL, index: int) -> Device:
+    handle, name, value = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_int()
+    check(cuda.cuDeviceGet(ctypes.byref(handle), index), "cuDeviceGet")
+    check(cuda.cuDeviceGetName(name, 256, handle), "cuDeviceGetName")
+    numbers = []
+    for attribute in (_ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS):
+        check(cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle), "cuDeviceGetAttribute")
+        numbers.append(value.value)
+    return Device(index, name.value.decode(), *numbers)
+
+
+def allow_dynamic_shared(function: int, size: int) -> None:
+    """Raise the dynamic shared memory that `function` may be launched with to `size` bytes."""
+    code = library().cuFuncSetAttribute(
+        ctypes.c_void_p(function), _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED, ctypes.c_int(size)
+    )
+    check(code, f"cuFuncSetAttribute(max dynamic shared memory = {size} B)")

@@ -1,0 +1,77 @@
+"""Launching a loaded kernel: one struct of arguments, one driver call.
+
+A `Launcher` is bound to a variant, a device and a launch geometry. Calling it packs the arguments into a buffer that it
+owns and hands that to the driver on the given stream. A lock keeps two threads from sharing the buffer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+from jitmx.registry.spec import Variant
+from jitmx.runtime import driver, load
+
+_STATIC_SHARED_LIMIT = 48 * 1024
+
+
+class Launcher:
+    """One kernel with its geometry fixed.
+
+    Args:
+        variant: what to launch; compiled and loaded here if need be.
+        device: CUDA device number.
+        blocks: blocks of the grid.
+        shared_bytes: dynamic shared memory a block, bytes.
+        layout: `struct` format of the kernel's argument struct, native alignment ("@PPPiii").
+        pdl: launch with programmatic stream serialization.
+    """
+
+    __slots__ = ("_buffer", "_call", "_check", "_config", "_keep", "_lock", "_pack", "_stream", "variant")
+
+    def __init__(
+        self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool
+    ) -> None:
+        function = load.function(variant, device)
+        if shared_bytes > _STATIC_SHARED_LIMIT:
+            driver.allow_dynamic_shared(function, shared_bytes)
+        attribute = driver.programmatic_dependent_launch()
+        self.variant = variant
+        self._config = driver.LaunchConfig(
+            blocks,
+            1,
+            1,
+            variant.spec.threads(variant.knobs),
+            1,
+            1,
+            shared_bytes,
+            None,
+            ctypes.pointer(attribute),
+            int(pdl),
+        )
+        packer = struct.Struct(layout)
+        self._buffer = ctypes.create_string_buffer(packer.size)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self._pack = packer.pack_into
+        self._stream = 0
+        self._lock = threading.Lock()
+        self._keep = (attribute, parameters)
+        launch = driver.library().cuLaunchKernelEx
+        config, handle, array = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(parameters)
+        self._call = lambda: launch(config, handle, array, None)
+        self._check = driver.check
+
+    def __call__(self, stream: int, *arguments: int) -> None:
+        """Launch on the CUstream `stream` with the struct's fields in order. Nothing is waited for.
+
+        Raises:
+            DriverError: the driver refused the launch.
+        """
+        with self._lock:
+            self._pack(self._buffer, 0, *arguments)
+            if stream != self._stream:
+                self._config.stream = self._stream = stream
+            code = self._call()
+        if code:
+            self._check(code, f"launching {self.variant.name}")

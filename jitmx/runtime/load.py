@@ -1,0 +1,84 @@
+"""Loading compiled variants onto a device, once, and keeping them there.
+
+Unloading a module while a CUDA graph is captured is illegal, and graphs hold on to kernels: a module that was loaded
+stays loaded for the life of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from jitmx import build
+from jitmx.errors import CaptureError, InputError
+from jitmx.registry.spec import Variant
+
+_lock = threading.RLock()
+_modules: dict[tuple[str, int], tuple[Any, int]] = {}
+
+
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _modules.clear()  # a forked child has no CUDA context of its parent's
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def warm_up_command(variant: Variant) -> str:
+    """The command that compiles what `variant` needs ahead of time."""
+    return f"jitmx warmup --arch {variant.arch} --family {variant.spec.family}"
+
+
+def capturing() -> bool:
+    """Whether torch's current stream is recording a CUDA graph."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def function(variant: Variant, device: int) -> int:
+    """CUfunction of `variant` on the device numbered `device`, compiled and loaded if need be.
+
+    Raises:
+        CaptureError: it would have to be compiled or loaded while a graph is being captured.
+        InputError: the variant's target does not run on the device.
+    """
+    key = (variant.identity, device)
+    loaded = _modules.get(key)
+    if loaded is not None:
+        return loaded[1]
+    if capturing():
+        raise CaptureError(
+            f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the operator once "
+            f"with this shape before capture, or compile it with `{warm_up_command(variant)}` and load it before capture"
+        )
+    with _lock:
+        loaded = _modules.get(key)
+        if loaded is None:
+            loaded = _modules[key] = _load(variant, device)
+    return loaded[1]
+
+
+def _load(variant: Variant, device: int) -> tuple[Any, int]:
+    import torch
+
+    from jitmx.toolchain import cupy_cache
+
+    cupy_cache.ensure()
+    from cupy.cuda.function import Module
+
+    capability = torch.cuda.get_device_capability(device)
+    if not variant.arch.runs_on(*capability):
+        raise InputError(
+            f"{variant.name} is compiled for {variant.arch}, which does not run on cuda:{device} "
+            f"(compute capability {capability[0]}.{capability[1]})"
+        )
+    built = build.obtain(variant)
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # creates the context where nothing has yet
+        module = Module()
+        module.load(built.image)
+        return module, int(module.get_function(variant.spec.entry).ptr)

@@ -1,0 +1,60 @@
+"""Tests in this folder run kernels on the card; without one they are not collected.
+
+Each test that has compared a variant with its reference calls `evidence`. With TEST_EVIDENCE set to a path, what passed
+is written there as a ledger, for scripts/record_evidence.py to add to the shipped one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jitmx import ledger, settings
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+
+try:
+    import torch
+
+    HAVE_GPU = torch.cuda.is_available()
+except ImportError:
+    HAVE_GPU = False
+
+collect_ignore_glob = [] if HAVE_GPU else ["test_*.py"]
+
+_passed: list[ledger.Entry] = []
+
+
+@pytest.fixture
+def evidence() -> Iterator[Callable[[Variant, float | None, str], None]]:
+    """Note that a variant agreed with its reference; counts only if the whole test passes."""
+    noted: list[tuple[Variant, float | None, str]] = []
+    yield lambda variant, error, note: noted.append((variant, error, note))
+    card, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.UTC).date().isoformat()
+    for variant, error, note in noted:
+        digest = ledger.digest(render(variant))
+        _passed.append(ledger.Entry(digest, variant.arch.name, variant.name, "hardware", card, date, error, note))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = os.environ.get("TEST_EVIDENCE")
+    if path and _passed:
+        ledger.save(_passed, Path(path))
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Set JITMX_* variables for one test."""
+
+    def use(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        settings.reload()
+
+    yield use
+    monkeypatch.undo()
+    settings.reload()

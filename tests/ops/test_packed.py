@@ -1,0 +1,117 @@
+"""Packing a weight keeps every value and puts it where docs/packed-layout.md says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jitmx
+from jitmx.errors import InputError
+from jitmx.kernels.linear import packed_tiles
+
+# Where pair i of a half-word lies: lowest magnitude bit and sign bit, from the drawing in docs/packed-layout.md.
+PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}
+
+
+def unpack(weight: jitmx.PackedWeight) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [rows, k] and scales [rows, k / 32] of a packed weight, padding included, read off the drawing."""
+    tile_rows, tiles_k = packed_tiles(weight.n, weight.k)
+    words = (
+        weight.words.numpy().view(np.uint32).reshape(tile_rows, tiles_k, 8, 4, 2, 2)
+    )  # g, t, block, half of the rows
+    codes = np.zeros((tile_rows, 2, 8, tiles_k, 2, 4, 8), np.uint8)  # tile row, half, g, tile, block, t, k
+    for pair, (magnitude, sign) in enumerate(PLACES[weight.encoding]):
+        for odd in (0, 1):
+            half = words >> 16 * odd & 0xFFFF
+            code = half >> magnitude & 7 | (half >> sign & 1) << 3
+            codes[..., 2 * pair + odd] = code.transpose(0, 5, 2, 1, 4, 3)
+    scales = weight.scales.numpy().view(np.uint8).reshape(tile_rows, tiles_k, 8, 2, 2)  # g, half of the rows, block
+    return (
+        codes.reshape(tile_rows * 16, tiles_k * 64),
+        scales.transpose(0, 3, 2, 1, 4).reshape(tile_rows * 16, tiles_k * 2),
+    )
+
+
+def random_weight(n: int, k: int, seed: int = 0, low: int = 1, high: int = 255) -> jitmx.MXTensor:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
+    return jitmx.MXTensor(codes, torch.randint(low, high, (n, k // 32), dtype=torch.uint8, generator=generator))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    n=st.integers(1, 50),
+    blocks=st.integers(1, 7),
+    seed=st.integers(0, 99),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+)
+def test_every_code_and_scale_is_found_where_the_layout_has_it(n: int, blocks: int, seed: int, encoding: str) -> None:
+    weight = random_weight(n, 32 * blocks, seed)
+    codes, scales = unpack(jitmx.pack_weight(weight, encoding=encoding))
+    wanted = torch.stack([weight.codes & 15, weight.codes >> 4], -1).reshape(n, -1).numpy()
+    np.testing.assert_array_equal(codes[:n, : 32 * blocks], wanted)
+    empty = (wanted.reshape(n, blocks, 32) & 7).max(-1) == 0
+    np.testing.assert_array_equal(scales[:n, :blocks], np.where(empty, 127, weight.scales.numpy()))
+    assert not codes[n:].any() and not codes[:, 32 * blocks :].any()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [(2, 129, "normal"), (1, 2, "full"), (129, 130, "full"), (255, 256, "full"), (0, 1, "full")],
+)
+def test_scales_beyond_what_decoding_folds_in_are_marked(low: int, high: int, wanted: str) -> None:
+    assert jitmx.pack_weight(random_weight(16, 64, low=low, high=high)).scale_range == wanted
+
+
+def test_a_block_of_zeros_does_not_cost_the_fast_path() -> None:
+    codes = torch.full((4, 32), 0x80, dtype=torch.uint8)  # zeros and negative zeros
+    packed = jitmx.pack_weight((codes, torch.zeros((4, 2), dtype=torch.uint8)))
+    assert packed.scale_range == "normal"
+    assert jitmx.pack_weight((codes, torch.full((4, 2), 255, dtype=torch.uint8))).scale_range == "full"
+
+
+def test_hugging_face_blocks_are_taken_as_they_are() -> None:
+    weight = random_weight(24, 96)
+    blocks = weight.codes.view(24, 3, 16)
+    assert torch.equal(jitmx.pack_weight((blocks, weight.scales)).words, jitmx.pack_weight(weight).words)
+
+
+def test_packing_pads_to_whole_tiles_only() -> None:
+    packed = jitmx.pack_weight(random_weight(5120, 2880))
+    assert packed.shape == (5120, 2880) and packed.nbytes == 5120 * 2880 * 17 // 32
+    assert jitmx.pack_weight(random_weight(1, 32)).words.shape == (1, 1, 32, 4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (lambda: jitmx.MXTensor(torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8), "mxfp8"), "weight is mxfp8; linear kernels take mxfp4"),
+        (lambda: jitmx.MXTensor(torch.zeros(2, 4, 16, dtype=torch.uint8), torch.zeros(2, 4, 1, dtype=torch.uint8)), r"shape \[2, 4, 32\]; a linear weight is \[n, k\]"),
+        (lambda: jitmx.MXTensor(torch.zeros(0, 16, dtype=torch.uint8), torch.zeros(0, 1, dtype=torch.uint8)), "n and k must be 1 or more"),
+        (lambda: (torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)), "do not fit"),
+        (lambda: (torch.zeros(4, 16), torch.zeros(4, 1)), "must be a uint8 tensor"),
+    ],
+)  # fmt: skip
+def test_a_weight_that_is_none_is_refused_with_the_reason(weight: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        jitmx.pack_weight(weight())  # type: ignore[operator]
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(InputError, match="encoding='zigzag' is not one of swizzle, nibble"):
+        jitmx.pack_weight(random_weight(4, 32), encoding="zigzag")
+
+
+def test_a_tensor_on_the_cpu_is_refused_before_anything_runs() -> None:
+    packed = jitmx.pack_weight(random_weight(16, 64))
+    with pytest.raises(InputError, match=r"x is bfloat16 \[1, 64\] on cpu; jitmx runs on CUDA tensors"):
+        jitmx.linear(torch.zeros(1, 64, dtype=torch.bfloat16), packed)
+    with pytest.raises(InputError, match="jitmx runs on CUDA tensors"):
+        jitmx.quantize(torch.zeros(1, 64))
+    with pytest.raises(InputError, match="pack it once with jitmx.pack_weight"):
+        jitmx.linear(torch.zeros(1, 64), torch.zeros(64, 64))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="codes is uint8"):
+        jitmx.dequantize(random_weight(4, 32))
