@@ -1,0 +1,97 @@
+"""`jitmx cache prune`: make room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from jitmx.arch import Arch
+from jitmx.cache import prune, store
+from jitmx.cli import output
+from jitmx.cli.options import arch_option, byte_count, duration, json_option
+
+if TYPE_CHECKING:
+    from jitmx.cache.manifest import Record
+
+
+@click.command(
+    "prune",
+    short_help="Remove entries by size, age, target or reach.",
+    epilog="""\b
+Examples:
+  jitmx cache prune --size 1G --dry-run   what would go, least recently used first
+  jitmx cache prune --age 30d
+  jitmx cache prune --arch sm_90,sm_120
+  jitmx cache prune --unreachable         what an upgrade has left behind
+
+\b
+Exit codes: 1 where something could not be removed.
+Whatever is removed is compiled again if it is ever needed. Leftovers of cut-off writes go in any case.
+""",
+)
+@click.option("--size", callback=byte_count, metavar="SIZE", help="Keep at most this much, such as 500M or 1G.")
+@click.option(
+    "--age", callback=duration, metavar="AGE", help="Remove what was not used for so long, such as 12h or 30d."
+)
+@arch_option("Remove the entries for this target; repeat it or separate several by commas.")
+@click.option("--unreachable", is_flag=True, help="Remove entries whose template, knobs, headers or compiler are gone.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def command(
+    size: int | None,
+    age: float | None,
+    targets_asked: tuple[Arch, ...],
+    unreachable: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove entries by size, age, target or reach. Options add up; a site cache is left to its owner."""
+    reachable: Callable[[Record], bool] | None = None
+    if unreachable:
+        from jitmx import audit
+
+        reachable = audit.is_reachable
+    done = prune.prune(
+        store.current(),
+        max_bytes=size,
+        older_than=age,
+        arches=[target.name for target in targets_asked],
+        reachable=reachable,
+        dry_run=dry_run,
+    )
+    entries = [removal for removal in done.removals if removal.kind == "record"]
+    if as_json:
+        output.emit(
+            {
+                "dry_run": dry_run,
+                "removed": [
+                    {
+                        "kind": removal.kind,
+                        "path": str(removal.path),
+                        "size": removal.size,
+                        "reason": removal.reason,
+                        "key": removal.key,
+                        "name": removal.name,
+                    }
+                    for removal in done.removals
+                ],
+                "entries": len(entries),
+                "freed": done.freed,
+                "kept": done.kept,
+                "refused": [str(path) for path in done.refused],
+            }
+        )
+    else:
+        for removal in entries:
+            click.echo(f"{removal.name}: {removal.reason}")
+        verb = "would remove" if dry_run else "removed"
+        files = len(done.removals)
+        click.echo(
+            f"{verb} {len(entries)} entries ({files} files, {output.size(done.freed)}); {output.size(done.kept)} kept"
+        )
+    for path in done.refused:
+        click.echo(f"Error: {path} could not be removed; check the permissions of its directory", err=True)
+    if done.refused:
+        raise click.exceptions.Exit(1)

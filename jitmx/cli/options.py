@@ -1,0 +1,92 @@
+"""Options that several verbs share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from jitmx import arch as arches
+from jitmx.arch import Arch
+from jitmx.errors import ArchError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def _targets(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Arch, ...]:
+    try:
+        found = [arches.parse(word) for value in values for word in value.replace(",", " ").split()]
+    except ArchError as error:
+        raise click.BadParameter(str(error)) from error
+    return tuple(dict.fromkeys(found))
+
+
+def _words(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for value in values for word in value.replace(",", " ").split()))
+
+
+def byte_count(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Reads `1G`, `500M` or `4096` as bytes; units are binary."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is not a size; write bytes or a number with K, M, G or T, such as 500M", param=parameter
+        )
+    return int(float(match[1]) * _BYTES[match[2].upper()])
+
+
+def duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Reads `30d`, `12h`, `90m`, `45s` or `2w` as seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is not an age; write a number with s, m, h, d or w, such as 30d", param=parameter
+        )
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def arch_option(help: str) -> Callable[[_F], _F]:
+    """`--arch`, repeatable and comma-separated; the verb receives `targets_asked: tuple[Arch, ...]`."""
+    return click.option("--arch", "targets_asked", multiple=True, metavar="SM", callback=_targets, help=help)
+
+
+def family_option(function: _F) -> _F:
+    """`--family`, repeatable and comma-separated; the verb receives `family_names: tuple[str, ...]`."""
+    return click.option(
+        "--family",
+        "family_names",
+        multiple=True,
+        metavar="NAME",
+        callback=_words,
+        help="Only this kernel family; repeat it or separate several by commas.",
+    )(function)
+
+
+def jobs_option(function: _F) -> _F:
+    """`--jobs`; the verb receives `jobs: int | None`."""
+    return click.option(
+        "--jobs",
+        "-j",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compiles at once (default: JITMX_JOBS, else what cores and memory allow).",
+    )(function)
+
+
+def quiet_option(function: _F) -> _F:
+    """`-q`; the verb receives `quiet: bool`."""
+    return click.option("--quiet", "-q", is_flag=True, help="No progress on stderr; errors are still shown.")(function)
+
+
+def json_option(function: _F) -> _F:
+    """`--json`; the verb receives `as_json: bool`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)

@@ -1,0 +1,112 @@
+"""`jitmx variants`: the default kernels of a target, their knobs, resource use and evidence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jitmx.cli import output, targets
+from jitmx.cli.options import arch_option, family_option, json_option
+
+if TYPE_CHECKING:
+    from jitmx.arch import Arch
+    from jitmx.cache.manifest import Record
+    from jitmx.ledger import Ledger
+    from jitmx.registry.spec import Variant
+
+
+def _current(record: Record) -> bool:
+    """Whether the headers that the record was compiled with are still what they were."""
+    from jitmx.toolchain import headers
+
+    pool = headers.pool()
+    return all(name in pool and pool.digest(name) == digest for name, digest in record.inputs["headers"].items())
+
+
+def _row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger) -> dict[str, Any]:
+    from jitmx import ledger
+    from jitmx.registry import key
+    from jitmx.registry.render import render
+
+    source, arch = render(variant), str(variant.arch)
+    record = records.get((variant.identity, key.digest(source.encode())))
+    if record is not None and not _current(record):
+        record = None
+    evidence: dict[str, Any] = {"kind": "none"}
+    if (entry := book.best(ledger.digest(source), arch)) is not None:
+        evidence = {part: getattr(entry, part) for part in ("card", "date", "error", "note")}
+        evidence = {"kind": entry.evidence, **evidence}
+    elif record is not None and not record.outputs["breaches"]:
+        evidence = {"kind": "compiled"}
+    return {
+        "name": variant.name,
+        "family": variant.spec.family,
+        "arch": arch,
+        "knobs": variant.knobs.as_dict(),
+        "key": None if record is None else record.key,
+        "registers": None if record is None else record.outputs["registers"],
+        "spill_bytes": None if record is None else record.outputs["spill_bytes"],
+        "shared_bytes": None if record is None else record.outputs["shared_bytes"],
+        "evidence": evidence,
+    }
+
+
+def _evidence_words(evidence: dict[str, Any]) -> str:
+    details = [evidence.get("card"), evidence.get("date")]
+    if evidence.get("error") is not None:
+        details.append(f"error {evidence['error']:.2g}")
+    said = ", ".join(filter(None, details))
+    return f"{evidence['kind']} ({said})" if said else str(evidence["kind"])
+
+
+@click.command(
+    "variants",
+    short_help="List kernels with resource use and evidence.",
+    epilog="""\b
+Examples:
+  jitmx variants --arch sm_121
+  jitmx variants --arch sm_90 --family linear
+  jitmx variants --arch sm_121 --json | jq -r '.variants[] | select(.evidence.kind == "hardware") | .name'
+
+\b
+Evidence: hardware (ran on the card named and was compared), simulated, compiled (contract met), none.
+It belongs to the exact code: an edited template or header loses it. Registers and memory are those of the cache;
+– means that the kernel is not compiled here yet.
+""",
+)
+@arch_option(
+    "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
+)
+@family_option
+@json_option
+def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_json: bool) -> None:
+    """List the default kernels of a target with their knobs, resource use and evidence."""
+    from jitmx import ledger
+    from jitmx.cache import store
+
+    records: dict[tuple[str, str], Record] = {}
+    for record in sorted(store.current().records(), key=lambda record: record.created):
+        records[record.identity, record.inputs["source_digest"]] = record
+    arches = targets.resolve(targets_asked)
+    book = ledger.load()
+    rows = [_row(variant, records, book) for variant in targets.default_variants(arches, family_names)]
+    if as_json:
+        output.emit({"arch": ",".join(map(str, arches)), "variants": rows})
+        return
+    output.table(
+        ("NAME", "ARCH", "REGISTERS", "SPILLED", "SHARED", "EVIDENCE", "KNOBS"),
+        [
+            (
+                row["name"],
+                row["arch"],
+                row["registers"],
+                row["spill_bytes"],
+                row["shared_bytes"],
+                _evidence_words(row["evidence"]),
+                " ".join(f"{name}={output.knob(value)}" for name, value in row["knobs"].items()),
+            )
+            for row in rows
+        ],
+        right=("REGISTERS", "SPILLED", "SHARED"),
+    )

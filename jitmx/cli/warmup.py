@@ -1,0 +1,129 @@
+"""`jitmx warmup`: compile every default kernel of a target ahead of time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jitmx import settings
+from jitmx.cache import store
+from jitmx.cli import output, targets
+from jitmx.cli.group import exit_code
+from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.progress import Progress
+from jitmx.errors import ContractError, JitmxError
+
+if TYPE_CHECKING:
+    from jitmx.arch import Arch
+    from jitmx.build import Built, Failed
+    from jitmx.cache.manifest import Record
+
+
+# A kernel that does not compile weighs more than one that breaks its contract, and that more than a bad request.
+_SEVERITY = (2, 1, 3)
+
+
+def _row(result: Built | Failed) -> dict[str, Any]:
+    from jitmx import build
+
+    record: Record | None = None
+    if isinstance(result, build.Built):
+        record = result.record
+    elif isinstance(result.error, ContractError):
+        # Code that breaks its contract is kept all the same: show what it takes.
+        entry = store.current().lookup(build.key_inputs(result.variant)[0].key)
+        record = None if entry is None else entry.record
+    return {
+        "name": result.variant.name,
+        "family": result.variant.spec.family,
+        "key": record and record.key,
+        "status": result.status if isinstance(result, build.Built) else "failed",
+        "ms": round(result.milliseconds, 3),
+        "registers": record and record.outputs["registers"],
+        "spill_bytes": record and record.outputs["spill_bytes"],
+        "shared_bytes": record and record.outputs["shared_bytes"],
+    }
+
+
+def _words(result: Built | Failed) -> str:
+    row = _row(result)
+    if row["status"] == "failed":
+        return f"failed   {row['name']} for {result.variant.arch}"
+    resources = f"{row['registers']} registers, {row['shared_bytes']} B shared, {row['spill_bytes']} B spilled"
+    return f"{row['status']:<8} {row['name']} for {result.variant.arch}: {row['ms']:.0f} ms, {resources}"
+
+
+def _report(failures: list[tuple[str, JitmxError]]) -> int:
+    """Show each failure once, whichever number of kernels it hit; the exit code that the worst of them calls for."""
+    kernels: dict[str, list[str]] = {}
+    for name, error in failures:
+        kernels.setdefault(str(error), []).append(name)
+    for message, names in kernels.items():
+        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        click.echo(f"Error: {names[0]}{others}: {message}", err=True)
+    return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
+
+
+@click.command(
+    "warmup",
+    short_help="Compile every default kernel of a target ahead of time.",
+    epilog="""\b
+Examples:
+  jitmx warmup --arch sm_121
+  jitmx warmup --arch sm_90,sm_120 --family linear --jobs 2
+  jitmx warmup -q --json > warmed.json
+
+\b
+Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract; 3 a kernel does not compile.
+With --json each kernel has "name", "family", "key", "status" (compiled, hit or failed), "ms", "registers",
+"spill_bytes" and "shared_bytes"; with several targets also "arch".
+""",
+)
+@arch_option(
+    "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
+)
+@family_option
+@jobs_option
+@quiet_option
+@json_option
+def command(
+    targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], jobs: int | None, quiet: bool, as_json: bool
+) -> None:
+    """Compile every default kernel of a target into the cache, and check its contract.
+
+    Needs no GPU, no driver and no nvcc. Kernels that are in the cache already are hits.
+    """
+    started = time.perf_counter()
+    if settings.current().mode == "off":
+        raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
+    arches = targets.resolve(targets_asked)
+    variants = targets.default_variants(arches, family_names)
+    from jitmx import build
+
+    with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
+        results = build.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))
+    rows = [_row(result) for result in results]
+    counts = {status: sum(row["status"] == status for row in rows) for status in ("compiled", "hit", "failed")}
+    wall = time.perf_counter() - started
+    name = ",".join(map(str, arches))
+    if as_json:
+        if len(arches) > 1:
+            rows = [row | {"arch": str(result.variant.arch)} for row, result in zip(rows, results, strict=True)]
+        output.emit(
+            {
+                "arch": name,
+                "kernels": rows,
+                "compiled": counts["compiled"],
+                "hits": counts["hit"],
+                "failed": counts["failed"],
+                "wall_s": round(wall, 3),
+            }
+        )
+    else:
+        totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
+        click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
+    failures = [(result.variant.name, result.error) for result in results if isinstance(result, build.Failed)]
+    if failures:
+        raise click.exceptions.Exit(_report(failures))

@@ -1,0 +1,52 @@
+"""`jitmx explain`: the kernel that a call takes, its knobs, and who decided."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitmx import arch, kernels
+from jitmx.dispatch import choose
+
+SHAPE = ("-m", "1", "-n", "5120", "-k", "2880")
+
+
+def test_it_is_the_choice_that_a_call_makes(run, read) -> None:
+    said = read("explain", "linear", "--arch", "sm_121", *SHAPE)
+    target, problem = arch.parse("sm_121"), kernels.family("linear").problem
+    chosen = choose.choose("linear", problem.on(target, m=1, n=5120, k=2880), target)
+    assert said == chosen.to_dict()
+    assert run("explain", "linear", "--arch", "sm_121", *SHAPE).stdout.splitlines() == chosen.lines()
+
+
+def test_fields_are_read_as_their_types(read) -> None:
+    words = ("n=5120", "k=2880", "m=4", "bias=1", "dtype=fp16")
+    said = read("explain", "linear", "--arch", "sm_90", *words)
+    assert {name: said["problem"][name] for name in ("m", "n", "k", "bias", "dtype")} == {
+        "m": 4, "n": 5120, "k": 2880, "bias": True, "dtype": "fp16"
+    }  # fmt: skip
+    assert read("explain", "quantize", "--arch", "sm_90", "format=mxfp8")["knobs"]["format"] == "mxfp8"
+
+
+def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_LINEAR_KNOBS", "stages=1")
+    said = read("explain", "linear", "--arch", "sm_121", *SHAPE)
+    assert said["knobs"]["stages"] == 1
+    assert said["decided_by"]["source"] == "environment"
+    assert "JITMX_LINEAR_KNOBS=stages=1" in said["decided_by"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lineer",), "is not a kernel family; families: "),
+        (("linear", "rows=4"), "its fields: m, n, k"),
+        (("linear", "bias=maybe"), "bias is 0 or 1"),
+        (("linear", "n=0"), "n is a whole number of 1 or more"),
+        (("linear", "-k", "0"), "-k"),
+        (("quantize", "-m", "4"), "no 'm'"),
+        (("linear", "dtype=fp64"), "fp64"),
+        (("linear", "--arch", "sm_90"), "one target at a time"),
+    ],
+)
+def test_a_bad_question_is_a_usage_error_that_names_the_choices(run, arguments, said) -> None:
+    assert said in run("explain", *arguments, "--arch", "sm_121", code=2).stderr

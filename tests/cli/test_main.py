@@ -1,0 +1,143 @@
+"""The command line as a whole: help, errors, exit codes and what it costs to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from jitmx import errors
+from jitmx.cli import main
+from jitmx.cli.group import LazyGroup, exit_code
+
+VERBS = ("warmup", "variants", "explain", "bench", "env", "doctor", "cache")
+CACHE_VERBS = ("ls", "show", "why", "verify", "prune", "stats", "path")
+HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes")
+
+
+def leaves(group: LazyGroup, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+    found: dict[tuple[str, ...], click.Command] = {}
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        verb = group.get_command(context, name)
+        assert verb is not None
+        if isinstance(verb, LazyGroup):
+            found |= leaves(verb, (*path, name))
+        else:
+            found[*path, name] = verb
+    return found
+
+
+def test_help_lists_every_verb_and_each_has_examples_and_json(run) -> None:
+    said = run("--help").stdout
+    assert all(verb in said for verb in VERBS)
+    found = leaves(main)
+    assert set(found) == {(verb,) for verb in VERBS if verb != "cache"} | {("cache", verb) for verb in CACHE_VERBS}
+    for path in found:
+        text = run(*path, "--help").stdout
+        assert "Examples:" in text and f"jitmx {' '.join(path)}" in text, path
+        assert "--json" in text, path
+
+
+def test_the_version_is_that_of_the_package(run) -> None:
+    from importlib.metadata import version
+
+    assert run("--version").stdout == f"jitmx {version('jitmx')}\n"
+
+
+def test_a_misspelt_verb_is_a_usage_error_that_names_the_nearest(run) -> None:
+    assert "did you mean 'warmup'?" in run("warmpu", code=2).stderr
+    assert "did you mean 'prune'?" in run("cache", "prnue", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.SettingError, 2),
+        (errors.ArchError, 2),
+        (errors.KnobError, 2),
+        (errors.InputError, 2),
+        (errors.RenderError, 3),
+        (errors.ToolchainError, 3),
+        (errors.CompileError, 3),
+        (errors.ContractError, 1),
+        (errors.CacheError, 1),
+        (errors.TacticError, 1),
+        (errors.NotWarmedError, 1),
+        (errors.CaptureError, 1),
+        (errors.DriverError, 1),
+    ],
+)
+def test_every_error_ends_in_its_message_and_exit_code_without_a_traceback(run, monkeypatch, kind, code) -> None:
+    def fail(_self: click.Command, _context: click.Context) -> None:
+        raise kind("the value, the rule, the remedy")
+
+    monkeypatch.setattr(click.Command, "invoke", fail)
+    assert exit_code(kind("")) == code
+    for arguments in (("env",), ("cache", "ls")):
+        result = run(*arguments, code=code)
+        assert result.stdout == ""
+        assert result.stderr == "Error: the value, the rule, the remedy\n"
+
+
+def test_every_error_class_has_an_exit_code_of_its_kind() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.JitmxError)]
+    assert len(kinds) >= 13
+    assert {exit_code(kind("")) for kind in kinds} == {1, 2, 3}
+
+
+def test_an_unknown_setting_stops_every_verb_but_help(run, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_CACHE_DIRR", "x")
+    for arguments in (("env",), ("cache", "ls"), ("warmup", "--arch", "sm_121")):
+        assert "did you mean JITMX_CACHE_DIR?" in run(*arguments, code=2).stderr
+    run("--help")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("cache", "ls"), ("cache", "stats"), ("cache", "path"), ("cache", "verify"), ("env",)]
+)
+def test_verbs_of_the_cache_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    script = (
+        "import sys\nfrom jitmx.cli import main\n"
+        f"try:\n main({list(arguments)!r})\nexcept SystemExit as end:\n assert not end.code\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def cache_of_forty(tmp_path: Path, record) -> Path:
+    """A cache with forty entries, as many as a warm-up of one target leaves."""
+    from jitmx.cache.store import Store
+
+    store = Store(tmp_path / "forty")
+    for number in range(40):
+        store.publish(*record(f"linear.gemv.m{number}"))
+    return tmp_path / "forty"
+
+
+def test_cache_ls_takes_a_fifth_of_a_second(cache_of_forty: Path) -> None:
+    # CPU time, at best of several: neither depends on what else the machine does.
+    best = min(_cpu_seconds(cache_of_forty) for _ in range(5))
+    assert best <= 0.2, f"jitmx cache ls took {best:.3f} s of CPU time"
+
+
+def _cpu_seconds(cache: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", "from jitmx.cli import main; main()", "cache", "ls", "--json"],
+        env=os.environ | {"JITMX_CACHE_DIR": str(cache)}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    wall = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert len(json.loads(done.stdout)["entries"]) == 40
+    return min(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -1,0 +1,292 @@
+"""`jitmx warmup`, `variants` and the cache verbs over kernels that are really compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx import arch as arches
+from jitmx import errors, kernels, ledger, resources
+from jitmx.dispatch import choose
+from jitmx.kernels import Family, Problem
+from jitmx.registry.contract import Contract
+from jitmx.registry.render import render
+from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.runtime import driver
+from jitmx.toolchain import headers
+
+HEADER = "#pragma once\n__device__ inline float twice(float x) { return x + x; }\n"
+ADD = """#include "jitmx/toy.cuh"
+extern "C" __global__ void toy_add(float* x) {
+{% for step in range(steps) %}
+  x[threadIdx.x + {{ step }}] = twice(x[threadIdx.x + {{ step }}]);
+{% endfor %}
+}
+"""
+BROKEN = 'extern "C" __global__ void toy_broken(float* x) {\n  *x = no_such_name;\n}\n'
+
+
+@dataclass(frozen=True)
+class ToyKnobs(Knobs):
+    """Knobs of the kernels below."""
+
+    steps: int = knob(1, choices=(1, 2, 4), doc="elements a thread")
+    wide: bool = knob(False, doc="no difference to the code but a comment")
+
+
+def spec(name: str, **contract: tuple[str, ...]) -> KernelSpec:
+    return KernelSpec(
+        family="toy", name=name, knobs=ToyKnobs, contract=lambda _knobs, _arch: Contract(**contract),
+        check=lambda _knobs, _arch: None, shared_bytes=lambda _knobs: 0, threads=lambda _knobs: 32, entry=f"toy_{name}",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ToyProblem(Problem):
+    """What a call of the kernels below asks for."""
+
+    name: str = "add"
+    steps: int = 1
+
+    @property
+    def kernel(self) -> str:
+        return self.name
+
+    def fixed(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+
+def heuristic(_problem: ToyProblem, _arch: arches.Arch, multiprocessors: int) -> dict[str, Any]:
+    """Wide on large chips."""
+    return {"wide": multiprocessors > 150}
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """A family `toy` with `add` in two variants; `toy(spec, ...)` puts other kernels in its place."""
+    templates, tactics = tmp_path / "templates", tmp_path / "tactics"
+    (templates / "toy").mkdir(parents=True)
+    (templates / "include" / "jitmx").mkdir(parents=True)
+    tactics.mkdir()
+    (templates / "toy" / "add.cu.j2").write_text(ADD)
+    (templates / "toy" / "strict.cu.j2").write_text(ADD.replace("toy_add", "toy_strict"))
+    (templates / "toy" / "broken.cu.j2").write_text(BROKEN)
+    (templates / "include" / "jitmx" / "toy.cuh").write_text(HEADER)
+
+    def use(*specs: KernelSpec) -> None:
+        problems = tuple(ToyProblem(item.name, steps) for item in specs for steps in (1, 2))
+        found = {"toy": Family("toy", "kernels for tests", specs, ToyProblem, lambda _arch: problems, heuristic)}
+        monkeypatch.setattr(kernels, "families", lambda: found)
+
+    monkeypatch.setattr(resources, "directory", lambda name: tmp_path / name)
+    headers.pool.cache_clear()
+    use(spec("add"))
+    yield use
+    headers.pool.cache_clear()
+
+
+KERNEL_MEMBERS = ["name", "family", "key", "status", "ms", "registers", "spill_bytes", "shared_bytes"]
+
+
+def test_warmup_compiles_once_and_then_hits(read, toy) -> None:
+    first = read("warmup", "--arch", "sm_121")
+    assert list(first) == ["schema_version", "arch", "kernels", "compiled", "hits", "failed", "wall_s"]
+    assert (first["arch"], first["compiled"], first["hits"], first["failed"]) == ("sm_121a", 2, 0, 0)
+    assert [list(kernel) for kernel in first["kernels"]] == [KERNEL_MEMBERS] * 2
+    assert [kernel["status"] for kernel in first["kernels"]] == ["compiled"] * 2
+    again = read("warmup", "--arch", "sm_121")
+    assert (again["compiled"], again["hits"], again["failed"]) == (0, 2, 0)
+    same = [[kernel[part] for part in ("name", "key", "registers")] for kernel in first["kernels"]]
+    assert same == [[kernel[part] for part in ("name", "key", "registers")] for kernel in again["kernels"]]
+    assert all(kernel["registers"] > 0 and kernel["ms"] > 0 for kernel in first["kernels"])
+    assert {entry["key"] for entry in read("cache", "ls")["entries"]} == {kernel["key"] for kernel in first["kernels"]}
+
+
+def test_progress_is_on_stderr_data_on_stdout_and_quiet_is_silent(run, toy) -> None:
+    loud = run("warmup", "--arch", "sm_121", "--json")
+    assert [line.split("]")[0] for line in loud.stderr.splitlines()] == ["[1/2", "[2/2"]
+    assert "compiled toy.add" in loud.stderr and "registers" in loud.stderr
+    assert json.loads(loud.stdout)["hits"] == 0
+    assert run("warmup", "--arch", "sm_121", "-q").stderr == ""
+    assert run("warmup", "--arch", "sm_121", "-q").stdout.startswith("sm_121a: 2 kernels, 0 compiled, 2 hits, 0 failed")
+
+
+def test_several_targets_are_warmed_together_and_named_for_each_kernel(read, toy) -> None:
+    said = read("warmup", "--arch", "sm_121,sm_90", "--arch", "120f")
+    assert said["arch"] == "sm_121a,sm_90a,sm_120f"
+    assert [kernel["arch"] for kernel in said["kernels"]] == ["sm_121a"] * 2 + ["sm_90a"] * 2 + ["sm_120f"] * 2
+
+
+def test_a_kernel_that_does_not_compile_exits_3_and_the_others_are_warmed(run, toy) -> None:
+    toy(spec("add"), spec("broken"))
+    result = run("warmup", "--arch", "sm_121", "--json", "-q", code=3)
+    said = json.loads(result.stdout)
+    assert (said["compiled"], said["failed"]) == (2, 2)
+    failed = [kernel for kernel in said["kernels"] if kernel["status"] == "failed"]
+    assert [kernel["name"] for kernel in failed] == ["toy.broken", "toy.broken.steps2"]
+    assert {kernel["key"] for kernel in failed} == {kernel["registers"] for kernel in failed} == {None}
+    assert 'identifier "no_such_name" is undefined' in result.stderr and "--> " in result.stderr
+    assert "Traceback" not in result.stderr
+    kept = next(line.split()[-1] for line in result.stderr.splitlines() if "kept at" in line)
+    assert "no_such_name" in Path(kept).read_text()
+
+
+def test_an_unmet_contract_exits_1_names_the_promise_and_shows_what_the_code_takes(run, read, toy) -> None:
+    toy(spec("strict", require=(r"HMMA",)))
+    for _ in ("compiled", "found"):
+        result = run("warmup", "--arch", "sm_121", "--json", code=1)
+        said = json.loads(result.stdout)
+        assert (said["failed"], said["kernels"][0]["status"]) == (2, "failed")
+        assert said["kernels"][0]["registers"] > 0 and said["kernels"][0]["key"]
+        assert "toy.strict for sm_121a breaks its contract: no instruction matches 'HMMA'" in result.stderr
+    assert {finding["kind"] for finding in read("cache", "verify", code=1)["findings"]} == {"unmet-contract"}
+
+
+def test_a_failed_compile_weighs_more_than_an_unmet_contract(run, toy) -> None:
+    toy(spec("strict", require=(r"HMMA",)), spec("broken"))
+    run("warmup", "--arch", "sm_121", code=3)
+
+
+def test_one_failure_of_many_kernels_is_told_once(run, toy, tmp_path: Path) -> None:
+    (tmp_path / "templates" / "toy" / "add.cu.j2").write_text("{{ no_such_knob }}")
+    said = run("warmup", "--arch", "sm_121", "-q", code=3).stderr
+    assert said.count("no_such_knob") == 1 and "toy.add (and 1 more)" in said
+
+
+def test_without_a_target_the_error_names_the_option(run, toy, monkeypatch) -> None:
+    def missing() -> list[driver.Device]:
+        raise errors.DriverError("there is none")
+
+    monkeypatch.setattr(driver, "devices", missing)
+    said = run("warmup", code=2).stderr
+    assert "--arch sm_121" in said and "JITMX_ARCH" in said
+
+
+def test_the_target_is_that_of_the_gpu_here_and_else_that_of_the_variable(read, toy, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_ARCH", "sm_120,sm_121")
+    monkeypatch.setattr(driver, "devices", list)
+    assert read("warmup")["arch"] == "sm_120a,sm_121a"
+    h200 = driver.Device(0, "NVIDIA H200", 9, 0, 132)
+    monkeypatch.setattr(driver, "devices", lambda: [h200, dataclasses.replace(h200, index=1)])
+    assert read("warmup")["arch"] == "sm_90a"
+
+
+def test_a_gpu_with_another_sm_count_gets_the_kernels_that_it_will_choose(read, toy, monkeypatch) -> None:
+    large = driver.Device(0, "a larger card", 12, 0, 188)
+    monkeypatch.setattr(driver, "devices", lambda: [dataclasses.replace(large, multiprocessors=140)])
+    names = {kernel["name"] for kernel in read("warmup")["kernels"]}
+    assert names == {"toy.add", "toy.add.wide", "toy.add.steps2", "toy.add.steps2-wide"}
+    assert read("explain", "toy")["knobs"]["wide"] is False
+    assert read("explain", "toy", "--sms", "188")["knobs"]["wide"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--arch", "sm_70"), "the nearest it has is sm_80"),
+        (("--arch", "turing"), "'turing' is not an SM target"),
+        (("--arch", "sm_121", "--family", "toys"), "families: toy"),
+        (("--arch", "sm_121", "--jobs", "0"), "--jobs"),
+        (("--arch", "sm_121", "surplus"), "surplus"),
+    ],
+)
+def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run, toy, arguments, said) -> None:
+    assert said in run("warmup", *arguments, code=2).stderr
+
+
+def test_with_the_disk_switched_off_there_is_nothing_to_warm(run, toy, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_MODE", "off")
+    assert "JITMX_MODE=off" in run("warmup", "--arch", "sm_121", code=2).stderr
+
+
+def test_warmup_compiles_where_serving_must_not(read, toy, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_MODE", "required")
+    assert read("warmup", "--arch", "sm_121")["compiled"] == 2
+
+
+def evidence(read, arch: str = "sm_121") -> list[str]:
+    return [variant["evidence"]["kind"] for variant in read("variants", "--arch", arch)["variants"]]
+
+
+def test_variants_tell_knobs_and_once_compiled_resources(run, read, toy) -> None:
+    before = read("variants", "--arch", "sm_121")["variants"]
+    assert [variant["knobs"] for variant in before] == [{"steps": 1, "wide": False}, {"steps": 2, "wide": False}]
+    assert {variant["registers"] for variant in before} == {None} and evidence(read) == ["none"] * 2
+    warmed = read("warmup", "--arch", "sm_121")["kernels"]
+    after = read("variants", "--arch", "sm_121")["variants"]
+    assert [variant["key"] for variant in after] == [kernel["key"] for kernel in warmed]
+    assert [variant["registers"] for variant in after] == [kernel["registers"] for kernel in warmed]
+    assert evidence(read) == ["compiled"] * 2 and evidence(read, "sm_90") == ["none"] * 2
+    assert "steps=2" in run("variants", "--arch", "sm_121").stdout
+
+
+def test_code_that_breaks_its_contract_is_no_evidence(run, read, toy) -> None:
+    toy(spec("strict", require=(r"HMMA",)))
+    run("warmup", "--arch", "sm_121", code=1)
+    assert evidence(read) == ["none"] * 2
+
+
+def test_the_ledger_s_evidence_is_shown_and_an_edited_header_withdraws_it(run, read, toy, tmp_path: Path) -> None:
+    read("warmup", "--arch", "sm_90")
+    variant = choose.default_variants("toy", arches.parse("sm_90"))[0]
+    checked = ledger.digest(render(variant))
+    entry = ledger.Entry(
+        checked, "sm_90a", variant.name, "hardware", card="NVIDIA H200", date="2025-11-21", error=0.0018
+    )
+    ledger.save([entry], tmp_path / "tactics" / "ledger.json")
+    assert evidence(read, "sm_90") == ["hardware", "compiled"]
+    assert "hardware (NVIDIA H200, 2025-11-21, error 0.0018)" in run("variants", "--arch", "sm_90").stdout
+    (tmp_path / "templates" / "include" / "jitmx" / "toy.cuh").write_text(HEADER + "// edited\n")
+    headers.pool.cache_clear()
+    assert evidence(read, "sm_90") == ["none"] * 2
+
+
+def test_why_says_which_template_or_header_changed_and_that_the_entry_is_stale(run, read, toy, tmp_path: Path) -> None:
+    key = read("warmup", "--arch", "sm_121")["kernels"][0]["key"]
+    assert read("cache", "why", key)["current"]
+    assert "It is current" in run("cache", "why", "toy.add").stdout
+    (tmp_path / "templates" / "include" / "jitmx" / "toy.cuh").write_text(HEADER + "// edited\n")
+    headers.pool.cache_clear()
+    assert read("cache", "why", key)["changed_since"] == ["header jitmx/toy.cuh changed"]
+    assert "stale" in run("cache", "why", key).stdout
+    new = read("warmup", "--arch", "sm_121")["kernels"][0]["key"]
+    said = read("cache", "why", "toy.add")
+    assert (said["key"], said["predecessor"], said["changed"]) == (new, key, ["header jitmx/toy.cuh changed"])
+    assert read("cache", "prune", "--unreachable", "--dry-run")["entries"] == 2
+    assert read("cache", "prune", "--unreachable")["entries"] == 2
+    assert {entry["key"] for entry in read("cache", "ls")["entries"]} >= {new}
+    assert read("warmup", "--arch", "sm_121")["hits"] == 2
+
+
+def test_nothing_is_pruned_as_unreachable_where_there_is_no_compiler_to_know_it(run, read, toy, monkeypatch) -> None:
+    from jitmx.toolchain import nvrtc
+
+    def missing() -> nvrtc.Identity:
+        raise errors.ToolchainError("libnvrtc.so.13 is missing")
+
+    read("warmup", "--arch", "sm_121")
+    monkeypatch.setattr(nvrtc, "identity", missing)
+    assert "libnvrtc.so.13 is missing" in run("cache", "prune", "--unreachable", code=3).stderr
+    assert len(read("cache", "ls")["entries"]) == 2
+
+
+def test_show_prints_the_machine_code(run, read, toy) -> None:
+    read("warmup", "--arch", "sm_121")
+    lines = read("cache", "show", "toy.add", "--sass")["sass"]
+    assert any("FADD" in line for line in lines) and any("EXIT" in line for line in lines)
+    shown = run("cache", "show", "toy.add", "--sass").stdout
+    assert all(line in shown for line in lines)
+    assert "sass" not in read("cache", "show", "toy.add")
+
+
+def test_verify_recompiles_to_the_same_bytes(run, read, toy) -> None:
+    read("warmup", "--arch", "sm_121")
+    said = read("cache", "verify", "--recompile")
+    assert (said["recompiled"], said["skipped"], said["findings"]) == (2, 0, [])
+    assert "2 compiled again: 0 findings" in run("cache", "verify", "--recompile", "-q").stdout
