@@ -1,0 +1,71 @@
+"""What the documents tell readers to run, import and open exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import jitmx
+from jitmx.cli import main
+from jitmx.cli.group import LazyGroup
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def verb(words: list[str]) -> click.Command | None:
+    """The verb that the words after `jitmx` name, or None."""
+    group: click.Command | None = main
+    for word in words:
+        if not isinstance(group, LazyGroup):
+            break
+        group = group.get_command(click.Context(group), word)
+    return group
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_in_a_document_is_a_verb_with_these_options(document: Path) -> None:
+    text = document.read_text()
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    inline = re.findall(r"`jitmx ([a-z][^`\n]*)`", text)
+    for line in inline + re.findall(r"(?:^|&& )jitmx ([^&|#\n]*)", blocks, re.MULTILINE):
+        words = line.split()
+        command = verb(words)
+        assert command is not None, f"jitmx {line}"
+        if not isinstance(command, LazyGroup):
+            options = {name for parameter in command.params for name in parameter.opts}
+            used = {word for word in words if re.fullmatch(r"--?[a-z-]+", word)}
+            assert used <= options, f"jitmx {line}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_every_name_in_the_readme_s_python_is_public() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names = set(re.findall(r"\bjitmx\.(\w+)", "".join(blocks)))
+    assert names and names <= set(jitmx.__all__)
+    for block in blocks:
+        compile(block, "README.md", "exec")
+
+
+def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None:
+    first = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first is not None
+    assert first[1].splitlines() == [
+        "pip install -e . && jitmx warmup --arch sm_121",
+        "pip install -e '.[test]' && pytest",
+    ]
+
+
+def test_every_room_is_in_the_picture_of_the_house() -> None:
+    picture = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {f"{path.parent.name}/" for path in (ROOT / "jitmx").glob("*/__init__.py")}
+    rooms |= {path.name for path in (ROOT / "jitmx").glob("*.py")} - {"__init__.py"}
+    assert {room for room in rooms if f"`{room}`" not in picture} == set()
