@@ -156,7 +156,8 @@ def encode(x: npt.NDArray[np.float64], item: Format) -> npt.NDArray[np.uint8]:
     unit = np.exp2(np.maximum(exponent - 1, 1 - item.bias) - item.mantissa_bits)
     rounded = np.round(magnitude / unit) * unit  # np.round takes ties to even
     table = values(item)[: item.largest_code + 1]
-    return (np.searchsorted(table, rounded) | np.signbit(x) * (1 << item.bits - 1)).astype(np.uint8)
+    codes: npt.NDArray[np.int64] = np.searchsorted(table, rounded) | np.signbit(x) * (1 << item.bits - 1)
+    return codes.astype(np.uint8)
 
 
 def dequantize(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], item: Format) -> npt.NDArray[np.float64]:
@@ -167,7 +168,7 @@ def dequantize(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], item
 
 def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Two FP4 codes a byte, even k in the low nibble."""
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+    return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
 
 
 def unpack_nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

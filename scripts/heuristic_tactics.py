@@ -3,7 +3,8 @@
     python scripts/heuristic_tactics.py [FOLDER]      default: tactics/
 
 The model is `heuristic` of each family (for linear: whole rows of tiles for every multiprocessor, and bandwidth times
-latency in flight). A table makes its outcome visible and easy to override row by row; a tuning run on the card replaces it.
+latency in flight). A table makes its outcome visible and easy to override row by row; a tuning run on the card replaces
+it.
 """
 
 from __future__ import annotations

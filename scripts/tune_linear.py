@@ -2,8 +2,8 @@
 
     python scripts/tune_linear.py [OUT.json]      default: tactics/<arch>/linear.json
 
-For each of gpt-oss-120b's dense shapes and each row count, every candidate is timed in CUDA graphs of dependent calls over
-weights that rotate past the L2; the best few are timed again, and the median of those times decides.
+For each of gpt-oss-120b's dense shapes and each row count, every candidate is timed in CUDA graphs of dependent calls
+over weights that rotate past the L2; the best few are timed again, and the median of those times decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FINALISTS = 4
 
 
 def candidates(n: int, k: int, multiprocessors: int) -> list[dict[str, Any]]:
-    """Knobs worth timing for a shape: blocks that share rows where rows are few, warps that stream whole rows where many."""
+    """Knobs worth timing for a shape: blocks that share rows where rows are few, warps that stream them where many."""
     rows, tiles = packed_tiles(n, k)
     found = []
     if rows < 12 * multiprocessors:

@@ -225,18 +225,19 @@ header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 assert ctypes.CDLL(None).capset(header, none) == 0
 """
 
-# Writes one line for each real compile; appends of one short line are atomic.
+# Writes one line for each compile and each scan that NVRTC really makes; appends of one short line are atomic.
 _COUNTING = """
 import os
 from jitmx.toolchain import nvrtc
 
-compile_really = nvrtc.compile
-
 def count_in(log):
-    def compile(source, options, **more):
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.write(descriptor, f"{os.getpid()}\\n".encode())
-        os.close(descriptor)
-        return compile_really(source, options, **more)
-    nvrtc.compile = compile
+    def counted(name, really):
+        def call(source, options, **more):
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(descriptor, f"{name}\\n".encode())
+            os.close(descriptor)
+            return really(source, options, **more)
+        return call
+    nvrtc.compile = counted("compile", nvrtc.compile)
+    nvrtc.scan = counted("scan", nvrtc.scan)
 """

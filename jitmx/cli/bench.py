@@ -104,7 +104,8 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
             ("SHAPE", "N", "K", "M", "US", "TB/S", "OF READ", "CUBLAS BF16 US", "SPEED-UP"),
             [
                 (
-                    row["name"], row["n"], row["k"], row["m"], f"{row['us']:.2f}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+                    row["name"], row["n"], row["k"], row["m"],
+                    f"{row['us']:.2f}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
                     f"{row['bytes'] / row['us'] * 1e6 / limits.read:.0%}", f"{row['cublas_us']:.2f}",
                     f"{row['cublas_us'] / row['us']:.2f}",
                 )
@@ -117,7 +118,10 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
         output.table(
             ("QUANTIZE, 64 MB", "US", "TB/S", "OF COPY"),
             [
-                (row["name"], f"{row['us']:.1f}", f"{row['bytes'] / row['us'] / 1e6:.2f}", f"{row['bytes'] / row['us'] * 1e6 / limits.copy:.0%}")
+                (
+                    row["name"], f"{row['us']:.1f}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+                    f"{row['bytes'] / row['us'] * 1e6 / limits.copy:.0%}",
+                )
                 for row in payload["quantize"]
             ],
             right=("US", "TB/S", "OF COPY"),

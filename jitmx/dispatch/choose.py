@@ -1,8 +1,8 @@
 """Choosing the variant for a call.
 
 Order of authority for the tuned knobs: the call's own, the environment's (JITMX_LINEAR_KNOBS), the user's table, the
-shipped table, the heuristic. What the problem fixes (rows, dtype, bias …) is never up for choice. `explain` answers with
-the same function that a call uses.
+shipped table, the heuristic. What the problem fixes (rows, dtype, bias …) is never up for choice. `explain` answers
+with the same function that a call uses.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def choose(
     count = multiprocessors or arch.multiprocessors
     fixed = problem.fixed()
     spec = family.spec(problem.kernel)
+    spec.knobs(**fixed)  # a problem that no kernel takes is the caller's error, not a table's
     # What an override leaves out comes from the best source below it.
     base_sources, base = _base(family, problem, arch, count)
     overrides = [
@@ -118,7 +119,8 @@ def choose(
     clash = [name for name in merged if name in fixed and merged[name] != fixed[name]]
     if clash:
         raise KnobError(
-            f"{clash[0]}={merged[clash[0]]!r} cannot be overridden: the call itself fixes {clash[0]}={fixed[clash[0]]!r}"
+            f"{clash[0]}={merged[clash[0]]!r} cannot be overridden: the call itself fixes "
+            f"{clash[0]}={fixed[clash[0]]!r}"
         )
     variant = spec.variant(arch, **{**merged, **fixed})
     family.check(problem, variant)
@@ -143,7 +145,7 @@ def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) ->
     user = settings.current().tactics_dir
     found: dict[str, Any] | None = None
     sources = []
-    read = tactics.tables(family.name, arch, type(problem), user)
+    read = tactics.tables(family, arch, user)
     for name, root in (("user table", user), ("shipped table", None)):
         table = next((t for t in read if (root is not None) == t.path.is_relative_to(user)), None)
         row = next((row for row in table.rows if row.fits(problem)), None) if table else None

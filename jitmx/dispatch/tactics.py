@@ -4,8 +4,8 @@
      "origin": {"kind": "measured", "card": "NVIDIA H200", "driver": "580.159.04", "date": "2026-11-21", "note": "…"},
      "rows": [{"when": {"m": [1, 1], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"split_k": 8}, "us": 4.3}]}
 
-`when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included. The first
-row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds.
+`when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included. The
+first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from jitmx import resources
 from jitmx.arch import Arch
 from jitmx.errors import TacticError
-from jitmx.kernels import Problem
+from jitmx.kernels import Family, Problem
 
 SCHEMA_VERSION = 1
 KINDS = ("measured", "heuristic")
@@ -82,7 +82,8 @@ def load(path: Path, family: str, arch: Arch, problem: type[Problem]) -> Table:
             unknown = set(row["when"]) - fields
             if unknown:
                 raise TacticError(
-                    f"{path}: row {number} asks for {', '.join(sorted(unknown))}; {family} problems have {', '.join(sorted(fields))}"
+                    f"{path}: row {number} asks for {', '.join(sorted(unknown))}; "
+                    f"{family} problems have {', '.join(sorted(fields))}"
                 )
             rows.append(Row(row["when"], row["kernel"], row["knobs"], row.get("us")))
         return Table(path, family, arch.name, data["origin"], tuple(rows))
@@ -93,11 +94,11 @@ def load(path: Path, family: str, arch: Arch, problem: type[Problem]) -> Table:
 
 
 @functools.cache
-def tables(family: str, arch: Arch, problem: type[Problem], user: Path) -> tuple[Table, ...]:
+def tables(family: Family, arch: Arch, user: Path) -> tuple[Table, ...]:
     """The tables of a family for a target, the user's before the shipped one."""
-    name = Path(arch.name) / f"{family}.json"
+    name = Path(arch.name) / f"{family.name}.json"
     return tuple(
-        load(root / name, family, arch, problem)
+        load(root / name, family.name, arch, family.problem)
         for root in (user, resources.directory("tactics"))
         if (root / name).is_file()
     )

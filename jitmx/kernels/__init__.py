@@ -56,7 +56,7 @@ class Family:
         problem: the dataclass of its problems.
         typical: the problems on a target whose kernels warm-up compiles when told nothing else.
         heuristic: tuned knobs for a problem on a target with so many multiprocessors, where no table has a row.
-        check: raises KnobError where a legal variant cannot serve a problem (its shape needs too much shared memory, say).
+        check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
     """
 
     name: str

@@ -161,7 +161,8 @@ class LinearProblem(Problem):
         """The smallest row count that holds m, and what weight and tensors bring with them."""
         rows = next(rows for rows in (1, 2, 4, 8) if rows >= min(self.m, MAX_GEMV_ROWS))
         return {
-            "m": rows, "dtype": self.dtype, "bias": self.bias, "encoding": self.encoding, "scale_range": self.scale_range,
+            "m": rows, "dtype": self.dtype, "bias": self.bias,
+            "encoding": self.encoding, "scale_range": self.scale_range,
         }  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     in_flight = arch.memory_gbps * 800 // multiprocessors  # bytes
     lone_row = rows <= multiprocessors * blocks * (warps // split) and chunk * split >= tiles
     stages = 1 if lone_row else min(max(-(-2 * in_flight // (warps * chunk * blocks * TILE_BYTES)), 2), 3)
-    knobs = {
+    knobs: dict[str, Any] = {
         "engine": "mma", "copy": "bulk" if "tma" in arch.features else "async", "pdl": "pdl" in arch.features,
         "warps": warps, "split_k": split, "blocks_per_sm": blocks,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """What `jitmx bench` measures: each function returns rows of plain numbers.
 
-Weights are random and rotate past the L2; linear products run in CUDA graphs of dependent calls, beside cuBLAS in bf16 on
-the same shapes in the same run.
+Weights are random and rotate past the L2; linear products run in CUDA graphs of dependent calls, beside cuBLAS in bf16
+on the same shapes in the same run.
 """
 
 from __future__ import annotations

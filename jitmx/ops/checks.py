@@ -38,7 +38,8 @@ def require_layout(name: str, tensor: torch.Tensor) -> None:
         raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()")
     if tensor.data_ptr() % 16:
         raise InputError(
-            f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()}); pass {name}.clone()"
+            f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()}); "
+            f"pass {name}.clone()"
         )
 
 
@@ -50,7 +51,8 @@ def require_no_grad(name: str, tensor: torch.Tensor) -> None:
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InputError(
-            f"{name} requires a gradient, and jitmx has inference kernels only; call under torch.no_grad() or pass {name}.detach()"
+            f"{name} requires a gradient, and jitmx has inference kernels only; call under torch.no_grad() or pass "
+            f"{name}.detach()"
         )
 
 

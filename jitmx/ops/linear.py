@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from jitmx.ops.packed import PackedWeight
 from jitmx.runtime.launch import Launcher
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class Plan:
     """A launch for one shape and dtype: everything that does not change from call to call."""
 
-    __slots__ = ("bias", "fixed", "k", "launcher", "rows", "scales", "words")
+    __slots__ = ("bias", "fixed", "launcher", "scales", "words", "x_bytes", "y_bytes")
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Plan:
             "linear", problem, checks.device_arch(device), multiprocessors=multiprocessors, knobs=knobs
         ).variant
         self.bias = bias
-        self.rows = rows
+        self.x_bytes, self.y_bytes = rows * weight.k * 2, rows * weight.n * 2
         self.words, self.scales = weight.words.data_ptr(), weight.scales.data_ptr()
         self.fixed = (rows, weight.n, weight.k)
         self.launcher = Launcher(
@@ -82,47 +82,44 @@ def linear(
     """
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
-        key = (x.shape, x.dtype, x.get_device(), bias is None)
-        plan, shape = weight.plans[key]
+        dtype, device = x.dtype, x.get_device()
+        steps, shape = weight.plans[x.shape, dtype, device, bias is None]
     except (KeyError, AttributeError, TypeError):
-        plan, shape = _plan(x, weight, bias)
+        steps, shape = _plan(x, weight, bias)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
-    if bias is not None and (
-        bias.shape != (weight.n,) or bias.dtype is not x.dtype or bias.device != x.device or not bias.is_contiguous()
-    ):
-        _refuse_bias(bias, weight, x)
+    if bias is None:
+        addend = 0
+    elif bias.dtype is dtype and bias.get_device() == device and bias.shape == (weight.n,) and bias.is_contiguous():
+        addend = bias.data_ptr()
+    else:
+        raise _bad_bias(bias, weight, x)
     if out is None:
         out = x.new_empty(shape)
-    elif out.shape != shape or out.dtype is not x.dtype or out.device != x.device or not out.is_contiguous():
-        raise InputError(
-            f"out is {checks.describe(out)} with strides {list(out.stride())}; it must be contiguous {str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
-        )
-    if plan:
-        device = key[2]
-        if device != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                _run(plan, device, pointer, bias, out)
-        else:
-            stream = _raw_stream(device)
-            if len(plan) == 1:
-                plan[0](stream, pointer, 0 if bias is None else bias.data_ptr(), out.data_ptr())
-            else:
-                _run(plan, device, pointer, bias, out)
+    elif not (
+        isinstance(out, torch.Tensor)
+        and out.dtype is dtype
+        and out.get_device() == device
+        and out.shape == shape
+        and out.is_contiguous()
+    ):
+        raise _bad_out(out, shape, x)
+    if device == torch._C._cuda_getDevice():
+        _run(steps, _raw_stream(device), pointer, addend, out.data_ptr())
+    else:
+        with torch.cuda.device(device):
+            _run(steps, _raw_stream(device), pointer, addend, out.data_ptr())
     return out
 
 
-def _run(plan: tuple[Plan, ...], device: int, x: int, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    stream = _raw_stream(device)
-    y, b = out.data_ptr(), 0 if bias is None else bias.data_ptr()
-    for step in plan:
-        step(stream, x, b, y)
-        rows, n, k = step.fixed
-        x += rows * k * 2
-        y += rows * n * 2
+def _run(steps: tuple[Plan, ...], stream: int, x: int, bias: int, y: int) -> None:
+    for step in steps:
+        step(stream, x, bias, y)
+        x += step.x_bytes
+        y += step.y_bytes
 
 
 def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[tuple[Plan, ...], torch.Size]:
@@ -134,32 +131,48 @@ def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> t
         raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
     if x.dim() == 0 or x.shape[-1] != weight.k:
         raise InputError(
-            f"x has shape {list(x.shape)}; its last dimension must be k={weight.k} of the weight [{weight.n}, {weight.k}]"
+            f"x has shape {list(x.shape)}; its last dimension must be k={weight.k} of the weight "
+            f"[{weight.n}, {weight.k}]"
         )
     if weight.device != x.device:
         raise InputError(f"x is on {x.device} and the weight on {weight.device}; put both on one GPU")
     if bias is not None:
-        _refuse_bias(bias, weight, x, only_wrong=True)
+        checks.require_cuda("bias", bias)
+        if (
+            bias.shape != (weight.n,)
+            or bias.dtype is not x.dtype
+            or bias.device != x.device
+            or not bias.is_contiguous()
+        ):
+            raise _bad_bias(bias, weight, x)
     rows = x.numel() // weight.k
     with torch.cuda.device(x.device):
-        made: dict[int, Plan] = {}
-        steps = []
-        while rows > 0:
-            step = min(rows, MAX_GEMV_ROWS)
-            if step not in made:
-                made[step] = Plan(weight, step, x.dtype, bias is not None, x.get_device())
-            steps.append(made[step])
-            rows -= step
+        steps = [
+            _step(weight, min(MAX_GEMV_ROWS, rows - done), x.dtype, bias is not None, x.get_device())
+            for done in range(0, rows, MAX_GEMV_ROWS)
+        ]
     entry = tuple(steps), torch.Size((*x.shape[:-1], weight.n))
     weight.plans[x.shape, x.dtype, x.get_device(), bias is None] = entry
     return entry
 
 
-def _refuse_bias(bias: object, weight: PackedWeight, x: torch.Tensor, *, only_wrong: bool = False) -> None:
+def _step(weight: PackedWeight, rows: int, dtype: torch.dtype, bias: bool, device: int) -> Plan:
+    key = (rows, dtype, bias, device)
+    plan = weight.plans.get(key)
+    if plan is None:
+        plan = weight.plans[key] = Plan(weight, rows, dtype, bias, device)
+    return plan
+
+
+def _bad_bias(bias: torch.Tensor, weight: PackedWeight, x: torch.Tensor) -> InputError:
     checks.require_cuda("bias", bias)
-    assert isinstance(bias, torch.Tensor)
-    fine = bias.shape == (weight.n,) and bias.dtype is x.dtype and bias.device == x.device and bias.is_contiguous()
-    if not (only_wrong and fine):
-        raise InputError(
-            f"bias is {checks.describe(bias)}; it must be contiguous {str(x.dtype).removeprefix('torch.')} [{weight.n}] on {x.device}"
-        )
+    wanted = f"{str(x.dtype).removeprefix('torch.')} [{weight.n}] on {x.device}"
+    return InputError(f"bias is {checks.describe(bias)}; it must be contiguous {wanted}")
+
+
+def _bad_out(out: object, shape: torch.Size, x: torch.Tensor) -> InputError:
+    tensor = checks.require_cuda("out", out)
+    wanted = f"{str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
+    return InputError(
+        f"out is {checks.describe(tensor)} with strides {list(tensor.stride())}; it must be contiguous {wanted}"
+    )

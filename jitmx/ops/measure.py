@@ -1,7 +1,8 @@
 """Timing kernels: medians, inside CUDA graphs, over data that no cache holds.
 
-A step of a decoder reads each weight once and every call waits for the one before. `chain` measures just that: a graph of
-calls in which each reads what the last one wrote, over copies of the weight that together exceed the L2 several times.
+A step of a decoder reads each weight once and every call waits for the one before. `chain` measures just that: a graph
+of calls in which each reads what the last one wrote, over copies of the weight that together exceed the L2 several
+times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ L2_MULTIPLE = 6
 
 def copies_past_l2(nbytes: int, device: int = 0) -> int:
     """How many buffers of `nbytes` it takes to exceed the L2 `L2_MULTIPLE` times, at least 2."""
-    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    l2: int = torch.cuda.get_device_properties(device).L2_cache_size
     return max(2, -(-L2_MULTIPLE * l2 // nbytes))
 
 
@@ -27,7 +28,7 @@ def seconds(run: Callable[[], object], repeats: int = 21) -> float:
     """Median seconds of `run` on the current stream, by events, after three runs to warm up."""
     for _ in range(3):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

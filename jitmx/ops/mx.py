@@ -31,13 +31,14 @@ class MXTensor:
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() < 1:
                 raise InputError(
-                    f"{name} must be a uint8 tensor of at least one dimension; view float8_e8m0fnu or packed types as torch.uint8"
+                    f"{name} must be a uint8 tensor of at least one dimension; view float8_e8m0fnu or packed types "
+                    "as torch.uint8"
                 )
         k = self.codes.shape[-1] * item.codes_per_byte
         if k % formats.BLOCK or tuple(self.scales.shape) != (*self.codes.shape[:-1], k // formats.BLOCK):
             raise InputError(
-                f"codes {list(self.codes.shape)} and scales {list(self.scales.shape)} do not fit: {self.format} codes of k values "
-                f"(k a multiple of {formats.BLOCK}) have scales [..., k / {formats.BLOCK}]"
+                f"codes {list(self.codes.shape)} and scales {list(self.scales.shape)} do not fit: {self.format} codes "
+                f"of k values (k a multiple of {formats.BLOCK}) have scales [..., k / {formats.BLOCK}]"
             )
         if self.codes.device != self.scales.device:
             raise InputError(

@@ -55,7 +55,8 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads of this weight."""
-        return self.words.numel() * 4 + self.scales.numel() * 4
+        size: int = self.words.numel() * 4 + self.scales.numel() * 4
+        return size
 
 
 def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encoding: str | None = None) -> PackedWeight:

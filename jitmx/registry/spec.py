@@ -137,7 +137,8 @@ class Variant:
         need = self.spec.shared_bytes(self.knobs)
         if need > self.arch.shared_bytes:
             raise KnobError(
-                f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most {self.arch.shared_bytes} B"
+                f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most "
+                f"{self.arch.shared_bytes} B"
             )
 
     @property

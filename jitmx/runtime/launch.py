@@ -28,7 +28,7 @@ class Launcher:
         pdl: launch with programmatic stream serialization.
     """
 
-    __slots__ = ("_buffer", "_call", "_check", "_config", "_keep", "_lock", "_pack", "_stream", "variant")
+    __slots__ = ("_arguments", "_buffer", "_config", "_keep", "_launch", "_lock", "_pack", "_stream", "variant")
 
     def __init__(
         self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool
@@ -57,10 +57,9 @@ class Launcher:
         self._stream = 0
         self._lock = threading.Lock()
         self._keep = (attribute, parameters)
-        launch = driver.library().cuLaunchKernelEx
-        config, handle, array = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(parameters)
-        self._call = lambda: launch(config, handle, array, None)
-        self._check = driver.check
+        # Converted once: what is left for a call is to pack, set the stream and cross into the driver.
+        self._launch = driver.library().cuLaunchKernelEx
+        self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(parameters), None
 
     def __call__(self, stream: int, *arguments: int) -> None:
         """Launch on the CUstream `stream` with the struct's fields in order. Nothing is waited for.
@@ -72,6 +71,6 @@ class Launcher:
             self._pack(self._buffer, 0, *arguments)
             if stream != self._stream:
                 self._config.stream = self._stream = stream
-            code = self._call()
+            code = self._launch(*self._arguments)
         if code:
-            self._check(code, f"launching {self.variant.name}")
+            driver.check(code, f"launching {self.variant.name}")

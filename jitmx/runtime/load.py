@@ -52,8 +52,9 @@ def function(variant: Variant, device: int) -> int:
         return loaded[1]
     if capturing():
         raise CaptureError(
-            f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the operator once "
-            f"with this shape before capture, or compile it with `{warm_up_command(variant)}` and load it before capture"
+            f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the "
+            "operator once with this shape before capture, or compile it with "
+            f"`{warm_up_command(variant)}` and load it before capture"
         )
     with _lock:
         loaded = _modules.get(key)

@@ -41,6 +41,10 @@ def random_weight(n: int, k: int, seed: int = 0, low: int = 1, high: int = 255) 
     return jitmx.MXTensor(codes, torch.randint(low, high, (n, k // 32), dtype=torch.uint8, generator=generator))
 
 
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     n=st.integers(1, 50),
@@ -88,13 +92,13 @@ def test_packing_pads_to_whole_tiles_only() -> None:
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (lambda: jitmx.MXTensor(torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8), "mxfp8"), "weight is mxfp8; linear kernels take mxfp4"),
-        (lambda: jitmx.MXTensor(torch.zeros(2, 4, 16, dtype=torch.uint8), torch.zeros(2, 4, 1, dtype=torch.uint8)), r"shape \[2, 4, 32\]; a linear weight is \[n, k\]"),
-        (lambda: jitmx.MXTensor(torch.zeros(0, 16, dtype=torch.uint8), torch.zeros(0, 1, dtype=torch.uint8)), "n and k must be 1 or more"),
-        (lambda: (torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)), "do not fit"),
+        (lambda: jitmx.MXTensor(zeros(4, 32), zeros(4, 1), "mxfp8"), "weight is mxfp8; linear kernels take mxfp4"),
+        (lambda: jitmx.MXTensor(zeros(2, 4, 16), zeros(2, 4, 1)), r"\[2, 4, 32\]; a linear weight is \[n, k\]"),
+        (lambda: jitmx.MXTensor(zeros(0, 16), zeros(0, 1)), "n and k must be 1 or more"),
+        (lambda: (zeros(4, 16), zeros(4, 2)), "do not fit"),
         (lambda: (torch.zeros(4, 16), torch.zeros(4, 1)), "must be a uint8 tensor"),
     ],
-)  # fmt: skip
+)
 def test_a_weight_that_is_none_is_refused_with_the_reason(weight: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         jitmx.pack_weight(weight())  # type: ignore[operator]
@@ -111,7 +115,7 @@ def test_a_tensor_on_the_cpu_is_refused_before_anything_runs() -> None:
         jitmx.linear(torch.zeros(1, 64, dtype=torch.bfloat16), packed)
     with pytest.raises(InputError, match="jitmx runs on CUDA tensors"):
         jitmx.quantize(torch.zeros(1, 64))
-    with pytest.raises(InputError, match="pack it once with jitmx.pack_weight"):
+    with pytest.raises(InputError, match=r"pack it once with jitmx\.pack_weight"):
         jitmx.linear(torch.zeros(1, 64), torch.zeros(64, 64))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="codes is uint8"):
         jitmx.dequantize(random_weight(4, 32))
