@@ -10,7 +10,6 @@ that jitmx is tuned for (H200: 132, RTX PRO 6000: 188, GB10: 48) and are replace
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from dataclasses import dataclass
@@ -114,8 +113,9 @@ def parse(text: str) -> Arch:
     name = f"sm_{int(match[1])}{match[2]}{match[3].lower()}"
     name = _PREFERRED.get(name, name)
     if name not in SUPPORTED:
-        close = difflib.get_close_matches(name, SUPPORTED, n=1, cutoff=0.0)
-        raise ArchError(f"jitmx has no kernels for {name}; the nearest it has is {close[0]} (all: {known})")
+        number = int(match[1]) * 100 + int(match[2]) * 10
+        nearest = min(SUPPORTED.values(), key=lambda arch: abs(arch.number - number))
+        raise ArchError(f"jitmx has no kernels for {name}; the nearest it has is {nearest} (all: {known})")
     return SUPPORTED[name]
 
 

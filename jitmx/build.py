@@ -261,8 +261,12 @@ def _known_headers(store: Store, scan: str) -> dict[str, str] | None:
 
 
 def _by_source(variant: Variant, source: str, store: Store) -> Entry | None:
-    options = nvrtc.options(variant.arch)
-    return store.by_source(digest(source.encode()), variant.arch.name, options, header_digest)
+    """What any NVRTC made of the source. CUDA's headers may be missing as the compiler may, but not those of jitmx."""
+
+    def present(name: str) -> str | None:
+        return header_digest(name) or ("gone" if name.startswith(headers.OWN) else None)
+
+    return store.by_source(digest(source.encode()), variant.arch.name, nvrtc.options(variant.arch), present)
 
 
 def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store, strict: bool) -> Entry:

@@ -13,6 +13,7 @@ JitmxError
 ├── InputError              tensors that a kernel cannot take
 ├── NotWarmedError          a kernel is missing while JITMX_MODE=required
 ├── CaptureError            compiling or loading was asked for during CUDA-graph capture
+├── SimulationError         the PTX simulator met a fault of the kernel, or an instruction that it does not know
 └── DriverError             the CUDA driver is missing or refused a call
 
 A message names the value, the rule it breaks and the remedy.
@@ -81,6 +82,10 @@ class NotWarmedError(JitmxError, RuntimeError):
 
 class CaptureError(JitmxError, RuntimeError):
     """Compiling or loading was asked for while a CUDA graph was being captured."""
+
+
+class SimulationError(JitmxError):
+    """A simulated kernel did what no kernel may, or holds an instruction that the simulator does not know."""
 
 
 class DriverError(JitmxError, RuntimeError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 
 import jitmx
@@ -26,6 +27,10 @@ from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import headers
+
+# A deadline for one example measures the machine, and what else runs on it.
+hypothesis.settings.register_profile("jitmx", deadline=None)
+hypothesis.settings.load_profile("jitmx")
 
 _PROBE = Path(__file__).parent / "probe"
 _PACKAGE = Path(jitmx.__file__).parent

@@ -356,6 +356,21 @@ def test_without_a_compiler_what_any_nvrtc_made_of_the_same_source_serves(
     assert (served.status, served.key, served.image) == ("hit", first.key, first.image)
 
 
+def test_without_compiler_and_cuda_headers_what_is_cached_serves_but_not_without_our_own_headers(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build.obtain(probe.variant(half=True))
+    assert "cuda_fp16.h" in first.record.inputs["headers"]
+    monkeypatch.setattr(nvrtc, "identity", no_nvrtc)
+    pool = headers.HeaderPool(cuda=())
+    monkeypatch.setattr(headers, "pool", lambda: pool)
+    assert build.obtain(probe.variant(half=True)).image == first.image
+    probe.header.unlink()
+    pool = headers.HeaderPool(cuda=())
+    with pytest.raises(ToolchainError, match="NVRTC is not installed"):
+        build.obtain(probe.variant(half=True))
+
+
 def test_without_a_compiler_a_miss_says_what_is_missing(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build.obtain(probe.variant())
     monkeypatch.setattr(nvrtc, "identity", no_nvrtc)

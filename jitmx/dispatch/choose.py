@@ -94,13 +94,12 @@ def choose(
 
     Raises:
         KnobError: the knobs of a source are illegal, or cannot serve the problem.
-        TacticError: a table cannot be read.
+        TacticError: a table cannot be read, or its row for the problem is illegal.
     """
     family = kernels.family(op)
     count = multiprocessors or arch.multiprocessors
-    fixed = problem.fixed()
     spec = family.spec(problem.kernel)
-    spec.knobs(**fixed)  # a problem that no kernel takes is the caller's error, not a table's
+    spec.knobs(**problem.fixed())  # a problem that no kernel takes is the caller's error, not a table's
     # What an override leaves out comes from the best source below it.
     base_sources, base = _base(family, problem, arch, count)
     overrides = [
@@ -116,15 +115,20 @@ def choose(
     for _name, _detail, values in reversed(overrides):
         merged.update(values or {})
     sources += [dataclasses.replace(source, decided=source.decided and not decided) for source in base_sources]
-    clash = [name for name in merged if name in fixed and merged[name] != fixed[name]]
-    if clash:
-        raise KnobError(
-            f"{clash[0]}={merged[clash[0]]!r} cannot be overridden: the call itself fixes "
-            f"{clash[0]}={fixed[clash[0]]!r}"
-        )
-    variant = spec.variant(arch, **{**merged, **fixed})
+    return Choice(problem, _variant(family, problem, arch, merged), count, tuple(sources))
+
+
+def _variant(family: Family, problem: Problem, arch: Arch, knobs: Mapping[str, Any]) -> Variant:
+    """The variant with tuned `knobs` that serves `problem`."""
+    fixed = problem.fixed()
+    for name in knobs.keys() & fixed.keys():
+        if knobs[name] != fixed[name]:
+            raise KnobError(
+                f"{name}={knobs[name]!r} cannot be overridden: the call itself fixes {name}={fixed[name]!r}"
+            )
+    variant = family.spec(problem.kernel).variant(arch, **{**knobs, **fixed})
     family.check(problem, variant)
-    return Choice(problem, variant, count, tuple(sources))
+    return variant
 
 
 def _environment(family: Family, knobs: type[Any]) -> tuple[str, str, dict[str, Any] | None]:
@@ -132,12 +136,12 @@ def _environment(family: Family, knobs: type[Any]) -> tuple[str, str, dict[str, 
     pairs = dict(getattr(settings.current(), field, ()))
     if not pairs:
         return "environment", f"JITMX_{field.upper()}", None
-    read = knobs.from_text(pairs)
-    return (
-        "environment",
-        f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}",
-        {name: getattr(read, name) for name in pairs},
-    )
+    said = f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}"
+    try:
+        read = knobs.from_text(pairs)
+    except KnobError as error:
+        raise KnobError(f"{said}: {error}") from error
+    return "environment", said, {name: getattr(read, name) for name in pairs}
 
 
 def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) -> tuple[list[Source], dict[str, Any]]:
@@ -145,12 +149,11 @@ def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) ->
     user = settings.current().tactics_dir
     found: dict[str, Any] | None = None
     sources = []
-    read = tactics.tables(family, arch, user)
-    for name, root in (("user table", user), ("shipped table", None)):
-        table = next((t for t in read if (root is not None) == t.path.is_relative_to(user)), None)
+    own, shipped = tactics.tables(family, arch, user)
+    for name, table, where in (("user table", own, f" under {user}"), ("shipped table", shipped, "")):
         row = next((row for row in table.rows if row.fits(problem)), None) if table else None
         if table is None:
-            detail = f"none for {arch}" + (f" under {root}" if root else "")
+            detail = f"none for {arch}{where}"
         elif row is None:
             detail = f"no row fits ({table.provenance})"
         else:
@@ -159,7 +162,7 @@ def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) ->
         if row is not None and table is not None and found is None:
             found = dict(row.knobs)
             try:
-                family.spec(problem.kernel).variant(arch, **{**found, **problem.fixed()})
+                _variant(family, problem, arch, found)
             except KnobError as error:
                 raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
         sources.append(Source(name, detail, None if row is None else row.knobs, decided))

@@ -10,6 +10,7 @@ first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the me
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from typing import Any
 
 from jitmx import resources
 from jitmx.arch import Arch
-from jitmx.errors import TacticError
+from jitmx.errors import KnobError, TacticError
 from jitmx.kernels import Family, Problem
 
 SCHEMA_VERSION = 1
@@ -62,7 +63,7 @@ class Table:
         return f"measured on {self.origin.get('card', 'an unnamed card')}, {self.origin.get('date', 'undated')}"
 
 
-def load(path: Path, family: str, arch: Arch, problem: type[Problem]) -> Table:
+def load(path: Path, family: Family, arch: Arch) -> Table:
     """The table in `path`, checked.
 
     Raises:
@@ -72,33 +73,49 @@ def load(path: Path, family: str, arch: Arch, problem: type[Problem]) -> Table:
         data = json.loads(path.read_text())
         if data["schema_version"] != SCHEMA_VERSION:
             raise TacticError(f"{path}: schema_version {data['schema_version']} is not {SCHEMA_VERSION}")
-        if (data["family"], data["arch"]) != (family, arch.name):
-            raise TacticError(f"{path} is for {data['family']} on {data['arch']}, not for {family} on {arch}")
+        if (data["family"], data["arch"]) != (family.name, arch.name):
+            raise TacticError(f"{path} is for {data['family']} on {data['arch']}, not for {family.name} on {arch}")
         if data["origin"]["kind"] not in KINDS:
             raise TacticError(f"{path}: origin kind {data['origin']['kind']!r} is not one of {', '.join(KINDS)}")
-        fields = set(problem.__dataclass_fields__)
-        rows = []
-        for number, row in enumerate(data["rows"]):
-            unknown = set(row["when"]) - fields
-            if unknown:
-                raise TacticError(
-                    f"{path}: row {number} asks for {', '.join(sorted(unknown))}; "
-                    f"{family} problems have {', '.join(sorted(fields))}"
-                )
-            rows.append(Row(row["when"], row["kernel"], row["knobs"], row.get("us")))
-        return Table(path, family, arch.name, data["origin"], tuple(rows))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TacticError):
-            raise
+        rows = tuple(_row(f"{path}: row {number}", row, family) for number, row in enumerate(data["rows"]))
+        return Table(path, family.name, arch.name, data["origin"], rows)
+    except TacticError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TacticError(f"{path} is no tuning table ({type(error).__name__}: {error}); mend or remove it") from error
 
 
+def _row(where: str, row: Any, family: Family) -> Row:
+    when, kernel, knobs, us = row["when"], row["kernel"], row["knobs"], row.get("us")
+    fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
+    unknown = when.keys() - fields
+    if unknown:
+        raise TacticError(
+            f"{where} asks for {', '.join(sorted(unknown))}; {family.name} problems have {', '.join(sorted(fields))}"
+        )
+    for name, wanted in when.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if len(values) != (2 if values is wanted else 1) or any(type(value) is not fields[name] for value in values):
+            raise TacticError(f"{where}: {name} is {wanted!r}, neither one {fields[name].__name__} nor [low, high]")
+    try:
+        family.spec(kernel)
+    except KnobError as error:
+        raise TacticError(f"{where}: {error}") from error
+    if not isinstance(knobs, dict) or not isinstance(us, int | float | None):
+        raise TacticError(f"{where}: knobs must be an object, and us a number where there is one")
+    return Row(when, kernel, knobs, us)
+
+
 @functools.cache
-def tables(family: Family, arch: Arch, user: Path) -> tuple[Table, ...]:
-    """The tables of a family for a target, the user's before the shipped one."""
-    name = Path(arch.name) / f"{family.name}.json"
-    return tuple(
-        load(root / name, family.name, arch, family.problem)
-        for root in (user, resources.directory("tactics"))
-        if (root / name).is_file()
-    )
+def tables(family: Family, arch: Arch, user: Path) -> tuple[Table | None, Table | None]:
+    """The user's table of a family for a target, from the folder `user`, and the shipped one."""
+    own, shipped = (root / arch.name / f"{family.name}.json" for root in (user, resources.directory("tactics")))
+    return _load_if_there(own, family, arch), _load_if_there(shipped, family, arch)
+
+
+def _load_if_there(path: Path, family: Family, arch: Arch) -> Table | None:
+    try:
+        there = path.is_file()
+    except OSError:  # the home directory of another user, say
+        there = False
+    return load(path, family, arch) if there else None

@@ -68,8 +68,16 @@ class Family:
     check: Callable[[Any, Variant], None] = _unchecked
 
     def spec(self, name: str) -> KernelSpec:
-        """The kernel called `name`."""
-        return next(spec for spec in self.specs if spec.name == name)
+        """The kernel called `name`.
+
+        Raises:
+            KnobError: there is none; the message lists those there are.
+        """
+        for spec in self.specs:
+            if spec.name == name:
+                return spec
+        listed = ", ".join(spec.name for spec in self.specs)
+        raise KnobError(f"{name!r} is no kernel of {self.name}; its kernels: {listed}")
 
 
 @functools.cache

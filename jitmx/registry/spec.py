@@ -143,9 +143,9 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Readable and unique among the variants of one target: `linear.gemv.m4-bf16-…`.
+        """Readable and unique among the variants of one target: `linear.gemv.m4-fp16-chunk2`.
 
-        Knobs at their defaults are left out of the text; a digest of all of them keeps it unique.
+        Knobs at their defaults are left out. No two knobs of a kernel share a text, so that each can be told apart.
         """
         parts = []
         for item in dataclasses.fields(self.knobs):

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,6 +87,28 @@ def test_publishing_again_replaces_the_record(store: Store, make: Make) -> None:
     later = replace(record, outputs={**record.outputs, "breaches": ["x"]})
     store.publish(later, image, source)
     assert store.lookup(record.key).record == later
+
+
+def test_a_reader_finds_a_sound_entry_at_every_moment_while_it_is_published_again(store: Store, make: Make) -> None:
+    record, image, source = make("a")
+    store.publish(record, image, source)
+    done = threading.Event()
+
+    def publish() -> None:
+        writer = Store(store.root)
+        for turn in range(100):
+            writer.publish(replace(record, created=float(turn)), image, source)
+        done.set()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    seen = set()
+    while not done.is_set():
+        entry = store.lookup(record.key)
+        assert entry is not None and entry.image == image
+        seen.add(entry.record.created)
+    thread.join()
+    assert len(seen) > 1
 
 
 def test_a_key_that_is_no_digest_never_becomes_a_path(store: Store) -> None:

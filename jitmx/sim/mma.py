@@ -1,0 +1,261 @@
+"""Warp-wide matrix products: `mma` with fragments in registers, block scales included.
+
+A warp computes D[16, 8] = A[16, K] · B[K, 8] + C[16, 8]. Lane l = 4g + t (g = l / 4, t = l % 4) holds, with e = 32 / bits
+elements in a register:
+
+    A  register r        row g + 8·(r % 2)     columns 4e·(r / 2) + e·t … + e-1
+    B  register r        rows 4e·r + e·t … + e-1      column g
+    C  32-bit register r row g + 8·(r / 2)     column 2t + r % 2
+    C  f16x2 register r  row g + 8·r           columns 2t, 2t + 1
+
+The shapes with half as many registers (m16n8k8 of 16-bit types, m16n8k16 of 8-bit types) hold the first half of K.
+
+Products and sums are float64 and rounded once to the type of D. Hardware keeps fewer bits of the sum, in an order that
+PTX leaves open, so its results differ within the accumulation-order bound; integer results are identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.errors import SimulationError
+from jitmx.sim.floats import decode, round_to_f16
+
+Words = npt.NDArray[np.uint32]
+Matrix = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+
+# Width of an element in its register. Under kind::mxf8f6f4 and kind::f8f6f4 the narrow types sit in bytes.
+BITS = {
+    **dict.fromkeys(("f16", "bf16"), 16),
+    "tf32": 32,
+    **dict.fromkeys(("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "s8", "u8"), 8),
+    **dict.fromkeys(("s4", "u4"), 4),
+}
+PACKED_FP4 = "e2m1 packed"
+SCALE_VECTORS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
+KINDS = {"kind::mxf8f6f4": ("ue8m0",), "kind::mxf4": ("ue8m0",), "kind::mxf4nvf4": ("ue8m0", "ue4m3")}
+_FLOATS = ("f16", "bf16", "tf32", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", PACKED_FP4)
+
+
+def bits_of(kind: str) -> int:
+    """Bits that an element of type `kind` takes in its register."""
+    return 4 if kind == PACKED_FP4 else BITS[kind]
+
+
+@cache
+def a_layout(per_register: int, registers: int) -> tuple[Index, Index]:
+    """Row and column of each element of A: two arrays [32, registers, per_register]."""
+    lane, register, item = np.ogrid[:32, :registers, :per_register]
+    rows = lane // 4 + 8 * (register % 2) + 0 * item
+    columns = 4 * per_register * (register // 2) + per_register * (lane % 4) + item
+    return rows, columns
+
+
+@cache
+def b_layout(per_register: int, registers: int) -> tuple[Index, Index]:
+    """Row and column of each element of B: two arrays [32, registers, per_register]."""
+    lane, register, item = np.ogrid[:32, :registers, :per_register]
+    rows = 4 * per_register * register + per_register * (lane % 4) + item
+    columns = lane // 4 + 0 * register + 0 * item
+    return rows, columns
+
+
+@cache
+def c_layout(columns: int = 8) -> tuple[Index, Index]:
+    """Row and column of each 32-bit element of C and D: two arrays [32, columns / 2] for a 16 × `columns` tile."""
+    lane, register = np.ogrid[:32, : columns // 2]
+    return lane // 4 + 8 * (register % 4 // 2), 8 * (register // 4) + 2 * (lane % 4) + register % 2
+
+
+@cache
+def gather(which: str, bits: int, registers: int) -> Index:
+    """Where, in a warp's elements in order of lane, register and position, element (row, column) lies: a flat index."""
+    per_register = 32 // bits
+    rows, columns = (a_layout if which == "a" else b_layout)(per_register, registers)
+    index = np.empty((rows.max() + 1, columns.max() + 1), np.intp)
+    index[rows, columns] = np.arange(rows.size).reshape(rows.shape)
+    return index
+
+
+def elements(words: Words, bits: int) -> npt.NDArray[np.unsignedinteger]:
+    """Elements of 32-bit registers, low bits first: the last axis grows by 32 / bits."""
+    words = np.ascontiguousarray(words, np.uint32)
+    if bits == 4:
+        halves = words.view(np.uint8)
+        return np.stack((halves & 15, halves >> 4), axis=-1).reshape(*words.shape[:-1], -1)
+    return words.view({32: np.uint32, 16: np.uint16, 8: np.uint8}[bits])
+
+
+def values(codes: npt.NDArray[np.unsignedinteger], kind: str) -> Matrix:
+    """Values of codes of type `kind`, as float64.
+
+    e2m1 in a byte takes bits 5…2, as block-scaled products expect; e3m2 and e2m3 take bits 5…0.
+    """
+    if kind in _FLOATS:
+        name = "e2m1" if kind == PACKED_FP4 else kind
+        return decode(codes >> 2 if kind == "e2m1" else codes, name).astype(np.float64)
+    if kind in ("s8", "s4"):
+        shift = 8 - bits_of(kind)
+        return ((codes << shift).astype(np.int8) >> shift).astype(np.float64)
+    return codes.astype(np.float64)
+
+
+def matrix(words: Words, which: str, kind: str) -> Matrix:
+    """The operand that registers [warps, 32, registers] hold: A as [warps, 16, K], B as [warps, K, 8]."""
+    bits = bits_of(kind)
+    index = gather(which, bits, words.shape[-1])
+    codes = elements(words, bits).reshape(len(words), -1)
+    return values(codes[:, index], kind)
+
+
+def accumulator(words: Words, kind: str, columns: int = 8) -> Matrix:
+    """C as [warps, 16, columns] from registers [warps, 32, …] of f32, s32 or f16x2."""
+    rows, cols = c_layout(columns)
+    if kind == "f16":
+        held = decode(elements(words, 16), "f16")
+    else:
+        held = words.view(np.float32 if kind == "f32" else np.int32)
+    result = np.empty((len(words), 16, columns))
+    result[:, rows, cols] = held
+    return result
+
+
+def registers(result: Matrix, kind: str, *, saturate: bool = False) -> Words:
+    """Registers of D [warps, 16, columns], rounded once to f32, f16 or s32 (which wraps unless `saturate`)."""
+    rows, cols = c_layout(result.shape[-1])
+    held = result[:, rows, cols]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind == "f32":
+            single = held.astype(np.float32)
+            return np.where(np.isnan(single), np.uint32(0x7FFFFFFF), single.view(np.uint32))
+        if kind == "f16":
+            return round_to_f16(held).view(np.uint32)
+    whole = held.astype(np.int64)
+    if saturate:
+        whole = np.clip(whole, -(2**31), 2**31 - 1)
+    return whole.astype(np.uint32)
+
+
+def scale_lanes(thread_a: int, thread_b: int) -> tuple[Index, Index]:
+    """Lanes whose scale registers serve the 16 rows of A and the 8 columns of B."""
+    row, column = np.arange(16), np.arange(8)
+    return 4 * (row % 8) + 2 * thread_a + row // 8, 4 * column + thread_b
+
+
+def scales(words: Words, lanes: Index, byte: int, vectors: int, kind: str) -> Matrix:
+    """Scale factors [warps, len(lanes), vectors] from registers [warps, 32], starting at byte `byte`."""
+    codes = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), 32, 4)
+    return decode(codes[:, lanes, byte : byte + vectors], kind).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One `mma` instruction.
+
+    Attributes:
+        m, n, k: shape; m is 16 and n is 8.
+        d, a, b, c: types; `PACKED_FP4` for e2m1 under kind::mxf4.
+        a_registers, b_registers, c_registers: 32-bit registers a lane gives to each operand.
+        vectors: scale factors along K (scale_vec), 0 without block scaling.
+        scale: type of the scale factors.
+        saturate: .satfinite of integer products.
+    """
+
+    m: int
+    n: int
+    k: int
+    d: str
+    a: str
+    b: str
+    c: str
+    vectors: int
+    scale: str
+    saturate: bool
+
+    @property
+    def a_registers(self) -> int:
+        return self.m * self.k * bits_of(self.a) // 1024
+
+    @property
+    def b_registers(self) -> int:
+        return self.n * self.k * bits_of(self.b) // 1024
+
+    @property
+    def c_registers(self) -> int:
+        return 2 if self.c == "f16" else 4
+
+    def __call__(self, a: Words, b: Words, c: Words, scale_a: Words | None = None, scale_b: Words | None = None,
+                 selectors: tuple[int, int, int, int] = (0, 0, 0, 0)) -> Words:
+        """D from registers.
+
+        Args:
+            a, b, c: uint32 [warps, 32, registers].
+            scale_a, scale_b: uint32 [warps, 32], with block scaling.
+            selectors: byte-id-a, thread-id-a, byte-id-b, thread-id-b.
+
+        Returns:
+            uint32 [warps, 32, registers] of D.
+        """
+        left, right = matrix(a, "a", self.a), matrix(b, "b", self.b)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.vectors and scale_a is not None and scale_b is not None:
+                byte_a, thread_a, byte_b, thread_b = selectors
+                rows, columns = scale_lanes(thread_a, thread_b)
+                block = self.k // self.vectors
+                left = left * np.repeat(scales(scale_a, rows, byte_a, self.vectors, self.scale), block, axis=2)
+                along = np.repeat(scales(scale_b, columns, byte_b, self.vectors, self.scale), block, axis=2)
+                right = right * along.swapaxes(1, 2)
+            result = left @ right + accumulator(c, self.c)
+        return registers(result, self.d, saturate=self.saturate)
+
+
+def product(parts: tuple[str, ...]) -> Product:
+    """The product that `mma` with these parts names.
+
+    Raises:
+        SimulationError: a shape, type or modifier that is not known.
+    """
+    name = ".".join(parts)
+    shape = next((part for part in parts if part.startswith("m") and part[1:2].isdigit()), "")
+    kind = next((part for part in parts if part.startswith("kind::")), "")
+    vector = next((part for part in parts if part.startswith("scale_vec::")), "")
+    scaled = "block_scale" in parts
+    tail = parts[-5:] if scaled else parts[-4:]
+    d, a, b, c = tail[:4]
+    known = {"mma", "sync", "aligned", shape, "row", "col", "satfinite", kind, vector, "block_scale", *tail}
+    unknown = [part for part in parts if part not in known]
+    k = int(shape.rpartition("k")[2] or 0) if shape.startswith("m16n8k") else 0
+    if unknown or not k or "satfinite" in parts and d != "s32":
+        raise SimulationError(f"{name} is not known")
+    vectors, scale = 0, ""
+    if scaled:
+        scale = tail[4]
+        vectors = SCALE_VECTORS.get(vector, {"kind::mxf8f6f4": 1, "kind::mxf4": 2}.get(kind, 0))
+        if scale not in KINDS.get(kind, ()) or not vectors or (kind == "kind::mxf8f6f4") != (vectors == 1):
+            raise SimulationError(f"{name} is not known")
+    elif kind not in ("", "kind::f8f6f4"):
+        raise SimulationError(f"{name} is not known")
+    if kind in ("kind::mxf4", "kind::mxf4nvf4"):
+        a, b = (PACKED_FP4 if item == "e2m1" else item for item in (a, b))
+    if any(item not in BITS and item != PACKED_FP4 for item in (a, b)) or d != c or d not in ("f32", "f16", "s32"):
+        raise SimulationError(f"{name} is not known")
+    result = Product(16, 8, k, d, a, b, c, vectors, scale, "satfinite" in parts)
+    if result.k % (128 // bits_of(a)) or result.k > 256 // bits_of(a) or bits_of(a) != bits_of(b):
+        raise SimulationError(f"{name} is not known: its shape does not fit its types")
+    return result
+
+
+def selector_limits(vectors: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Legal values of byte-id-a, thread-id-a, byte-id-b and thread-id-b."""
+    byte = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[vectors]
+    return byte, (0, 1), byte, (0, 1, 2, 3)
+
+
+Semantics = Callable[..., Any]

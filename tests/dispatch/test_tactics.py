@@ -1,0 +1,236 @@
+"""Tuning tables: what ships is whole and legal, and what is wrong with a table is said with its path."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jitmx import arch, kernels, resources, settings
+from jitmx.dispatch import tactics
+from jitmx.dispatch.choose import choose
+from jitmx.errors import KnobError, TacticError
+from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.quantize import QuantizeProblem
+
+ROOT = resources.directory("tactics")
+TABLES = sorted(ROOT.glob("sm_*/*.json"))
+NAMES = [f"{path.parent.name}-{path.stem}" for path in TABLES]
+SHAPES = ((5120, 2880), (2880, 4096), (201088, 2880))  # of gpt-oss-120b: QKV, O, lm_head
+ROW = {"when": {"m": 1}, "kernel": "gemv", "knobs": {"stages": 2}}
+QKV = LinearProblem(1, 5120, 2880)
+SM_90 = arch.parse("sm_90")
+Write = Callable[..., Path]
+
+
+def load(path: Path) -> tactics.Table:
+    """A shipped table, as its place says."""
+    return tactics.load(path, kernels.family(path.stem), arch.parse(path.parent.name))
+
+
+def test_tables_are_shipped_for_the_targets_that_jitmx_is_tuned_for() -> None:
+    assert {path.parent.name for path in TABLES if path.stem == "linear"} >= {"sm_90a", "sm_120a", "sm_121a"}
+
+
+@pytest.mark.parametrize("path", TABLES, ids=NAMES)
+def test_every_row_of_a_shipped_table_is_legal_and_met_by_some_problem(path: Path) -> None:
+    table, family, target = load(path), kernels.family(path.stem), arch.parse(path.parent.name)
+    assert table.rows
+    for row in table.rows:
+        ends = [
+            {name: wanted[end] if isinstance(wanted, list) else wanted for name, wanted in row.when.items()}
+            for end in (0, 1)
+        ]
+        for shape in ends:
+            problem = family.problem.on(target, **shape)
+            assert next(other for other in table.rows if other.fits(problem)) is row
+            variant = family.spec(row.kernel).variant(target, **{**row.knobs, **problem.fixed()})
+            family.check(problem, variant)
+            assert not row.knobs.keys() & problem.fixed().keys()
+            assert choose(path.stem, problem, target).variant == variant
+
+
+@pytest.mark.parametrize("path", [path for path in TABLES if path.stem == "linear"], ids=str)
+@pytest.mark.parametrize("m", range(1, 9))
+def test_a_shipped_table_decides_for_every_dense_product_of_gpt_oss(path: Path, m: int) -> None:
+    target = arch.parse(path.parent.name)
+    for n, k in SHAPES:
+        for bias in (False, True):
+            for dtype in ("bf16", "fp16"):
+                for scale_range in ("normal", "full"):
+                    shape = {"m": m, "n": n, "k": k, "bias": bias, "dtype": dtype, "scale_range": scale_range}
+                    choice = choose("linear", LinearProblem.on(target, **shape), target)
+                    assert choice.decided_by.name == "shipped table"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=NAMES)
+def test_a_measured_table_names_card_and_date_and_times_every_row(path: Path) -> None:
+    table = load(path)
+    if table.origin["kind"] == "measured":
+        assert table.origin["card"] and table.origin["driver"] and table.origin["date"]
+        assert all(row.us and row.us > 0 for row in table.rows)
+        assert table.provenance == f"measured on {table.origin['card']}, {table.origin['date']}"
+    else:
+        assert table.provenance.startswith("heuristic, not measured: ")
+        assert all(row.us is None for row in table.rows)
+
+
+def test_no_table_of_a_target_that_was_never_measured_claims_to_be() -> None:
+    assert {path.parent.name: load(path).origin["kind"] for path in TABLES if path.stem == "linear"} == {
+        "sm_90a": "measured", "sm_120a": "heuristic", "sm_121a": "heuristic"
+    }  # fmt: skip
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    """scripts/heuristic_tactics.py as a module."""
+    path = Path(__file__).parents[2] / "scripts" / "heuristic_tactics.py"
+    found = importlib.util.spec_from_file_location("heuristic_tactics", path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_heuristic_tables_are_what_the_cost_model_gives_today(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["heuristic_tactics.py", str(tmp_path)])
+    script.main()
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.json")}
+    kept = {path.relative_to(ROOT): path.read_text() for path in TABLES if load(path).origin["kind"] == "heuristic"}
+    assert made == kept
+
+
+def test_the_users_table_is_read_beside_the_shipped_one(write: Write, tactics_folder: Path) -> None:
+    path = write("sm_90a", ROW)
+    own, shipped = tactics.tables(kernels.family("linear"), SM_90, tactics_folder)
+    assert own is not None and shipped is not None
+    assert (own.path, shipped.path) == (path, ROOT / "sm_90a" / "linear.json")
+    assert tactics.tables(kernels.family("linear"), arch.parse("sm_86"), tactics_folder) == (None, None)
+
+
+def test_the_shipped_table_is_not_taken_for_the_users_where_the_users_folder_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JITMX_TACTICS", str(ROOT.parent))
+    settings.reload()
+    assert choose("linear", QKV, SM_90).decided_by.name == "shipped table"
+
+
+def test_a_folder_that_cannot_be_looked_into_holds_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / ("x" * 300)))
+    settings.reload()
+    assert choose("linear", QKV, SM_90).decided_by.name == "shipped table"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({}, True),
+        ({"m": 4}, True),
+        ({"m": 5}, False),
+        ({"m": [4, 4]}, True),
+        ({"m": [1, 4]}, True),
+        ({"m": [4, 8]}, True),
+        ({"m": [5, 8]}, False),
+        ({"m": [1, 3]}, False),
+        ({"dtype": "bf16", "bias": False}, True),
+        ({"dtype": "fp16"}, False),
+        ({"bias": True}, False),
+        ({"m": 4, "n": 5121}, False),
+    ],
+)
+def test_a_row_fits_where_all_it_asks_for_holds_ends_of_ranges_included(wanted: dict[str, Any], fits: bool) -> None:
+    assert tactics.Row(wanted, "gemv", {}, None).fits(LinearProblem(4, 5120, 2880)) is fits
+
+
+def test_a_row_of_another_kernel_does_not_fit() -> None:
+    row = tactics.Row({"format": "mxfp4"}, "dequantize", {}, None)
+    assert row.fits(QuantizeProblem("dequantize")) and not row.fits(QuantizeProblem("quantize"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"schema_version": 2}, "schema_version 2 is not 1"),
+        ({"family": "quantize"}, "is for quantize on sm_90a, not for linear on sm_90a"),
+        ({"arch": "sm_121a"}, "is for linear on sm_121a, not for linear on sm_90a"),
+        ({"arch": "sm_90"}, "is for linear on sm_90, not for linear on sm_90a"),
+        ({"origin": {"kind": "guessed"}}, "origin kind 'guessed' is not one of measured, heuristic"),
+        ({"origin": None}, "is no tuning table"),
+        ({"origin": {}}, "is no tuning table (KeyError: 'kind'); mend or remove it"),
+        ({"rows": 3}, "is no tuning table (TypeError: 'int' object is not iterable)"),
+        ({"rows": [3]}, "is no tuning table"),
+        ({"rows": [{"when": {}, "kernel": "gemv"}]}, "is no tuning table (KeyError: 'knobs')"),
+        ({"rows": [ROW | {"when": [["m", 1]]}]}, "is no tuning table"),
+        ({"rows": [ROW | {"when": {"rows": 1}}]}, "row 0 asks for rows; linear problems have bias, dtype, "),
+        ({"rows": [ROW, ROW | {"when": {"m": [1]}}]}, "row 1: m is [1], neither one int nor [low, high]"),
+        ({"rows": [ROW | {"when": {"m": [1, 2, 3]}}]}, "row 0: m is [1, 2, 3], neither one int nor [low, high]"),
+        ({"rows": [ROW | {"when": {"m": ["1", 2]}}]}, "row 0: m is ['1', 2], neither one int nor [low, high]"),
+        ({"rows": [ROW | {"when": {"m": True}}]}, "row 0: m is True, neither one int nor [low, high]"),
+        ({"rows": [ROW | {"when": {"dtype": 16}}]}, "row 0: dtype is 16, neither one str nor [low, high]"),
+        ({"rows": [ROW | {"kernel": "gemm"}]}, "row 0: 'gemm' is no kernel of linear; its kernels: gemv"),
+        ({"rows": [ROW | {"knobs": ["stages"]}]}, "row 0: knobs must be an object, and us a number where there is one"),
+        ({"rows": [ROW | {"us": "fast"}]}, "row 0: knobs must be an object, and us a number where there is one"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_with_its_path_and_the_reason(
+    fields: dict[str, Any], said: str, write: Write
+) -> None:
+    path = write("sm_90a", **fields)
+    with pytest.raises(TacticError) as error:
+        choose("linear", QKV, SM_90)
+    assert str(path) in str(error.value) and said in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"schema_version": 1}', b"{}" * 2])
+def test_a_file_that_is_no_table_at_all_is_refused_with_its_path(content: bytes, write: Write) -> None:
+    path = write("sm_90a")
+    path.write_bytes(content)
+    with pytest.raises(TacticError, match=r"is no tuning table \(\w+: .*\); mend or remove it") as error:
+        choose("linear", QKV, SM_90)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"stages": 99}, "GemvKnobs.stages=99 is above its limit; the nearest legal value is 16"),
+        ({"stages": "2"}, "GemvKnobs.stages='2' is not a int"),
+        ({"tile": 4}, "linear.gemv has no knob 'tile'; its knobs: m, dtype"),
+        ({"warps": 8, "split_k": 3}, "split_k=3 does not divide warps=8"),
+        ({"chunk": 16, "stages": 16}, "B of shared memory; a block on sm_90a has at most 232448 B"),
+    ],
+)
+def test_an_illegal_row_is_refused_with_path_row_and_rule(knobs: dict[str, Any], said: str, write: Write) -> None:
+    path = write("sm_90a", ROW | {"knobs": knobs})
+    with pytest.raises(TacticError) as error:
+        choose("linear", QKV, SM_90)
+    assert str(error.value).startswith(f"{path}: the row for {{'m': 1}} is illegal: ")
+    assert said in str(error.value)
+    assert isinstance(error.value.__cause__, KnobError)
+
+
+def test_a_row_that_cannot_serve_the_shape_it_claims_is_refused_with_path_and_reason(write: Write) -> None:
+    path = write("sm_90a", ROW | {"knobs": {"warps": 8, "split_k": 8, "stage_x": True}})
+    with pytest.raises(TacticError, match="split_k=8 is over the 2 tiles of k=96") as error:
+        choose("linear", LinearProblem(1, 64, 96), SM_90)
+    assert str(path) in str(error.value)
+
+
+def test_a_broken_table_of_one_target_leaves_the_others_alone(write: Write) -> None:
+    write("sm_90a").write_text("{")
+    assert choose("linear", QKV, arch.parse("sm_121")).decided_by.name == "shipped table"
+
+
+def test_the_shipped_table_may_be_taken_over_as_ones_own(write: Write) -> None:
+    shipped = choose("linear", QKV, SM_90)
+    write("sm_90a").write_text((ROOT / "sm_90a" / "linear.json").read_text())
+    own = choose("linear", QKV, SM_90)
+    assert (shipped.decided_by.name, own.decided_by.name) == ("shipped table", "user table")
+    assert shipped.decided_by.detail == own.decided_by.detail and shipped.variant == own.variant

@@ -1,0 +1,193 @@
+"""Rendering: every knob reaches the code, nothing is rendered as nothing, and a source says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, resources
+from jitmx.errors import RenderError
+from jitmx.registry.contract import Contract
+from jitmx.registry.render import header, render
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from strategies import ARCHES, SPEC_NAMES, SPECS, changed, usual, values, variants
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+# Knobs that select nothing beside certain others: fp16 has no room to fold scales into decoding, whatever their range.
+IDLE = {("linear.gemv", "scale_range", "fp16")}
+
+
+def code(variant: Variant) -> str:
+    """The rendered source without its comments: what the compiler sees, but for the layout of lines."""
+    return " ".join(_COMMENT.sub(" ", render(variant)).split())
+
+
+def idle(variant: Variant, name: str) -> bool:
+    """Whether knob `name` is known to select nothing beside the other knobs."""
+    dtype = variant.knobs.as_dict().get("dtype")
+    return (f"{variant.spec.family}.{variant.spec.name}", name, dtype) in IDLE
+
+
+def neighbours(variant: Variant) -> list[tuple[str, Variant]]:
+    """Every legal variant that differs from `variant` in one knob, and that knob's name."""
+    found = []
+    for item in dataclasses.fields(variant.knobs):
+        for value in values(item):
+            other = changed(variant, **{item.name: value})
+            if other is not None and other != variant:
+                found.append((item.name, other))
+    return found
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_changing_any_one_knob_changes_the_code_beyond_its_comments(spec: KernelSpec, data: st.DataObject) -> None:
+    variant = data.draw(variants(spec))
+    before = code(variant)
+    for name, other in neighbours(variant):
+        assert (code(other) == before) == idle(variant, name), name
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+def test_each_value_of_each_knob_is_rendered_as_code_of_its_own(spec: KernelSpec, target: arch.Arch) -> None:
+    variant = usual(spec, target)
+    if spec.family == "linear":
+        variant = dataclasses.replace(variant, knobs=dataclasses.replace(variant.knobs, chunk=1, stages=1))
+    met = [(name, code(other)) for name, other in neighbours(variant)]
+    # Copies and launches that sm_90 brought leave older targets no choice.
+    without_choice = {"copy", "pdl"} if spec.family == "linear" and "tma" not in target.features else set()
+    assert {name for name, _ in met} == {item.name for item in dataclasses.fields(spec.knobs)} - without_choice
+    assert len({text for _, text in met} | {code(variant)}) == len(met) + 1
+
+
+def test_the_only_knobs_that_ever_select_nothing_are_those_listed() -> None:
+    found = set()
+    for spec in SPECS:
+        for target in ARCHES:
+            for dtype in ("bf16", "fp16", "fp32"):
+                named = "dtype" in {item.name for item in dataclasses.fields(spec.knobs)}
+                variant = changed(usual(spec, target), dtype=dtype) if named else usual(spec, target)
+                if variant is not None:
+                    before = code(variant)
+                    found |= {
+                        (f"{spec.family}.{spec.name}", name, dtype if named else None)
+                        for name, other in neighbours(variant)
+                        if code(other) == before
+                    }
+    assert found == IDLE
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@given(data=st.data())
+def test_a_source_opens_with_kernel_target_and_every_knob(spec: KernelSpec, data: st.DataObject) -> None:
+    variant = data.draw(variants(spec))
+    lines = render(variant).splitlines()
+    assert lines[0] == f"// {spec.family}.{spec.name} for {variant.arch.name}, rendered by jitmx"
+    knobs = {
+        name: ("false", "true")[value] if isinstance(value, bool) else value
+        for name, value in variant.knobs.as_dict().items()
+    }
+    assert lines[1 : 1 + len(knobs)] == [f"//   {name} = {text}" for name, text in knobs.items()]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@given(data=st.data())
+def test_rendering_is_repeatable_and_leaves_nothing_of_the_template_language(
+    spec: KernelSpec, data: st.DataObject
+) -> None:
+    variant = data.draw(variants(spec))
+    source = render(variant)
+    assert source == render(variant)
+    assert source.endswith("}\n")
+    assert "{%" not in source and "{#" not in source and "}}" not in source.replace("}}}", "")
+    assert f" {spec.entry}(" in source
+    assert f"__launch_bounds__({spec.threads(variant.knobs)}" in source
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyKnobs(Knobs):
+    width: int = knob(4, low=1, doc="a number")
+    wide: bool = knob(False, doc="a flag")
+    kind: str = knob("plain", choices=("plain", "fancy"), doc="a word")
+
+
+TOY = KernelSpec(
+    family="toy",
+    name="kernel",
+    knobs=ToyKnobs,
+    contract=lambda knobs, target: Contract(),
+    check=lambda knobs, target: None,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: 32,
+    entry="toy",
+)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Any:
+    """Renders a template's text with the toy kernel's knobs."""
+
+    def run(text: str, **knobs: Any) -> str:
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / "kernel.cu.j2").write_text(text)
+        variant = TOY.variant(arch.parse("sm_121"), **knobs)
+        return render(variant, tmp_path).removeprefix(header(variant))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int x = {{ heigth }};\n",
+        "{% if heigth %}\nint x;\n{% endif %}\n",
+        "{% for i in heigth %}\n{% endfor %}\n",
+        "int x = {{ arch.heigth }};\n",
+        "int x = {{ {'plain': 1}[heigth] }};\n",
+        "int x = {{ {'other': 1}[kind] }};\n",
+        "int x = {{ heigth + 1 }};\n",
+        "{{ 'yes' if heigth == 4 else 'no' }}\n",
+    ],
+)
+def test_a_name_that_does_not_exist_is_an_error_that_names_the_file(toy: Any, text: str) -> None:
+    with pytest.raises(RenderError, match=r"^toy/kernel\.cu\.j2: .*(heigth|'plain')"):
+        toy(text)
+
+
+def test_a_syntax_error_names_file_and_line(toy: Any) -> None:
+    with pytest.raises(RenderError, match=r"^toy/kernel\.cu\.j2:2: "):
+        toy("int x;\n{% iff wide %}\nint y;\n")
+
+
+def test_a_missing_template_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RenderError, match=r"toy/kernel\.cu\.j2"):
+        render(TOY.variant(arch.parse("sm_121")), tmp_path)
+
+
+def test_knobs_become_literals_of_c(toy: Any) -> None:
+    assert toy("{{ width | cxx }} {{ wide | cxx }}\n", wide=True) == "4 true\n"
+    assert toy("{{ wide | cxx }}\n") == "false\n"
+    with pytest.raises(RenderError, match=r"^toy/kernel\.cu\.j2: 'plain' has no C\+\+ literal"):
+        toy("{{ kind | cxx }}\n")
+
+
+def test_a_template_sees_target_and_threads(toy: Any) -> None:
+    assert (
+        toy("{{ arch.name }} {{ arch.number }} {{ threads }} {{ 'tma' in arch.features }}\n")
+        == "sm_121a 1210 32 True\n"
+    )
+
+
+def test_every_template_belongs_to_a_kernel() -> None:
+    root = resources.directory("templates")
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*.cu.j2")}
+    assert found == {spec.template for spec in SPECS}

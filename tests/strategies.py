@@ -1,0 +1,52 @@
+"""Legal variants of every kernel, for properties that hold for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+from jitmx import kernels
+from jitmx.arch import SUPPORTED, Arch
+from jitmx.errors import KnobError
+from jitmx.registry.spec import KernelSpec, Variant
+
+ARCHES = tuple(SUPPORTED.values())
+SPECS = tuple(spec for family in kernels.families().values() for spec in family.specs)
+SPEC_NAMES = tuple(f"{spec.family}.{spec.name}" for spec in SPECS)
+
+
+def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """Every legal value of one knob."""
+    if isinstance(item.default, bool):
+        return False, True
+    if item.metadata["choices"] is not None:
+        return tuple(item.metadata["choices"])
+    return tuple(range(item.metadata["low"], item.metadata["high"] + 1))
+
+
+def usual(spec: KernelSpec, arch: Arch) -> Variant:
+    """What the heuristic makes of the first typical problem of the kernel: legal on `arch`."""
+    family = kernels.family(spec.family)
+    problem = next(problem for problem in family.typical(arch) if problem.kernel == spec.name)
+    tuned = family.heuristic(problem, arch, arch.multiprocessors)
+    return spec.variant(arch, **{**tuned, **problem.fixed()})
+
+
+def changed(variant: Variant, **knobs: Any) -> Variant | None:
+    """`variant` with other knobs, or None where that is illegal."""
+    try:
+        return dataclasses.replace(variant, knobs=dataclasses.replace(variant.knobs, **knobs))
+    except KnobError:
+        return None
+
+
+@st.composite
+def variants(draw: st.DrawFn, spec: KernelSpec, arches: tuple[Arch, ...] = ARCHES, changes: int = 24) -> Variant:
+    """A legal variant: the usual one after up to so many changes of one knob, of which illegal ones are passed over."""
+    variant = usual(spec, draw(st.sampled_from(arches)))
+    options = [(item.name, value) for item in dataclasses.fields(spec.knobs) for value in values(item)]
+    for name, value in draw(st.lists(st.sampled_from(options), max_size=changes)):
+        variant = changed(variant, **{name: value}) or variant
+    return variant
