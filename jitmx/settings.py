@@ -83,13 +83,14 @@ def _arches(text: str) -> tuple[str, ...]:
 
 
 def _path(text: str) -> Path:
-    if not text:
-        raise ValueError
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of a user that there is not
+        raise ValueError(str(error)) from error
 
 
 def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part)
+    return tuple(_path(part) for part in text.split(os.pathsep) if part)
 
 
 def _knobs(text: str) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitmx import formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
@@ -31,6 +33,7 @@ class QuantizeKnobs(Knobs):
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
     block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
     vectors: int = knob(4, choices=(1, 2, 4, 8), doc="vectors of 8 values a thread")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ class DequantizeKnobs(Knobs):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of the values")
     block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
     vectors: int = knob(4, choices=(1, 2, 4, 8), doc="vectors of 8 values a thread")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def _check(knobs: QuantizeKnobs | DequantizeKnobs, arch: Arch) -> None:
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def _contract(require: str) -> Contract:
@@ -52,7 +61,7 @@ QUANTIZE = KernelSpec(
     name="quantize",
     knobs=QuantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bLDG\.E\..*128"),
-    check=lambda knobs, arch: None,
+    check=_check,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_quantize",
@@ -63,7 +72,7 @@ DEQUANTIZE = KernelSpec(
     name="dequantize",
     knobs=DequantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bSTG\.E\..*128"),
-    check=lambda knobs, arch: None,
+    check=_check,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_dequantize",
@@ -107,5 +116,5 @@ FAMILY = Family(
         for dtype in DTYPES
         for direction in ("quantize", "dequantize")
     ),
-    heuristic=lambda problem, arch, multiprocessors: {},
+    heuristic=lambda problem, arch, multiprocessors: {"pdl": "pdl" in arch.features},
 )

@@ -28,7 +28,9 @@ def _variant(problem: QuantizeProblem, device: int) -> Variant:
 @functools.lru_cache(maxsize=256)
 def _launcher(problem: QuantizeProblem, device: int, values: int) -> Launcher:
     variant = _variant(problem, device)
-    return Launcher(variant, device, blocks=blocks(variant.knobs, values), shared_bytes=0, layout="@PPPQ", pdl=False)
+    return Launcher(
+        variant, device, blocks=blocks(variant.knobs, values), shared_bytes=0, layout="@PPPQ", pdl=variant.knobs.pdl
+    )
 
 
 def _launch(problem: QuantizeProblem, device: torch.device, values: int, *pointers: int) -> None:

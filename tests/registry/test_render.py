@@ -63,8 +63,8 @@ def test_each_value_of_each_knob_is_rendered_as_code_of_its_own(spec: KernelSpec
     if spec.family == "linear":
         variant = dataclasses.replace(variant, knobs=dataclasses.replace(variant.knobs, chunk=1, stages=1))
     met = [(name, code(other)) for name, other in neighbours(variant)]
-    # Copies and launches that sm_90 brought leave older targets no choice.
-    without_choice = {"copy", "pdl"} if spec.family == "linear" and "tma" not in target.features else set()
+    # What sm_90 brought leaves older targets no choice.
+    without_choice = set() if "tma" in target.features else {"copy", "pdl"}
     assert {name for name, _ in met} == {item.name for item in dataclasses.fields(spec.knobs)} - without_choice
     assert len({text for _, text in met} | {code(variant)}) == len(met) + 1
 

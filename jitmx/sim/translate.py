@@ -1,0 +1,410 @@
+"""PTX instructions to Python source: one function for each basic block, in two forms.
+
+The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked* form
+takes the mask `M` of active lanes and leaves the others as they are.
+
+A semantic module exports `HANDLERS`, a dict from the first part of an opcode to `handler(t, ins)`, which is called at
+translation time and emits Python with
+
+    t.emit(line)                     one line of Python
+    t.read(operand, dtype)           expression of an array over all lanes ("u1 u2 u4 u8 i1 … i8 f2 f4 f8 b1")
+    t.write(operand, expression, dtype)   assigns to a register where the instruction is active
+    t.ufunc(operand, dtype, "add", *arguments)   the same for a NumPy function that takes `out`
+    t.const(object)                  a name for any Python object (function, table) in the generated code
+    t.mask                           expression of the active lanes, or "None" where all are
+    t.address(operand)               (expression of the uint64 addresses of all lanes, or of one for all; byte offset)
+    t.line, t.full, t.error(text)    the PTX line; which form; a SimulationError that names the instruction
+
+`m` in generated code is the Machine. Lanes that are not active hold garbage: what reads them must not depend on it.
+Arrays that `t.read` names are registers, so a handler must not write into them. Values pass between lanes of a warp as
+`array.reshape(-1, 32)`: lane l of warp w is element [w, l].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitmx.errors import SimulationError
+from jitmx.sim.ptx import (
+    SIZES,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Module,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Symbol,
+)
+
+Handler = Callable[["Translator", Instruction], None]
+
+# How registers of a PTX type are stored.
+_STORAGE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "u8"}
+EXIT, BLOCKED = -1, -2
+_ENDS = ("bra", "ret", "exit", "trap", "call", "brx")
+
+
+@dataclass
+class Block:
+    """A basic block: instructions [first, last) of a function, and its two forms in Python."""
+
+    index: int
+    function: str
+    first: int
+    last: int
+    lines: tuple[int, ...] = ()
+    full: str = ""
+    masked: str = ""
+    members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
+    width: int = 32  # lanes that such an instruction spans
+
+
+@dataclass
+class Program:
+    """A translated kernel: what a machine binds to its registers and runs."""
+
+    entry: Function
+    blocks: list[Block]
+    views: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → register, dtype
+    registers: dict[str, str] = field(default_factory=dict)  # register → dtype
+    specials: set[str] = field(default_factory=set)
+    objects: dict[str, Any] = field(default_factory=dict)
+    module: Module | None = None
+    granules: dict[str, int] = field(default_factory=dict)
+    frames: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
+def dtype_of(kind: str) -> str:
+    """The dtype in which PTX type `kind` computes: "s32" → "i4". Packed and 16-bit floats are bits."""
+    if kind == "pred":
+        return "b1"
+    if kind in ("f16", "bf16"):
+        return "u2"
+    if kind in ("f16x2", "bf16x2", "u16x2", "s16x2"):
+        return "u4"
+    return {"b": "u", "u": "u", "s": "i", "f": "f"}[kind[0]] + str(SIZES[kind])
+
+
+class Translator:
+    """Emits the Python of one program. `handlers` and `collectives` come from jitmx.sim.instructions."""
+
+    def __init__(
+        self,
+        module: Module,
+        entry: Function,
+        handlers: dict[str, Handler],
+        members: Callable[[Instruction], tuple[Operand, int] | None],
+    ) -> None:
+        self.module, self.entry = module, entry
+        self.handlers, self.members = handlers, members
+        self.program = Program(entry, [], module=module)
+        self.full = True
+        self.function = entry
+        self.ins = Instruction(("",), (), None, 0)
+        self._lines: list[str] = []
+        self._indent = 1
+        self._names: dict[str, str] = {}
+        self._constants: dict[Any, str] = {}
+        self._predicated = False
+        self._entries: dict[str, int] = {}
+        self._labels: dict[tuple[str, str], int] = {}
+        self.next = 0
+
+    # What handlers use
+    @property
+    def line(self) -> int:
+        """The PTX line of the instruction."""
+        return self.ins.line
+
+    @property
+    def mask(self) -> str:
+        """The active lanes, or "None" where all are."""
+        return "P" if self._predicated else "None" if self.full else "M"
+
+    def emit(self, line: str) -> None:
+        """Add a line of Python."""
+        self._lines.append("    " * self._indent + line)
+
+    def error(self, text: str) -> SimulationError:
+        """An error that names kernel, line and instruction."""
+        return SimulationError(f"{self.entry.name}, PTX line {self.line}: {self.ins.name}: {text}")
+
+    def const(self, value: object, hint: str = "k") -> str:
+        """A name for `value` in the generated code."""
+        key = ("object", id(value))
+        if key not in self._constants:
+            name = f"{hint}{len(self.program.objects)}"
+            self._constants[key] = name
+            self.program.objects[name] = value
+        return self._constants[key]
+
+    def scalar(self, value: int | float, dtype: str) -> str:
+        """A name for a number, as an array of no dimensions."""
+        key = (dtype, value, np.signbit(value))
+        if key not in self._constants:
+            array = np.array(value).astype(dtype) if dtype[0] == "f" else _integer(int(value), dtype)
+            self._constants[key] = self.const(array, "c")
+        return self._constants[key]
+
+    def bits(self, value: int, dtype: str) -> str:
+        """A name for the number of `dtype` with these bits."""
+        if dtype == "b1":
+            return self.scalar(int(bool(value)), "b1")
+        if dtype[0] == "f":
+            array = np.array(value % (1 << 8 * int(dtype[1])), f"u{dtype[1]}").view(dtype)
+            key = ("bits", dtype, value)
+            if key not in self._constants:
+                self._constants[key] = self.const(array, "c")
+            return self._constants[key]
+        return self.scalar(value, dtype)
+
+    def read(self, operand: Operand, dtype: str) -> str:
+        """Expression of `operand` as an array of `dtype` over all lanes, or of no dimensions where all agree."""
+        if isinstance(operand, Immediate):
+            if operand.kind == "int" and dtype[0] == "f":
+                return self.scalar(float(operand.value), dtype) if dtype != "f2" else self.bits(operand.value, dtype)
+            value = operand.value
+            if operand.kind == "f64" and dtype == "f4":
+                value = int(np.array(value, "u8").view("f8").astype("f4").view("u4"))
+            return self.bits(value, dtype)
+        if isinstance(operand, Symbol):
+            return f"m.symbol({operand.name!r}, {operand.offset}, {dtype!r})"
+        if isinstance(operand, Register):
+            expression = self._register(operand.name, dtype)
+            return f"~{expression}" if operand.negated else expression
+        raise self.error(f"{operand} cannot be read")
+
+    def write(self, operand: Operand, expression: str, dtype: str) -> None:
+        """Assign `expression`, an array of `dtype`, to a register where the instruction is active."""
+        if isinstance(operand, Sink):
+            self.emit(expression)
+            return
+        target = self._target(operand, dtype)
+        if self.mask == "None":
+            self.emit(f"copyto({target}, {expression}, 'unsafe')")
+        else:
+            self.emit(f"copyto({target}, {expression}, 'unsafe', {self.mask})")
+
+    def ufunc(self, operand: Operand, dtype: str, function: str, *arguments: str) -> None:
+        """Assign `function(*arguments)`, where `function` is a NumPy function whose result has `dtype`."""
+        listed = ", ".join(arguments)
+        if self.mask == "None" and isinstance(operand, Register) and self._same_width(operand.name, dtype):
+            self.emit(f"{function}({listed}, {self._target(operand, dtype)})")
+        else:
+            self.write(operand, f"{function}({listed})", dtype)
+
+    def address(self, operand: Operand) -> tuple[str, int]:
+        """Expression of the uint64 address before its offset, and the offset."""
+        if not isinstance(operand, Address):
+            raise self.error(f"{operand} is no address")
+        base = operand.base
+        if isinstance(base, Register):
+            wide = self.width(base.name) == 8
+            return self.read(base, "u8") if wide else f"{self.read(base, 'u4')}.astype('u8')", operand.offset
+        if isinstance(base, Immediate):
+            return self.scalar(base.value, "u8"), operand.offset
+        return f"m.symbol({base.name!r}, {base.offset}, 'u8')", operand.offset
+
+    def width(self, name: str) -> int:
+        """Bytes of a register."""
+        if name.startswith("%") and name not in self.function.registers:
+            return 8 if name in ("%clock64", "%globaltimer") else 4
+        return SIZES[self.function.registers[name]]
+
+    # Registers
+    def _key(self, name: str) -> str:
+        return name if self.function is self.entry else f"{self.function.name}:{name}"
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = f"r{len(self._names)}"
+        return self._names[name]
+
+    def _same_width(self, name: str, dtype: str) -> bool:
+        kind = self.function.registers.get(name, "")
+        return (kind == "pred") == (dtype == "b1") and self.width(name) == int(dtype[1])
+
+    def _register(self, name: str, dtype: str) -> str:
+        kind = self.function.registers.get(name)
+        if kind is None:
+            if not name.startswith("%"):
+                raise self.error(f"register {name} is not declared")
+            self.program.specials.add(name)
+            stored = "u8" if self.width(name) == 8 else "u4"
+            key = name
+        else:
+            stored = "b1" if kind == "pred" else _STORAGE[SIZES[kind]]
+            key = self._key(name)
+        self.program.registers[key] = stored
+        if stored == "b1" or dtype == "b1":
+            if stored != dtype:
+                raise self.error(f"register {name} of type .{kind} cannot be used as {dtype}")
+            return self._view(key, "b1")
+        have, want = int(stored[1]), int(dtype[1])
+        if have < want:
+            raise self.error(f"register {name} of type .{kind} is narrower than {8 * want} bits")
+        if have > want:
+            narrow = f"{self._view(key, stored)}.astype('u{want}')"
+            return narrow if dtype[0] == "u" else f"{narrow}.view('{dtype}')"
+        return self._view(key, dtype)
+
+    def _view(self, key: str, dtype: str) -> str:
+        name = self._name(key) + "_" + dtype
+        self.program.views[name] = key, dtype
+        return name
+
+    def _target(self, operand: Operand, dtype: str) -> str:
+        if not isinstance(operand, Register) or operand.name not in self.function.registers:
+            raise self.error(f"{operand} cannot be written")
+        kind = self.function.registers[operand.name]
+        key = self._key(operand.name)
+        stored = "b1" if kind == "pred" else _STORAGE[SIZES[kind]]
+        self.program.registers[key] = stored
+        if (stored == "b1") != (dtype == "b1"):
+            raise self.error(f"register {operand.name} of type .{kind} cannot take a result of {dtype}")
+        if stored == "b1":
+            return self._view(key, "b1")
+        if int(stored[1]) > int(dtype[1]):
+            return self._view(key, ("i" if dtype[0] == "i" else "u") + stored[1])
+        return self._view(key, dtype if stored[1] == dtype[1] else stored)
+
+    # Blocks
+    def program_of(self) -> Program:
+        """Translate everything that the entry can reach."""
+        functions, pending = [self.entry], [self.entry]
+        while pending:
+            for ins in pending.pop().body:
+                if ins.opcode[0] == "call":
+                    name = next(o.name for o in ins.operands if isinstance(o, Symbol))
+                    callee = self.module.functions.get(name)
+                    if callee is not None and callee not in functions:
+                        functions.append(callee)
+                        pending.append(callee)
+        for function in functions:
+            self._split(function)
+        for block in self.program.blocks:
+            self.function = self.module.functions[block.function]
+            for self.full in (True, False):
+                source = self._block(block)
+                if self.full:
+                    block.full = source
+                else:
+                    block.masked = source
+        return self.program
+
+    def _split(self, function: Function) -> None:
+        leaders = {0, len(function.body), *function.labels.values()}
+        for i, ins in enumerate(function.body):
+            if ins.opcode[0] in _ENDS or is_barrier(ins):
+                leaders.add(i + 1)
+            if self.members(ins) is not None:
+                leaders.update((i, i + 1) if False else (i,))
+        points = sorted(leaders)
+        start = len(self.program.blocks)
+        position = {}
+        for first, last in zip(points, points[1:], strict=False):
+            index = len(self.program.blocks)
+            position[first] = index
+            lines = tuple(ins.line for ins in function.body[first:last])
+            self.program.blocks.append(Block(index, function.name, first, last, lines))
+        self._entries[function.name] = start
+        for label, at in function.labels.items():
+            self._labels[function.name, label] = position.get(at, EXIT)
+
+    def _block(self, block: Block) -> str:
+        self._lines, ended = [], False
+        self.next = block.index + 1 if block.last < len(self.function.body) else EXIT
+        for i in range(block.first, block.last):
+            ins = self.function.body[i]
+            self.ins = ins
+            if i == block.first and (found := self.members(ins)) is not None:
+                block.members, block.width = self.read(found[0], "u4"), found[1]
+            ended = self._instruction(ins)
+        if not ended:
+            self.emit(f"return {self.next}")
+        form = "full" if self.full else "masked"
+        return f"def {form}(m, M, n):\n" + "\n".join(self._lines) + "\n"
+
+    def _instruction(self, ins: Instruction) -> bool:
+        """Emit one instruction; True where it ends its block."""
+        self.emit(f"# {ins.line}: {ins.name}")
+        self._predicated = False
+        if ins.predicate is not None:
+            own = self.read(ins.predicate, "b1")
+            self.emit(f"P = {own}" if self.full else f"P = M & {own}")
+        if ins.opcode[0] in _ENDS:
+            return self._control(ins)
+        handler = self.handlers.get(ins.opcode[0])
+        if handler is None:
+            raise self.error("the simulator does not know this instruction")
+        if ins.predicate is not None:
+            self._predicated = True
+            self.emit("if P.any():")
+            self._indent += 1
+        before = len(self._lines)
+        handler(self, ins)
+        if ins.predicate is not None:
+            if len(self._lines) == before:
+                self.emit("pass")
+            self._indent -= 1
+            self._predicated = False
+        return is_barrier(ins)
+
+    def _control(self, ins: Instruction) -> bool:
+        name = ins.opcode[0]
+        if name == "bra":
+            label = ins.operands[0]
+            target = self._labels.get((self.function.name, label.name)) if isinstance(label, Symbol) else None
+            if target is None:
+                raise self.error(f"label {label} is not known")
+        elif name in ("ret", "exit"):
+            if name == "ret" and self.function is not self.entry:
+                raise self.error("device functions that are not inlined are not known")
+            target = EXIT
+        elif name == "trap":
+            if ins.predicate is not None:
+                self.emit("if P.any(): m.trap(P, %d)" % ins.line)
+                return False
+            self.emit(f"m.trap({self.mask}, {ins.line})")
+            return True
+        else:
+            raise self.error("the simulator does not know this instruction")
+        if ins.predicate is None:
+            self.emit(f"return {target}")
+            return True
+        self.emit("k = count(P)")
+        self.emit(f"if k == n: return {target}")
+        self.emit(f"if k == 0: return {self.next}")
+        self.emit(f"return P, k, {target}, {self.next}")
+        return True
+
+
+def is_barrier(ins: Instruction) -> bool:
+    """Whether lanes may have to wait at the end of `ins`: block-wide barriers."""
+    return ins.opcode[0] in ("bar", "barrier") and ins.opcode[1:2] != ("warp",) and "cluster" not in ins.opcode
+
+
+def _integer(value: int, dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "b1":
+        return np.array(bool(value))
+    size = int(dtype[1])
+    return np.array(value % (1 << 8 * size), f"u{size}").view(dtype)
+
+
+def pair(operand: Operand) -> tuple[Operand, Operand]:
+    """A result and its predicate, which is a sink where there is none."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Sink())
+
+
+def operands(ins: Instruction, *counts: int) -> Sequence[Operand]:
+    """The operands of `ins`, whose number must be one of `counts`."""
+    if len(ins.operands) not in counts:
+        raise SimulationError(f"PTX line {ins.line}: {ins.name} with {len(ins.operands)} operands is not known")
+    return ins.operands

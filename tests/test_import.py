@@ -1,0 +1,77 @@
+"""`import jitmx` costs next to nothing and touches no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import jitmx
+
+ROOT = Path(jitmx.__file__).parent.parent
+RUNS = 7
+
+
+def python(code: str) -> str:
+    """Run `code` in a process of its own, beside this package."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    return done.stdout
+
+
+def best(code: str) -> float:
+    """Least wall seconds of several runs."""
+    times = []
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        python(code)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+LIGHT = ["jitmx", "jitmx.settings, jitmx.arch", "jitmx.errors"]
+
+
+@pytest.mark.parametrize("modules", LIGHT)
+def test_importing_takes_a_tenth_of_a_second_at_most(modules: str) -> None:
+    assert best(f"import {modules}") - best("pass") < 0.1
+
+
+@pytest.mark.parametrize("modules", LIGHT)
+def test_importing_brings_in_no_torch_cupy_or_numpy(modules: str) -> None:
+    loaded = json.loads(python(f"import {modules}, json, sys; print(json.dumps(list(sys.modules)))"))
+    heavy = {"torch", "cupy", "cupy_backends", "numpy", "ml_dtypes", "jinja2", "rich", "filelock"}
+    assert not heavy & {name.partition(".")[0] for name in loaded}
+
+
+@pytest.mark.parametrize("modules", [*LIGHT, "jitmx.kernels, jitmx.build, jitmx.dispatch.choose, jitmx.cli"])
+def test_importing_loads_no_library_of_cuda(modules: str) -> None:
+    maps = python(f"import {modules}; print(open('/proc/self/maps').read())")
+    assert "libc" in maps
+    assert not [line for line in maps.splitlines() if "libcuda" in line or "libnvrtc" in line or "nvidia" in line]
+
+
+def test_choosing_and_rendering_load_no_library_of_cuda_either() -> None:
+    code = (
+        "from jitmx import arch, registry; from jitmx.dispatch.choose import explain; "
+        "from jitmx.registry.render import render; render(explain('linear', arch.parse('sm_121')).variant); "
+        "print(open('/proc/self/maps').read())"
+    )
+    assert not [line for line in python(code).splitlines() if "libcuda" in line or "libnvrtc" in line]
+
+
+def test_every_public_name_can_be_had_and_is_listed() -> None:
+    assert sorted(jitmx.__all__) == jitmx.__all__
+    for name in jitmx.__all__:
+        assert getattr(jitmx, name).__doc__
+        assert name in dir(jitmx)
+
+
+def test_a_name_that_is_not_public_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'jitmx' has no attribute 'linnear'"):
+        jitmx.linnear  # noqa: B018

@@ -1,0 +1,178 @@
+"""Settings: every variable and alias is honoured, and one that is wrong is named with its choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitmx import settings
+from jitmx.errors import SettingError
+from jitmx.settings import TABLE, Setting, Settings
+
+# For each field, texts and what they are read as; the first differs from the default.
+READ: dict[str, list[tuple[str, Any]]] = {
+    "cache_dir": [("/srv/kernels", Path("/srv/kernels")), ("~/kernels", Path.home() / "kernels")],
+    "site_cache": [("/a:/b", (Path("/a"), Path("/b"))), ("/a::", (Path("/a"),)), ("~/c", (Path.home() / "c",))],
+    "mode": [("required", "required"), ("OFF", "off"), ("Auto", "auto")],
+    "allow_shared_cache": [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("off", False)],
+    "lock_timeout": [("2.5", 2.5), ("0", 0.0), ("1e3", 1000.0)],
+    "arches": [
+        ("sm_121", ("sm_121a",)),
+        ("9.0a 12.1a", ("sm_90a", "sm_121a")),
+        ("sm_90;sm_120f", ("sm_90a", "sm_120f")),
+        ("8.0, 8.6,", ("sm_80", "sm_86")),
+    ],
+    "jobs": [("3", 3), ("1", 1)],
+    "log_level": [("4", 4), ("0", 0), ("5", 5)],
+    "verbose": [("1", True), ("no", False), ("true", True)],
+    "tactics_dir": [("/srv/tactics", Path("/srv/tactics"))],
+    "linear_knobs": [
+        ("split_k=8,stages=6", (("split_k", "8"), ("stages", "6"))),
+        (" split_k = 8 , ", (("split_k", "8"),)),
+    ],
+}
+
+# For each field, texts that are refused.
+REFUSED: dict[str, list[str]] = {
+    "cache_dir": ["~nobody-of-that-name/kernels"],
+    "site_cache": ["/a:~nobody-of-that-name"],
+    "tactics_dir": ["~nobody-of-that-name"],
+    "mode": ["always", "auto,off", "1"],
+    "allow_shared_cache": ["maybe", "2"],
+    "lock_timeout": ["-1", "nan", "inf", "1e6", "soon"],
+    "arches": ["sm_70", "hopper", "sm_90 sm_999"],
+    "jobs": ["0", "-2", "1.5", "all"],
+    "log_level": ["6", "-1", "debug"],
+    "verbose": ["maybe"],
+    "linear_knobs": ["split_k", "=8", "split_k=", "split_k=8;stages=6,x"],
+}
+
+NAMES = [(setting, name) for setting in TABLE for name in (setting.name, *setting.aliases)]
+IDS = [name for _, name in NAMES]
+
+
+def test_every_setting_is_covered_here() -> None:
+    fields = [item.name for item in dataclasses.fields(Settings)]
+    assert [setting.field for setting in TABLE] == fields
+    assert set(READ) == set(REFUSED) == set(fields)
+
+
+def test_names_are_those_that_scripts_already_have() -> None:
+    assert all(setting.name.startswith("JITMX_") and setting.help for setting in TABLE)
+    assert {alias for setting in TABLE for alias in setting.aliases} == {
+        "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_NVCC_THREADS", "FLASHINFER_LOGLEVEL", "FLASHINFER_JIT_VERBOSE"
+    }  # fmt: skip
+    assert len(set(IDS)) == len(IDS)
+
+
+@pytest.mark.parametrize(("setting", "name"), NAMES, ids=IDS)
+def test_each_name_is_honoured_and_said_to_be_where_the_value_came_from(setting: Setting, name: str) -> None:
+    default = getattr(settings.read({}), setting.field)
+    for text, value in READ[setting.field]:
+        read = settings.read({name: text})
+        assert getattr(read, setting.field) == value
+        assert type(getattr(read, setting.field)) is type(value)
+        assert settings.origin(setting.field, {name: text}) == name
+        others = {item.field: getattr(read, item.field) for item in TABLE if item is not setting}
+        assert others == {field: getattr(settings.read({}), field) for field in others}
+    assert READ[setting.field][0][1] != default
+
+
+@pytest.mark.parametrize("setting", [setting for setting in TABLE if setting.aliases], ids=lambda item: item.name)
+def test_the_canonical_name_wins_over_its_aliases_even_where_those_are_wrong(setting: Setting) -> None:
+    text, value = READ[setting.field][0]
+    for alias in setting.aliases:
+        for order in ({alias: "??", setting.name: text}, {setting.name: text, alias: "??"}):
+            assert getattr(settings.read(order), setting.field) == value
+            assert settings.origin(setting.field, order) == setting.name
+        assert settings.origin(setting.field, {setting.name: "", alias: text}) == alias
+
+
+@pytest.mark.parametrize(("setting", "name"), NAMES, ids=IDS)
+def test_an_empty_variable_counts_as_unset(setting: Setting, name: str) -> None:
+    assert settings.read({name: ""}) == settings.read({})
+    assert settings.origin(setting.field, {name: ""}) == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "setting"),
+    [(name, text, setting) for setting, name in NAMES for text in REFUSED[setting.field]],
+)
+def test_a_bad_value_is_refused_with_the_variable_the_value_and_the_choices(
+    name: str, text: str, setting: Setting
+) -> None:
+    with pytest.raises(SettingError) as error:
+        settings.read({name: text})
+    assert str(error.value).startswith(f"{name}={text!r} is not {setting.choices}")
+
+
+def test_an_unknown_target_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(SettingError, match="no kernels for sm_70; the nearest it has is sm_80"):
+        settings.read({"JITMX_ARCH": "sm_90 sm_70"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("JITMX_CACHEDIR", "JITMX_CACHE_DIR"),
+        ("JITMX_LOGLEVEL", "JITMX_LOG_LEVEL"),
+        ("JITMX_ARCHS", "JITMX_ARCH"),
+        ("JITMX_LINEAR_KNOB", "JITMX_LINEAR_KNOBS"),
+        ("JITMX_JOB", "JITMX_JOBS"),
+    ],
+)
+def test_a_variable_that_does_not_exist_is_answered_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(SettingError) as error:
+        settings.read({name: "1"})
+    assert str(error.value) == f"{name} is not a setting of jitmx; did you mean {meant}?"
+
+
+def test_a_variable_like_no_other_is_answered_with_all_there_are() -> None:
+    with pytest.raises(
+        SettingError, match="JITMX_QQQQQQQQQQQQ is not a setting of jitmx; known: JITMX_ALLOW_SHARED"
+    ) as error:
+        settings.read({"JITMX_QQQQQQQQQQQQ": "1"})
+    assert all(setting.name in str(error.value) for setting in TABLE)
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda name: not name.startswith("JITMX_")), st.text(min_size=1)))
+def test_variables_of_others_change_nothing(others: dict[str, str]) -> None:
+    aliases = {alias for setting in TABLE for alias in setting.aliases}
+    assert settings.read({name: text for name, text in others.items() if name not in aliases}) == settings.read({})
+
+
+@given(name=st.sampled_from(IDS), text=st.text(min_size=1))
+def test_any_text_is_either_read_or_refused_by_name(name: str, text: str) -> None:
+    try:
+        settings.read({name: text})
+    except SettingError as error:
+        assert str(error).startswith(f"{name}=")
+
+
+def test_defaults_follow_the_platform() -> None:
+    read = settings.read({})
+    assert read.cache_dir == Path(platformdirs.user_cache_dir("jitmx"))
+    assert read.tactics_dir == Path(platformdirs.user_config_dir("jitmx")) / "tactics"
+    assert (read.mode, read.allow_shared_cache, read.lock_timeout) == ("auto", False, 120.0)
+    assert (read.arches, read.jobs, read.site_cache, read.linear_knobs) == ((), None, (), ())
+    assert (read.log_level, read.verbose) == (2, False)
+
+
+def test_the_environment_is_read_once_until_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    try:
+        assert settings.reload().jobs is None
+        monkeypatch.setenv("JITMX_JOBS", "7")
+        assert settings.current().jobs is None
+        assert settings.reload().jobs == settings.current().jobs == 7
+        assert settings.origin("jobs") == "JITMX_JOBS"
+    finally:
+        monkeypatch.undo()
+        settings.current.cache_clear()
