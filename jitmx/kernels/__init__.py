@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.registry.case import Case
 from jitmx.registry.spec import KernelSpec, Variant
 
 
@@ -56,6 +57,7 @@ class Family:
         problem: the dataclass of its problems.
         typical: the problems on a target whose kernels warm-up compiles when told nothing else.
         heuristic: tuned knobs for a problem on a target with so many multiprocessors, where no table has a row.
+        cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
     """
 
@@ -65,6 +67,7 @@ class Family:
     problem: type[Problem]
     typical: Callable[[Arch], tuple[Problem, ...]]
     heuristic: Callable[[Any, Arch, int], dict[str, Any]]
+    cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[Any, Variant], None] = _unchecked
 
     def spec(self, name: str) -> KernelSpec:

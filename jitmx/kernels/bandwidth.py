@@ -8,12 +8,16 @@ Floor: the bytes read over the bandwidth that is to be measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jitmx.kernels import Family, Problem
+from jitmx.registry.case import Buffer, Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,25 @@ READ = KernelSpec(
     entry="jitmx_bandwidth_read",
 )
 
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """Nothing is stored, whatever is read: sizes below, at and above one round of the grid."""
+    generator = np.random.default_rng(0)
+    for vectors in (0, 1, 700, 2 * variant.knobs.block * variant.knobs.unroll + 3):
+        data = generator.integers(0, 2**32, (vectors, 4), np.uint32)
+        if vectors:
+            data[-1, 0] ^= np.bitwise_xor.reduce(data.reshape(-1))  # a sum of zero is not the one that is stored
+        yield Case(
+            name=f"{vectors} vectors",
+            grid=2,
+            shared_bytes=0,
+            layout="@PPQ",
+            arguments=(Buffer(data), Buffer(np.zeros(1, np.uint32)), vectors),
+            check=lambda outputs: 0.0,
+            gate=0.0,
+        )
+
+
 FAMILY = Family(
     name="bandwidth",
     summary="what the card's memory yields, for rooflines",
@@ -56,4 +79,5 @@ FAMILY = Family(
     problem=ReadProblem,
     typical=lambda arch: (ReadProblem(),),
     heuristic=lambda problem, arch, multiprocessors: {},
+    cases=_cases,
 )

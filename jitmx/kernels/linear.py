@@ -9,15 +9,19 @@ layout of W.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.registry.case import Buffer, Case, relative_l2
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
@@ -25,6 +29,7 @@ TILE_ROWS = 16
 TILE_K = 64
 TILE_BYTES = 544  # 512 of codes, 32 of scales
 MAX_GEMV_ROWS = 8
+GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included
 
 # Scale bytes that bf16 kernels fold into decoding (mxfp4.cuh): 2^-125 to 2.
 NORMAL_SCALES = (2, 128)
@@ -230,6 +235,98 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
         )
 
 
+def reference(
+    x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], bias: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
+    """Y in float64 from dequantized weights: what every variant is compared with."""
+    y = x @ weight.T
+    return y if bias is None else y + bias
+
+
+# Where pair i of a half-word goes: lowest magnitude bit and sign bit (docs/packed-layout.md).
+PAIR_PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}
+
+
+def pack(
+    codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], encoding: str
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """The packed layout in NumPy, as `jitmx.pack_weight` makes it on a device.
+
+    Args:
+        codes: [n, k], one E2M1 code a byte.
+        scales: [n, k / 32].
+
+    Returns:
+        Words [tile rows, tiles of k, 32, 4] and scales [tile rows, tiles of k, 8].
+    """
+    n, k = codes.shape
+    tile_rows, tiles = packed_tiles(n, k)
+    rows, columns = tile_rows * TILE_ROWS - n, tiles * TILE_K - k
+    codes = np.pad(codes, ((0, rows), (0, columns))).reshape(
+        tile_rows, 2, 8, tiles, 2, 4, 4, 2
+    )  # half, g, tile, block, t, pair, odd
+    scales = np.pad(scales, ((0, rows), (0, columns // 32)), constant_values=127).reshape(tile_rows, 2, 8, tiles, 2)
+    words = np.zeros((tile_rows, 2, 8, tiles, 2, 4), np.uint32)
+    for pair, (magnitude, sign) in enumerate(PAIR_PLACES[encoding]):
+        for odd in (0, 1):
+            code = codes[..., pair, odd].astype(np.uint32)
+            words |= ((code & 7) << magnitude | (code >> 3) << sign) << 16 * odd
+    lanes = np.ascontiguousarray(words.transpose(0, 3, 2, 5, 4, 1)).reshape(tile_rows, tiles, 32, 4)
+    packed = np.ascontiguousarray(scales.transpose(0, 3, 2, 1, 4)).reshape(tile_rows, tiles, 32).view(np.uint32)
+    return lanes, packed
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row and many, a lone feature and a ragged last tile; slices of k that are one tile, whole chunks, and uneven.
+
+    A worker takes up to three rows of tiles, so that its ring goes round however short they are.
+    """
+    knobs = variant.knobs
+    workers, split = knobs.warps // knobs.split_k, knobs.split_k
+    shapes = (
+        (1, 1, split * TILE_K - 32, 1),
+        (knobs.m, 17, split * knobs.chunk * TILE_K, 2),
+        (max(1, knobs.m - 1), (2 * workers + 1) * TILE_ROWS - 7, (split * (knobs.chunk + 1) + 1) * TILE_K - 32, 1),
+    )
+    for seed, (rows, n, k, grid) in enumerate(shapes):
+        if gemv_shared_bytes(knobs, k) <= variant.arch.shared_bytes:
+            yield _case(variant, rows, n, k, grid, seed)
+
+
+def _case(variant: Variant, rows: int, n: int, k: int, grid: int, seed: int) -> Case:
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
+    centre = formats.SCALE_ONE - 6
+    scales = generator.integers(centre - 3, centre + 4, (n, k // 32)).astype(np.uint8)
+    if knobs.scale_range == "full":
+        scales[0, 0], scales[-1, -1] = 0, formats.SCALE_NAN
+    stored: Any = ml_dtypes.bfloat16 if knobs.dtype == "bf16" else np.float16
+    x = generator.standard_normal((rows, k)).astype(stored)
+    bias = generator.standard_normal(n).astype(stored)
+    words, packed = pack(codes, scales, knobs.encoding)
+    weight = formats.dequantize(codes, scales, formats.get("mxfp4"))
+    wanted = reference(x.astype(np.float64), weight, bias.astype(np.float64) if knobs.bias else None)
+    addend = (Buffer(bias),) if knobs.bias else ()
+    return Case(
+        name=f"rows={rows} n={n} k={k} grid={grid}",
+        grid=grid,
+        shared_bytes=gemv_shared_bytes(knobs, k),
+        layout="@PPPPPiii" if knobs.bias else "@PPPPiii",
+        arguments=(
+            Buffer(x),
+            Buffer(words),
+            Buffer(packed),
+            *addend,
+            Buffer(np.empty((rows, n), stored), output=True),
+            rows,
+            n,
+            k,
+        ),
+        check=lambda outputs: relative_l2(outputs[0], wanted),
+        gate=GATE,
+    )
+
+
 FAMILY = Family(
     name="linear",
     summary="Y = X W^T + bias with W in MXFP4",
@@ -237,13 +334,6 @@ FAMILY = Family(
     problem=LinearProblem,
     typical=_typical,
     heuristic=_heuristic,
+    cases=_cases,
     check=_check_problem,
 )
-
-
-def reference(
-    x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], bias: npt.NDArray[np.float64] | None = None
-) -> npt.NDArray[np.float64]:
-    """Y in float64 from dequantized weights: what every variant is compared with."""
-    y = x @ weight.T
-    return y if bias is None else y + bias

@@ -10,15 +10,21 @@ whose functions are the reference. Floor: bytes read plus bytes written over the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 DTYPES = ("bf16", "fp16", "fp32")
 VALUES_A_VECTOR = 8
@@ -85,6 +91,73 @@ def blocks(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> int:
     return -(-values // per_block)
 
 
+_STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+
+
+def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
+    """Counts of 32-blocks: one, a part of a thread block, and just over one and two of them."""
+    whole = knobs.block * knobs.vectors * VALUES_A_VECTOR // formats.BLOCK
+    return 1, 5, whole + 1, 2 * whole
+
+
+def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:
+    """Blocks at random: normal values over many magnitudes, any bit pattern, zeros."""
+    dtype = np.dtype(_STORED[knobs.dtype])
+    x = generator.standard_normal((count, formats.BLOCK)) * np.exp2(generator.integers(-30, 30, (count, 1)))
+    with np.errstate(over="ignore"):
+        x = x.astype(dtype)
+    patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
+    kind = np.arange(count) % 4
+    return np.where((kind == 1)[:, None], patterns, np.where((kind == 3)[:, None], dtype.type(0), x))
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    knobs, generator = variant.knobs, np.random.default_rng(0)
+    item = formats.get(knobs.format)
+    inputs: tuple[npt.NDArray[Any], ...]
+    outputs: tuple[npt.NDArray[Any], ...]
+    for count in _blocks_to_try(knobs):
+        size = count * formats.BLOCK
+        if variant.spec is QUANTIZE:
+            x = _values(knobs, count, generator)
+            with np.errstate(invalid="ignore"):  # any bit pattern: signalling NaN among them
+                codes, scales = formats.quantize(x.astype(np.float64), item, knobs.scale_rule)
+            stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
+            inputs, outputs = (x,), (stored, scales[:, 0])
+        else:
+            codes = generator.integers(0, 1 << item.bits, (count, formats.BLOCK)).astype(np.uint8)
+            scales = generator.integers(0, 256, (count, 1)).astype(np.uint8)
+            stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
+            with np.errstate(over="ignore"):
+                values = formats.dequantize(codes, scales, item).astype(np.float32).astype(_STORED[knobs.dtype])
+            inputs, outputs = (stored, scales[:, 0]), (values,)
+
+        def check(found: Sequence[npt.NDArray[Any]], wanted: tuple[npt.NDArray[Any], ...] = outputs) -> float:
+            return max(_differing(a, b) for a, b in zip(found, wanted, strict=True))
+
+        yield Case(
+            name=f"{count} blocks of 32",
+            grid=blocks(knobs, size),
+            shared_bytes=0,
+            layout="@PPPQ",
+            arguments=(
+                *map(Buffer, inputs),
+                *(Buffer(array, output=True) for array in outputs),
+                size // VALUES_A_VECTOR,
+            ),
+            check=check,
+            gate=0.0,
+        )
+
+
+def _differing(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
+    """Share of elements that differ; a NaN is like any other."""
+    if found.dtype == np.uint8:
+        return mismatches(found, wanted)
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    return mismatches(np.nan_to_num(a, nan=-1.5), np.nan_to_num(b, nan=-1.5)) + mismatches(np.isnan(a), np.isnan(b))
+
+
 @dataclass(frozen=True)
 class QuantizeProblem(Problem):
     """One call of `jitmx.quantize` or `jitmx.dequantize`."""
@@ -117,4 +190,5 @@ FAMILY = Family(
         for direction in ("quantize", "dequantize")
     ),
     heuristic=lambda problem, arch, multiprocessors: {"pdl": "pdl" in arch.features},
+    cases=_cases,
 )

@@ -81,7 +81,11 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..
 
     def use(*specs: KernelSpec) -> None:
         problems = tuple(ToyProblem(item.name, steps) for item in specs for steps in (1, 2))
-        found = {"toy": Family("toy", "kernels for tests", specs, ToyProblem, lambda _arch: problems, heuristic)}
+        found = {
+            "toy": Family(
+                "toy", "kernels for tests", specs, ToyProblem, lambda _arch: problems, heuristic, lambda _variant: ()
+            )
+        }
         monkeypatch.setattr(kernels, "families", lambda: found)
 
     monkeypatch.setattr(resources, "directory", lambda name: tmp_path / name)

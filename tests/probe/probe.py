@@ -55,4 +55,5 @@ FAMILY = Family(
     problem=ScaleProblem,
     typical=lambda arch: tuple(map(ScaleProblem, (2, 3, 4))),
     heuristic=lambda problem, arch, multiprocessors: {},
+    cases=lambda variant: (),
 )

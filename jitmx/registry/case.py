@@ -1,0 +1,74 @@
+"""Checks of a variant: a small launch with known inputs, and what its outputs must be.
+
+Cases are how a kernel is run where there is no card, and what evidence rests on. They are small and ragged, and between
+them reach every branch of the kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array in device memory.
+
+    Attributes:
+        data: what it holds at launch; for an output, only shape and dtype count, and its bytes start uninitialised.
+        output: whether the kernel writes it. What is no output may not be written.
+    """
+
+    data: Array
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch.
+
+    Attributes:
+        name: what is ragged about it.
+        grid: blocks.
+        shared_bytes: dynamic shared memory a block, bytes.
+        layout: `struct` format of the argument struct, native alignment ("@PPii").
+        arguments: its fields: buffers become addresses.
+        check: from the outputs, in the order of the arguments, to their error.
+        gate: largest error that passes.
+    """
+
+    name: str
+    grid: int
+    shared_bytes: int
+    layout: str
+    arguments: Sequence[Buffer | int]
+    check: Callable[[Sequence[Array]], float]
+    gate: float
+
+    def pack(self, addresses: Sequence[int]) -> bytes:
+        """The argument struct, with the addresses of the buffers in their order."""
+        remaining = iter(addresses)
+        fields = [next(remaining) if isinstance(item, Buffer) else item for item in self.arguments]
+        return struct.pack(self.layout, *fields)
+
+
+def relative_l2(found: Array, wanted: Array) -> float:
+    """||found - wanted|| / ||wanted|| in float64; infinite where one is NaN and the other is not."""
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+    if not np.array_equal(np.isnan(found), np.isnan(wanted)):
+        return float("inf")
+    found, wanted = np.nan_to_num(found), np.nan_to_num(wanted)
+    scale = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(found - wanted)) / scale if scale else float(np.linalg.norm(found))
+
+
+def mismatches(found: Array, wanted: Array) -> float:
+    """Share of elements that differ, for outputs that must be exact."""
+    return float(np.mean(found != wanted)) if found.size else 0.0
