@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitmx import resources
+from jitmx import resources, settings
 from jitmx.errors import TacticError, ToolchainError
 from jitmx.registry import key
 
@@ -128,6 +128,20 @@ def load(path: Path | None = None) -> Ledger:
         except (TypeError, TacticError) as error:
             raise TacticError(f"{path}, entry {number}: {error}") from error
     return Ledger(entries)
+
+
+def own_path() -> Path:
+    """Where checks made on this machine are noted, beside the kernels that they are of."""
+    return settings.current().cache_dir / "ledger.json"
+
+
+def known() -> Ledger:
+    """What ships with jitmx together with what was checked on this machine.
+
+    Raises:
+        TacticError: one of them is not a ledger.
+    """
+    return Ledger([*load().entries, *load(own_path()).entries])
 
 
 def save(entries: Iterable[Entry], path: Path) -> None:

@@ -89,7 +89,7 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
     for record in sorted(store.current().records(), key=lambda record: record.created):
         records[record.identity, record.inputs["source_digest"]] = record
     arches = targets.resolve(targets_asked)
-    book = ledger.load()
+    book = ledger.known()
     rows = [_row(variant, records, book) for variant in targets.default_variants(arches, family_names)]
     if as_json:
         output.emit({"arch": ",".join(map(str, arches)), "variants": rows})

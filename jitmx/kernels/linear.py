@@ -154,8 +154,11 @@ class LinearProblem(Problem):
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> LinearProblem:
-        """A problem whose weight was packed for `arch`."""
-        return cls(**{"encoding": preferred_encoding(arch), **shape})
+        """A problem whose weight was packed for `arch`; rows beyond one pass are those of a pass."""
+        shape = {"encoding": preferred_encoding(arch), **shape}
+        if isinstance(shape.get("m"), int):
+            shape["m"] = min(shape["m"], MAX_GEMV_ROWS)
+        return cls(**shape)
 
     @property
     def kernel(self) -> str:

@@ -95,9 +95,9 @@ _STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32
 
 
 def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
-    """Counts of 32-blocks: one, a part of a thread block, and just over one and two of them."""
+    """Counts of 32-blocks: one, just under what a thread block takes, and over it."""
     whole = knobs.block * knobs.vectors * VALUES_A_VECTOR // formats.BLOCK
-    return 1, 5, whole + 1, 2 * whole
+    return 1, whole - 1, whole + 5
 
 
 def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:

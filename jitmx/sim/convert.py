@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,17 @@ from jitmx.sim.floats import (
     round_to_bf16,
     round_to_f16,
 )
+from jitmx.sim.ptx import Instruction, Register
+from jitmx.sim.warps import plan
+
+if TYPE_CHECKING:
+    from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
 
-INTEGERS = {f"{kind}{width}": np.dtype(f"{kind.replace('s', 'i')}{width // 8}") for kind in "su" for width in (8, 16, 32, 64)}
+INTEGERS = {
+    f"{kind}{8 * size}": np.dtype(f"{'i' if kind == 's' else 'u'}{size}") for kind in "su" for size in (1, 2, 4, 8)
+}
 PACKED = {"e4m3x2": "u2", "e5m2x2": "u2", "e2m3x2": "u2", "e3m2x2": "u2", "ue8m0x2": "u2", "e2m1x2": "u1"}
 DTYPES = {
     **INTEGERS,
@@ -104,11 +111,21 @@ def conversion(parts: tuple[str, ...]) -> Conversion:
     return Conversion(destination, source, arity, function)
 
 
+@dataclass(frozen=True)
+class Wrap:
+    """Conversion between integer types that keeps the low bits and extends by the source's sign."""
+
+    dtype: np.dtype[Any]
+
+    def __call__(self, a: Array) -> Array:
+        return a.astype(self.dtype)
+
+
 def _to_integer(destination: str, source: str, rounding: str | None, flags: set[str]) -> Callable[[Array], Array]:
     dtype = INTEGERS[destination]
     if source in INTEGERS:
         if "sat" not in flags:
-            return lambda a: a.astype(dtype)
+            return Wrap(dtype)
         low = max(np.iinfo(dtype).min, np.iinfo(INTEGERS[source]).min)
         high = min(np.iinfo(dtype).max, np.iinfo(INTEGERS[source]).max)
         return lambda a: np.clip(a, low, high).astype(dtype)
@@ -160,19 +177,19 @@ def _round_wide(a: Array, rounding: str) -> npt.NDArray[np.float64]:
 
     Rounding to odd keeps enough for one more rounding to a narrower format to be right.
     """
-    high = (a >> a.dtype.type(32)).astype(np.float64) * 2.0**32
-    low = (a & a.dtype.type(0xFFFFFFFF)).astype(np.float64)
+    high: npt.NDArray[np.float64] = (a >> a.dtype.type(32)).astype(np.float64) * 2.0**32
+    low: npt.NDArray[np.float64] = (a & a.dtype.type(0xFFFFFFFF)).astype(np.float64)
     total = high + low
     error = low - (total - high)
     if rounding == "rn":
         return total
-    away = np.where(error > 0, np.inf, -np.inf)
-    inexact = error != 0
     if rounding == "odd":
-        even = (total.view(np.uint64) & np.uint64(1)) == 0
-        return np.where(inexact & even, np.nextafter(total, away), total)
-    wanted = {"rz": np.where(total > 0, -1, 1), "rm": -1, "rp": 1}[rounding]
-    return np.where(inexact & (np.sign(error) == wanted), np.nextafter(total, away), total)
+        step = (error != 0) & ((total.view(np.uint64) & np.uint64(1)) == 0)
+    else:
+        wanted = {"rz": np.where(total > 0, -1, 1), "rm": -1, "rp": 1}[rounding]
+        step = (error != 0) & (np.sign(error) == wanted)
+    beside: npt.NDArray[np.float64] = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where(step, beside, total)
 
 
 def _float_to_float(destination: str, source: str, rounding: str | None, flags: set[str]) -> Callable[[Array], Array]:
@@ -249,9 +266,27 @@ def _packed(destination: str, source: str, rounding: str, flags: set[str]) -> Ca
         return encode(values, FORMATS[name], rounding, saturate="satfinite" in flags)
 
     def convert(*operands: Array) -> Array:
-        high, low = unpack(*operands)
         # One pass over both halves: the cost of these conversions is in the number of array operations.
-        both = one(np.concatenate((high, low)))
-        return ((both[: len(high)] << np.uint32(width)) | both[len(high) :]).astype(dtype)
+        both = one(np.stack(np.broadcast_arrays(*unpack(*operands))))
+        packed: Array = ((both[0] << np.uint32(width)) | both[1]).astype(dtype)
+        return packed
 
     return convert
+
+
+def _cvt(t: Translator, ins: Instruction) -> None:
+    wanted = plan(t, conversion, ins)
+    destination, *sources = ins.operands
+    if len(sources) != wanted.arity:
+        raise t.error(f"{len(sources)} sources; it takes {wanted.arity}")
+    source, dtype = DTYPES[wanted.source].str[1:], DTYPES[wanted.destination].str[1:]
+    registers = [t.read(operand, source) for operand in sources]
+    if isinstance(wanted.function, Wrap):
+        same = isinstance(destination, Register) and t.width(destination.name) == int(dtype[1])
+        # Copying between registers of the types' own widths wraps and extends by itself.
+        t.write(destination, registers[0] if same else f"{registers[0]}.astype({dtype!r})", dtype)
+        return
+    t.write(destination, f"{t.const(wanted.function)}({', '.join(registers)})", dtype)
+
+
+HANDLERS: dict[str, Handler] = {"cvt": _cvt}

@@ -163,10 +163,10 @@ def decode(bits: Bits, name: str) -> npt.NDArray[np.float32]:
     if name == "tf32":
         return (bits.astype(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     if name == "ue8m0":
-        return _scale_table()[bits & 0xFF]
+        return _scale_table().take(bits & 0xFF)
     if name == "ue4m3":
-        return _table(E4M3)[bits & 0x7F]
-    return _table(FORMATS[name])[bits & 0xFF]
+        return _table(E4M3).take(bits & 0x7F)
+    return _table(FORMATS[name]).take(bits & 0xFF)
 
 
 def encode_scale(values: Floats, rounding: str, *, saturate: bool) -> Bits:

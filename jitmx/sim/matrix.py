@@ -17,12 +17,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim.memory import SHARED_WINDOW
+from jitmx.sim.ptx import Instruction
+from jitmx.sim.warps import emit_fragment, items, plan, whole_warps, write_fragment
+
+if TYPE_CHECKING:
+    from jitmx.sim.machine import Machine
+    from jitmx.sim.translate import Handler, Translator
 
 Words = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.uint8]
@@ -95,13 +102,15 @@ def widened(rows: Rows, source: str) -> Rows:
     """Rows of 16 bytes, one element of a narrow source to a byte."""
     if source == "b4x16_p64":
         packed = rows[..., :8]
-        return np.stack((packed & 15, packed >> 4), axis=-1).reshape(rows.shape)
+        nibbles: Rows = np.empty((*packed.shape, 2), np.uint8)
+        nibbles[..., 0], nibbles[..., 1] = packed & 15, packed >> 4
+        return np.asarray(nibbles.reshape(rows.shape))
     if source == "b6x16_p32":
         # Three bytes hold four elements.
         triples = rows[..., :12].reshape(*rows.shape[:-1], 4, 3).astype(np.uint32)
         packed = triples[..., 0] | triples[..., 1] << np.uint32(8) | triples[..., 2] << np.uint32(16)
         elements = packed[..., None] >> np.array([0, 6, 12, 18], np.uint32) & np.uint32(63)
-        return elements.astype(np.uint8).reshape(rows.shape)
+        return np.asarray(elements.astype(np.uint8).reshape(rows.shape))
     return rows
 
 
@@ -136,3 +145,59 @@ def transpose(words: Words) -> Words:
     """movmatrix.sync.aligned.m8n8.trans.b16: the 8 × 8 matrix in registers [warps, 32], transposed."""
     plain, across = Move("m8n8", 1, False, "b16"), Move("m8n8", 1, True, "b16")
     return across.load(plain.store(words[..., None]))[..., 0]
+
+
+def _rows(
+    m: Machine, mask: npt.NDArray[np.bool_] | None, wanted: Move, address: Index, line: int, what: str
+) -> tuple[Any, Any]:
+    """Lanes that address rows, in order, and their addresses."""
+    lanes = whole_warps(m, mask, line, what)
+    lanes = lanes[lanes % 32 < wanted.addressing]
+    return lanes, np.broadcast_to(address, m.lanes)[lanes]
+
+
+def _load(m: Machine, mask: Any, wanted: Move, address: Any, offset: int, line: int) -> Words:
+    lanes, rows = _rows(m, mask, wanted, address, line, "ldmatrix")
+    content = m.shared.load(m, rows, offset, lanes, 8, 2, line).view(np.uint8)
+    words = np.zeros((m.lanes // 32, 32, wanted.registers), np.uint32)
+    words[np.unique(lanes // 32)] = wanted.load(content.reshape(-1, wanted.addressing, ROW_BYTES))
+    return words
+
+
+def _store(m: Machine, mask: Any, wanted: Move, address: Any, offset: int, words: Words, line: int) -> None:
+    lanes, rows = _rows(m, mask, wanted, address, line, "stmatrix")
+    content = wanted.store(words[np.unique(lanes // 32)])
+    m.shared.store(m, rows, offset, lanes, content.reshape(-1, ROW_BYTES).view(np.uint64), line)
+
+
+def _shared_address(t: Translator, ins: Instruction, at: int) -> tuple[str, int]:
+    address, offset = t.address(ins.operands[at])
+    generic = not any(part.startswith("shared") for part in ins.opcode)
+    return address, offset - SHARED_WINDOW if generic else offset
+
+
+def _ldmatrix(t: Translator, ins: Instruction) -> None:
+    wanted = plan(t, move, ins)
+    if len(items(ins.operands[0])) != wanted.registers:
+        raise t.error(f"{len(items(ins.operands[0]))} registers; it takes {wanted.registers}")
+    address, offset = _shared_address(t, ins, 1)
+    call = f"{t.const(_load)}(m, {t.mask}, {t.const(wanted)}, {address}, {offset}, {t.line})"
+    write_fragment(t, ins.operands[0], call)
+
+
+def _stmatrix(t: Translator, ins: Instruction) -> None:
+    wanted = plan(t, move, ins)
+    if len(items(ins.operands[1])) != wanted.registers:
+        raise t.error(f"{len(items(ins.operands[1]))} registers; it takes {wanted.registers}")
+    address, offset = _shared_address(t, ins, 0)
+    words = emit_fragment(t, ins.operands[1])
+    t.emit(f"{t.const(_store)}(m, {t.mask}, {t.const(wanted)}, {address}, {offset}, {words}, {t.line})")
+
+
+def _movmatrix(t: Translator, ins: Instruction) -> None:
+    if ins.name != "movmatrix.sync.aligned.m8n8.trans.b16":
+        raise t.error("it is not known")
+    write_fragment(t, ins.operands[0], f"{t.const(transpose)}({emit_fragment(t, ins.operands[1])}[..., 0])")
+
+
+HANDLERS: dict[str, Handler] = {"ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "movmatrix": _movmatrix}

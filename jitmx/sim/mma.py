@@ -1,7 +1,7 @@
 """Warp-wide matrix products: `mma` with fragments in registers, block scales included.
 
-A warp computes D[16, 8] = A[16, K] · B[K, 8] + C[16, 8]. Lane l = 4g + t (g = l / 4, t = l % 4) holds, with e = 32 / bits
-elements in a register:
+A warp computes D[16, 8] = A[16, K] · B[K, 8] + C[16, 8]. Lane l = 4g + t (g = l / 4, t = l % 4) holds, with
+e = 32 / bits elements in a register:
 
     A  register r        row g + 8·(r % 2)     columns 4e·(r / 2) + e·t … + e-1
     B  register r        rows 4e·r + e·t … + e-1      column g
@@ -16,16 +16,20 @@ PTX leaves open, so its results differ within the accumulation-order bound; inte
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.floats import decode, round_to_f16
+from jitmx.sim.ptx import Instruction, Operand
+from jitmx.sim.warps import emit_check, emit_fragment, immediate, items, plan, write_fragment
+
+if TYPE_CHECKING:
+    from jitmx.sim.translate import Handler, Translator
 
 Words = npt.NDArray[np.uint32]
 Matrix = npt.NDArray[np.float64]
@@ -100,7 +104,7 @@ def values(codes: npt.NDArray[np.unsignedinteger], kind: str) -> Matrix:
     """
     if kind in _FLOATS:
         name = "e2m1" if kind == PACKED_FP4 else kind
-        return decode(codes >> 2 if kind == "e2m1" else codes, name).astype(np.float64)
+        return decode(codes >> codes.dtype.type(2) if kind == "e2m1" else codes, name).astype(np.float64)
     if kind in ("s8", "s4"):
         shift = 8 - bits_of(kind)
         return ((codes << shift).astype(np.int8) >> shift).astype(np.float64)
@@ -130,13 +134,13 @@ def accumulator(words: Words, kind: str, columns: int = 8) -> Matrix:
 def registers(result: Matrix, kind: str, *, saturate: bool = False) -> Words:
     """Registers of D [warps, 16, columns], rounded once to f32, f16 or s32 (which wraps unless `saturate`)."""
     rows, cols = c_layout(result.shape[-1])
-    held = result[:, rows, cols]
+    held = np.ascontiguousarray(result[:, rows, cols])
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "f32":
             single = held.astype(np.float32)
             return np.where(np.isnan(single), np.uint32(0x7FFFFFFF), single.view(np.uint32))
         if kind == "f16":
-            return round_to_f16(held).view(np.uint32)
+            return np.ascontiguousarray(round_to_f16(held)).view(np.uint32)
     whole = held.astype(np.int64)
     if saturate:
         whole = np.clip(whole, -(2**31), 2**31 - 1)
@@ -191,8 +195,15 @@ class Product:
     def c_registers(self) -> int:
         return 2 if self.c == "f16" else 4
 
-    def __call__(self, a: Words, b: Words, c: Words, scale_a: Words | None = None, scale_b: Words | None = None,
-                 selectors: tuple[int, int, int, int] = (0, 0, 0, 0)) -> Words:
+    def __call__(
+        self,
+        a: Words,
+        b: Words,
+        c: Words,
+        scale_a: Words | None = None,
+        scale_b: Words | None = None,
+        selectors: tuple[int, int, int, int] = (0, 0, 0, 0),
+    ) -> Words:
         """D from registers.
 
         Args:
@@ -232,7 +243,7 @@ def product(parts: tuple[str, ...]) -> Product:
     known = {"mma", "sync", "aligned", shape, "row", "col", "satfinite", kind, vector, "block_scale", *tail}
     unknown = [part for part in parts if part not in known]
     k = int(shape.rpartition("k")[2] or 0) if shape.startswith("m16n8k") else 0
-    if unknown or not k or "satfinite" in parts and d != "s32":
+    if unknown or not k or ".row.col." not in name or ("satfinite" in parts and d != "s32"):
         raise SimulationError(f"{name} is not known")
     vectors, scale = 0, ""
     if scaled:
@@ -258,4 +269,29 @@ def selector_limits(vectors: int) -> tuple[tuple[int, ...], tuple[int, ...], tup
     return byte, (0, 1), byte, (0, 1, 2, 3)
 
 
-Semantics = Callable[..., Any]
+def _mma(t: Translator, ins: Instruction) -> None:
+    wanted = plan(t, product, ins)
+    d, a, b, c, *scaling = ins.operands
+    counts = [len(items(operand)) for operand in (d, a, b, c)]
+    expected = [2 if wanted.d == "f16" else 4, wanted.a_registers, wanted.b_registers, wanted.c_registers]
+    if counts != expected or len(scaling) != (4 if wanted.vectors else 0):
+        raise t.error(f"operands of {counts} registers and {len(scaling)} more; it takes {expected}")
+    arguments = [emit_fragment(t, operand) for operand in (a, b, c)]
+    if wanted.vectors:
+        scale_a, select_a, scale_b, select_b = scaling
+        selectors = _selectors(t, select_a, select_b, wanted.vectors)
+        arguments += [f"{emit_fragment(t, operand)}[..., 0]" for operand in (scale_a, scale_b)]
+        arguments.append(str(selectors))
+    emit_check(t)
+    write_fragment(t, d, f"{t.const(wanted)}({', '.join(arguments)})")
+
+
+def _selectors(t: Translator, select_a: Operand, select_b: Operand, vectors: int) -> tuple[int, ...]:
+    chosen = tuple(immediate(t, item) for operand in (select_a, select_b) for item in items(operand))
+    limits = selector_limits(vectors)
+    if len(chosen) != 4 or any(value not in limit for value, limit in zip(chosen, limits, strict=True)):
+        raise t.error(f"selectors {chosen}; legal values are {limits}")
+    return chosen
+
+
+HANDLERS: dict[str, Handler] = {"mma": _mma}

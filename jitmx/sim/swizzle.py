@@ -3,9 +3,9 @@
 A swizzle of span s (32, 64 or 128 bytes) permutes the 16-byte chunks of each row of s bytes: address bits 4… are XORed
 with bits 7… (one, two or three of them), so the pattern repeats every 8·s bytes from an address aligned to that.
 
-Descriptor bits: 0–13 start address, 16–29 leading-dimension byte offset (LBO), 32–45 stride-dimension byte offset (SBO),
-all without their four low bits; 49–51 base offset; 62–63 swizzle (0 none, 1 128 B, 2 64 B, 3 32 B). With rows along M or
-N and 16-byte chunks:
+Descriptor bits: 0–13 start address, 16–29 leading-dimension byte offset (LBO), 32–45 stride-dimension byte offset
+(SBO), all without their four low bits; 49–51 base offset; 62–63 swizzle (0 none, 1 128 B, 2 64 B, 3 32 B). Layouts, in
+rows of M or N and 16-byte chunks:
 
     K-major, no swizzle     8 rows of 16 bytes are contiguous; LBO to the next 16 bytes of K, SBO to the next 8 rows
     K-major, swizzle s      8 rows of s bytes are contiguous; SBO to the next 8 rows; LBO unused
@@ -16,7 +16,6 @@ N and 16-byte chunks:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,11 @@ Addresses = npt.NDArray[np.int64]
 SPANS = (0, 32, 64, 128)
 
 
-def swizzled(addresses: npt.NDArray[Any], span: int, atom: int = 16) -> npt.NDArray[Any]:
+def swizzled(addresses: Addresses, span: int, atom: int = 16) -> Addresses:
     """Shared addresses after a swizzle of `span` bytes that keeps `atom` bytes together; span 0 changes nothing."""
     if span == 0:
         return addresses
-    rows = (addresses >> 7) & (span // atom - 1)
+    rows: Addresses = (addresses >> 7) & (span // atom - 1)
     return addresses ^ (rows * atom)
 
 
@@ -52,7 +51,9 @@ class Descriptor:
             SimulationError: a base offset other than 0, which means a swizzle pattern that starts off its boundary.
         """
         if word >> 49 & 7:
-            raise SimulationError(f"matrix descriptor {word:#018x}: base offset {word >> 49 & 7} is not simulated, only 0")
+            raise SimulationError(
+                f"matrix descriptor {word:#018x}: base offset {word >> 49 & 7} is not simulated, only 0"
+            )
         start, leading, stride = ((word >> at & 0x3FFF) << 4 for at in (0, 16, 32))
         return cls(start, leading, stride, (0, 128, 64, 32)[word >> 62 & 3])
 
@@ -62,7 +63,7 @@ class Descriptor:
         return self.start >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | span << 62
 
     def addresses(self, extent: int, depth: int, size: int, *, mn_major: bool = False) -> Addresses:
-        """Shared byte addresses [extent, depth] of the elements of a matrix of `extent` rows of M or N and `depth` of K.
+        """Shared byte addresses [extent, depth] of the elements of a matrix, `extent` along M or N and `depth` along K.
 
         Args:
             size: bytes of an element.
@@ -82,4 +83,4 @@ class Descriptor:
             byte = row * size
             offsets = byte % self.span + byte // self.span * self.leading + k % 8 * self.span + k // 8 * self.stride
         # Hardware swizzles absolute addresses, so a start address may lie inside a row of the pattern.
-        return np.asarray(swizzled((self.start + offsets).astype(np.int64), self.span))
+        return swizzled((self.start + offsets).astype(np.int64), self.span)

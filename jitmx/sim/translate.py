@@ -9,6 +9,7 @@ translation time and emits Python with
     t.emit(line)                     one line of Python
     t.read(operand, dtype)           expression of an array over all lanes ("u1 u2 u4 u8 i1 … i8 f2 f4 f8 b1")
     t.write(operand, expression, dtype)   assigns to a register where the instruction is active
+    t.scatter(operand, expression, dtype)  the same from an array that holds the active lanes only
     t.ufunc(operand, dtype, "add", *arguments)   the same for a NumPy function that takes `out`
     t.const(object)                  a name for any Python object (function, table) in the generated code
     t.mask                           expression of the active lanes, or "None" where all are
@@ -78,7 +79,8 @@ class Program:
     objects: dict[str, Any] = field(default_factory=dict)
     module: Module | None = None
     granules: dict[str, int] = field(default_factory=dict)
-    frames: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
+    names: dict[int, str] = field(default_factory=dict)  # line → instruction
 
 
 def dtype_of(kind: str) -> str:
@@ -200,6 +202,15 @@ class Translator:
         else:
             self.write(operand, f"{function}({listed})", dtype)
 
+    def scatter(self, operand: Operand, expression: str, dtype: str) -> None:
+        """Assign values of the active lanes only, in order, to a register."""
+        if not isinstance(operand, Sink):
+            target = self._target(operand, dtype)
+            if self.mask == "None":
+                self.emit(f"copyto({target}, {expression}, 'unsafe')")
+            else:
+                self.emit(f"{target}[{self.mask}] = {expression}")
+
     def address(self, operand: Operand) -> tuple[str, int]:
         """Expression of the uint64 address before its offset, and the offset."""
         if not isinstance(operand, Address):
@@ -302,10 +313,11 @@ class Translator:
     def _split(self, function: Function) -> None:
         leaders = {0, len(function.body), *function.labels.values()}
         for i, ins in enumerate(function.body):
+            self.program.names[ins.line] = ins.name
             if ins.opcode[0] in _ENDS or is_barrier(ins):
                 leaders.add(i + 1)
             if self.members(ins) is not None:
-                leaders.update((i, i + 1) if False else (i,))
+                leaders.add(i)
         points = sorted(leaders)
         start = len(self.program.blocks)
         position = {}

@@ -10,14 +10,21 @@ effect on values: a kernel that reads its accumulators before waiting for them i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
+from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
+from jitmx.sim.warps import emit_check, emit_fragment, immediate, items, plan, whole_warps, write_fragment
+
+if TYPE_CHECKING:
+    from jitmx.sim.machine import Machine
+    from jitmx.sim.translate import Handler, Translator
 
 _PAIRS = {
     "f16": ("f16",),
@@ -66,7 +73,9 @@ class Wgmma:
         """B [groups, k, n] from the codes [groups, n, k] at its addresses."""
         return values(codes, self.b).swapaxes(-1, -2)
 
-    def __call__(self, a: Matrix, b: Matrix, d: Words, keep: npt.NDArray[np.bool_], signs: tuple[int, int] = (1, 1)) -> Words:
+    def __call__(
+        self, a: Matrix, b: Matrix, d: Words, keep: npt.NDArray[np.bool_], signs: tuple[int, int] = (1, 1)
+    ) -> Words:
         """D from A [groups, 64, k], B [groups, k, n] and the registers of D [groups, 128, d_registers].
 
         Args:
@@ -78,7 +87,9 @@ class Wgmma:
             result = (signs[0] * signs[1]) * (a @ b)
             old = accumulator(d.reshape(groups * 4, 32, -1), self.d, self.n).reshape(groups, 64, self.n)
             result = np.where(keep[:, None, None], result + old, result)
-        return registers(result.reshape(groups * 4, 16, self.n), self.d, saturate=self.saturate).reshape(groups, 128, -1)
+        return registers(result.reshape(groups * 4, 16, self.n), self.d, saturate=self.saturate).reshape(
+            groups, 128, -1
+        )
 
 
 def wgmma(parts: tuple[str, ...]) -> Wgmma:
@@ -98,4 +109,95 @@ def wgmma(parts: tuple[str, ...]) -> Wgmma:
     return Wgmma(n, k, d, a, b, "satfinite" in parts)
 
 
-Codes = npt.NDArray[Any]
+@lru_cache(maxsize=4096)
+def _chunks(descriptor: Descriptor, extent: int, depth: int, size: int, mn_major: bool) -> tuple[Any, Any]:
+    """The 16-byte chunks of shared memory that hold a matrix, and where in them each element lies."""
+    addresses = descriptor.addresses(extent, depth, size, mn_major=mn_major)
+    chunks, inverse = np.unique(addresses >> 4, return_inverse=True)
+    elements = inverse.reshape(addresses.shape) * (16 // size) + (addresses & 15) // size
+    return (chunks << 4).astype(np.uint64), elements
+
+
+def _fetch(m: Machine, lanes: Any, word: int, extent: int, depth: int, size: int, mn_major: bool, line: int) -> Any:
+    """Codes [extent, depth] of the matrix that a descriptor tells."""
+    try:
+        descriptor = Descriptor.decode(word)
+    except SimulationError as error:
+        m.fault(line, int(lanes[0]), str(error))
+    chunks, elements = _chunks(descriptor, extent, depth, size, mn_major)
+    content = m.shared.load(m, chunks, 0, np.full(len(chunks), lanes[0]), 8, 2, line)
+    return content.reshape(-1).view(f"u{size}").take(elements)
+
+
+def _run(
+    m: Machine,
+    mask: Any,
+    wanted: Wgmma,
+    d: Words,
+    a: Any,
+    b: Any,
+    keep: Any,
+    signs: tuple[int, int],
+    majors: tuple[bool, bool],
+    line: int,
+) -> Words:
+    """Registers [lanes, …] of D; `a` is a fragment or, with one dimension, descriptors."""
+    lanes = whole_warps(m, mask, line, "wgmma")
+    result = d.reshape(m.lanes, -1).copy()
+    keep, b = np.broadcast_to(keep, m.lanes), np.broadcast_to(b, m.lanes)
+    threads = lanes % m.width
+    for first in lanes[threads % 128 == 0]:
+        group = slice(int(first), int(first) + 128)
+        if np.count_nonzero((lanes >= group.start) & (lanes < group.stop)) < 128 or first % m.width + 128 > m.width:
+            m.fault(line, int(first), "wgmma without all four warps of its warpgroup")
+        uniform = [b[group], keep[group]] + ([np.broadcast_to(a, m.lanes)[group]] if np.ndim(a) < 2 else [])
+        if any((item != item[0]).any() for item in uniform):
+            m.fault(line, int(first), "wgmma whose descriptors or scale-d differ within the warpgroup")
+        size = BITS[wanted.a] // 8
+        if np.ndim(a) < 2:
+            codes = _fetch(m, m.lane_ids[group], int(uniform[2][0]), 64, wanted.k, size, majors[0], line)
+            left = wanted.a_values(codes)[None]
+        else:
+            left = wanted.a_fragment(a.reshape(m.lanes, -1)[group][None])
+        codes = _fetch(m, m.lane_ids[group], int(b[first]), wanted.n, wanted.k, size, majors[1], line)
+        right = wanted.b_values(codes)[None]
+        result[group] = wanted(left, right, result[group][None], keep[first : first + 1], signs)[0]
+    covered = np.count_nonzero(threads % 128 == 0) * 128
+    if covered != len(lanes):
+        m.fault(line, int(lanes[0]), "wgmma without all four warps of its warpgroup")
+    return result
+
+
+def _mma_async(t: Translator, ins: Instruction) -> None:
+    wanted = plan(t, wgmma, ins)
+    d, a, b, keep, *rest = ins.operands
+    numbers = [immediate(t, operand) for operand in rest]
+    from_registers = isinstance(a, Vector)
+    transposable = BITS[wanted.a] == 16
+    expected = 0 if wanted.d == "s32" else 2 + ((1 if from_registers else 2) if transposable else 0)
+    if len(numbers) != expected or len(items(d)) != wanted.d_registers or (from_registers and len(items(a)) != 4):
+        raise t.error(
+            f"{len(items(d))} registers of D and {len(numbers)} numbers; it takes {wanted.d_registers} and {expected}"
+        )
+    signs = [value - (1 << 32) if value >> 31 else value for value in numbers[:2]] or [1, 1]
+    majors = numbers[2:] or [0]
+    if any(sign not in (1, -1) for sign in signs) or any(major not in (0, 1) for major in majors):
+        raise t.error(f"numbers {numbers}; scales are 1 or -1, transpositions 0 or 1")
+    left = emit_fragment(t, a) if from_registers else t.read(a, "u8")
+    scale = t.read(keep, "b1") if isinstance(keep, Register) else t.scalar(immediate(t, keep), "b1")
+    flags = (False if from_registers else bool(majors[0]), bool(majors[-1]))
+    call = f"{t.const(_run)}(m, {t.mask}, {t.const(wanted)}, {emit_fragment(t, d)}, {left}, {t.read(b, 'u8')}, {scale}"
+    write_fragment(t, d, f"{call}, {tuple(signs)}, {flags}, {t.line})")
+
+
+def _wgmma(t: Translator, ins: Instruction) -> None:
+    if ins.opcode[1] == "mma_async":
+        _mma_async(t, ins)
+    elif ins.opcode[1:] in _ORDERS:
+        emit_check(t)
+    else:
+        raise t.error("it is not known")
+
+
+_ORDERS = {(name, "sync", "aligned") for name in ("fence", "commit_group", "wait_group")}
+HANDLERS: dict[str, Handler] = {"wgmma": _wgmma}

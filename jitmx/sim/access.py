@@ -1,0 +1,200 @@
+"""Loads, stores and address conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Sink, Vector
+from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+
+if TYPE_CHECKING:
+    from jitmx.sim.machine import Machine
+
+Array = npt.NDArray[Any]
+
+WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
+# Hints and orders that change nothing but what "strong" says.
+_STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
+_CACHE = {
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "cta", "cluster", "gpu", "sys", "unified",
+    "L1::no_allocate", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+    "L2::evict_last", "L2::evict_normal", "L2::evict_first",
+    "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B",
+}  # fmt: skip
+
+
+def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
+    """Space ("generic" where none is named), type, vector length, and "", "strong" or "nc" of a load or store."""
+    space, kind, count, how = "generic", "", 1, ""
+    for part in ins.opcode[1:]:
+        head = part.partition("::")[0]
+        if head in WINDOWS:
+            space = head
+        elif part in SIZES:
+            kind = part
+        elif part in ("v2", "v4", "v8"):
+            count = int(part[1:])
+        elif part in _STRONG:
+            how = "strong"
+        elif part not in _CACHE:
+            raise t.error(f".{part} is not known")
+    if not kind:
+        raise t.error("it names no type")
+    if "nc" in ins.opcode:
+        how = "nc"
+    return space, kind, count, how
+
+
+def space_of(m: Machine, name: str, address: Array) -> tuple[Space, Array]:
+    """The space that addresses name and the addresses within it; generic ones of one access lie in one space."""
+    if name == "shared":
+        return m.shared, address
+    if name in ("global", "const"):
+        return m.memory, address
+    if name == "local":
+        return m.local, address
+    if name == "param":
+        return m.param, address
+    space = m.space(int(address.flat[0]))
+    for window, candidate in ((SHARED_WINDOW, m.shared), (LOCAL_WINDOW, m.local), (PARAM_WINDOW, m.param)):
+        if space is candidate:
+            return space, address - np.uint64(window)
+    return space, address
+
+
+def groups(m: Machine, name: str, address: Array, offset: int, lanes: Array) -> list[tuple[Space, Array, Array, Any]]:
+    """Generic addresses by the space they lie in: space, addresses, lanes, and which lanes these are."""
+    if name != "generic":
+        space, address = space_of(m, name, address)
+        return [(space, address, lanes, slice(None))]
+    address = np.broadcast_to(address + np.uint64(offset % (1 << 64)), lanes.shape)
+    high = address >> np.uint64(32)
+    values = np.unique(high)
+    if len(values) == 1 or (values >= 0x7F00).all():
+        space, inner = space_of(m, name, address)
+        return [(space, inner, lanes, slice(None))]
+    out = []
+    for value in values:
+        which = np.flatnonzero(high == value)
+        space, inner = space_of(m, name, address[which])
+        out.append((space, inner, lanes[which], which))
+    return out
+
+
+def load(m: Machine, name: str, address: Array, offset: int, mask: Array | None, size: int, count: int, line: int, how: str) -> Array:
+    """Unsigned [active lanes, count]."""
+    lanes = m.lane_ids if mask is None else mask.nonzero()[0]
+    if mask is not None and address.ndim:
+        address = address.take(lanes)
+    if name == "shared":
+        return m.shared.load(m, address, offset, lanes, size, count, line, how)
+    if name == "global":
+        if how == "strong":
+            m.poll(lanes)
+        return m.memory.load(m, address, offset, lanes, size, count, line, how)
+    parts = groups(m, name, address, offset, lanes)
+    if name == "generic":
+        offset = 0
+        if how == "strong":
+            m.poll(lanes)
+    if len(parts) == 1:
+        space, inner, lanes, _ = parts[0]
+        return space.load(m, inner, offset, lanes, size, count, line, how)
+    out = np.empty((len(lanes), count), f"u{size}")
+    for space, inner, some, which in parts:
+        out[which] = space.load(m, inner, 0, some, size, count, line, how)
+    return out
+
+
+def store(m: Machine, name: str, address: Array, offset: int, mask: Array | None, values: list[Array], line: int, how: str) -> None:
+    """Write one value, or as many as `values`, for each active lane."""
+    m.events += 1
+    lanes = m.lane_ids if mask is None else mask.nonzero()[0]
+    columns = np.empty((len(lanes), len(values)), values[0].dtype)
+    for i, value in enumerate(values):
+        columns[:, i] = value if mask is None or value.ndim == 0 else value.take(lanes)
+    if mask is not None and address.ndim:
+        address = address.take(lanes)
+    if name == "shared":
+        m.shared.store(m, address, offset, lanes, columns, line, how)
+        return
+    if name == "global":
+        m.memory.store(m, address, offset, lanes, columns, line, how)
+        return
+    for space, inner, some, which in groups(m, name, address, offset, lanes):
+        space.store(m, inner, 0 if name == "generic" else offset, some, columns[which], line, how)
+
+
+def _elements(operand: Operand, count: int, t: Translator) -> tuple[Operand, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count:
+        raise t.error(f"{len(items)} registers for {count} elements")
+    return items
+
+
+def _ld(t: Translator, ins: Instruction) -> None:
+    destination, source = operands(ins, 2, 3)[:2]
+    space, kind, count, how = parts(t, ins)
+    space = {"const": "global"}.get(space, space)
+    size, dtype = SIZES[kind], dtype_of(kind)
+    address, offset = t.address(source)
+    t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
+    for i, item in enumerate(_elements(destination, count, t)):
+        if isinstance(item, Sink):
+            continue
+        column = f"v[:, {i}]" + (f".view('{dtype}')" if dtype[0] == "i" else "")
+        # Floats travel as bits, so that no NaN is altered.
+        dtype_now = f"u{size}" if dtype[0] == "f" else dtype
+        if t.mask == "None":
+            t.write(item, column, dtype_now)
+        else:
+            t.scatter(item, column, dtype_now)
+
+
+def _st(t: Translator, ins: Instruction) -> None:
+    destination, source = operands(ins, 2, 3)[:2]
+    space, kind, count, how = parts(t, ins)
+    size = SIZES[kind]
+    address, offset = t.address(destination)
+    values = ", ".join(_bits(t, item, size, kind) for item in _elements(source, count, t))
+    t.emit(f"{t.const(store)}(m, {space!r}, {address}, {offset}, {t.mask}, [{values}], {t.line}, {how!r})")
+
+
+def _bits(t: Translator, item: Operand, size: int, kind: str) -> str:
+    if isinstance(item, Immediate) and kind[0] == "f" and item.kind == "f64" and size == 4:
+        return f"{t.read(item, 'f4')}.view('u4')"
+    return t.read(item, f"u{size}")
+
+
+def _cvta(t: Translator, ins: Instruction) -> None:
+    destination, source = operands(ins, 2)
+    width = "u" + str(SIZES[ins.opcode[-1]])
+    to = ins.opcode[1] == "to"
+    space = ins.opcode[2 if to else 1].partition("::")[0]
+    if space not in WINDOWS:
+        raise t.error(f".{space} is not known")
+    value = t.read(source, width)
+    window = t.scalar(WINDOWS[space], width)
+    if WINDOWS[space] == 0:
+        t.write(destination, value, width)
+    else:
+        t.ufunc(destination, width, "subtract" if to else "add", value, window)
+
+
+def _isspacep(t: Translator, ins: Instruction) -> None:
+    destination, source = operands(ins, 2)
+    space = ins.opcode[1].partition("::")[0]
+    value = f"({t.read(source, 'u8')} >> {t.scalar(32, 'u8')})"
+    if space in ("shared", "local", "param"):
+        t.write(destination, f"{value} == {t.scalar(WINDOWS[space] >> 32, 'u8')}", "b1")
+    elif space in ("global", "const"):
+        t.write(destination, f"{value} >= {t.scalar(0x7F00, 'u8')}", "b1")
+    else:
+        raise t.error(f".{space} is not known")
+
+
+HANDLERS: dict[str, Handler] = {"ld": _ld, "ldu": _ld, "st": _st, "cvta": _cvta, "isspacep": _isspacep}

@@ -1,0 +1,417 @@
+"""Integer arithmetic, logic, comparison, selection and moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim import integers
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Register, Sink, Vector
+from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+
+Array = npt.NDArray[Any]
+
+FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "f32x2"}
+PACKED = {"u16x2", "s16x2"}
+_COMPARE = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "lo": "less", "ls": "less_equal", "hi": "greater", "hs": "greater_equal",
+}  # fmt: skip
+
+
+def kind_of(ins: Instruction) -> str:
+    """The type that ends an opcode."""
+    return ins.opcode[-1]
+
+
+def check(t: Translator, ins: Instruction, *known: str) -> None:
+    """Error where the opcode has a part that is neither known nor a type."""
+    for part in ins.opcode[1:]:
+        if part not in known and part not in SIZES:
+            raise t.error(f".{part} is not known")
+
+
+def _binary(function: str) -> Handler:
+    """add, sub, min, max: of integers, packed integers, or passed on to floats."""
+
+    def handler(t: Translator, ins: Instruction) -> None:
+        kind = kind_of(ins)
+        if kind in FLOATS:
+            from jitmx.sim import arithmetic
+
+            arithmetic.binary(t, ins)
+            return
+        name = ins.opcode[0]
+        if "cc" in ins.opcode or name in ("addc", "subc"):
+            carry(t, ins)
+            return
+        d, a, b = operands(ins, 3)
+        if kind in PACKED:
+            check(t, ins)
+            half = "i2" if kind[0] == "s" else "u2"
+            t.write(d, f"{t.const(_halves)}({function}, {t.read(a, 'u4')}, {t.read(b, 'u4')}, {half!r})", "u4")
+            return
+        if "sat" in ins.opcode:
+            check(t, ins, "sat")
+            t.write(d, f"{t.const(integers.saturating)}({t.read(a, 'i4')}, {t.read(b, 'i4')}, {name == 'sub'})", "i4")
+            return
+        check(t, ins)
+        dtype = dtype_of(kind)
+        if name in ("add", "sub"):
+            dtype = "u" + dtype[1]
+        t.ufunc(d, dtype, function, t.read(a, dtype), t.read(b, dtype))
+
+    return handler
+
+
+def _halves(function: Any, a: Array, b: Array, half: str) -> Array:
+    return np.asarray(function(np.atleast_1d(a).view(half), np.atleast_1d(b).view(half)).view("u4"))
+
+
+def carry(t: Translator, ins: Instruction) -> None:
+    """Extended-precision addition and subtraction, with a carry that each thread keeps."""
+    name, kind = ins.opcode[0], kind_of(ins)
+    if name not in ("add", "addc", "sub", "subc"):
+        raise t.error("multiplication with a carry is not known")
+    check(t, ins, "cc")
+    d, a, b = operands(ins, 3)
+    dtype = "u" + str(SIZES[kind])
+    flag = Register("%carry")
+    t.function.registers.setdefault(flag.name, "u32")
+    use = f"{t.read(flag, 'u4')}" if name in ("addc", "subc") else "None"
+    t.emit(f"v, w = {t.const(_carry)}({t.read(a, dtype)}, {t.read(b, dtype)}, {use}, {name.startswith('sub')})")
+    t.write(d, "v", dtype)
+    if "cc" in ins.opcode:
+        t.write(flag, "w", "u4")
+
+
+def _carry(a: Array, b: Array, flag: Array | None, subtract: bool) -> tuple[Array, Array]:
+    extra = a.dtype.type(0) if flag is None else flag.astype(a.dtype)
+    if subtract:
+        first = a - b
+        result = first - extra
+        return result, ((a < b) | (first < extra)).astype("u4")
+    first = a + b
+    result = first + extra
+    return result, ((first < a) | (result < first)).astype("u4")
+
+
+def _mul(t: Translator, ins: Instruction) -> None:
+    kind = kind_of(ins)
+    if kind in FLOATS:
+        from jitmx.sim import arithmetic
+
+        arithmetic.binary(t, ins)
+        return
+    d, a, b = operands(ins, 3)
+    t.write(d, *_product(t, ins, a, b))
+
+
+def _product(t: Translator, ins: Instruction, a: Operand, b: Operand) -> tuple[str, str]:
+    check(t, ins, "lo", "hi", "wide")
+    dtype = dtype_of(kind_of(ins))
+    x, y = t.read(a, dtype), t.read(b, dtype)
+    if "wide" in ins.opcode:
+        wide = dtype[0] + str(2 * int(dtype[1]))
+        return f"multiply({x}, {y}, dtype={wide!r})", wide
+    if "hi" in ins.opcode:
+        return f"{t.const(integers.multiply_high)}({x}, {y})", dtype
+    dtype = "u" + dtype[1]
+    return f"multiply({t.read(a, dtype)}, {t.read(b, dtype)})", dtype
+
+
+def _mad(t: Translator, ins: Instruction) -> None:
+    kind = kind_of(ins)
+    if kind in FLOATS:
+        from jitmx.sim import arithmetic
+
+        arithmetic.fma(t, ins)
+        return
+    if "cc" in ins.opcode or "sat" in ins.opcode or ins.opcode[0] == "madc":
+        raise t.error("multiplication with a carry or saturation is not known")
+    d, a, b, c = operands(ins, 4)
+    product, dtype = _product(t, ins, a, b)
+    t.ufunc(d, dtype, "add", product, t.read(c, dtype))
+
+
+def _mul24(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "lo", "hi")
+    signed = kind_of(ins) == "s32"
+    d, a, b, *c = operands(ins, 3, 4)
+    wide = "i8" if signed else "u8"
+    value = f"{t.const(_product24)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {signed}, {'hi' in ins.opcode})"
+    if c:
+        value = f"add({value}, {t.read(c[0], 'u4')})"
+    assert wide
+    t.write(d, value, "u4")
+
+
+def _product24(a: Array, b: Array, signed: bool, high: bool) -> Array:
+    def low(x: Array) -> Array:
+        word = (x & 0xFFFFFF).astype(np.int64)
+        return np.where(word >> 23 & 1, word - (1 << 24), word) if signed else word
+
+    product = low(a) * low(b)
+    return (product >> 16 if high else product).astype(np.uint32)
+
+
+def _simple(function: Any, count: int, result: str = "", *, floats: bool = False) -> Handler:
+    """An instruction that is one function of `count` operands of its type, with a result of that type or `result`."""
+
+    def handler(t: Translator, ins: Instruction) -> None:
+        kind = kind_of(ins)
+        if floats and kind in FLOATS:
+            from jitmx.sim import arithmetic
+
+            arithmetic.unary(t, ins)
+            return
+        check(t, ins)
+        d, *sources = operands(ins, count + 1)
+        dtype = dtype_of(kind)
+        listed = [t.read(source, dtype) for source in sources]
+        if isinstance(function, str):
+            t.ufunc(d, result or dtype, function, *listed)
+        else:
+            t.write(d, f"{t.const(function)}({', '.join(listed)})", result or dtype)
+
+    return handler
+
+
+def _div(t: Translator, ins: Instruction) -> None:
+    if kind_of(ins) in FLOATS:
+        from jitmx.sim import arithmetic
+
+        arithmetic.binary(t, ins)
+        return
+    _simple(integers.divide, 2)(t, ins)
+
+
+def _logical(function: str) -> Handler:
+    def handler(t: Translator, ins: Instruction) -> None:
+        check(t, ins)
+        d, a, b = operands(ins, 3)
+        dtype = dtype_of(kind_of(ins))
+        t.ufunc(d, dtype, function, t.read(a, dtype), t.read(b, dtype))
+
+    return handler
+
+
+def _not(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a = operands(ins, 2)
+    dtype = dtype_of(kind_of(ins))
+    t.ufunc(d, dtype, "invert", t.read(a, dtype))
+
+
+def _cnot(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a = operands(ins, 2)
+    dtype = dtype_of(kind_of(ins))
+    t.write(d, f"{t.read(a, dtype)} == 0", dtype)
+
+
+def _shift(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a, b = operands(ins, 3)
+    dtype = dtype_of(kind_of(ins))
+    if ins.opcode[0] == "shl":
+        dtype = "u" + dtype[1]
+    if isinstance(b, Immediate):
+        amount = t.scalar(min(b.value % (1 << 32), 64), dtype)
+    elif dtype == "u4":
+        amount = t.read(b, "u4")
+    else:
+        amount = f"minimum({t.read(b, 'u4')}, {t.scalar(64, 'u4')}).astype({dtype!r})"
+    # NumPy gives 0, or the sign, for shifts past the width, as PTX has it.
+    t.ufunc(d, dtype, "left_shift" if ins.opcode[0] == "shl" else "right_shift", t.read(a, dtype), amount)
+
+
+def _lop3(t: Translator, ins: Instruction) -> None:
+    d, a, b, c, table, *rest = operands(ins, 5, 6)
+    if not isinstance(table, Immediate) or rest:
+        raise t.error("only the form with a table and no predicate is known")
+    listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
+    t.write(d, f"{t.const(integers.logic)}({listed}, {table.value & 255})", "u4")
+
+
+def _shf(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "l", "r", "wrap", "clamp")
+    d, a, b, c = operands(ins, 4)
+    listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
+    t.write(d, f"{t.const(integers.funnel)}({listed}, {'l' in ins.opcode}, {'clamp' in ins.opcode})", "u4")
+
+
+def _prmt(t: Translator, ins: Instruction) -> None:
+    d, a, b, c = operands(ins, 4)
+    mode = ins.opcode[2] if len(ins.opcode) > 2 else ""
+    if isinstance(c, Immediate) and not mode:
+        t.write(d, f"{t.const(integers.permute_by)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {c.value})", "u4")
+        return
+    listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
+    t.write(d, f"{t.const(integers.permute)}({listed}, {mode!r})", "u4")
+
+
+def _bits(function: Any) -> Handler:
+    """bfe and bfi: position and length are u32 whatever the type."""
+
+    def handler(t: Translator, ins: Instruction) -> None:
+        check(t, ins)
+        d, *sources = operands(ins, 4, 5)
+        dtype = dtype_of(kind_of(ins))
+        listed = [t.read(x, dtype) for x in sources[:-2]] + [t.read(x, "u4") for x in sources[-2:]]
+        t.write(d, f"{t.const(function)}({', '.join(listed)})", dtype)
+
+    return handler
+
+
+def _bfind(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "shiftamt")
+    d, a = operands(ins, 2)
+    value = t.read(a, dtype_of(kind_of(ins)))
+    t.write(d, f"{t.const(integers.find_bit)}({value}, {'shiftamt' in ins.opcode})", "u4")
+
+
+def _fns(t: Translator, ins: Instruction) -> None:
+    d, *sources = operands(ins, 4)
+    t.write(d, f"{t.const(integers.find_nth)}({', '.join(t.read(x, 'u4') for x in sources)})", "u4")
+
+
+def _dot(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "lo", "hi")
+    d, *sources = operands(ins, 4)
+    types = [part for part in ins.opcode if part in SIZES]
+    listed = ", ".join(t.read(x, "u4") for x in sources)
+    signs = f"{types[0] == 's32'}, {types[-1] == 's32'}"
+    if ins.opcode[0] == "dp4a":
+        t.write(d, f"{t.const(integers.dot4)}({listed}, {signs})", "u4")
+    else:
+        t.write(d, f"{t.const(integers.dot2)}({listed}, {signs}, {'hi' in ins.opcode})", "u4")
+
+
+def _mov(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a = operands(ins, 2)
+    kind = kind_of(ins)
+    size = SIZES[kind]
+    if isinstance(a, Vector):
+        part = size // len(a.items)
+        items = ", ".join(t.read(x, f"u{part}") for x in a.items)
+        t.write(d, f"{t.const(_pack)}({items})", f"u{size}")
+    elif isinstance(d, Vector):
+        part = size // len(d.items)
+        value = t.read(a, f"u{size}")
+        for i, item in enumerate(d.items):
+            if not isinstance(item, Sink):
+                t.write(item, f"{value} >> {t.scalar(8 * part * i, f'u{size}')}", f"u{part}")
+    else:
+        dtype = "b1" if kind == "pred" else f"u{size}"
+        if isinstance(a, Immediate) and kind[0] == "f":
+            dtype = f"f{size}"
+        t.write(d, t.read(a, dtype), dtype)
+
+
+def _pack(*items: Array) -> Array:
+    part = items[0].dtype.itemsize
+    wide = f"u{part * len(items)}"
+    out = items[0].astype(wide)
+    for i, item in enumerate(items[1:], 1):
+        out = out | item.astype(wide) << np.dtype(wide).type(8 * part * i)
+    return out
+
+
+def _selp(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a, b, p = operands(ins, 4)
+    kind = kind_of(ins)
+    dtype = "u" + str(SIZES[kind])
+    x, y = (_bits_of(t, item, kind) for item in (a, b))
+    t.write(d, f"where({t.read(p, 'b1')}, {x}, {y})", dtype)
+
+
+def _bits_of(t: Translator, item: Operand, kind: str) -> str:
+    dtype = "u" + str(SIZES[kind])
+    if isinstance(item, Immediate) and kind in ("f32", "f64"):
+        return f"{t.read(item, 'f' + dtype[1])}.view({dtype!r})"
+    return t.read(item, dtype)
+
+
+def _slct(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "ftz")
+    d, a, b, c = operands(ins, 4)
+    kind, control = ins.opcode[-2], ins.opcode[-1]
+    dtype = "u" + str(SIZES[kind])
+    chosen = f"{t.read(c, 'f4' if control == 'f32' else 'i4')} >= 0"
+    t.write(d, f"where({chosen}, {_bits_of(t, a, kind)}, {_bits_of(t, b, kind)})", dtype)
+
+
+def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
+    """Expression of the comparison that set or setp makes."""
+    kind, how = kind_of(ins), ins.opcode[1]
+    if kind in FLOATS:
+        from jitmx.sim import arithmetic
+
+        return arithmetic.comparison(t, ins, a, b)
+    if how not in _COMPARE:
+        raise t.error(f".{how} is not known")
+    dtype = dtype_of(kind)
+    if how in ("lo", "ls", "hi", "hs"):
+        dtype = "u" + dtype[1]
+    return f"{_COMPARE[how]}({t.read(a, dtype)}, {t.read(b, dtype)})"
+
+
+def _setp(t: Translator, ins: Instruction) -> None:
+    d, a, b, *c = operands(ins, 3, 4)
+    if kind_of(ins) in ("f16x2", "bf16x2"):
+        from jitmx.sim import arithmetic
+
+        arithmetic.compare_packed(t, ins)
+        return
+    value = comparison(t, ins, a, b)
+    first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
+    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
+    if second is not None:
+        t.emit(f"v = {value}")
+        t.emit(f"w = ~v{_combined(t, combine, c)}")
+        t.write(first, f"v{_combined(t, combine, c)}", "b1")
+        t.write(second, "w", "b1")
+    elif combine is None and value.endswith(")") and kind_of(ins) not in FLOATS:
+        function, arguments = value[:-1].split("(", 1)
+        t.ufunc(first, "b1", function, arguments)
+    else:
+        t.write(first, f"({value}){_combined(t, combine, c)}", "b1")
+
+
+def _combined(t: Translator, combine: str | None, c: list[Operand]) -> str:
+    if combine is None:
+        return ""
+    return f" {dict(zip(('and', 'or', 'xor'), '&|^', strict=True))[combine]} {t.read(c[0], 'b1')}"
+
+
+def _set(t: Translator, ins: Instruction) -> None:
+    d, a, b, *c = operands(ins, 3, 4)
+    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
+    result = [part for part in ins.opcode if part in SIZES][0]
+    if kind_of(ins) in ("f16x2", "bf16x2"):
+        raise t.error("a packed comparison into a word is not known")
+    value = f"({comparison(t, ins, a, b)}){_combined(t, combine, c)}"
+    if result == "f32":
+        t.write(d, value, "f4")
+    else:
+        t.write(d, f"-({value}).astype('i4')", "i4")
+
+
+HANDLERS: dict[str, Handler] = {
+    "add": _binary("add"), "sub": _binary("subtract"), "addc": _binary("add"), "subc": _binary("subtract"),
+    "min": _binary("minimum"), "max": _binary("maximum"),
+    "mul": _mul, "mad": _mad, "madc": _mad, "mul24": _mul24, "mad24": _mul24,
+    "div": _div, "rem": _simple(integers.remainder, 2), "sad": _simple(integers.absolute_difference, 3),
+    "abs": _simple("absolute", 1, floats=True), "neg": _simple("negative", 1, floats=True),
+    "popc": _simple(integers.population, 1, "u4"), "clz": _simple(integers.leading_zeros, 1, "u4"),
+    "brev": _simple(integers.reverse, 1), "bfind": _bfind, "fns": _fns,
+    "bfe": _bits(integers.extract), "bfi": _bits(integers.insert), "dp4a": _dot, "dp2a": _dot,
+    "and": _logical("bitwise_and"), "or": _logical("bitwise_or"), "xor": _logical("bitwise_xor"),
+    "not": _not, "cnot": _cnot, "shl": _shift, "shr": _shift, "shf": _shf, "lop3": _lop3, "prmt": _prmt,
+    "mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "set": _set,
+}  # fmt: skip

@@ -1,0 +1,311 @@
+"""Float instructions: f32, f64, f16, bf16 and packed pairs, with the rounding, flush and saturation they name.
+
+The approximate ones (rcp.approx, ex2, lg2, sin, cos, tanh, …) give the correctly rounded result, which lies within the
+error that PTX allows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim import rounding
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair
+from jitmx.sim.translate import Handler, Translator, operands
+
+Array = npt.NDArray[Any]
+
+_ROUNDINGS = ("rn", "rz", "rm", "rp")
+_HALF = {"f16x2": "f16", "bf16x2": "bf16"}
+
+
+class Form:
+    """What an opcode says of a float operation."""
+
+    def __init__(self, t: Translator, ins: Instruction, *more: str) -> None:
+        self.kind = ins.opcode[-1]
+        self.packed = self.kind in _HALF
+        self.element = _HALF.get(self.kind, self.kind)
+        self.bits = {"f16": "u2", "bf16": "u2", "f32": "u4", "f64": "u8"}.get(self.element, "")
+        if not self.bits:
+            raise t.error(f"type .{self.kind} is not known")
+        self.word = "u4" if self.packed else self.bits
+        self.rounding = "rn"
+        self.flags: set[str] = set()
+        for part in ins.opcode[1:-1]:
+            if part in _ROUNDINGS:
+                self.rounding = part
+            elif part in ("ftz", "sat", "relu", "NaN", "approx", "full", "noftz", *more):
+                self.flags.add(part)
+            elif part not in SIZES:
+                raise t.error(f".{part} is not known")
+
+    def wrap(self, function: Any) -> Any:
+        """A function of words from `function(*values, form) -> bits`, with flushing and saturation around it."""
+
+        def run(*words: Array) -> Array:
+            values = []
+            for word in words:
+                bits = np.asarray(word)
+                if self.packed:
+                    bits = np.ascontiguousarray(np.atleast_1d(bits)).view("u2")
+                value = rounding.widen(bits, self.element)
+                if "ftz" in self.flags and self.element in ("f32", "f16"):
+                    value = flush(value, self.element)
+                values.append(value)
+            if self.packed:
+                values = list(np.broadcast_arrays(*[self._pairs(v) for v in values]))
+            out = self.finish(function(self, *values))
+            if self.packed:
+                out = np.ascontiguousarray(out).view("u4")[..., 0]
+            return out
+
+        return run
+
+    def _pairs(self, values: Array) -> Array:
+        return values.reshape(-1, 2)
+
+    def finish(self, bits: Array) -> Array:
+        """Result bits flushed, clamped to [0, 1] or at zero, as the opcode says."""
+        flags = self.flags
+        if flags.isdisjoint(("ftz", "sat", "relu")):
+            return bits
+        value = rounding.widen(np.asarray(bits), self.element)
+        if "ftz" in flags and self.element in ("f32", "f16"):
+            value = flush(value, self.element)
+        if "sat" in flags:
+            value = np.where(np.isnan(value), 0, np.clip(value, 0, 1)) + np.zeros((), value.dtype)
+        if "relu" in flags:
+            value = np.where(np.isnan(value), value, np.where(value > 0, value, np.zeros((), value.dtype)))
+        return rounding.narrow(value.astype("f8"), self.element, "rn")
+
+
+def flush(values: Array, kind: str) -> Array:
+    """Subnormals of f32 or f16 to zeros of their sign."""
+    limit = 2.0**-126 if kind == "f32" else 2.0**-14
+    return np.where(np.abs(values) < values.dtype.type(limit), np.copysign(np.zeros((), values.dtype), values), values)
+
+
+def _emit(t: Translator, form: Form, function: Any, destination: Operand, *sources: Operand) -> None:
+    listed = ", ".join(_word(t, form, source) for source in sources)
+    t.write(destination, f"{t.const(form.wrap(function))}({listed})", form.word)
+
+
+def _word(t: Translator, form: Form, operand: Operand) -> str:
+    if isinstance(operand, Immediate) and form.kind in ("f32", "f64"):
+        return f"{t.read(operand, 'f' + form.word[1])}.view({form.word!r})"
+    return t.read(operand, form.word)
+
+
+def _native(function: str) -> Any:
+    """Round-to-nearest f32 and f64: NumPy's own arithmetic, canonical NaN."""
+    ufunc = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}[function]
+
+    def run(form: Form, a: Array, b: Array) -> Array:
+        return np.asarray(rounding.canonical(ufunc(a, b))).view(form.bits)
+
+    return run
+
+
+def _directed(name: str) -> Any:
+    def run(form: Form, a: Array, b: Array) -> Array:
+        if name == "add":
+            return rounding.add(a, b, form.element, form.rounding)
+        if name == "sub":
+            return rounding.add(a, -b, form.element, form.rounding)
+        if name == "mul":
+            return rounding.multiply(a, b, form.element, form.rounding)
+        return rounding.divide(a, b, form.element, form.rounding)
+
+    return run
+
+
+_PLAIN = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
+
+
+def binary(t: Translator, ins: Instruction) -> None:
+    """add, sub, mul, div, min, max."""
+    name = ins.opcode[0]
+    if name in ("min", "max"):
+        form = Form(t, ins, "xorsign", "abs")
+        d, *sources = operands(ins, 3, 4)
+        _emit(t, form, _minmax(name == "max", len(sources)), d, *sources)
+        return
+    form = Form(t, ins)
+    d, a, b = operands(ins, 3)
+    if form.element == "f64" and form.rounding != "rn":
+        raise t.error(f".{form.rounding} of f64 is not known")
+    if form.element in ("f32", "f64") and form.rounding == "rn":
+        if not form.flags - {"approx", "full"}:
+            f = "f" + form.bits[1]
+            call = t.const(rounding.canonical)
+            t.write(d, f"{call}(np.{_PLAIN[name]}({t.read(a, f)}, {t.read(b, f)}))", f)
+            return
+        _emit(t, form, _native(_PLAIN[name]), d, a, b)
+        return
+    _emit(t, form, _directed(name), d, a, b)
+
+
+def _minmax(largest: bool, count: int) -> Any:
+    def run(form: Form, *values: Array) -> Array:
+        nan, out = "NaN" in form.flags, values[0]
+        for value in values[1:]:
+            sign = np.signbit(out) ^ np.signbit(value)
+            out = rounding.minimum(out, value, nan=nan, largest=largest, magnitude="abs" in form.flags)
+            if "xorsign" in form.flags:
+                out = np.where(np.isnan(out), out, np.where(sign, -np.abs(out), np.abs(out)))
+        return rounding.narrow(out.astype("f8"), form.element, "rn")
+
+    return run
+
+
+def fma(t: Translator, ins: Instruction) -> None:
+    """fma and mad of floats: a * b + c, rounded once."""
+    form = Form(t, ins, "oob")
+    if "oob" in form.flags:
+        raise t.error(".oob is not known")
+    d, a, b, c = operands(ins, 4)
+    if form.element == "f64":
+        if form.rounding != "rn":
+            raise t.error(f".{form.rounding} of f64 is not known")
+        _emit(t, form, lambda form, a, b, c: rounding.fma64(a, b, c).view("u8"), d, a, b, c)
+        return
+    if form.kind == "bf16x2" and isinstance(c, Immediate) or form.kind == "bf16x2":
+        _emit(t, form, _fma_bf16, d, a, b, c)
+        return
+    _emit(t, form, lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding), d, a, b, c)
+
+
+def _fma_bf16(form: Form, a: Array, b: Array, c: Array) -> Array:
+    """The product alone where every addend is zero, its sign that of the product or negative."""
+    if not np.count_nonzero(c):
+        product = a * b  # 16 bits: exact in float32 but for subnormals
+        size = np.abs(product)
+        if np.count_nonzero((size >= np.float32(2.0**-120)) & (size < np.float32(2.0**127))) == product.size:
+            bits = product.view("u4")
+            return (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) >> np.uint32(16)).astype("u2")
+    return rounding.fma(a, b, c, "bf16", form.rounding)
+
+
+def unary(t: Translator, ins: Instruction) -> None:
+    """abs and neg: the sign bit and nothing else."""
+    form = Form(t, ins)
+    d, a = operands(ins, 2)
+    sign = 1 << 8 * int(form.bits[1]) - 1
+    if form.packed:
+        sign |= sign << 16
+    if form.flags:
+        keep = ins.opcode[0] == "abs"
+
+        def run(form: Form, a: Array) -> Array:
+            return rounding.narrow((np.abs(a) if keep else -a).astype("f8"), form.element, "rn")
+
+        _emit(t, form, run, d, a)
+        return
+    value = _word(t, form, a)
+    if ins.opcode[0] == "neg":
+        t.ufunc(d, form.word, "bitwise_xor", value, t.scalar(sign, form.word))
+    else:
+        full = (1 << 8 * int(form.word[1])) - 1
+        t.ufunc(d, form.word, "bitwise_and", value, t.scalar(full ^ sign, form.word))
+
+
+_COMPARE = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+
+
+def _comparator(form: Form, how: str) -> Any:
+    def run(a: Array, b: Array) -> Array:
+        x, y = (rounding.widen(np.asarray(word), form.element) for word in (a, b))
+        if "ftz" in form.flags and form.element in ("f32", "f16"):
+            x, y = flush(x, form.element), flush(y, form.element)
+        nan = np.isnan(x) | np.isnan(y)
+        if how == "num":
+            return ~nan
+        if how == "nan":
+            return nan
+        ordered: Array = _COMPARE[how.removesuffix("u")](x, y)
+        return ordered | nan if how.endswith("u") else ordered & ~nan
+
+    return run
+
+
+def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
+    """Expression of a float comparison for set and setp."""
+    how = ins.opcode[1]
+    form = Form(t, ins, how, "and", "or", "xor")
+    if how not in ("num", "nan") and how.removesuffix("u") not in _COMPARE:
+        raise t.error(f".{how} is not known")
+    return f"{t.const(_comparator(form, how))}({_word(t, form, a)}, {_word(t, form, b)})"
+
+
+def compare_packed(t: Translator, ins: Instruction) -> None:
+    """setp of f16x2 and bf16x2: a predicate for each half."""
+    d, a, b = operands(ins, 3)
+    how = ins.opcode[1]
+    form = Form(t, ins, how)
+    if not isinstance(d, Pair):
+        raise t.error("it needs two predicates")
+    call = t.const(_comparator(form, how))
+    x, y = t.read(a, "u4"), t.read(b, "u4")
+    t.emit(f"v = {call}(({x}).astype('u2'), ({y}).astype('u2'))")
+    t.emit(f"w = {call}(({x} >> {t.scalar(16, 'u4')}).astype('u2'), ({y} >> {t.scalar(16, 'u4')}).astype('u2'))")
+    t.write(d.first, "v", "b1")
+    t.write(d.second, "w", "b1")
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "rcp": lambda a: 1.0 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "sin": np.sin,
+    "cos": np.cos,
+    "lg2": np.log2,
+    "ex2": np.exp2,
+    "tanh": np.tanh,
+}
+
+
+def _special(t: Translator, ins: Instruction) -> None:
+    form = Form(t, ins)
+    d, a = operands(ins, 2)
+    if form.element == "f64" and form.rounding != "rn":
+        raise t.error(f".{form.rounding} of f64 is not known")
+    function = _FUNCTIONS[ins.opcode[0]]
+
+    def run(form: Form, a: Array) -> Array:
+        return rounding.narrow(function(a.astype("f8")), form.element, form.rounding)
+
+    _emit(t, form, run, d, a)
+
+
+def _copysign(t: Translator, ins: Instruction) -> None:
+    form = Form(t, ins)
+    d, a, b = operands(ins, 3)
+    sign = t.scalar(1 << 8 * int(form.bits[1]) - 1, form.bits)
+    t.write(d, f"{_word(t, form, b)} & ~{sign} | {_word(t, form, a)} & {sign}", form.bits)
+
+
+_TESTS: dict[str, Any] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: ~np.isnan(a),
+    "notanumber": np.isnan,
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
+}
+
+
+def _testp(t: Translator, ins: Instruction) -> None:
+    d, a = operands(ins, 2)
+    if ins.opcode[1] not in _TESTS or ins.opcode[-1] not in ("f32", "f64"):
+        raise t.error("this test is not known")
+    t.write(d, f"{t.const(_TESTS[ins.opcode[1]])}({t.read(a, ins.opcode[-1][0] + str(SIZES[ins.opcode[-1]]))})", "b1")
+
+
+HANDLERS: dict[str, Handler] = {
+    "fma": fma, "copysign": _copysign, "testp": _testp, **dict.fromkeys(_FUNCTIONS, _special),
+}  # fmt: skip

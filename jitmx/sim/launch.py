@@ -1,0 +1,126 @@
+"""Launching a kernel of PTX text on simulated memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from jitmx.errors import SimulationError
+from jitmx.sim import instructions, ptx
+from jitmx.sim.layout import granules, upload_variables
+from jitmx.sim.machine import Machine
+from jitmx.sim.memory import Memory
+from jitmx.sim.races import Shadow
+from jitmx.sim.translate import Program, Translator
+
+RESIDENT_LANES = 2048
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did.
+
+    Attributes:
+        instructions: instructions that groups of lanes ran together.
+        thread_instructions: the same, times the lanes of each.
+        covered: PTX lines that at least one thread came to.
+        lines: every PTX line that holds an instruction of the kernel.
+    """
+
+    instructions: int
+    thread_instructions: int
+    covered: frozenset[int]
+    lines: frozenset[int]
+
+    @property
+    def coverage(self) -> float:
+        """Share of the lines that ran."""
+        return len(self.covered) / len(self.lines) if self.lines else 1.0
+
+    def __or__(self, other: Report) -> Report:
+        """Both launches of one kernel together."""
+        return Report(
+            self.instructions + other.instructions,
+            self.thread_instructions + other.thread_instructions,
+            self.covered | other.covered,
+            self.lines | other.lines,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def translate(source: str, entry: str | None = None) -> Program:
+    """The program of one kernel of PTX text; `entry` may be left out where there is one.
+
+    Raises:
+        SimulationError: text that is not understood, an instruction that is not known, no such kernel.
+    """
+    module = ptx.parse(source)
+    entries = {name: f for name, f in module.functions.items() if f.entry}
+    if entry is None and len(entries) == 1:
+        entry = next(iter(entries))
+    if entry not in entries:
+        raise SimulationError(f"{entry!r} is no kernel of this PTX; its kernels: {', '.join(entries) or 'none'}")
+    program = Translator(module, entries[entry], instructions.handlers(), instructions.members).program_of()
+    program.granules = granules(program)
+    return program
+
+
+def simulate(
+    source: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    arguments: bytes,
+    memory: Memory,
+    *,
+    entry: str | None = None,
+    shared_bytes: int = 0,
+    resident_blocks: int | None = None,
+    max_steps: int = 2_000_000,
+) -> Report:
+    """Run a kernel over a whole grid.
+
+    Args:
+        source: PTX text.
+        grid, block: blocks of the grid, threads of a block, in x, y, z.
+        arguments: the kernel's parameters as they lie in memory.
+        shared_bytes: dynamic shared memory.
+        resident_blocks: blocks that run side by side, which those that wait for each other must; by default as many
+            as make 2048 threads.
+        max_steps: basic blocks that may run before a launch counts as endless.
+
+    Raises:
+        SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.
+    """
+    program = translate(source, entry)
+    threads = int(np.prod(block))
+    if not 1 <= threads <= 1024:
+        raise SimulationError(f"{program.entry.name}: a block of {threads} threads; it must have 1 to 1024")
+    limit = program.entry.directives.get("maxntid")
+    if limit is not None and threads > int(np.prod(limit)):
+        raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {int(np.prod(limit))}")
+    upload_variables(program, memory)
+    total = int(np.prod(grid))
+    at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
+    shadow: Shadow | None = None
+    runs = np.zeros(len(program.blocks), np.int64)
+    lanes = np.zeros_like(runs)
+    clock = 0
+    lines = [0]
+    for first in range(0, total, at_once):
+        blocks = np.arange(first, min(first + at_once, total))
+        machine = Machine(program, memory, grid, block, blocks, shared_bytes, arguments, clock=clock, max_steps=max_steps)
+        machine.races.lines = lines
+        shadow = machine.use_shadow(shadow)
+        machine.run()
+        clock = machine.races.time
+        runs += machine.runs
+        lanes += machine.lane_runs
+    sizes = np.array([len(b.lines) for b in program.blocks], np.int64)
+    return Report(
+        int(runs @ sizes),
+        int(lanes @ sizes),
+        frozenset(line for b, n in zip(program.blocks, runs, strict=True) if n for line in b.lines),
+        frozenset(line for b in program.blocks for line in b.lines),
+    )

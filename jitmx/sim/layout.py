@@ -1,0 +1,81 @@
+"""Where variables lie: shared, local and parameter offsets of a kernel, and module variables in global memory."""
+
+from __future__ import annotations
+
+from jitmx.errors import SimulationError
+from jitmx.sim.memory import SHARED_START, Memory
+from jitmx.sim.ptx import SIZES, Module, Variable
+from jitmx.sim.translate import Program
+
+
+def _up(offset: int, align: int) -> int:
+    return -(-offset // align) * align
+
+
+def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int, bytes]:
+    """Addresses of shared, local and parameter symbols; bytes of static shared and of local memory; the parameters.
+
+    Raises:
+        SimulationError: the arguments have not the size of the kernel's parameters.
+    """
+    module = program.module
+    assert module is not None
+    symbols = dict(program.globals)
+    functions = {block.function for block in program.blocks}
+    variables = [*module.variables.values(), *(v for name in functions for v in module.functions[name].variables)]
+    shared, local = SHARED_START, 0
+    dynamic: list[Variable] = []
+    for variable in variables:
+        if variable.space == "shared" and variable.size:
+            shared = _up(shared, variable.align)
+            symbols[variable.name] = shared
+            shared += variable.size
+        elif variable.space == "shared":
+            dynamic.append(variable)
+        elif variable.space in ("local", "param"):
+            local = _up(local, variable.align)
+            symbols[variable.name] = local
+            local += variable.size
+    if dynamic:
+        shared = _up(shared, max(16, *(variable.align for variable in dynamic)))
+        for variable in dynamic:
+            symbols[variable.name] = shared
+    offset = 0
+    for variable in program.entry.parameters:
+        offset = _up(offset, variable.align)
+        symbols[variable.name] = offset
+        offset += variable.size
+    if len(arguments) != offset:
+        raise SimulationError(
+            f"{program.entry.name} takes {offset} bytes of parameters; {len(arguments)} bytes of arguments were given"
+        )
+    return symbols, shared, local, arguments
+
+
+def upload_variables(program: Program, memory: Memory) -> None:
+    """Put the module's variables of global and constant memory on the device."""
+    module = program.module
+    assert module is not None
+    program.globals = {
+        variable.name: memory.upload(bytearray(variable.image), variable.name, writable=variable.space == "global")
+        for variable in module.variables.values()
+        if variable.image is not None and variable.space in ("global", "const")
+    }
+
+
+def granules(program: Program) -> dict[str, int]:
+    """Bytes of the smallest access to shared and to global memory: how finely races need to be told apart."""
+    module = program.module
+    assert module is not None
+    smallest = {"shared": 4, "global": 4}
+    for name in {block.function for block in program.blocks}:
+        for ins in module.functions[name].body:
+            if ins.opcode[0] not in ("ld", "ldu", "st", "atom", "red"):
+                continue
+            sizes = [SIZES[part] for part in ins.opcode if part in SIZES]
+            counts = [int(part[1:]) for part in ins.opcode if part in ("v2", "v4", "v8")]
+            spaces = [part.partition("::")[0] for part in ins.opcode if part.partition("::")[0] in smallest]
+            spaces += [] if {"param", "local", "const"} & set(ins.opcode) or spaces else list(smallest)
+            for space in spaces:
+                smallest[space] = min(smallest[space], sizes[-1] * (counts[0] if counts else 1))
+    return smallest

@@ -1,0 +1,361 @@
+"""The machine: lanes of some resident blocks, their registers, and the scheduler that runs basic blocks over them.
+
+Lanes are numbered block by block, `width` (a multiple of 32) to a block; those past the block's threads never run. Lanes
+at one basic block form a group. The scheduler runs the group with the lowest block index, so that lanes which took
+different ways meet again; groups that come to the same place merge. Lanes that poll memory step back until no other
+can run. Where nothing can run and lanes still wait, the error tells who waits where.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.errors import SimulationError
+from jitmx.sim.barriers import Barriers
+from jitmx.sim.memory import INIT, LOCAL_WINDOW, PARAM_WINDOW, SHARED_START, SHARED_WINDOW, WRITABLE, Memory, Space
+from jitmx.sim.memory import ALLOCATED
+from jitmx.sim.races import Races, Shadow
+from jitmx.sim.translate import BLOCKED, EXIT, Program
+
+Array = npt.NDArray[Any]
+_READY = INIT | WRITABLE | ALLOCATED
+
+
+class Machine:
+    """Blocks `first` … of a launch, together."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        blocks: Array,
+        shared_bytes: int,
+        arguments: bytes,
+        *,
+        clock: int = 0,
+        max_steps: int = 2_000_000,
+    ) -> None:
+        self.program, self.memory, self.grid, self.block = program, memory, grid, block
+        self.blocks, self.max_steps = blocks, max_steps
+        self.threads = int(np.prod(block))
+        self.width = -(-self.threads // 32) * 32
+        self.lanes = len(blocks) * self.width
+        self.lane_ids = np.arange(self.lanes)
+        self.alive = self.lane_ids % self.width < self.threads
+        self.steps, self.events = 0, 0
+        self.runs = [0] * len(program.blocks)
+        self.lane_runs = [0] * len(program.blocks)
+        self.polled: Array | None = None
+        self.units: dict[str, Any] = {}  # state that semantic modules keep: copies under way, mbarriers
+        self._spaces(shared_bytes, arguments)
+        self.races.time = clock
+        self.barriers = Barriers(self)
+        self._bind()
+
+    # Memory
+    def _spaces(self, shared_bytes: int, arguments: bytes) -> None:
+        from jitmx.sim.layout import place
+
+        self.symbols, static, local, params = place(self.program, arguments)
+        self.races = Races(self.blocks, self.threads, self.width)
+        self.shared = Space("shared", 0, 0)
+        self.shared_size = static + shared_bytes
+        self.shared.resize(self.shared_size, len(self.blocks))
+        self.shared.spread = (self.lane_ids // self.width) * self.shared.extent
+        allocated = self.shared.state.reshape(len(self.blocks), -1) if self.shared_size else None
+        if allocated is not None:
+            allocated[:, SHARED_START : self.shared_size] = WRITABLE | ALLOCATED
+        self.local = Space("local", 0, 0)
+        self.local.resize(local, self.lanes)
+        self.local.state[:] = WRITABLE | ALLOCATED
+        self.local.spread = self.lane_ids * self.local.extent
+        self.param = Space("parameter", len(params), 0)
+        self.param.data[: len(params)] = np.frombuffer(params, np.uint8)
+        self.param.state[: len(params)] = INIT | ALLOCATED
+        granules = self.program.granules
+        self.races.shadows["shared"] = Shadow(self.shared.data.size, granules.get("shared", 4))
+        self.shared.races = self.memory.races = self.races
+
+    def use_shadow(self, shadow: Shadow | None) -> Shadow:
+        """The shadow of global memory, kept over the machines of a launch."""
+        if shadow is None:
+            shadow = Shadow(self.memory.data.size, self.program.granules.get("global", 1))
+        self.races.shadows["global"] = shadow
+        return shadow
+
+    def symbol(self, name: str, offset: int, dtype: str) -> Array:
+        """The address of a variable in its space."""
+        if name not in self.symbols:
+            raise SimulationError(f"{self.program.entry.name}: symbol {name} is not known")
+        return np.array((self.symbols[name] + offset) % (1 << 64), "u8").astype(dtype)
+
+    def space(self, address: int) -> Space:
+        """The space that a generic address lies in."""
+        for window, space in ((SHARED_WINDOW, self.shared), (LOCAL_WINDOW, self.local), (PARAM_WINDOW, self.param)):
+            if 0 <= address - window < 1 << 32:
+                return space
+        return self.memory
+
+    # Registers
+    def _bind(self) -> None:
+        self.registers = {}
+        for name, dtype in self.program.registers.items():
+            self.registers[name] = (
+                self._special(name, dtype) if name in self.program.specials else np.zeros(self.lanes, dtype)
+            )
+        names: dict[str, Any] = {name: self.registers[key].view(dtype) for name, (key, dtype) in self.program.views.items()}
+        names |= self.program.objects
+        names |= {name: getattr(np, name) for name in _NUMPY}
+        names |= {"np": np, "count": np.count_nonzero, "take": self._take}
+        self.names = names
+        self.full: list[Any] = [None] * len(self.program.blocks)
+        self.masked: list[Any] = [None] * len(self.program.blocks)
+
+    def _special(self, name: str, dtype: str) -> Array:
+        thread = self.lane_ids % self.width
+        at = np.repeat(self.blocks, self.width)
+        x, y, _ = self.block
+        gx, gy, _ = self.grid
+        lane = thread % 32
+        table: dict[str, Any] = {
+            "%tid.x": thread % x, "%tid.y": thread // x % y, "%tid.z": thread // (x * y),
+            "%ntid.x": self.block[0], "%ntid.y": self.block[1], "%ntid.z": self.block[2],
+            "%ctaid.x": at % gx, "%ctaid.y": at // gx % gy, "%ctaid.z": at // (gx * gy),
+            "%nctaid.x": self.grid[0], "%nctaid.y": self.grid[1], "%nctaid.z": self.grid[2],
+            "%laneid": lane, "%warpid": thread // 32, "%nwarpid": self.width // 32, "WARP_SZ": 32,
+            "%lanemask_eq": 1 << lane, "%lanemask_lt": (1 << lane) - 1, "%lanemask_le": (2 << lane) - 1,
+            "%lanemask_gt": (1 << 32) - (2 << lane), "%lanemask_ge": (1 << 32) - (1 << lane),
+            "%smid": at % 128, "%nsmid": 128, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0,
+            "%dynamic_smem_size": self.shared_size, "%total_smem_size": self.shared_size,
+            "%clusterid.x": at % gx, "%clusterid.y": at // gx % gy, "%clusterid.z": at // (gx * gy),
+            "%nclusterid.x": gx, "%nclusterid.y": gy, "%nclusterid.z": self.grid[2],
+            "%cluster_ctaid.x": 0, "%cluster_ctaid.y": 0, "%cluster_ctaid.z": 0,
+            "%cluster_nctaid.x": 1, "%cluster_nctaid.y": 1, "%cluster_nctaid.z": 1,
+            "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%is_explicit_cluster": 0,
+        }  # fmt: skip
+        if name not in table:
+            raise SimulationError(f"{self.program.entry.name}: special register {name} is not known")
+        return np.broadcast_to(np.asarray(table[name]).astype(dtype), self.lanes).copy()
+
+    def _function(self, index: int, full: bool) -> Any:
+        block = self.program.blocks[index]
+        scope: dict[str, Any] = {}
+        code = compile(block.full if full else block.masked, f"<ptx block {index}>", "exec")
+        exec(code, self.names, scope)
+        made = scope["full" if full else "masked"]
+        (self.full if full else self.masked)[index] = made
+        return made
+
+    # Names for messages
+    def thread_name(self, thread: int) -> str:
+        """ "5", or "(1, 2, 0)" in a block of more dimensions."""
+        x, y, z = self.block
+        return str(thread) if y == z == 1 else f"({thread % x}, {thread // x % y}, {thread // (x * y)})"
+
+    def block_name(self, index: int) -> str:
+        """As thread_name, of a block in the grid."""
+        x, y, z = self.grid
+        return str(index) if y == z == 1 else f"({index % x}, {index // x % y}, {index // (x * y)})"
+
+    def fault(self, line: int, lane: int, text: str) -> NoReturn:
+        """The error of one thread."""
+        block = self.block_name(int(self.blocks[int(lane) // self.width]))
+        thread = self.thread_name(int(lane) % self.width)
+        raise SimulationError(f"{self.program.entry.name}, PTX line {line}, block {block}, thread {thread}: {text}")
+
+    def trap(self, mask: Array | None, line: int) -> NoReturn:
+        """The trap instruction."""
+        self.fault(line, int(self.active(mask)[0]), "trap")
+
+    def active(self, mask: Array | None) -> Array:
+        """Lanes of a mask, in order."""
+        return self.lane_ids if mask is None else mask.nonzero()[0]
+
+    def _take(self, array: Array, lanes: Array) -> Array:
+        return array if lanes is self.lane_ids or array.ndim == 0 else array.take(lanes)
+
+    # Scheduling
+    def run(self) -> None:
+        """Run every lane to its end.
+
+        Raises:
+            SimulationError: a fault of a thread, or lanes that wait for ever.
+        """
+        with np.errstate(all="ignore"):
+            self._run()
+
+    def _run(self) -> None:
+        groups: dict[int, tuple[Array | None, int]] = {0: (None, self.lanes) if self.alive.all() else (self.alive.copy(), int(self.alive.sum()))}
+        self.groups = groups
+        self.parked: dict[int, tuple[Array, int]] = {}
+        polling: dict[int, tuple[Array | None, int]] = {}
+        blocks, full, masked, runs, lane_runs = self.program.blocks, self.full, self.masked, self.runs, self.lane_runs
+        idle, events = 0, -1
+        while True:
+            if not groups:
+                if not polling:
+                    if self.parked or self.barriers.waiting():
+                        self.stuck()
+                    return
+                idle = idle + 1 if events == self.events else 0
+                events = self.events
+                if idle > 1000:
+                    pc, (mask, _) = next(iter(polling.items()))
+                    self.fault(blocks[pc].lines[-1], int(self.active(mask)[0]), "polls for ever: no thread makes progress" + self.waits())
+                groups.update(polling)
+                polling.clear()
+            pc = min(groups) if len(groups) > 1 else next(iter(groups))
+            mask, n = groups.pop(pc)
+            block = blocks[pc]
+            if block.members and (mask is not None or self.parked):
+                mask, n = self._gather(pc, mask, n)
+                if n == 0:
+                    continue
+            runs[pc] += 1
+            lane_runs[pc] += n
+            self.steps += 1
+            if self.steps > self.max_steps:
+                self.fault(block.lines[0], int(self.active(mask)[0]), f"still runs after {self.max_steps} steps of its blocks")
+            if mask is None:
+                after = (full[pc] or self._function(pc, True))(self, None, n)
+            else:
+                after = (masked[pc] or self._function(pc, False))(self, mask, n)
+            if type(after) is int:
+                if self.polled is not None:
+                    if after >= 0:
+                        self._step_back(polling, after, mask, n)
+                    self.polled = None
+                elif after >= 0:
+                    if after in groups:
+                        self.join(after, mask, n)
+                    else:
+                        groups[after] = mask, n
+                elif after == EXIT:
+                    self.ended(mask)
+                else:
+                    assert after == BLOCKED
+            else:
+                taken, k, there, here = after
+                if n == self.lanes:
+                    rest = ~taken
+                    if self.polled is not None:
+                        self.polled &= ~taken | (there >= 0)
+                else:
+                    rest = mask & ~taken
+                for target, part, size in ((there, taken.copy() if mask is None else taken, k), (here, rest, n - k)):
+                    if target < 0:
+                        self.ended(part)
+                    elif self.polled is not None and (self.polled & part).any():
+                        self._step_back(polling, target, part, size)
+                    else:
+                        self.join(target, part, size)
+                self.polled = None
+
+    def join(self, pc: int, mask: Array | None, n: int) -> None:
+        """Add lanes to the group at `pc`."""
+        have = self.groups.get(pc)
+        if have is None:
+            self.groups[pc] = mask, n
+            return
+        assert mask is not None and have[0] is not None
+        n += have[1]
+        self.groups[pc] = (None, n) if n == self.lanes else (mask | have[0], n)
+
+    def _step_back(self, polling: dict[int, tuple[Array | None, int]], pc: int, mask: Array | None, n: int) -> None:
+        """Lanes that polled wait for the others; the rest of their group goes on."""
+        assert self.polled is not None
+        back = self.polled if mask is None else self.polled & mask
+        ahead = ~back if mask is None else mask & ~back
+        k = int(np.count_nonzero(back))
+        if n - k:
+            self.join(pc, ahead, n - k)
+        if k == 0:
+            return
+        if pc in polling:
+            other, size = polling[pc]
+            polling[pc] = (None, n) if mask is None and k == n else (back | other, k + size)
+        else:
+            polling[pc] = (None, k) if k == self.lanes else (back, k)
+
+    def poll(self, lanes: Array) -> None:
+        """These lanes wait for a word to change: let others run before they go on."""
+        if self.polled is None:
+            self.polled = np.zeros(self.lanes, bool)
+        self.polled[lanes] = True
+
+    def ended(self, mask: Array | None) -> None:
+        """These lanes are done."""
+        self.events += 1
+        if mask is None:
+            self.alive[:] = False
+        else:
+            self.alive &= ~mask
+        for pc in list(self.parked):
+            if pc not in self.groups:
+                self.groups[pc] = self.parked.pop(pc)
+
+    # Warp-wide instructions
+    def _gather(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
+        """The lanes at a warp-wide instruction whose partners are all there; the others are parked."""
+        if pc in self.parked:
+            other, size = self.parked.pop(pc)
+            mask, n = (other if mask is None else mask | other), n + size
+        if mask is None or n == self.lanes:
+            return None, n
+        block = self.program.blocks[pc]
+        here = mask.reshape(-1, block.width) if self.lanes % block.width == 0 else mask.reshape(-1, 32)
+        there = here.any(1)
+        if (here.all(1) == there).all():
+            return mask, n
+        members = np.broadcast_to(eval(block.members, self.names, {"m": self}), mask.shape)
+        if block.width != 32:
+            short = (self.alive & ~mask).reshape(here.shape).any(1)
+        else:
+            wanted = (members[:, None] >> np.arange(32, dtype="u4") & 1).astype(bool)
+            around = (self.alive & ~mask).reshape(-1, 32)
+            lacking = (wanted.reshape(-1, 32, 32) & around[:, None, :]).any(2)
+            short = (lacking & here).any(1)
+        late = mask & np.repeat(short, here.shape[1])
+        k = int(np.count_nonzero(late))
+        if k == 0:
+            return mask, n
+        self.parked[pc] = late, k
+        return (mask & ~late, n - k) if n - k else (None, 0)
+
+    # Threads that cannot go on
+    def waits(self) -> str:
+        """Who waits where, for messages."""
+        out = []
+        for pc, (mask, _) in self.parked.items():
+            line = self.program.blocks[pc].lines[0]
+            ins = self.program.names[line]
+            out.append(f"{self.describe(mask)} wait at PTX line {line} ({ins}) for other lanes of their warp")
+        out += self.barriers.waits()
+        return "".join("; " + text for text in out)
+
+    def describe(self, mask: Array) -> str:
+        """Lanes of the first block that has any, as ranges of threads."""
+        lanes = mask.nonzero()[0]
+        block = int(lanes[0]) // self.width
+        threads = lanes[lanes // self.width == block] % self.width
+        breaks = np.flatnonzero(np.diff(threads) != 1)
+        firsts, lasts = threads[np.r_[0, breaks + 1]], threads[np.r_[breaks, len(threads) - 1]]
+        listed = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts[:4], lasts[:4], strict=True))
+        more = ", …" if len(firsts) > 4 else ""
+        return f"threads {listed}{more} of block {self.block_name(int(self.blocks[block]))}"
+
+    def stuck(self) -> NoReturn:
+        """The error where nothing can run."""
+        raise SimulationError(f"{self.program.entry.name}: no thread can go on{self.waits()}")
+
+
+_NUMPY = (
+    "copyto", "add", "subtract", "multiply", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "negative", "equal",
+    "not_equal", "less", "less_equal", "greater", "greater_equal", "left_shift", "right_shift", "minimum", "maximum",
+    "where", "logical_and", "absolute",
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Verifying variants without a card: render, compile to PTX, simulate every case, compare with the reference."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jitmx import kernels
+from jitmx.errors import JitmxError
+from jitmx.registry.case import Buffer, Case
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.launch import Report, simulate
+from jitmx.sim.memory import Memory
+from jitmx.toolchain import nvrtc
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one variant; plain values, so that it travels between processes.
+
+    Attributes:
+        failure: why it failed, or None.
+        error: largest error of its cases; 0 where results are exact.
+        cases: how many ran.
+        report: what the launches did together, None where none finished.
+        uncovered: PTX source lines, with their numbers, that no case came to.
+        seconds: how long it took.
+    """
+
+    failure: str | None
+    error: float
+    cases: int
+    report: Report | None
+    uncovered: tuple[tuple[int, str], ...] = field(repr=False)
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every case was within its gate."""
+        return self.failure is None
+
+    @property
+    def coverage(self) -> float:
+        """Share of the kernel's PTX lines that ran."""
+        return self.report.coverage if self.report else 0.0
+
+
+def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
+    """The error of one case and what its launch did.
+
+    Raises:
+        SimulationError: a fault of the kernel, or an output byte that it never wrote.
+    """
+    memory = Memory()
+    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
+    addresses = []
+    for number, buffer in enumerate(buffers):
+        name = f"argument {number}"
+        if buffer.output:
+            addresses.append(memory.allocate(buffer.data.nbytes, name))
+        else:
+            addresses.append(memory.upload(buffer.data, name))
+    report = simulate(
+        ptx,
+        (case.grid, 1, 1),
+        (variant.spec.threads(variant.knobs), 1, 1),
+        case.pack(addresses),
+        memory,
+        entry=variant.spec.entry,
+        shared_bytes=case.shared_bytes,
+    )
+    outputs = [
+        memory.download(address, buffer.data.dtype, buffer.data.shape)
+        for address, buffer in zip(addresses, buffers, strict=True)
+        if buffer.output
+    ]
+    return case.check(outputs), report
+
+
+def verify(variant: Variant) -> Verdict:
+    """Run every case of `variant`; a fault is part of the verdict, not raised."""
+    started = time.perf_counter()
+    failure: str | None = None
+    worst, count = 0.0, 0
+    together: Report | None = None
+    ptx = ""
+    try:
+        ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
+        for case in kernels.family(variant.spec.family).cases(variant):
+            error, report = run(case, variant, ptx)
+            count += 1
+            worst = float(np.maximum(worst, error))
+            together = report if together is None else together | report
+            if not error <= case.gate:
+                failure = failure or f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
+        if count == 0:
+            failure = "it has no case, so nothing was shown"
+    except JitmxError as error:
+        failure = str(error)
+    text = ptx.splitlines()
+    missed = sorted(together.lines - together.covered) if together else []
+    uncovered = tuple((line, text[line - 1].strip()) for line in missed)
+    return Verdict(failure, worst, count, together, uncovered, time.perf_counter() - started)

@@ -1,0 +1,84 @@
+"""What the handlers of warp-wide instructions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.errors import SimulationError
+from jitmx.sim.ptx import Immediate, Instruction, Operand, Vector
+
+if TYPE_CHECKING:
+    from jitmx.sim.machine import Machine
+    from jitmx.sim.translate import Translator
+
+Array = npt.NDArray[Any]
+Words = npt.NDArray[np.uint32]
+T = TypeVar("T")
+
+
+def plan(t: Translator, parse: Callable[[tuple[str, ...]], T], ins: Instruction) -> T:
+    """What `parse` makes of an opcode; its errors name the kernel and the PTX line."""
+    try:
+        return parse(ins.opcode)
+    except SimulationError as error:
+        raise t.error(str(error)) from None
+
+
+def items(operand: Operand) -> tuple[Operand, ...]:
+    """The elements of a vector operand; a scalar is a vector of one."""
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def immediate(t: Translator, operand: Operand) -> int:
+    """The value of an operand that must be a number in the text."""
+    if not isinstance(operand, Immediate):
+        raise t.error(f"{operand} must be an immediate")
+    return operand.value
+
+
+def fragment(lanes: int, *registers: Array) -> Words:
+    """Registers over lanes, side by side: uint32 [warps, 32, registers]."""
+    words = np.empty((lanes, len(registers)), np.uint32)
+    for i, register in enumerate(registers):
+        words[:, i] = register
+    return words.reshape(-1, 32, len(registers))
+
+
+def emit_fragment(t: Translator, operand: Operand) -> str:
+    """Expression of the fragment that a vector operand holds."""
+    listed = ", ".join(t.read(item, "u4") for item in items(operand))
+    return f"{t.const(fragment)}(m.lanes, {listed})"
+
+
+def write_fragment(t: Translator, operand: Operand, expression: str) -> None:
+    """Write uint32 [warps, 32, registers] to the registers of a vector operand."""
+    t.emit(f"v = {expression}.reshape(m.lanes, -1)")
+    for i, item in enumerate(items(operand)):
+        t.write(item, f"v[:, {i}]", "u4")
+
+
+def whole_warps(m: Machine, mask: Array | None, line: int, what: str) -> Array:
+    """Lanes of a mask, which must be whole warps.
+
+    Raises:
+        SimulationError: a warp of which only some lanes came.
+    """
+    lanes = m.active(mask)
+    if mask is not None:
+        here = mask.reshape(-1, 32)
+        partial = here.any(1) & ~here.all(1)
+        if partial.any():
+            warp = int(np.flatnonzero(partial)[0])
+            absent = int(np.flatnonzero(~here[warp])[0])
+            m.fault(line, int(lanes[lanes // 32 == warp][0]), f"{what} without lane {absent} of its warp")
+    return lanes
+
+
+def emit_check(t: Translator) -> None:
+    """Check that whole warps run the instruction, where that is not sure."""
+    if t.mask != "None":
+        t.emit(f"{t.const(whole_warps)}(m, {t.mask}, {t.line}, {'.'.join(t.ins.opcode)!r})")
