@@ -12,6 +12,7 @@ import datetime
 import itertools
 import json
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from jitmx.dispatch.choose import choose
 from jitmx.kernels.linear import LinearProblem, packed_tiles
 from jitmx.ops import benchmarks, checks
 from jitmx.ops.packed import PackedWeight, pack_weight
-from jitmx.runtime import driver
 
 ROWS = (1, 2, 4, 8)
 REPEATS = 3
@@ -66,6 +66,12 @@ def candidates(n: int, k: int, multiprocessors: int) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def driver_release() -> str:
+    """Release of the NVIDIA driver, such as 580.159.04."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def legal(problem: LinearProblem, knobs: dict[str, Any], multiprocessors: int) -> bool:
@@ -115,12 +121,17 @@ def main() -> None:
                 knobs, us = tune(weights, m, progress)
                 low = 1 if m == 1 else ROWS[ROWS.index(m) - 1] + 1
                 rows.append(
-                    {"when": {"m": [low, m], "n": n, "k": k}, "kernel": "gemv", "knobs": knobs, "us": round(us, 3)}
+                    {
+                        "when": {"m": [low, m], "n": n, "k": k, "dtype": "bf16", "scale_range": "normal"},
+                        "kernel": "gemv",
+                        "knobs": knobs,
+                        "us": round(us, 3),
+                    }
                 )
     origin = {
         "kind": "measured",
         "card": torch.cuda.get_device_name(),
-        "driver": ".".join(map(str, driver.version())),
+        "driver": driver_release(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "note": "medians in CUDA graphs of dependent calls over rotating weights",
     }

@@ -26,6 +26,7 @@ import jitmx
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
 from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import headers
 
 # A deadline for one example measures the machine, and what else runs on it.
@@ -246,3 +247,17 @@ def count_in(log):
     nvrtc.compile = counted("compile", nvrtc.compile)
     nvrtc.scan = counted("scan", nvrtc.scan)
 """
+
+
+@pytest.fixture
+def simulated() -> Callable[[Variant], Verdict]:
+    """Runs every case of a variant in the simulator; the variant must pass, and its cases must reach its code."""
+
+    def run(variant: Variant, coverage: float = 0.95) -> Verdict:
+        verdict = verify(variant)
+        assert verdict.passed, f"{variant.name} for {variant.arch}: {verdict.failure}"
+        missed = "\n".join(f"{line}: {text}" for line, text in verdict.uncovered)
+        assert verdict.coverage >= coverage, f"{variant.name} for {variant.arch}: no case came to\n{missed}"
+        return verdict
+
+    return run

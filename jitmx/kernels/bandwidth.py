@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jitmx.kernels import Family, Problem
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+STORED_SUM = 0x9E3779B9  # as in the template
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,25 @@ READ = KernelSpec(
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Nothing is stored, whatever is read: sizes below, at and above one round of the grid."""
+    """Sizes below, at and above one round of the grid, and the one sum that is stored."""
     generator = np.random.default_rng(0)
     for vectors in (0, 1, 700, 2 * variant.knobs.block * variant.knobs.unroll + 3):
-        data = generator.integers(0, 2**32, (vectors, 4), np.uint32)
-        if vectors:
-            data[-1, 0] ^= np.bitwise_xor.reduce(data.reshape(-1))  # a sum of zero is not the one that is stored
-        yield Case(
-            name=f"{vectors} vectors",
-            grid=2,
-            shared_bytes=0,
-            layout="@PPQ",
-            arguments=(Buffer(data), Buffer(np.zeros(1, np.uint32)), vectors),
-            check=lambda outputs: 0.0,
-            gate=0.0,
-        )
+        data = generator.integers(0, 2**31, (vectors, 4), np.uint32)  # the stored sum has its top bit set: none has
+        yield _case(f"{vectors} vectors", data, stored=False)
+    yield _case("the stored sum", np.array([[STORED_SUM, 0, 0, 0]], np.uint32), stored=True)
+
+
+def _case(name: str, data: npt.NDArray[np.uint32], *, stored: bool) -> Case:
+    sink = Buffer(np.zeros(1, np.uint32), output=stored)
+    return Case(
+        name=name,
+        grid=2,
+        shared_bytes=0,
+        layout="@PPQ",
+        arguments=(Buffer(data), sink, len(data)),
+        check=lambda outputs: float(stored and outputs[0][0] != STORED_SUM),
+        gate=0.0,
+    )
 
 
 FAMILY = Family(

@@ -63,6 +63,11 @@ def packed_tiles(n: int, k: int) -> tuple[int, int]:
     return -(-n // TILE_ROWS), -(-k // TILE_K)
 
 
+def gemv_layout(bias: bool) -> str:
+    """`struct` format of the kernel's arguments; "0P" pads the end as the compiler does."""
+    return "@PPPPPiii0P" if bias else "@PPPPiii0P"
+
+
 def _ring_bytes(knobs: GemvKnobs) -> int:
     """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
     size = knobs.warps * knobs.stages * knobs.chunk * TILE_BYTES
@@ -314,7 +319,7 @@ def _case(variant: Variant, rows: int, n: int, k: int, grid: int, seed: int) -> 
         name=f"rows={rows} n={n} k={k} grid={grid}",
         grid=grid,
         shared_bytes=gemv_shared_bytes(knobs, k),
-        layout="@PPPPPiii" if knobs.bias else "@PPPPiii",
+        layout=gemv_layout(knobs.bias),
         arguments=(
             Buffer(x),
             Buffer(words),

@@ -127,6 +127,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         else:
             codes = generator.integers(0, 1 << item.bits, (count, formats.BLOCK)).astype(np.uint8)
             scales = generator.integers(0, 256, (count, 1)).astype(np.uint8)
+            scales[generator.random((count, 1)) < 0.2] = 0  # 2^-127 and NaN take branches of their own
+            scales[generator.random((count, 1)) < 0.2] = formats.SCALE_NAN
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
             with np.errstate(over="ignore"):
                 values = formats.dequantize(codes, scales, item).astype(np.float32).astype(_STORED[knobs.dtype])

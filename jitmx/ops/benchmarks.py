@@ -14,7 +14,7 @@ import torch
 
 from jitmx import formats
 from jitmx.ops import checks, measure
-from jitmx.ops.linear import Plan, linear
+from jitmx.ops.linear import Passes, Plan, linear
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
@@ -53,13 +53,13 @@ def time_linear(
     """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape."""
     n, k = weights[0].shape
     device = weights[0].words.get_device()
-    plans = [Plan(weight, m, torch.bfloat16, False, device, knobs) for weight in weights]
+    passes = [Passes(weight, m, torch.bfloat16, False, device, knobs) for weight in weights]
 
-    def call(plan: Plan) -> Any:
-        return lambda x, y: plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), 0, y.data_ptr())
+    def call(passes: Passes) -> Any:
+        return lambda x, y: passes(torch.cuda.current_stream().cuda_stream, x.data_ptr(), 0, y.data_ptr())
 
     count = calls or max(len(weights), 64 if weights[0].nbytes < 64 << 20 else 4)
-    return measure.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
+    return measure.chain([call(passes[i % len(passes)]) for i in range(count)], m * max(n, k), torch.bfloat16)
 
 
 def time_cublas(n: int, k: int, m: int) -> float:

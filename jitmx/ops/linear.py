@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
-from jitmx.kernels.linear import MAX_GEMV_ROWS, LinearProblem, gemv_blocks, gemv_shared_bytes
+from jitmx.kernels.linear import MAX_GEMV_ROWS, LinearProblem, gemv_blocks, gemv_layout, gemv_shared_bytes
 from jitmx.ops import checks
 from jitmx.ops.packed import PackedWeight
 from jitmx.runtime.launch import Launcher
@@ -37,6 +38,8 @@ class Plan:
         variant = choose(
             "linear", problem, checks.device_arch(device), multiprocessors=multiprocessors, knobs=knobs
         ).variant
+        if rows > variant.knobs.m:
+            raise InputError(f"{rows} rows are over the {variant.knobs.m} that {variant.name} takes in one pass")
         self.bias = bias
         self.x_bytes, self.y_bytes = rows * weight.k * 2, rows * weight.n * 2
         self.words, self.scales = weight.words.data_ptr(), weight.scales.data_ptr()
@@ -46,7 +49,7 @@ class Plan:
             device,
             blocks=gemv_blocks(variant.knobs, weight.n, multiprocessors),
             shared_bytes=gemv_shared_bytes(variant.knobs, weight.k),
-            layout="@PPPPPiii" if bias else "@PPPPiii",
+            layout=gemv_layout(bias),
             pdl=variant.knobs.pdl,
         )
 
@@ -83,9 +86,9 @@ def linear(
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
         dtype, device = x.dtype, x.get_device()
-        steps, shape = weight.plans[x.shape, dtype, device, bias is None]
+        passes, shape = weight.plans[x.shape, dtype, device, bias is None]
     except (KeyError, AttributeError, TypeError):
-        steps, shape = _plan(x, weight, bias)
+        passes, shape = _plan(x, weight, bias)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
@@ -93,8 +96,16 @@ def linear(
         checks.require_no_grad("x", x)
     if bias is None:
         addend = 0
-    elif bias.dtype is dtype and bias.get_device() == device and bias.shape == (weight.n,) and bias.is_contiguous():
+    elif (
+        isinstance(bias, torch.Tensor)
+        and bias.dtype is dtype
+        and bias.get_device() == device
+        and bias.shape == (weight.n,)
+        and bias.is_contiguous()
+    ):
         addend = bias.data_ptr()
+        if bias.requires_grad:
+            checks.require_no_grad("bias", bias)
     else:
         raise _bad_bias(bias, weight, x)
     if out is None:
@@ -107,22 +118,61 @@ def linear(
         and out.is_contiguous()
     ):
         raise _bad_out(out, shape, x)
+    target = out.data_ptr()
+    if target == pointer and passes.tail is not None:
+        raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
     if device == torch._C._cuda_getDevice():
-        _run(steps, _raw_stream(device), pointer, addend, out.data_ptr())
+        passes(_raw_stream(device), pointer, addend, target)
     else:
         with torch.cuda.device(device):
-            _run(steps, _raw_stream(device), pointer, addend, out.data_ptr())
+            passes(_raw_stream(device), pointer, addend, target)
     return out
 
 
-def _run(steps: tuple[Plan, ...], stream: int, x: int, bias: int, y: int) -> None:
-    for step in steps:
-        step(stream, x, bias, y)
-        x += step.x_bytes
-        y += step.y_bytes
+class Passes:
+    """The launches of one call: `count` over as many rows as one takes, and one over the rest."""
+
+    __slots__ = ("count", "full", "tail")
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        rows: int,
+        dtype: torch.dtype,
+        bias: bool,
+        device: int,
+        knobs: Mapping[str, Any] | None = None,
+    ) -> None:
+        # At least one row is left to the tail, so that a call of few rows is the tail alone.
+        self.count = max(0, -(-rows // MAX_GEMV_ROWS) - 1)
+        rest = rows - self.count * MAX_GEMV_ROWS
+        plan = functools.partial(_remembered, weight, dtype=dtype, bias=bias, device=device, knobs=knobs)
+        self.full = plan(MAX_GEMV_ROWS) if self.count else None
+        self.tail = plan(rest) if rest else None
+
+    def __call__(self, stream: int, x: int, bias: int, y: int) -> None:
+        if self.full is not None:
+            for _ in range(self.count):
+                self.full(stream, x, bias, y)
+                x += self.full.x_bytes
+                y += self.full.y_bytes
+        if self.tail is not None:
+            self.tail(stream, x, bias, y)
 
 
-def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[tuple[Plan, ...], torch.Size]:
+def _remembered(
+    weight: PackedWeight, rows: int, *, dtype: torch.dtype, bias: bool, device: int, knobs: Mapping[str, Any] | None
+) -> Plan:
+    if knobs:
+        return Plan(weight, rows, dtype, bias, device, knobs)
+    key = (rows, dtype, bias, device)
+    plan: Plan | None = weight.plans.get(key)
+    if plan is None:
+        plan = weight.plans[key] = Plan(weight, rows, dtype, bias, device)
+    return plan
+
+
+def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[Passes, torch.Size]:
     """Check what a plan rests on, make it and remember it with the weight."""
     if not isinstance(weight, PackedWeight):
         raise InputError(f"weight is a {type(weight).__name__}; pack it once with jitmx.pack_weight")
@@ -145,27 +195,15 @@ def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> t
             or not bias.is_contiguous()
         ):
             raise _bad_bias(bias, weight, x)
-    rows = x.numel() // weight.k
     with torch.cuda.device(x.device):
-        steps = [
-            _step(weight, min(MAX_GEMV_ROWS, rows - done), x.dtype, bias is not None, x.get_device())
-            for done in range(0, rows, MAX_GEMV_ROWS)
-        ]
-    entry = tuple(steps), torch.Size((*x.shape[:-1], weight.n))
+        passes = Passes(weight, x.numel() // weight.k, x.dtype, bias is not None, x.get_device())
+    entry = passes, torch.Size((*x.shape[:-1], weight.n))
     weight.plans[x.shape, x.dtype, x.get_device(), bias is None] = entry
     return entry
 
 
-def _step(weight: PackedWeight, rows: int, dtype: torch.dtype, bias: bool, device: int) -> Plan:
-    key = (rows, dtype, bias, device)
-    plan = weight.plans.get(key)
-    if plan is None:
-        plan = weight.plans[key] = Plan(weight, rows, dtype, bias, device)
-    return plan
-
-
-def _bad_bias(bias: torch.Tensor, weight: PackedWeight, x: torch.Tensor) -> InputError:
-    checks.require_cuda("bias", bias)
+def _bad_bias(bias: object, weight: PackedWeight, x: torch.Tensor) -> InputError:
+    bias = checks.require_cuda("bias", bias)
     wanted = f"{str(x.dtype).removeprefix('torch.')} [{weight.n}] on {x.device}"
     return InputError(f"bias is {checks.describe(bias)}; it must be contiguous {wanted}")
 

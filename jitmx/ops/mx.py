@@ -11,7 +11,7 @@ from jitmx.errors import InputError
 from jitmx.ops import checks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MXTensor:
     """A tensor in an OCP Microscaling format.
 

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 
 from jitmx import formats
-from jitmx.errors import InputError
+from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.linear import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, preferred_encoding
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
+
+ENCODINGS = ("swizzle", "nibble")
 
 # Where pair i of a half-word goes in the swizzled encoding: lowest magnitude bit and sign bit.
 _SWIZZLE_MAGNITUDE = (6, 3, 0, 9)
 _SWIZZLE_SIGN = (15, 12, 14, 13)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A weight [n, k] in MXFP4, packed for `jitmx.linear`.
 
@@ -40,7 +42,32 @@ class PackedWeight:
     k: int
     encoding: str
     scale_range: str
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tile_rows, tiles_k = packed_tiles(self.n, self.k)
+        for name, shape in (("words", (tile_rows, tiles_k, 32, 4)), ("scales", (tile_rows, tiles_k, 8))):
+            tensor = getattr(self, name)
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
+                raise InputError(
+                    f"{name} of a packed weight [{self.n}, {self.k}] must be int32 {list(shape)}; use pack_weight"
+                )
+            checks.require_layout(name, tensor)
+        if self.words.device != self.scales.device:
+            raise InputError(
+                f"words are on {self.words.device} and scales on {self.scales.device}; put both on one device"
+            )
+        if self.encoding not in ENCODINGS or self.scale_range not in ("normal", "full"):
+            raise InputError(
+                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "plans"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, plans={})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,16 +97,25 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
 
     Returns:
         The packed weight on the same device; n is padded to 16 rows and k to 64. Work is complete on return, so that
-        kernels may prefetch the weight ahead of their place in the stream.
+        kernels may prefetch the weight ahead of their place in the stream. Who writes into a packed weight later
+        synchronises before the next call, for the same reason.
 
     Raises:
         InputError: wrong format, dtype, shape or device.
     """
-    if isinstance(weight, tuple):
+    if isinstance(weight, tuple) and len(weight) == 2:
         codes, scales = weight
         if isinstance(codes, torch.Tensor) and codes.dim() == 3 and codes.shape[-1] == formats.BLOCK // 2:
             codes = codes.flatten(1)
         weight = MXTensor(codes, scales)
+    if not isinstance(weight, MXTensor):
+        raise InputError(
+            f"weight is a {type(weight).__name__}; pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)"
+        )
+    if weight.codes.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            "pack_weight was called while a CUDA graph is captured; pack weights when the model is loaded"
+        )
     if weight.format != "mxfp4":
         raise InputError(f"weight is {weight.format}; linear kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
     if len(weight.shape) != 2:
@@ -90,7 +126,7 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
     if encoding is None:
         on_gpu = weight.device.type == "cuda"
         encoding = preferred_encoding(checks.device_arch(weight.device.index)) if on_gpu else "swizzle"
-    if encoding not in ("swizzle", "nibble"):
+    if encoding not in ENCODINGS:
         raise InputError(f"encoding={encoding!r} is not one of swizzle, nibble")
 
     codes, scales = weight.codes.contiguous(), weight.scales.contiguous()

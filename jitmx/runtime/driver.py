@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jitmx.errors import DriverError
 
 _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
+INVALID_CONTEXT = 201
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED = 8
 
@@ -110,6 +111,14 @@ def _device(cuda: ctypes.CDLL, index: int) -> Device:
         check(cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle), "cuDeviceGetAttribute")
         numbers.append(value.value)
     return Device(index, name.value.decode(), *numbers)
+
+
+def bind_primary_context(device: int) -> None:
+    """Make the primary context of a device current in this thread: a thread that never called CUDA has none."""
+    cuda, handle, context = library(), ctypes.c_int(), ctypes.c_void_p()
+    check(cuda.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "cuDevicePrimaryCtxRetain")
+    check(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
 def allow_dynamic_shared(function: int, size: int) -> None:

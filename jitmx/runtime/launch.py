@@ -13,8 +13,6 @@ import threading
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver, load
 
-_STATIC_SHARED_LIMIT = 48 * 1024
-
 
 class Launcher:
     """One kernel with its geometry fixed.
@@ -28,14 +26,23 @@ class Launcher:
         pdl: launch with programmatic stream serialization.
     """
 
-    __slots__ = ("_arguments", "_buffer", "_config", "_keep", "_launch", "_lock", "_pack", "_stream", "variant")
+    __slots__ = (
+        "_arguments",
+        "_buffer",
+        "_config",
+        "_device",
+        "_keep",
+        "_launch",
+        "_lock",
+        "_pack",
+        "_stream",
+        "variant",
+    )
 
     def __init__(
         self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool
     ) -> None:
         function = load.function(variant, device)
-        if shared_bytes > _STATIC_SHARED_LIMIT:
-            driver.allow_dynamic_shared(function, shared_bytes)
         attribute = driver.programmatic_dependent_launch()
         self.variant = variant
         self._config = driver.LaunchConfig(
@@ -55,6 +62,7 @@ class Launcher:
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self._pack = packer.pack_into
         self._stream = 0
+        self._device = device
         self._lock = threading.Lock()
         self._keep = (attribute, parameters)
         # Converted once: what is left for a call is to pack, set the stream and cross into the driver.
@@ -72,5 +80,8 @@ class Launcher:
             if stream != self._stream:
                 self._config.stream = self._stream = stream
             code = self._launch(*self._arguments)
+            if code == driver.INVALID_CONTEXT:
+                driver.bind_primary_context(self._device)
+                code = self._launch(*self._arguments)
         if code:
             driver.check(code, f"launching {self.variant.name}")

@@ -13,15 +13,19 @@ from typing import Any
 from jitmx import build
 from jitmx.errors import CaptureError, InputError
 from jitmx.registry.spec import Variant
+from jitmx.runtime import driver
 
 _lock = threading.RLock()
 _modules: dict[tuple[str, int], tuple[Any, int]] = {}
+_inherited: list[dict[tuple[str, int], tuple[Any, int]]] = []
 
 
 def _forget_after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    _modules.clear()  # a forked child has no CUDA context of its parent's
+    # A forked child has no CUDA context of its parent's. Dropping a module would unload it there: keep it, unused.
+    _inherited.append(dict(_modules))
+    _modules.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -82,4 +86,7 @@ def _load(variant: Variant, device: int) -> tuple[Any, int]:
         torch.cuda.current_stream().synchronize()  # creates the context where nothing has yet
         module = Module()
         module.load(built.image)
-        return module, int(module.get_function(variant.spec.entry).ptr)
+        function = int(module.get_function(variant.spec.entry).ptr)
+        # Once, and as far as the chip goes: the function is shared by launches of every size.
+        driver.allow_dynamic_shared(function, variant.arch.shared_bytes - built.record.outputs["shared_bytes"])
+        return module, function

@@ -39,7 +39,7 @@ def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
         elif part in ("v2", "v4", "v8"):
             count = int(part[1:])
         elif part in _STRONG:
-            how = "strong"
+            how = "release" if part == "release" else "strong"
         elif part not in _CACHE:
             raise t.error(f".{part} is not known")
     if not kind:
@@ -85,7 +85,9 @@ def groups(m: Machine, name: str, address: Array, offset: int, lanes: Array) -> 
     return out
 
 
-def load(m: Machine, name: str, address: Array, offset: int, mask: Array | None, size: int, count: int, line: int, how: str) -> Array:
+def load(
+    m: Machine, name: str, address: Array, offset: int, mask: Array | None, size: int, count: int, line: int, how: str
+) -> Array:
     """Unsigned [active lanes, count]."""
     lanes = m.lane_ids if mask is None else mask.nonzero()[0]
     if mask is not None and address.ndim:
@@ -110,7 +112,9 @@ def load(m: Machine, name: str, address: Array, offset: int, mask: Array | None,
     return out
 
 
-def store(m: Machine, name: str, address: Array, offset: int, mask: Array | None, values: list[Array], line: int, how: str) -> None:
+def store(
+    m: Machine, name: str, address: Array, offset: int, mask: Array | None, values: list[Array], line: int, how: str
+) -> None:
     """Write one value, or as many as `values`, for each active lane."""
     m.events += 1
     lanes = m.lane_ids if mask is None else mask.nonzero()[0]

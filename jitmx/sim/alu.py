@@ -1,4 +1,4 @@
-"""Integer arithmetic, logic, comparison, selection and moves."""
+"""Integer arithmetic, logic and shifts; what is of floats goes on to jitmx.sim.arithmetic."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim import integers
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Register, Sink, Vector
+from jitmx.sim import arithmetic, integers
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Register
 from jitmx.sim.translate import Handler, Translator, dtype_of, operands
 
 Array = npt.NDArray[Any]
 
 FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "f32x2"}
 PACKED = {"u16x2", "s16x2"}
-_COMPARE = {
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
-    "lo": "less", "ls": "less_equal", "hi": "greater", "hs": "greater_equal",
-}  # fmt: skip
 
 
 def kind_of(ins: Instruction) -> str:
@@ -39,8 +35,6 @@ def _binary(function: str) -> Handler:
     def handler(t: Translator, ins: Instruction) -> None:
         kind = kind_of(ins)
         if kind in FLOATS:
-            from jitmx.sim import arithmetic
-
             arithmetic.binary(t, ins)
             return
         name = ins.opcode[0]
@@ -101,8 +95,6 @@ def _carry(a: Array, b: Array, flag: Array | None, subtract: bool) -> tuple[Arra
 def _mul(t: Translator, ins: Instruction) -> None:
     kind = kind_of(ins)
     if kind in FLOATS:
-        from jitmx.sim import arithmetic
-
         arithmetic.binary(t, ins)
         return
     d, a, b = operands(ins, 3)
@@ -125,8 +117,6 @@ def _product(t: Translator, ins: Instruction, a: Operand, b: Operand) -> tuple[s
 def _mad(t: Translator, ins: Instruction) -> None:
     kind = kind_of(ins)
     if kind in FLOATS:
-        from jitmx.sim import arithmetic
-
         arithmetic.fma(t, ins)
         return
     if "cc" in ins.opcode or "sat" in ins.opcode or ins.opcode[0] == "madc":
@@ -163,8 +153,6 @@ def _simple(function: Any, count: int, result: str = "", *, floats: bool = False
     def handler(t: Translator, ins: Instruction) -> None:
         kind = kind_of(ins)
         if floats and kind in FLOATS:
-            from jitmx.sim import arithmetic
-
             arithmetic.unary(t, ins)
             return
         check(t, ins)
@@ -181,8 +169,6 @@ def _simple(function: Any, count: int, result: str = "", *, floats: bool = False
 
 def _div(t: Translator, ins: Instruction) -> None:
     if kind_of(ins) in FLOATS:
-        from jitmx.sim import arithmetic
-
         arithmetic.binary(t, ins)
         return
     _simple(integers.divide, 2)(t, ins)
@@ -290,118 +276,6 @@ def _dot(t: Translator, ins: Instruction) -> None:
         t.write(d, f"{t.const(integers.dot2)}({listed}, {signs}, {'hi' in ins.opcode})", "u4")
 
 
-def _mov(t: Translator, ins: Instruction) -> None:
-    check(t, ins)
-    d, a = operands(ins, 2)
-    kind = kind_of(ins)
-    size = SIZES[kind]
-    if isinstance(a, Vector):
-        part = size // len(a.items)
-        items = ", ".join(t.read(x, f"u{part}") for x in a.items)
-        t.write(d, f"{t.const(_pack)}({items})", f"u{size}")
-    elif isinstance(d, Vector):
-        part = size // len(d.items)
-        value = t.read(a, f"u{size}")
-        for i, item in enumerate(d.items):
-            if not isinstance(item, Sink):
-                t.write(item, f"{value} >> {t.scalar(8 * part * i, f'u{size}')}", f"u{part}")
-    else:
-        dtype = "b1" if kind == "pred" else f"u{size}"
-        if isinstance(a, Immediate) and kind[0] == "f":
-            dtype = f"f{size}"
-        t.write(d, t.read(a, dtype), dtype)
-
-
-def _pack(*items: Array) -> Array:
-    part = items[0].dtype.itemsize
-    wide = f"u{part * len(items)}"
-    out = items[0].astype(wide)
-    for i, item in enumerate(items[1:], 1):
-        out = out | item.astype(wide) << np.dtype(wide).type(8 * part * i)
-    return out
-
-
-def _selp(t: Translator, ins: Instruction) -> None:
-    check(t, ins)
-    d, a, b, p = operands(ins, 4)
-    kind = kind_of(ins)
-    dtype = "u" + str(SIZES[kind])
-    x, y = (_bits_of(t, item, kind) for item in (a, b))
-    t.write(d, f"where({t.read(p, 'b1')}, {x}, {y})", dtype)
-
-
-def _bits_of(t: Translator, item: Operand, kind: str) -> str:
-    dtype = "u" + str(SIZES[kind])
-    if isinstance(item, Immediate) and kind in ("f32", "f64"):
-        return f"{t.read(item, 'f' + dtype[1])}.view({dtype!r})"
-    return t.read(item, dtype)
-
-
-def _slct(t: Translator, ins: Instruction) -> None:
-    check(t, ins, "ftz")
-    d, a, b, c = operands(ins, 4)
-    kind, control = ins.opcode[-2], ins.opcode[-1]
-    dtype = "u" + str(SIZES[kind])
-    chosen = f"{t.read(c, 'f4' if control == 'f32' else 'i4')} >= 0"
-    t.write(d, f"where({chosen}, {_bits_of(t, a, kind)}, {_bits_of(t, b, kind)})", dtype)
-
-
-def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
-    """Expression of the comparison that set or setp makes."""
-    kind, how = kind_of(ins), ins.opcode[1]
-    if kind in FLOATS:
-        from jitmx.sim import arithmetic
-
-        return arithmetic.comparison(t, ins, a, b)
-    if how not in _COMPARE:
-        raise t.error(f".{how} is not known")
-    dtype = dtype_of(kind)
-    if how in ("lo", "ls", "hi", "hs"):
-        dtype = "u" + dtype[1]
-    return f"{_COMPARE[how]}({t.read(a, dtype)}, {t.read(b, dtype)})"
-
-
-def _setp(t: Translator, ins: Instruction) -> None:
-    d, a, b, *c = operands(ins, 3, 4)
-    if kind_of(ins) in ("f16x2", "bf16x2"):
-        from jitmx.sim import arithmetic
-
-        arithmetic.compare_packed(t, ins)
-        return
-    value = comparison(t, ins, a, b)
-    first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
-    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
-    if second is not None:
-        t.emit(f"v = {value}")
-        t.emit(f"w = ~v{_combined(t, combine, c)}")
-        t.write(first, f"v{_combined(t, combine, c)}", "b1")
-        t.write(second, "w", "b1")
-    elif combine is None and value.endswith(")") and kind_of(ins) not in FLOATS:
-        function, arguments = value[:-1].split("(", 1)
-        t.ufunc(first, "b1", function, arguments)
-    else:
-        t.write(first, f"({value}){_combined(t, combine, c)}", "b1")
-
-
-def _combined(t: Translator, combine: str | None, c: list[Operand]) -> str:
-    if combine is None:
-        return ""
-    return f" {dict(zip(('and', 'or', 'xor'), '&|^', strict=True))[combine]} {t.read(c[0], 'b1')}"
-
-
-def _set(t: Translator, ins: Instruction) -> None:
-    d, a, b, *c = operands(ins, 3, 4)
-    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
-    result = [part for part in ins.opcode if part in SIZES][0]
-    if kind_of(ins) in ("f16x2", "bf16x2"):
-        raise t.error("a packed comparison into a word is not known")
-    value = f"({comparison(t, ins, a, b)}){_combined(t, combine, c)}"
-    if result == "f32":
-        t.write(d, value, "f4")
-    else:
-        t.write(d, f"-({value}).astype('i4')", "i4")
-
-
 HANDLERS: dict[str, Handler] = {
     "add": _binary("add"), "sub": _binary("subtract"), "addc": _binary("add"), "subc": _binary("subtract"),
     "min": _binary("minimum"), "max": _binary("maximum"),
@@ -413,5 +287,4 @@ HANDLERS: dict[str, Handler] = {
     "bfe": _bits(integers.extract), "bfi": _bits(integers.insert), "dp4a": _dot, "dp2a": _dot,
     "and": _logical("bitwise_and"), "or": _logical("bitwise_or"), "xor": _logical("bitwise_xor"),
     "not": _not, "cnot": _cnot, "shl": _shift, "shr": _shift, "shf": _shf, "lop3": _lop3, "prmt": _prmt,
-    "mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "set": _set,
 }  # fmt: skip

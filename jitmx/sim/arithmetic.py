@@ -172,20 +172,19 @@ def fma(t: Translator, ins: Instruction) -> None:
             raise t.error(f".{form.rounding} of f64 is not known")
         _emit(t, form, lambda form, a, b, c: rounding.fma64(a, b, c).view("u8"), d, a, b, c)
         return
-    if form.kind == "bf16x2" and isinstance(c, Immediate) or form.kind == "bf16x2":
+    if form.kind == "bf16x2":
         _emit(t, form, _fma_bf16, d, a, b, c)
         return
     _emit(t, form, lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding), d, a, b, c)
 
 
 def _fma_bf16(form: Form, a: Array, b: Array, c: Array) -> Array:
-    """The product alone where every addend is zero, its sign that of the product or negative."""
-    if not np.count_nonzero(c):
-        product = a * b  # 16 bits: exact in float32 but for subnormals
+    """Quick where every addend is -0, which leaves the product as it is."""
+    if form.rounding == "rn" and np.signbit(c).all() and not np.count_nonzero(c):
+        product = a * b  # 16 bits: exact in float32 but where it is subnormal
         size = np.abs(product)
-        if np.count_nonzero((size >= np.float32(2.0**-120)) & (size < np.float32(2.0**127))) == product.size:
-            bits = product.view("u4")
-            return (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) >> np.uint32(16)).astype("u2")
+        if np.count_nonzero((size >= np.float32(2.0**-110)) | ((a == 0) | (b == 0))) == product.size:
+            return rounding.bf16_bits(product.view("u4"))
     return rounding.fma(a, b, c, "bf16", form.rounding)
 
 

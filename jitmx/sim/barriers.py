@@ -67,7 +67,15 @@ class Barriers:
         return out[:8]
 
     def arrive(
-        self, mask: Array | None, number: Array, count: Array | None, resume: int, line: int, *, wait: bool = True, reduce: Any = None
+        self,
+        mask: Array | None,
+        number: Array,
+        count: Array | None,
+        resume: int,
+        line: int,
+        *,
+        wait: bool = True,
+        reduce: Any = None,
     ) -> int:
         """Lanes come to barriers; what their block returns: where all go on, or that they wait."""
         m = self.m
@@ -85,7 +93,11 @@ class Barriers:
             bad = (counts % 32 != 0) | (counts == 0) | (counts > m.width)
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])
-                m.fault(line, int(lanes[at]), f"a barrier for {counts[at]} threads; it must be a multiple of 32, at most the block")
+                m.fault(
+                    line,
+                    int(lanes[at]),
+                    f"a barrier for {counts[at]} threads; it must be a multiple of 32, at most the block",
+                )
         if (numbers > 15).any():
             at = int(np.flatnonzero(numbers > 15)[0])
             m.fault(line, int(lanes[at]), f"barrier {numbers[at]}; a block has barriers 0 to 15")
@@ -99,7 +111,11 @@ class Barriers:
             group = lanes[here]
             if expected != meeting.expected or (counts[here] != expected).any():
                 other = int(counts[here][counts[here] != meeting.expected][0])
-                m.fault(line, int(group[0]), f"barrier {which} is for {other} threads here, and for {meeting.expected} at PTX line {meeting.line}")
+                m.fault(
+                    line,
+                    int(group[0]),
+                    f"barrier {which} is for {other} threads here, and for {meeting.expected} at PTX line {meeting.line}",
+                )
             meeting.arrived.append(group)
             if wait:
                 meeting.waiting.append((group, resume, line))

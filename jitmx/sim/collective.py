@@ -157,7 +157,9 @@ def reduce(m: Machine, mask: Array | None, name: str, value: Array, members: Arr
     return result
 
 
-def reduce_float(m: Machine, mask: Array | None, flags: tuple[str, ...], value: Array, members: Array, line: int) -> Array:
+def reduce_float(
+    m: Machine, mask: Array | None, flags: tuple[str, ...], value: Array, members: Array, line: int
+) -> Array:
     """redux min and max of f32."""
     _check_member(m, mask, members, line, "redux")
     value = np.broadcast_to(value, m.lanes)

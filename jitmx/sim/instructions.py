@@ -8,7 +8,10 @@ from jitmx.errors import SimulationError
 from jitmx.sim.ptx import Immediate, Instruction, Operand
 from jitmx.sim.translate import Handler
 
-_MODULES = ("access", "alu", "arithmetic", "packed", "collective", "atomics", "convert", "mma", "wgmma", "matrix", "copies", "mbarrier", "hints")
+_MODULES = (
+    "access", "alu", "moves", "arithmetic", "collective", "atomics", "convert", "mma", "wgmma", "matrix", "copies",
+    "mbarrier", "hints",
+)  # fmt: skip
 ALL = Immediate(-1)
 
 

@@ -153,6 +153,8 @@ _LOGIC: dict[int, Any] = {
 
 def permute(a: Array, b: Array, selector: Array, mode: str = "") -> Array:
     """prmt: four bytes picked out of the eight of a and b."""
+    if not mode and (selector.ndim == 0 or (selector == selector[0]).all()):
+        return permute_by(a, b, int(selector.flat[0]))
     lanes = np.broadcast_shapes(a.shape, b.shape, selector.shape)
     both = np.empty((*lanes, 2), np.uint32)
     both[..., 0], both[..., 1] = a, b

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jitmx.errors import SimulationError
-from jitmx.sim import instructions, ptx
+from jitmx.sim import instructions, parser
 from jitmx.sim.layout import granules, upload_variables
 from jitmx.sim.machine import Machine
 from jitmx.sim.memory import Memory
@@ -56,7 +56,7 @@ def translate(source: str, entry: str | None = None) -> Program:
     Raises:
         SimulationError: text that is not understood, an instruction that is not known, no such kernel.
     """
-    module = ptx.parse(source)
+    module = parser.parse(source)
     entries = {name: f for name, f in module.functions.items() if f.entry}
     if entry is None and len(entries) == 1:
         entry = next(iter(entries))
@@ -99,7 +99,8 @@ def simulate(
         raise SimulationError(f"{program.entry.name}: a block of {threads} threads; it must have 1 to 1024")
     limit = program.entry.directives.get("maxntid")
     if limit is not None and threads > int(np.prod(limit)):
-        raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {int(np.prod(limit))}")
+        most = int(np.prod(limit))
+        raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {most}")
     upload_variables(program, memory)
     total = int(np.prod(grid))
     at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
@@ -110,7 +111,9 @@ def simulate(
     lines = [0]
     for first in range(0, total, at_once):
         blocks = np.arange(first, min(first + at_once, total))
-        machine = Machine(program, memory, grid, block, blocks, shared_bytes, arguments, clock=clock, max_steps=max_steps)
+        machine = Machine(
+            program, memory, grid, block, blocks, shared_bytes, arguments, clock=clock, max_steps=max_steps
+        )
         machine.races.lines = lines
         shadow = machine.use_shadow(shadow)
         machine.run()

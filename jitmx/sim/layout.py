@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import SHARED_START, Memory
-from jitmx.sim.ptx import SIZES, Module, Variable
+from jitmx.sim.ptx import SIZES, Immediate, Variable
 from jitmx.sim.translate import Program
 
 
@@ -45,7 +45,9 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
         offset = _up(offset, variable.align)
         symbols[variable.name] = offset
         offset += variable.size
-    if len(arguments) != offset:
+    # A struct ends in padding that whoever packs it may leave out.
+    padding = program.entry.parameters[-1].align - 1 if program.entry.parameters else 0
+    if not offset - padding <= len(arguments) <= offset:
         raise SimulationError(
             f"{program.entry.name} takes {offset} bytes of parameters; {len(arguments)} bytes of arguments were given"
         )
@@ -70,6 +72,11 @@ def granules(program: Program) -> dict[str, int]:
     smallest = {"shared": 4, "global": 4}
     for name in {block.function for block in program.blocks}:
         for ins in module.functions[name].body:
+            if ins.opcode[:2] == ("cp", "async") and "tensor" in ins.opcode:
+                smallest["global"] = 1
+            elif ins.opcode[:2] == ("cp", "async") and ins.opcode[2] in ("ca", "cg"):
+                size = ins.operands[2]
+                smallest["shared"] = min(smallest["shared"], size.value if isinstance(size, Immediate) else 4)
             if ins.opcode[0] not in ("ld", "ldu", "st", "atom", "red"):
                 continue
             sizes = [SIZES[part] for part in ins.opcode if part in SIZES]

@@ -108,7 +108,9 @@ class Machine:
             self.registers[name] = (
                 self._special(name, dtype) if name in self.program.specials else np.zeros(self.lanes, dtype)
             )
-        names: dict[str, Any] = {name: self.registers[key].view(dtype) for name, (key, dtype) in self.program.views.items()}
+        names: dict[str, Any] = {
+            name: self.registers[key].view(dtype) for name, (key, dtype) in self.program.views.items()
+        }
         names |= self.program.objects
         names |= {name: getattr(np, name) for name in _NUMPY}
         names |= {"np": np, "count": np.count_nonzero, "take": self._take}
@@ -143,10 +145,8 @@ class Machine:
         return np.broadcast_to(np.asarray(table[name]).astype(dtype), self.lanes).copy()
 
     def _function(self, index: int, full: bool) -> Any:
-        block = self.program.blocks[index]
         scope: dict[str, Any] = {}
-        code = compile(block.full if full else block.masked, f"<ptx block {index}>", "exec")
-        exec(code, self.names, scope)
+        exec(self.program.code(index, full), self.names, scope)
         made = scope["full" if full else "masked"]
         (self.full if full else self.masked)[index] = made
         return made
@@ -190,7 +190,9 @@ class Machine:
             self._run()
 
     def _run(self) -> None:
-        groups: dict[int, tuple[Array | None, int]] = {0: (None, self.lanes) if self.alive.all() else (self.alive.copy(), int(self.alive.sum()))}
+        groups: dict[int, tuple[Array | None, int]] = {
+            0: (None, self.lanes) if self.alive.all() else (self.alive.copy(), int(self.alive.sum()))
+        }
         self.groups = groups
         self.parked: dict[int, tuple[Array, int]] = {}
         polling: dict[int, tuple[Array | None, int]] = {}
@@ -206,7 +208,11 @@ class Machine:
                 events = self.events
                 if idle > 1000:
                     pc, (mask, _) = next(iter(polling.items()))
-                    self.fault(blocks[pc].lines[-1], int(self.active(mask)[0]), "polls for ever: no thread makes progress" + self.waits())
+                    self.fault(
+                        blocks[pc].lines[-1],
+                        int(self.active(mask)[0]),
+                        "polls for ever: no thread makes progress" + self.waits(),
+                    )
                 groups.update(polling)
                 polling.clear()
             pc = min(groups) if len(groups) > 1 else next(iter(groups))
@@ -220,7 +226,9 @@ class Machine:
             lane_runs[pc] += n
             self.steps += 1
             if self.steps > self.max_steps:
-                self.fault(block.lines[0], int(self.active(mask)[0]), f"still runs after {self.max_steps} steps of its blocks")
+                self.fault(
+                    block.lines[0], int(self.active(mask)[0]), f"still runs after {self.max_steps} steps of its blocks"
+                )
             if mask is None:
                 after = (full[pc] or self._function(pc, True))(self, None, n)
             else:
@@ -332,9 +340,9 @@ class Machine:
         """Who waits where, for messages."""
         out = []
         for pc, (mask, _) in self.parked.items():
-            line = self.program.blocks[pc].lines[0]
-            ins = self.program.names[line]
-            out.append(f"{self.describe(mask)} wait at PTX line {line} ({ins}) for other lanes of their warp")
+            block = self.program.blocks[pc]
+            where = f"PTX line {block.lines[0]} ({block.head})"
+            out.append(f"{self.describe(mask)} wait at {where} for other lanes of their warp")
         out += self.barriers.waits()
         return "".join("; " + text for text in out)
 

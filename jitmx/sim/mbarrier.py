@@ -109,6 +109,7 @@ class Mbarrier:
 @dataclass
 class _Entry:
     barrier: Mbarrier
+    made: tuple[int, int, int]  # lane, time and line of its init
     arrived: Array  # clocks of what arrived in the current phase
     released: Array  # clocks of completed phases
 
@@ -138,8 +139,8 @@ class Mbarriers:
         except SimulationError as error:
             self.m.fault(line, lane, str(error))
         nothing = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
-        self.entries[key] = _Entry(barrier, nothing, nothing)
         self._put(lane, address, barrier.word, line, "")
+        self.entries[key] = _Entry(barrier, (lane, self.m.races.time, line), nothing, nothing)
 
     def inval(self, lane: int, address: int, line: int) -> None:
         """mbarrier.inval by one lane."""
@@ -155,11 +156,24 @@ class Mbarriers:
         start = lane // self.m.width * self.m.shared.extent + address
         if int(self.m.shared.data[start : start + 8].view(np.uint64)[0]) != entry.barrier.word:
             self.m.fault(line, lane, f"the mbarrier at {address:#x} of shared memory was overwritten")
+        maker, time, made = entry.made
+        races = self.m.races
+        if lane != maker and max(races.floor[lane], races.seen[lane, maker % self.m.width]) < time:
+            self.m.fault(
+                line,
+                lane,
+                f"uses the mbarrier at {address:#x} of shared memory, which thread "
+                f"{self.m.thread_name(maker % self.m.width)} initialised at PTX line {made} with nothing between them "
+                "that orders the two",
+            )
         return entry
 
-    def arrive(self, lane: int, address: int, count: int, expect: int, line: int, *, drop: bool = False) -> int:
-        """Arrivals of one lane; the state before."""
+    def arrive(
+        self, lane: int, address: int, count: int, expect: int, line: int, *, drop: bool = False, more: int = 0
+    ) -> int:
+        """Arrivals of one lane, which first makes `more` arrivals pending; the state before."""
         entry = self.get(lane, address, line)
+        entry.barrier.pending += more
         clocks = self.m.races.snapshot(np.array([lane]))
         entry.arrived = np.maximum(entry.arrived, clocks)
         try:
@@ -170,20 +184,14 @@ class Mbarriers:
         self._put(lane, address, entry.barrier.word, line, "strong")
         return token
 
-    def transact(
-        self, lane: int, address: int, count: int, line: int, column: int | None = None, time: int = 0
-    ) -> None:
-        """Bytes expected (negative) or come; those of a copy carry its column and time."""
+    def expect(self, lane: int, address: int, count: int, line: int, column: int | None = None, time: int = 0) -> None:
+        """As Mbarrier.expect; bytes that a copy brought carry its column and time."""
         entry = self.get(lane, address, line)
         if column is not None:
             entry.arrived = entry.arrived.copy()
             entry.arrived[column] = max(entry.arrived[column], time)
-        completed = False
         try:
-            if count < 0:
-                entry.barrier.expect(-count)
-            else:
-                completed = entry.barrier.complete(count)
+            completed = entry.barrier.expect(count)
         except SimulationError as error:
             self.m.fault(line, lane, f"{error} (at {address:#x})")
         self._after(entry, completed)
@@ -263,8 +271,9 @@ def shared_address(t: Translator, operand: Operand, *, generic: bool) -> str:
 
 
 _MODIFIERS = {
-    "mbarrier", "b64", "shared", "shared::cta", "shared::cluster", "init", "inval", "arrive", "arrive_drop", "expect_tx",
-    "complete_tx", "test_wait", "try_wait", "pending_count", "parity", "release", "acquire", "relaxed", "cta", "cluster",
+    "mbarrier", "b64", "shared", "shared::cta", "shared::cluster", "init", "inval", "arrive", "arrive_drop",
+    "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count", "parity", "release", "acquire", "relaxed",
+    "cta", "cluster",
 }  # fmt: skip
 
 

@@ -107,10 +107,10 @@ class Space:
         where = self.locate(m, address, offset, lanes, total, line, "writes")
         self.check_writable(m, where, lanes, total, line)
         if self.races is not None:
-            self.races.write(m, self, where, lanes, total, line, how == "strong")
+            self.races.write(m, self, where, lanes, total, line, how)
         index = where >> _SHIFT[total]
         self._rows[size, count][index] = values
-        self._states[total][index] = pattern(_WRITTEN, min(total, 8))
+        self.mark_written(index, total)
 
     def check_writable(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
         """Error where a lane writes what it must not."""
@@ -118,6 +118,21 @@ class Space:
         word = pattern(WRITABLE | ALLOCATED, min(total, 8))
         if int(np.bitwise_and.reduce(state, None)) & word != word:
             self._unwritable(m, where, lanes, total, line)
+
+    def check_initialised(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
+        """Error where a lane reads what was never written."""
+        word = pattern(INIT, min(total, 8))
+        state = self._states[total].take(where >> _SHIFT[total], 0)
+        if int(np.bitwise_and.reduce(state, None)) & word != word:
+            self._uninitialised(m, where, lanes, total, line)
+
+    def rows(self, size: int, count: int) -> Array:
+        """All bytes as unsigned [n, count] of `size` bytes each."""
+        return self._rows[size, count]
+
+    def mark_written(self, index: Array, total: int) -> None:
+        """Bytes at `index`, in units of `total`, hold what this launch wrote."""
+        self._states[total][index] = pattern(_WRITTEN, min(total, 8))
 
     # Faults
     def address_of(self, where: int) -> int:
@@ -133,7 +148,9 @@ class Space:
         address = int(off[at]) + self.base & (1 << 64) - 1
         if outside[at]:
             m.fault(
-                line, lanes[at], f"{what} {size} bytes of {self.name} memory outside of it, at {address:#x}{self.near(address)}"
+                line,
+                lanes[at],
+                f"{what} {size} bytes of {self.name} memory outside of it, at {address:#x}{self.near(address)}",
             )
         m.fault(line, lanes[at], f"{what} {size} bytes of {self.name} memory at {address:#x}, which is misaligned")
 
@@ -147,24 +164,34 @@ class Space:
         byte = int(np.flatnonzero(flags[at] & INIT == 0)[0])
         address, flag = self.address_of(int(where[at])), int(flags[at, byte])
         if not flag & ALLOCATED:
-            m.fault(line, lanes[at], f"reads {total} bytes of {self.name} memory out of bounds, at {address:#x}{self.near(address)}")
+            m.fault(
+                line,
+                lanes[at],
+                f"reads {total} bytes of {self.name} memory out of bounds, at {address:#x}{self.near(address)}",
+            )
         state = "still under way of an asynchronous copy" if flag & PENDING else "uninitialised"
-        m.fault(line, lanes[at], f"reads {total} bytes of {self.name} memory at {address:#x}, of which byte {byte} is {state}")
+        m.fault(
+            line,
+            lanes[at],
+            f"reads {total} bytes of {self.name} memory at {address:#x}, of which byte {byte} is {state}",
+        )
 
     def _unwritable(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
         flags = self._flags(where, total)
         at = int(np.flatnonzero((flags & (WRITABLE | ALLOCATED) != WRITABLE | ALLOCATED).any(1))[0])
         address = self.address_of(int(where[at]))
         if (flags[at] & ALLOCATED == 0).any():
-            m.fault(line, lanes[at], f"writes {total} bytes of {self.name} memory out of bounds, at {address:#x}{self.near(address)}")
+            m.fault(
+                line,
+                lanes[at],
+                f"writes {total} bytes of {self.name} memory out of bounds, at {address:#x}{self.near(address)}",
+            )
         m.fault(line, lanes[at], f"writes {total} bytes of read-only {self.name} memory at {address:#x}")
 
     def _dirty(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
         at = int(np.flatnonzero((self._flags(where, total) & DIRTY != 0).any(1))[0])
         address = self.address_of(int(where[at]))
-        m.fault(
-            line, lanes[at], f"reads {total} bytes at {address:#x} through .nc, but this launch has written them"
-        )
+        m.fault(line, lanes[at], f"reads {total} bytes at {address:#x} through .nc, but this launch has written them")
 
 
 class Memory(Space):

@@ -35,6 +35,7 @@ class Shadow:
         cells = -(-size // 32) * 32 >> self.shift
         self.writer = np.zeros(cells, np.int64)
         self.readers = np.zeros((cells, _SLOTS), np.int64)
+        self.published: dict[int, list[tuple[int, Array, dict[int, Array]]]] = {}  # by strong writes after a fence
 
 
 class Races:
@@ -50,8 +51,11 @@ class Races:
         self.ids = self.block << COLUMNS | np.arange(lanes) % width
         self.slot = (np.arange(lanes) // 32) % _SLOTS
         self.plain = True  # `seen` holds nothing but what syncs of whole warps wrote
+        self.copying = False  # whether columns of copies are in use: barriers alone do not order those
         self.shadows: dict[str, Shadow] = {}
         self.cross: dict[int, dict[int, Array]] = {}
+        self.fenced = np.zeros(lanes, np.int64)  # time of each lane's last fence
+        self.wrote = np.zeros(lanes, np.int64)  # time of its last weak write
         self.time = 0
         self.lines = [0]
 
@@ -75,9 +79,17 @@ class Races:
             last = shadow.writer.reshape(-1, cells).take(row, 0)
             shadow.readers.reshape(-1, cells, _SLOTS)[row, :, self.slot[lanes]] = (now | self.ids[lanes])[:, None]
         self.check(m, space, last, lanes, where, line, strong, "reads", "written")
+        if strong:
+            self.observe(shadow, where, lanes)
 
-    def write(self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int, strong: bool) -> None:
-        """Check writes and remember them; two lanes that write one granule in one instruction race."""
+    def write(
+        self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int, how: str | bool
+    ) -> None:
+        """Check writes and remember them; two lanes that write one granule in one instruction race.
+
+        `how`: "" weak, "strong", or "release" where the write is a release.
+        """
+        strong = bool(how)
         shadow = self.shadows[space.name]
         now = self.tick(line) << 32 | (STRONG if strong else 0)
         index, cells = where >> shadow.shift, max(size >> shadow.shift, 1)
@@ -93,17 +105,31 @@ class Races:
             if not np.array_equal(left, mine):
                 at = int(np.flatnonzero(left != mine)[0])
                 self.report(m, space, int(left[at]), int(lanes[at]), int(where[at]), line, "writes", "written")
+            self.wrote[lanes] = self.time
+        else:
+            self.publish(shadow, where, lanes, how == "release")
 
     def check(
-        self, m: Machine, space: Space, last: Array, lanes: Array, where: Array, line: int, strong: bool, what: str, past: str
+        self,
+        m: Machine,
+        space: Space,
+        last: Array,
+        lanes: Array,
+        where: Array,
+        line: int,
+        strong: bool,
+        what: str,
+        past: str,
     ) -> None:
         """Error unless each of `last` [lanes, n] happened before the access of its lane."""
         latest = int(last.max())
-        if latest == 0 or (space.spread is not None and latest >> 32 <= self.lowest):
+        if latest == 0 or (space.spread is not None and latest >> 32 <= self.lowest and not self.copying):
             return
         time = last >> 32
         ids = self.ids[lanes][:, None]
         other = (time > self.floor[lanes][:, None]) | ((last & _WHO) >> COLUMNS != ids >> COLUMNS)
+        if self.copying:
+            other |= last & (1 << COLUMNS) - 1 >= self.width
         doubt = other & (last != 0) & (last & _WHO != ids)
         if strong:
             doubt &= last & STRONG == 0
@@ -151,6 +177,9 @@ class Races:
                 first = int(block) * self.width
                 self._merge_cross(np.arange(first, first + self.width))
         self.floor.reshape(-1, self.width)[blocks] = now
+        if self.copying:
+            copies = self.seen.reshape(-1, self.width, self.width + ASYNC)[..., self.width :]
+            copies[blocks] = copies[blocks].max(1, keepdims=True)
         self._lowest = int(self.floor.min())
 
     def warp_barrier(self, warps: Array) -> None:
@@ -195,6 +224,25 @@ class Races:
                 known[origin] = np.maximum(known[origin], times) if origin in known else times
         if known:
             self.cross[lane] = known
+
+    def fence(self, lanes: Array) -> None:
+        """These lanes run a fence: what they know may travel with their next strong write."""
+        self.fenced[lanes] = self.tick(0)
+
+    def publish(self, shadow: Shadow, where: Array, lanes: Array, release: bool) -> None:
+        """Strong writes of lanes that have fenced since their last weak write carry all that these lanes know."""
+        ready = np.ones(len(lanes), bool) if release else self.fenced[lanes] > self.wrote[lanes]
+        for at in np.flatnonzero(ready):
+            lane, key = int(lanes[at]), int(where[at])
+            entry = int(self.block[lane]), self.snapshot(lanes[at : at + 1]), self.cross.get(lane, {})
+            shadow.published.setdefault(key, []).append(entry)
+
+    def observe(self, shadow: Shadow, where: Array, lanes: Array) -> None:
+        """Strong reads learn what strong writes to their word have published."""
+        if shadow.published:
+            for lane, key in zip(lanes.tolist(), where.tolist(), strict=True):
+                for block, clocks, beyond in shadow.published.get(key, ()):
+                    self.acquire_from(lane, block, clocks, beyond)
 
     def _merge_cross(self, lanes: Array) -> None:
         merged: dict[int, Array] = {}

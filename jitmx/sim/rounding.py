@@ -54,15 +54,22 @@ def narrow(values: Array, kind: str, rounding: str) -> Array:
 
 
 def _bf16(values: Array) -> Array:
-    """float64 to bf16, to nearest even; quick where no result is subnormal or overflows."""
-    magnitude = np.abs(values)
-    if np.count_nonzero((magnitude >= 2.0**-126) & (magnitude < 2.0**127)) == values.size:
-        bits = np.asarray(values).view("u8")
-        rounded = bits + np.uint64((1 << 44) - 1) + (bits >> np.uint64(45) & np.uint64(1))
-        short = (rounded >> np.uint64(45)) - np.uint64((1023 - 127) << 7)
-        return (short & np.uint64(0x7FFF) | (bits >> np.uint64(48) & np.uint64(0x8000))).astype("u2")
-    out = encode(np.atleast_1d(values), BF16, "rn")
-    return np.asarray(out).astype("u2").reshape(np.shape(values))
+    """float64 to bf16, to nearest even, by way of float32 rounded to odd."""
+    near = np.asarray(values.astype("f4"))
+    back = near.astype("f8")
+    bits = near.view("i4")
+    short = (back != values) & (bits & 1 == 0)
+    if np.count_nonzero(short):
+        step = np.where(np.abs(values) > np.abs(back), np.int32(1), np.int32(-1))
+        bits = np.where(short & ~np.isnan(values), bits + step, bits)
+    return bf16_bits(bits.view("u4"))
+
+
+def bf16_bits(bits: Array) -> Array:
+    """Bits of float32, rounded to odd or exact, to those of bf16, to nearest even; NaN canonical."""
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) >> np.uint32(16)).astype("u2")
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(nan, np.uint16(0x7FFF), rounded) if np.count_nonzero(nan) else rounded
 
 
 def odd_sum(a: Array, b: Array) -> Array:

@@ -1,7 +1,7 @@
 """Tensor maps: what a bulk tensor copy reads or writes, and where.
 
-The layout of a CUtensorMap is NVIDIA's own. A launch in the simulator puts `TensorMap.encode()` where the kernel expects
-the 128 bytes of one, and the kernel passes its address on as it would on hardware.
+The layout of a CUtensorMap is NVIDIA's own. A launch in the simulator puts `TensorMap.encode()` where the kernel
+expects the 128 bytes of one, and the kernel passes its address on as it would on hardware.
 
 Dimensions count from the innermost, as in `cuTensorMapEncodeTiled`. A box lies in shared memory row after row without
 gaps, its 16-byte chunks permuted by the swizzle. What lies outside the tensor is read as zeros and not written.
@@ -67,7 +67,7 @@ class TensorMap:
                 raise SimulationError(f"tensor map: {rule}")
 
     @property
-    def bytes(self) -> int:
+    def box_bytes(self) -> int:
         """Bytes of a box in shared memory, which is also what it reports to an mbarrier."""
         return int(np.prod(self.box)) * self.item
 
@@ -92,7 +92,7 @@ class TensorMap:
 
     def chunks(self, start: int) -> Addresses:
         """Shared address of each 16 bytes of a box at `start`, in the box's own order."""
-        plain: Addresses = start + 16 * np.arange(self.bytes // 16)
+        plain: Addresses = start + 16 * np.arange(self.box_bytes // 16)
         return swizzled(plain, self.span)
 
     def elements(self, coordinates: tuple[int, ...]) -> tuple[Addresses, npt.NDArray[np.bool_]]:

@@ -23,8 +23,10 @@ Arrays that `t.read` names are registers, so a handler must not write into them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,7 @@ class Block:
     masked: str = ""
     members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
     width: int = 32  # lanes that such an instruction spans
+    head: str = ""  # its first instruction
 
 
 @dataclass
@@ -80,7 +83,16 @@ class Program:
     module: Module | None = None
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
-    names: dict[int, str] = field(default_factory=dict)  # line → instruction
+    compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
+
+    def code(self, index: int, full: bool) -> CodeType:
+        """One form of a block, compiled when first asked for."""
+        made = self.compiled.get((index, full))
+        if made is None:
+            block = self.blocks[index]
+            made = compile(block.full if full else block.masked, f"<block {index} of {self.entry.name}>", "exec")
+            self.compiled[index, full] = made
+        return made
 
 
 def dtype_of(kind: str) -> str:
@@ -313,7 +325,6 @@ class Translator:
     def _split(self, function: Function) -> None:
         leaders = {0, len(function.body), *function.labels.values()}
         for i, ins in enumerate(function.body):
-            self.program.names[ins.line] = ins.name
             if ins.opcode[0] in _ENDS or is_barrier(ins):
                 leaders.add(i + 1)
             if self.members(ins) is not None:
@@ -321,11 +332,11 @@ class Translator:
         points = sorted(leaders)
         start = len(self.program.blocks)
         position = {}
-        for first, last in zip(points, points[1:], strict=False):
+        for first, last in itertools.pairwise(points):
             index = len(self.program.blocks)
             position[first] = index
             lines = tuple(ins.line for ins in function.body[first:last])
-            self.program.blocks.append(Block(index, function.name, first, last, lines))
+            self.program.blocks.append(Block(index, function.name, first, last, lines, head=function.body[first].name))
         self._entries[function.name] = start
         for label, at in function.labels.items():
             self._labels[function.name, label] = position.get(at, EXIT)
@@ -382,7 +393,7 @@ class Translator:
             target = EXIT
         elif name == "trap":
             if ins.predicate is not None:
-                self.emit("if P.any(): m.trap(P, %d)" % ins.line)
+                self.emit(f"if P.any(): m.trap(P, {ins.line})")
                 return False
             self.emit(f"m.trap({self.mask}, {ins.line})")
             return True

@@ -179,7 +179,7 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
         raise t.error(
             f"{len(items(d))} registers of D and {len(numbers)} numbers; it takes {wanted.d_registers} and {expected}"
         )
-    signs = [value - (1 << 32) if value >> 31 else value for value in numbers[:2]] or [1, 1]
+    signs = numbers[:2] or [1, 1]
     majors = numbers[2:] or [0]
     if any(sign not in (1, -1) for sign in signs) or any(major not in (0, 1) for major in majors):
         raise t.error(f"numbers {numbers}; scales are 1 or -1, transpositions 0 or 1")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -79,11 +83,11 @@ def test_gpt_oss_shapes_are_within_the_gate_eagerly_and_replayed_from_a_graph(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("engine", ["fma", "mma"])
 @pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
-@pytest.mark.parametrize("copy", ["bulk", "async"])
+@pytest.mark.parametrize("copying", ["bulk", "async"])
 def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
-    copy: str, encoding: str, engine: str, dtype: torch.dtype, environment: Environment, evidence: Evidence
+    copying: str, encoding: str, engine: str, dtype: torch.dtype, environment: Environment, evidence: Evidence
 ) -> None:
-    environment(JITMX_LINEAR_KNOBS=f"engine={engine},copy={copy}")
+    environment(JITMX_LINEAR_KNOBS=f"engine={engine},copy={copying}")
     for n, k in ((1, 32), (17, 96), (100, 64), (129, 2880), (2051, 544)):
         for scales in ((100, 130), (0, 140)):
             weight = Weight(n, k, scales, encoding)
@@ -111,7 +115,8 @@ def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
                     variant = choose(
                         "linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)
                     ).variant
-                    evidence(variant, GATE, "ragged shapes, within the gate")
+                    scale = float(wanted[in_range].norm())
+                    evidence(variant, float(wrong) / scale if scale > floor else 0.0, "ragged shapes")
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,6 @@ def test_calls_that_feed_one_another_wait_for_one_another() -> None:
 
 
 def test_a_stream_of_ones_own_and_threads_work() -> None:
-    import threading
-
     weight = Weight(512, 512)
     failures: list[object] = []
 
@@ -224,7 +227,7 @@ def test_loading_during_capture_is_refused_with_kernel_and_command(environment: 
     environment(JITMX_LINEAR_KNOBS="stages=7,chunk=1,unroll=1")  # a variant that nothing else loads
     graph = torch.cuda.CUDAGraph()
     with (
-        pytest.raises(CaptureError, match=r"linear\.gemv.*not loaded yet.*jitmx warmup --arch sm_90a --family linear"),
+        pytest.raises(CaptureError, match=r"linear\.gemv.*not loaded yet.*jitmx warmup --arch "),
         torch.cuda.graph(graph),
     ):
         jitmx.linear(x, weight.packed)
@@ -251,6 +254,9 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason() -> None:
         ({"out": torch.empty(2, 63, device="cuda").bfloat16()}, r"out is bfloat16 \[2, 63\]"),
         ({"out": torch.empty(2, 64, device="cuda")}, "out is float32"),
         ({"out": torch.empty(64, 2, device="cuda").bfloat16().T}, "strides"),
+        ({"out": [1]}, "out is a list, not a torch tensor"),
+        ({"bias": 1.0}, "bias is a float, not a torch tensor"),
+        ({"bias": bias.clone().requires_grad_()}, "bias requires a gradient"),
     ]
     for change, message in cases:
         with pytest.raises(InputError, match=message):
@@ -258,11 +264,70 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason() -> None:
     torch.cuda.synchronize()
 
 
+def test_a_product_over_its_own_input_is_refused() -> None:
+    weight = Weight(128, 128).packed
+    x = torch.randn(2, 128, device="cuda").bfloat16()
+    with pytest.raises(InputError, match="out is x itself"):
+        jitmx.linear(x, weight, out=x)
+
+
 def test_knobs_that_cannot_serve_the_shape_are_refused_before_launch(environment: Environment) -> None:
     weight = Weight(64, 128).packed
     environment(JITMX_LINEAR_KNOBS="split_k=8,warps=8")
     with pytest.raises(KnobError, match="split_k=8 is over the 2 tiles of k=128; the nearest legal value is 2"):
         jitmx.linear(torch.randn(1, 128, device="cuda").bfloat16(), weight)
+
+
+def test_shapes_that_share_a_kernel_do_not_take_each_other_s_shared_memory() -> None:
+    """Dynamic shared memory is a property of the function, which launches of every k share."""
+    weights = [Weight(28672, k) for k in (5760, 2880, 5760)]
+    xs = [torch.randn(1, weight.packed.k, device="cuda").bfloat16() for weight in weights]
+    for _ in range(2):
+        for x, weight in zip(xs, weights, strict=True):
+            assert error(jitmx.linear(x, weight.packed), weight.times(x)) <= GATE
+
+
+def test_a_thread_whose_first_cuda_call_is_a_launch_works() -> None:
+    weight = Weight(512, 512)
+    x, out = torch.randn(2, 512, device="cuda").bfloat16(), poisoned(2, 512)
+    jitmx.linear(x, weight.packed, out=out)
+    out.fill_(torch.nan)
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            jitmx.linear(x, weight.packed, out=out)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert not failures, failures
+    assert error(out, weight.times(x)) <= GATE
+
+
+def test_copies_of_a_packed_weight_launch_on_their_own_memory() -> None:
+    weight = Weight(320, 256)
+    x = torch.randn(1, 256, device="cuda").bfloat16()
+    wanted = weight.times(x)
+    assert error(jitmx.linear(x, weight.packed), wanted) <= GATE
+    copies = [copy.deepcopy(weight.packed), pickle.loads(pickle.dumps(weight.packed))]
+    copies.append(dataclasses.replace(weight.packed, words=weight.packed.words.clone()))
+    weight.packed.words.zero_()
+    torch.cuda.synchronize()
+    for again in copies:
+        assert not again.plans
+        assert error(jitmx.linear(x, again), wanted) <= GATE
+
+
+def test_packing_during_capture_is_refused() -> None:
+    weight = Weight(64, 64)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(CaptureError, match="pack weights when the model is loaded"), torch.cuda.graph(graph):
+        jitmx.pack_weight(weight.tensor)
 
 
 def test_the_default_variants_of_this_card_compile_and_load() -> None:

@@ -77,8 +77,7 @@ def test_a_cold_first_call_takes_a_second_at_most(
     print(f"cold {cold}, warm {warm}")
     record_property("seconds", {"cold": cold, "warm": warm})
     assert cold["finite"] and warm["finite"]
-    # The first call of a process carries the imports; the second only what a new kernel takes.
-    assert cold["quantize"] <= 2.0 and cold["linear"] <= 1.0
+    assert cold["quantize"] <= 1.0 and cold["linear"] <= 1.0
     assert warm["linear"] <= 0.2
 
 
@@ -143,7 +142,7 @@ from jitmx.errors import NotWarmedError
 try:
     jitmx.quantize(torch.randn(4, 32, device="cuda"), "mxfp8", scale_rule="even")
 except NotWarmedError as error:
-    assert "jitmx warmup --arch sm_90a --family quantize" in str(error), error
+    assert "jitmx warmup --arch " in str(error), error
 else:
     raise AssertionError("a kernel that was not warmed was compiled")
 """

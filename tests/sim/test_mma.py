@@ -142,7 +142,9 @@ def test_float_products_agree_with_float64(shape: str, a: str, b: str) -> None:
     np.testing.assert_array_equal(unpack_c(words, np.float32), wanted)
 
 
-@pytest.mark.parametrize(("shape", "a", "b"), [("m16n8k32", "s8", "u8"), ("m16n8k32", "u8", "s8"), ("m16n8k16", "s8", "s8")])
+@pytest.mark.parametrize(
+    ("shape", "a", "b"), [("m16n8k32", "s8", "u8"), ("m16n8k32", "u8", "s8"), ("m16n8k16", "s8", "s8")]
+)
 def test_integer_products_are_exact_and_wrap_unless_saturated(shape: str, a: str, b: str) -> None:
     rng = np.random.default_rng(2)
     k = int(shape.split("k")[1])
@@ -177,7 +179,9 @@ def test_f16_accumulators_hold_two_columns_a_register() -> None:
     c_words = np.zeros((2, 32, 2), np.uint32)
     for lane in range(32):
         for i in range(4):
-            c_words[:, lane, i // 2] |= c[(slice(None), *c_place(lane, i))].view(np.uint16).astype(np.uint32) << 16 * (i % 2)
+            c_words[:, lane, i // 2] |= c[(slice(None), *c_place(lane, i))].view(np.uint16).astype(np.uint32) << 16 * (
+                i % 2
+            )
     mma = product(("mma", "sync", "aligned", "m16n8k16", "row", "col", "f16", "f16", "f16", "f16"))
     place = "m16n8k16 16"
     words = mma(pack(a_codes, a_place(place), 16), pack(b_codes, b_place(place), 16), c_words)
@@ -210,11 +214,11 @@ def mx4(kind: str = "kind::mxf4", vectors: str = "scale_vec::2X", scale: str = "
 def test_a_block_scaled_product_worked_by_hand() -> None:
     """One non-zero element on each side.
 
-    A[3, 5] = 1.5 in e4m3 is 0x3c: lane 4·3 + 5/4 = 13, register 0, byte 5 % 4 = 1. B[5, 2] = -4 in e2m1 is code 0xe in
-    bits 5…2 of its byte, 0x38: lane 4·2 + 5/4 = 9, register 0, byte 1. Row 3 of A takes its scale from lane
-    4·3 + 2·thread-a; with thread-a 1 and byte-a 2 that is byte 2 of lane 14: 0x81, 2^2. Column 2 of B takes its from lane
-    4·2 + thread-b; with thread-b 3 and byte-b 1 that is byte 1 of lane 11: 0x7c, 2^-3. D[3, 2] = 1.5·4·(-4)/8 = -3 plus
-    C = 10: lane 4·3 + 2/2 = 13, register 0 holds columns 2 and 3 at c0 and c1.
+    A[3, 5] = 1.5 in e4m3 is 0x3c: lane 4·3 + 5/4 = 13, register 0, byte 5 % 4 = 1.
+    B[5, 2] = -4 in e2m1 is code 0xe in bits 5…2 of its byte, 0x38: lane 4·2 + 5/4 = 9, register 0, byte 1.
+    Row 3 of A takes its scale from lane 4·3 + 2·thread-a; with thread-a 1 and byte-a 2 that is byte 2 of lane 14:
+    0x81, 2^2. Column 2 of B takes its from lane 4·2 + thread-b; with thread-b 3 and byte-b 1 that is byte 1 of lane 11:
+    0x7c, 2^-3. D[3, 2] = 1.5·4·(-4)/8 = -3 plus C = 10: lane 4·3 + 2/2 = 13, c0 of c0, c1 for columns 2 and 3.
     """
     a, b, c = np.zeros((1, 32, 4), np.uint32), np.zeros((1, 32, 2), np.uint32), np.zeros((1, 32, 4), np.uint32)
     a[0, 13, 0], b[0, 9, 0] = 0x3C << 8, 0x38 << 8
@@ -323,7 +327,11 @@ def test_nvf4_scales_each_16_of_k_by_an_unsigned_e4m3() -> None:
 
 
 def test_a_nan_scale_poisons_its_row_only() -> None:
-    a, b, c = np.full((1, 32, 4), 0x38383838, np.uint32), np.full((1, 32, 2), 0x38383838, np.uint32), np.zeros((1, 32, 4), np.uint32)
+    a, b, c = (
+        np.full((1, 32, 4), 0x38383838, np.uint32),
+        np.full((1, 32, 2), 0x38383838, np.uint32),
+        np.zeros((1, 32, 4), np.uint32),
+    )
     scale_a, scale_b = np.full((1, 32), 0x7F, np.uint32), np.full((1, 32), 0x7F, np.uint32)
     scale_a[0, 4 * 6 + 1] = 0xFF  # row 14
     d = unpack_c(mx8("e4m3", "e4m3")(a, b, c, scale_a, scale_b), np.float32)[0]

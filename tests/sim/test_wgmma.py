@@ -84,7 +84,7 @@ def test_canonical_layouts_of_the_isa_give_their_exact_layouts() -> None:
 
 
 def test_a_start_address_may_lie_inside_a_swizzled_row() -> None:
-    """Stepping K by 32 bytes within 128-byte rows: the second step of row 1 starts at chunk 2, which lies at position 3."""
+    """Stepping K by 32 bytes in rows of 128: the second step of row 1 starts at chunk 2, which lies at position 3."""
     first = Descriptor(1024, 0, 1024, 128).addresses(8, 16, 2)
     second = Descriptor(1024 + 32, 0, 1024, 128).addresses(8, 16, 2)
     assert first[1, 0] == 1024 + 128 + 16
@@ -151,7 +151,9 @@ def d_place(lane: int, i: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("span", [0, 32, 64, 128])
-@pytest.mark.parametrize(("a", "b"), [("f16", "f16"), ("bf16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8"), ("tf32", "tf32")])
+@pytest.mark.parametrize(
+    ("a", "b"), [("f16", "f16"), ("bf16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8"), ("tf32", "tf32")]
+)
 def test_k_major_operands_in_shared_memory_give_the_product(a: str, b: str, span: int) -> None:
     check_product(a, b, span, False, False)
 
@@ -218,7 +220,13 @@ def test_f16_accumulators_pack_two_columns() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["m64n12k16.f32.f16.f16", "m64n8k8.f32.f16.f16", "m64n8k16.f32.f16.bf16", "m64n264k16.f32.f16.f16", "m64n8k32.f32.s8.s8"],
+    [
+        "m64n12k16.f32.f16.f16",
+        "m64n8k8.f32.f16.f16",
+        "m64n8k16.f32.f16.bf16",
+        "m64n264k16.f32.f16.f16",
+        "m64n8k32.f32.s8.s8",
+    ],
 )
 def test_an_unknown_product_is_named(name: str) -> None:
     with pytest.raises(SimulationError, match="wgmma"):

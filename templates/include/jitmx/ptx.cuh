@@ -18,9 +18,11 @@ __device__ __forceinline__ Vec4 load_stream(const Vec4* address) {
   return v;
 }
 
-__device__ __forceinline__ u32 load_stream(const u32* address) {
-  u32 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.b32 %0, [%1];" : "=r"(v) : "l"(address));
+// As load_stream, of data that an earlier kernel of the stream may still have been writing when this one started.
+__device__ __forceinline__ Vec4 load_once(const Vec4* address) {
+  Vec4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");
   return v;
 }
 

@@ -1,0 +1,181 @@
+"""The `cp` instructions: `cp.async`, bulk copies, bulk tensor copies, their groups and waits.
+
+Copies go between global memory and the block's own shared memory; clusters, multicast and reductions are not known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim.inflight import Copies
+from jitmx.sim.mbarrier import shared_address
+from jitmx.sim.ptx import Address, Instruction, Operand, Register
+from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.warps import immediate, items
+
+if TYPE_CHECKING:
+    from jitmx.sim.machine import Machine
+    from jitmx.sim.translate import Handler, Translator
+
+Array = npt.NDArray[Any]
+
+
+def _each(m: Machine, mask: Array | None, *columns: Array) -> list[tuple[int, ...]]:
+    """Active lanes, each with its values as integers; 32-bit values are signed."""
+    lanes = m.active(mask)
+    spread = [np.broadcast_to(column, m.lanes)[lanes].tolist() for column in columns]
+    return list(zip(lanes.tolist(), *spread, strict=True))
+
+
+def _start(m: Machine, mask: Array | None, target: Array, source: Array, size: int, wanted: Array, line: int) -> None:
+    lanes = m.active(mask)
+    target, source, wanted = (np.broadcast_to(column, m.lanes)[lanes] for column in (target, source, wanted))
+    Copies.of(m).start(lanes, target, source, size, wanted, line)
+
+
+def _commit(m: Machine, mask: Array | None) -> None:
+    Copies.of(m).commit(m.active(mask))
+
+
+def _wait(m: Machine, mask: Array | None, groups: int | None) -> None:
+    Copies.of(m).wait(m.active(mask), groups)
+
+
+def _arrive(m: Machine, mask: Array | None, address: Array, increments: bool, line: int) -> None:
+    lanes = m.active(mask)
+    Copies.of(m).arrive(lanes, np.broadcast_to(address, m.lanes)[lanes], increments, line)
+
+
+def _bulk_load(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
+    for lane, to, origin, count, mbarrier in _each(m, mask, target, source, size, barrier):
+        Copies.of(m).load(lane, to, origin, count, mbarrier, line)
+
+
+def _bulk_store(m: Machine, mask: Any, target: Array, source: Array, size: Array, line: int) -> None:
+    for lane, to, origin, count in _each(m, mask, target, source, size):
+        Copies.of(m).store(lane, to, origin, count, line)
+
+
+def _box_load(
+    m: Machine, mask: Any, target: Array, box: Array, at: tuple[Array, ...], barrier: Array, line: int
+) -> None:
+    for lane, start, address, mbarrier, *first in _each(m, mask, target, box, barrier, *at):
+        found = _fitting(m, lane, address, first, line)
+        Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, line)
+
+
+def _box_store(m: Machine, mask: Any, source: Array, box: Array, at: tuple[Array, ...], line: int) -> None:
+    for lane, start, address, *first in _each(m, mask, source, box, *at):
+        found = _fitting(m, lane, address, first, line)
+        Copies.of(m).store_box(lane, start, found, tuple(first), line)
+
+
+def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: int) -> TensorMap:
+    found = Copies.of(m).tensor_map(lane, address, line)
+    if len(found.box) != len(coordinates):
+        m.fault(line, lane, f"{len(coordinates)} coordinates for a tensor map of {len(found.box)} dimensions")
+    return found
+
+
+def _commit_bulk(m: Machine, mask: Array | None) -> None:
+    Copies.of(m).commit_bulk(m.active(mask))
+
+
+def _wait_bulk(m: Machine, mask: Array | None, count: int, reading: bool) -> None:
+    Copies.of(m).wait_bulk(m.active(mask), count, reading)
+
+
+_HINTS = {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"}
+
+
+def _address(t: Translator, operand: Operand) -> str:
+    return shared_address(t, operand, generic=False)
+
+
+def _plain(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> None:
+    """cp.async.ca and .cg."""
+    if parts[2] == "mbarrier":
+        generic = not any(part.startswith("shared") for part in parts)
+        address = shared_address(t, given[0], generic=generic)
+        t.emit(f"{t.const(_arrive)}(m, {t.mask}, {address}, {'noinc' not in parts}, {t.line})")
+        return
+    spaces = [part.partition("::")[0] for part in parts[3:] if part not in _HINTS]
+    size = immediate(t, given[2])
+    if spaces != ["shared", "global"] or size not in ((16,) if parts[2] == "cg" else (4, 8, 16)):
+        raise t.error("it is not known")
+    extra = given[3:-1] if "L2::cache_hint" in parts else given[3:]
+    wanted = t.scalar(size, "u4")
+    if extra and isinstance(extra[0], Register) and t.function.registers.get(extra[0].name) == "pred":
+        wanted = f"where({t.read(extra[0], 'b1')}, {t.scalar(0, 'u4')}, {wanted})"
+    elif extra:
+        wanted = t.read(extra[0], "u4")
+    target, source = _address(t, given[0]), _address(t, given[1])
+    t.emit(f"{t.const(_start)}(m, {t.mask}, {target}, {source}, {size}, {wanted}, {t.line})")
+
+
+def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> None:
+    """cp.async.bulk and cp.async.bulk.tensor, between global memory and the block's own shared memory."""
+    names = [part for part in parts if part not in _HINTS]
+    tensor = names[:1] == ["tensor"]
+    if tensor:
+        names = [part for part in names[1:] if part not in ("tile", "1d", "2d", "3d", "4d", "5d")]
+    where = f"m, {t.mask}"
+    if names[:1] == ["prefetch"]:
+        return
+    if names[:1] in (["shared::cluster"], ["shared::cta"]) and names[1:] == ["global", "mbarrier::complete_tx::bytes"]:
+        target, barrier = _address(t, given[0]), _address(t, given[2 if tensor else 3])
+        if tensor:
+            box, at = _box(t, given[1])
+            t.emit(f"{t.const(_box_load)}({where}, {target}, {box}, {at}, {barrier}, {t.line})")
+        else:
+            size = t.read(given[2], "u4")
+            t.emit(f"{t.const(_bulk_load)}({where}, {target}, {_address(t, given[1])}, {size}, {barrier}, {t.line})")
+    elif names == ["global", "shared::cta", "bulk_group"]:
+        if tensor:
+            box, at = _box(t, given[0])
+            t.emit(f"{t.const(_box_store)}({where}, {_address(t, given[1])}, {box}, {at}, {t.line})")
+        else:
+            size = t.read(given[2], "u4")
+            target, source = _address(t, given[0]), _address(t, given[1])
+            t.emit(f"{t.const(_bulk_store)}({where}, {target}, {source}, {size}, {t.line})")
+    else:
+        raise t.error("it is not known")
+
+
+def _box(t: Translator, operand: Operand) -> tuple[str, str]:
+    """Expressions of a tensor map's address and of the tuple of coordinates."""
+    if not isinstance(operand, Address) or not operand.coordinates:
+        raise t.error(f"{operand} has no coordinates")
+    coordinates = [item for operand in operand.coordinates for item in items(operand)]
+    listed = ", ".join(t.read(item, "i4") for item in coordinates)
+    return _address(t, operand), f"({listed},)"
+
+
+def _cp(t: Translator, ins: Instruction) -> None:
+    parts, given = ins.opcode, ins.operands
+    if parts[1] != "async":
+        raise t.error("it is not known")
+    bulk = parts[2] == "bulk"
+    verb = parts[3] if bulk else parts[2]
+    if verb == "commit_group":
+        t.emit(f"{t.const(_commit_bulk if bulk else _commit)}(m, {t.mask})")
+    elif verb == "wait_all":
+        t.emit(f"{t.const(_wait)}(m, {t.mask}, None)")
+    elif verb == "wait_group":
+        count = immediate(t, given[0])
+        if bulk:
+            t.emit(f"{t.const(_wait_bulk)}(m, {t.mask}, {count}, {'read' in parts})")
+        else:
+            t.emit(f"{t.const(_wait)}(m, {t.mask}, {count})")
+    elif bulk:
+        _bulk(t, parts[3:], given)
+    elif verb in ("ca", "cg", "mbarrier"):
+        _plain(t, parts, given)
+    else:
+        raise t.error("it is not known")
+
+
+HANDLERS: dict[str, Handler] = {"cp": _cp}

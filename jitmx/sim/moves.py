@@ -1,0 +1,131 @@
+"""Moves, selection and comparison, whatever the type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim import arithmetic
+from jitmx.sim.alu import FLOATS, check, kind_of
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Sink, Vector
+from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+
+Array = npt.NDArray[Any]
+
+_COMPARE = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "lo": "less", "ls": "less_equal", "hi": "greater", "hs": "greater_equal",
+}  # fmt: skip
+
+
+def _mov(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a = operands(ins, 2)
+    kind = kind_of(ins)
+    size = SIZES[kind]
+    if isinstance(a, Vector):
+        part = size // len(a.items)
+        items = ", ".join(t.read(x, f"u{part}") for x in a.items)
+        t.write(d, f"{t.const(_pack)}({items})", f"u{size}")
+    elif isinstance(d, Vector):
+        part = size // len(d.items)
+        value = t.read(a, f"u{size}")
+        for i, item in enumerate(d.items):
+            if not isinstance(item, Sink):
+                t.write(item, f"{value} >> {t.scalar(8 * part * i, f'u{size}')}", f"u{part}")
+    else:
+        dtype = "b1" if kind == "pred" else f"u{size}"
+        if isinstance(a, Immediate) and kind[0] == "f":
+            dtype = f"f{size}"
+        t.write(d, t.read(a, dtype), dtype)
+
+
+def _pack(*items: Array) -> Array:
+    part = items[0].dtype.itemsize
+    wide = f"u{part * len(items)}"
+    out = items[0].astype(wide)
+    for i, item in enumerate(items[1:], 1):
+        out = out | item.astype(wide) << np.dtype(wide).type(8 * part * i)
+    return out
+
+
+def _selp(t: Translator, ins: Instruction) -> None:
+    check(t, ins)
+    d, a, b, p = operands(ins, 4)
+    kind = kind_of(ins)
+    dtype = "u" + str(SIZES[kind])
+    x, y = (_bits_of(t, item, kind) for item in (a, b))
+    t.write(d, f"where({t.read(p, 'b1')}, {x}, {y})", dtype)
+
+
+def _bits_of(t: Translator, item: Operand, kind: str) -> str:
+    dtype = "u" + str(SIZES[kind])
+    if isinstance(item, Immediate) and kind in ("f32", "f64"):
+        return f"{t.read(item, 'f' + dtype[1])}.view({dtype!r})"
+    return t.read(item, dtype)
+
+
+def _slct(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "ftz")
+    d, a, b, c = operands(ins, 4)
+    kind, control = ins.opcode[-2], ins.opcode[-1]
+    dtype = "u" + str(SIZES[kind])
+    chosen = f"{t.read(c, 'f4' if control == 'f32' else 'i4')} >= 0"
+    t.write(d, f"where({chosen}, {_bits_of(t, a, kind)}, {_bits_of(t, b, kind)})", dtype)
+
+
+def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
+    """Expression of the comparison that set or setp makes."""
+    kind, how = kind_of(ins), ins.opcode[1]
+    if kind in FLOATS:
+        return arithmetic.comparison(t, ins, a, b)
+    if how not in _COMPARE:
+        raise t.error(f".{how} is not known")
+    dtype = dtype_of(kind)
+    if how in ("lo", "ls", "hi", "hs"):
+        dtype = "u" + dtype[1]
+    return f"{_COMPARE[how]}({t.read(a, dtype)}, {t.read(b, dtype)})"
+
+
+def _setp(t: Translator, ins: Instruction) -> None:
+    d, a, b, *c = operands(ins, 3, 4)
+    if kind_of(ins) in ("f16x2", "bf16x2"):
+        arithmetic.compare_packed(t, ins)
+        return
+    value = comparison(t, ins, a, b)
+    first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
+    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
+    if second is not None:
+        t.emit(f"v = {value}")
+        t.emit(f"w = ~v{_combined(t, combine, c)}")
+        t.write(first, f"v{_combined(t, combine, c)}", "b1")
+        t.write(second, "w", "b1")
+    elif combine is None and value.endswith(")") and kind_of(ins) not in FLOATS:
+        function, arguments = value[:-1].split("(", 1)
+        t.ufunc(first, "b1", function, arguments)
+    else:
+        t.write(first, f"({value}){_combined(t, combine, c)}", "b1")
+
+
+def _combined(t: Translator, combine: str | None, c: list[Operand]) -> str:
+    if combine is None:
+        return ""
+    return f" {dict(zip(('and', 'or', 'xor'), '&|^', strict=True))[combine]} {t.read(c[0], 'b1')}"
+
+
+def _set(t: Translator, ins: Instruction) -> None:
+    d, a, b, *c = operands(ins, 3, 4)
+    combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
+    result = next(part for part in ins.opcode if part in SIZES)
+    if kind_of(ins) in ("f16x2", "bf16x2"):
+        raise t.error("a packed comparison into a word is not known")
+    value = f"({comparison(t, ins, a, b)}){_combined(t, combine, c)}"
+    if result == "f32":
+        t.write(d, value, "f4")
+    else:
+        t.write(d, f"-({value}).astype('i4')", "i4")
+
+
+HANDLERS: dict[str, Handler] = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "set": _set}

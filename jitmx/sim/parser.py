@@ -1,0 +1,388 @@
+"""PTX text to functions, instructions and variables.
+
+Covers what NVRTC emits and what inline assembly puts beside it: register ranges, nested scopes with their own registers
+and labels, vectors, addresses, predicates, parameter structs, module variables with initialisers, device functions.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+from jitmx.errors import SimulationError
+from jitmx.sim.ptx import (
+    SIZES,
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Module,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*|/\*.*?\*/)
+    |(?P<string>"[^"]*")
+    |(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+\.\d+(?:[eE][-+]?\d+)?)
+    |(?P<number>0[xX][0-9a-fA-F]+U?|\d+U?(?!\w))
+    |(?P<name>[A-Za-z_%$.][\w$%.]*(?:::[\w$.]+)*)
+    |(?P<mark>[-+,;:{}()\[\]<>@!|=~?*&^/])""",
+    re.VERBOSE | re.DOTALL,
+)
+_LINE_DIRECTIVES = re.compile(r"^[ \t]*\.(loc|file|section)\b[^\n]*", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def _tokens(source: str) -> list[_Token]:
+    source = _LINE_DIRECTIVES.sub("", source)
+    out, position, line = [], 0, 1
+    while position < len(source):
+        match = _TOKEN.match(source, position)
+        if match is None:
+            raise SimulationError(f"PTX line {line}: no token starts at {source[position : position + 20]!r}")
+        kind = match.lastgroup or ""
+        if kind != "skip":
+            out.append(_Token(kind, match[0], line))
+        line += match[0].count("\n")
+        position = match.end()
+    return out
+
+
+def number(text: str) -> Immediate:
+    """An immediate from its spelling."""
+    head = text[:2].lower()
+    if head == "0f":
+        return Immediate(int(text[2:], 16), "f32")
+    if head == "0d":
+        return Immediate(int(text[2:], 16), "f64")
+    if "." in text:
+        return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], "f64")
+    return Immediate(int(text.rstrip("Uu"), 0))
+
+
+class _Scope:
+    """Names that one pair of braces declares."""
+
+    def __init__(self, parent: _Scope | None, suffix: str) -> None:
+        self.parent, self.suffix = parent, suffix
+        self.names: dict[str, str] = {}
+        self.ranges: dict[str, tuple[int, str]] = {}
+
+    def find(self, name: str) -> str | None:
+        """The unique name of what `name` means here, or None."""
+        scope: _Scope | None = self
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            if match and match[1] in scope.ranges and int(match[2]) < scope.ranges[match[1]][0]:
+                return name + scope.suffix
+            scope = scope.parent
+        return None
+
+    def type_of(self, name: str) -> str | None:
+        """The type of a register of a range, by its unsuffixed name."""
+        scope: _Scope | None = self
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        while scope is not None and match:
+            if match[1] in scope.ranges:
+                return scope.ranges[match[1]][1]
+            scope = scope.parent
+        return None
+
+
+class _Parser:
+    def __init__(self, source: str) -> None:
+        self.tokens = [*_tokens(source), _Token("end", "", 0)]
+        self.at = 0
+        self.scopes = 0
+
+    # Tokens
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead].text if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, expected: str | None = None) -> str:
+        token = self.tokens[self.at]
+        if expected is not None and token.text != expected:
+            raise SimulationError(f"PTX line {token.line}: expected {expected!r}, found {token.text!r}")
+        self.at += 1
+        return token.text
+
+    def accept(self, text: str) -> bool:
+        if self.peek() == text and self.tokens[self.at].kind != "end":
+            self.at += 1
+            return True
+        return False
+
+    def skip_statement(self) -> None:
+        while self.take() != ";":
+            if self.tokens[self.at].kind == "end":
+                return
+
+    # Module
+    def module(self) -> Module:
+        out = Module("", {}, {})
+        while self.tokens[self.at].kind != "end":
+            text = self.peek()
+            if text == ".version" or text == ".address_size":
+                self.take()
+                self.take()
+            elif text == ".target":
+                self.take()
+                out.target = self.take()
+                while self.accept(","):
+                    self.take()
+            elif text in (".visible", ".weak", ".extern", ".common"):
+                self.take()
+            elif text in (".entry", ".func"):
+                function = self.function()
+                if function.body or function.name not in out.functions:
+                    out.functions[function.name] = function
+            elif text in (".global", ".const", ".shared"):
+                for variable in self.variables():
+                    out.variables[variable.name] = variable
+            elif text in (".pragma", ".alias"):
+                self.skip_statement()
+            else:
+                raise SimulationError(f"PTX line {self.tokens[self.at].line}: directive {text!r} is not known")
+        return out
+
+    def variables(self) -> list[Variable]:
+        """A declaration in a state space, up to its semicolon."""
+        space, align, vector, kind = self.take()[1:], 0, 1, ""
+        while self.peek().startswith("."):
+            word = self.take()[1:]
+            if word == "align":
+                align = int(self.take(), 0)
+            elif word in ("v2", "v4"):
+                vector = int(word[1:])
+            elif word in SIZES:
+                kind = word
+        out = []
+        while True:
+            name = self.take()
+            count, symbol_size = vector, SIZES[kind]
+            while self.accept("["):
+                count *= 0 if self.peek() == "]" else int(self.take(), 0)
+                self.take("]")
+            image = None
+            if self.accept("="):
+                image = b"".join(self.initialiser(symbol_size)).ljust(count * symbol_size, b"\0")
+            elif space in ("global", "const") and count:
+                image = bytes(count * symbol_size)
+            out.append(Variable(name, space, count * symbol_size, max(align, symbol_size), image))
+            # In a parameter list, what follows the comma is another declaration.
+            if self.peek(1) in (".param", ".reg") or not self.accept(","):
+                break
+        if self.peek() == ";":
+            self.take()
+        return out
+
+    def initialiser(self, size: int) -> list[bytes]:
+        if self.accept("{"):
+            out: list[bytes] = []
+            while not self.accept("}"):
+                out += self.initialiser(size)
+                self.accept(",")
+            return out
+        negative = self.accept("-")
+        token = self.tokens[self.at]
+        if token.kind not in ("number", "float"):
+            raise SimulationError(f"PTX line {token.line}: initialiser {token.text!r} is not a number")
+        value = number(self.take()).value
+        return [((-value if negative else value) % (1 << 8 * size)).to_bytes(size, "little")]
+
+    def parameters(self) -> list[Variable]:
+        out: list[Variable] = []
+        while not self.accept(")"):
+            if self.peek() in (".param", ".reg"):
+                out += self.variables()
+            if not self.accept(","):
+                self.take(")")
+                break
+        return out
+
+    def function(self) -> Function:
+        line = self.tokens[self.at].line
+        entry = self.take() == ".entry"
+        results = self.parameters() if self.accept("(") else []
+        function = Function(self.take(), entry, line, results=results)
+        if self.accept("("):
+            function.parameters = self.parameters()
+        while self.peek().startswith("."):
+            name, values = self.take()[1:], []
+            while self.tokens[self.at].kind == "number":
+                values.append(int(self.take(), 0))
+                self.accept(",")
+            if name == "pragma":
+                self.skip_statement()
+            function.directives[name] = values
+        if self.accept(";"):
+            return function
+        self.take("{")
+        scope = _Scope(None, "")
+        for item in (*function.parameters, *function.results):
+            scope.names[item.name] = item.name
+        self.block(function, scope)
+        return function
+
+    # Statements
+    def block(self, function: Function, scope: _Scope) -> None:
+        """Statements up to the closing brace."""
+        self.declare_labels(function, scope)
+        while not self.accept("}"):
+            token = self.tokens[self.at]
+            if token.kind == "end":
+                raise SimulationError(f"PTX: function {function.name} has no closing brace")
+            if self.accept(";"):
+                continue
+            if self.accept("{"):
+                self.scopes += 1
+                self.block(function, _Scope(scope, f"~{self.scopes}"))
+            elif token.kind == "name" and self.peek(1) == ":":
+                function.labels[scope.names[self.take()]] = len(function.body)
+                self.take(":")
+                if self.peek() in (".branchtargets", ".calltargets", ".callprototype"):
+                    self.skip_statement()
+            elif token.text == ".reg":
+                self.registers(function, scope)
+            elif token.text in (".local", ".shared", ".param", ".global", ".const"):
+                for variable in self.variables():
+                    unique = variable.name + scope.suffix
+                    scope.names[variable.name] = unique
+                    function.variables.append(
+                        Variable(unique, variable.space, variable.size, variable.align, variable.image)
+                    )
+            elif token.text.startswith("."):
+                self.skip_statement()
+            else:
+                function.body.append(self.instruction(function, scope))
+
+    def declare_labels(self, function: Function, scope: _Scope) -> None:
+        """Labels of this scope, which branches may name before they stand."""
+        depth, at = 0, self.at
+        while depth >= 0 and self.tokens[at].kind != "end":
+            text = self.tokens[at].text
+            depth += (text == "{") - (text == "}")
+            if depth == 0 and self.tokens[at].kind == "name" and self.tokens[at + 1].text == ":":
+                scope.names[text] = text + scope.suffix
+            at += 1
+
+    def registers(self, function: Function, scope: _Scope) -> None:
+        self.take(".reg")
+        kind = self.take()[1:]
+        if kind not in SIZES:
+            raise SimulationError(f"PTX line {self.tokens[self.at].line}: registers of type .{kind} are not known")
+        while True:
+            name = self.take()
+            if self.accept("<"):
+                scope.ranges[name] = int(self.take(), 0), kind
+                self.take(">")
+            else:
+                scope.names[name] = name + scope.suffix
+                function.registers[name + scope.suffix] = kind
+            if not self.accept(","):
+                break
+        self.take(";")
+
+    def instruction(self, function: Function, scope: _Scope) -> Instruction:
+        line = self.tokens[self.at].line
+        predicate = None
+        if self.accept("@"):
+            negated = self.accept("!")
+            found = self.name(self.take(), function, scope)
+            if not isinstance(found, Register):
+                raise SimulationError(f"PTX line {line}: the predicate {found} is no register")
+            predicate = Register(found.name, negated)
+        opcode = tuple(self.take().split("."))
+        operands: list[Operand] = []
+        while not self.accept(";"):
+            operands.append(self.operand(function, scope))
+            if not self.accept(","):
+                self.take(";")
+                break
+        return Instruction(opcode, tuple(operands), predicate, line)
+
+    # Operands
+    def operand(self, function: Function, scope: _Scope) -> Operand:
+        token = self.tokens[self.at]
+        if self.accept("["):
+            base = self.operand(function, scope)
+            coordinates: tuple[Operand, ...] = ()
+            offset = 0
+            if isinstance(base, Symbol):
+                base, offset = Symbol(base.name), base.offset
+            while self.peek() in ("+", "-"):
+                sign = -1 if self.take() == "-" else 1
+                if self.accept("-"):
+                    sign = -sign
+                offset += sign * number(self.take()).value
+            if self.accept(","):
+                inner = self.operand(function, scope)
+                coordinates = inner.items if isinstance(inner, Vector) else (inner,)
+            self.take("]")
+            if not isinstance(base, Register | Symbol | Immediate):
+                raise SimulationError(f"PTX line {token.line}: {base} cannot be an address")
+            return Address(base, offset, coordinates)
+        for opening, closing in (("{", "}"), ("(", ")")):
+            if self.accept(opening):
+                items: list[Operand] = []
+                while not self.accept(closing):
+                    items.append(self.operand(function, scope))
+                    self.accept(",")
+                return Vector(tuple(items))
+        if self.accept("!"):
+            found = self.name(self.take(), function, scope)
+            if isinstance(found, Register):
+                return Register(found.name, True)
+            raise SimulationError(f"PTX line {token.line}: ! wants a predicate")
+        if self.accept("-"):
+            value = number(self.take())
+            return Immediate(-value.value, value.kind)
+        if token.kind in ("number", "float"):
+            return number(self.take())
+        if token.kind != "name":
+            raise SimulationError(f"PTX line {token.line}: {token.text!r} is no operand")
+        first = self.name(self.take(), function, scope)
+        if self.accept("|"):
+            return Pair(first, self.operand(function, scope))
+        if isinstance(first, Symbol) and self.peek() in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            return Symbol(first.name, sign * number(self.take()).value)
+        return first
+
+    def name(self, text: str, function: Function, scope: _Scope) -> Operand:
+        if text == "_":
+            return Sink()
+        unique = scope.find(text)
+        if unique is not None:
+            kind = function.registers.get(unique) or (scope.type_of(text) if unique not in function.labels else None)
+            if kind is not None:
+                function.registers[unique] = kind
+                return Register(unique)
+            return Symbol(unique)
+        if text.startswith(("%", "WARP_SZ")):
+            return Register(text)
+        return Symbol(text)
+
+
+def parse(source: str) -> Module:
+    """The module that `source` holds.
+
+    Raises:
+        SimulationError: a line that is not understood; the message has its number.
+    """
+    return _Parser(source).module()

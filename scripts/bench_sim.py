@@ -1,0 +1,124 @@
+"""How fast the simulator runs, in thread-instructions a second, on one core.
+
+    python scripts/bench_sim.py [--profile NAME]
+
+`alu` is integer and float arithmetic in a loop, `memory` loads and stores through shared memory with a barrier a round,
+`linear` and `quantize` the default kernels for sm_90a on shapes of some tens of rows. Translation is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from jitmx import kernels
+from jitmx.arch import parse
+from jitmx.dispatch.choose import default_variants
+from jitmx.registry.case import Buffer, Case
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.launch import Report, simulate
+from jitmx.sim.memory import Memory
+from jitmx.toolchain import nvrtc
+
+_HEAD = """
+.version 9.0
+.target sm_90a
+.address_size 64
+.shared .align 16 .b8 tile[8192];
+.visible .entry k(.param .u64 out)
+{
+.reg .pred p<4>;
+.reg .b32 r<16>;
+.reg .f32 f<8>;
+.reg .b64 d<8>;
+ld.param.u64 d0, [out];
+mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; mov.u32 r2, %ntid.x; mad.lo.u32 r3, r1, r2, r0;
+mov.u32 r4, 0; mov.b32 f0, r3; mov.b32 f1, 0f3F800001;
+shl.b32 r8, r0, 4; mov.u32 r9, tile; add.u32 r8, r8, r9; xor.b32 r10, r8, 512;
+$loop:
+"""
+_TAIL = """
+add.u32 r4, r4, 1; setp.lt.u32 p0, r4, {rounds}; @p0 bra $loop;
+add.u32 r5, r5, r6; mov.b32 r6, f0; add.u32 r5, r5, r6;
+mul.wide.u32 d1, r3, 4; add.s64 d1, d0, d1; st.global.u32 [d1], r5;
+ret;
+}
+"""
+_ALU = """
+add.u32 r5, r4, r3; xor.b32 r6, r5, r3; shl.b32 r7, r6, 3; and.b32 r7, r7, 0xFFFF; mad.lo.u32 r5, r7, r6, r5;
+setp.gt.u32 p1, r5, r6; selp.b32 r6, r5, r6, p1; lop3.b32 r6, r6, r5, r7, 0x96; add.f32 f0, f0, f1; mul.f32 f0, f0, f1;
+"""
+_MEMORY = """
+mov.u32 r5, r4; mov.u32 r6, r3;
+st.shared.v4.u32 [r8], {r5, r6, r5, r6}; bar.sync 0; ld.shared.v4.u32 {r5, r6, r7, r11}, [r10]; bar.sync 0;
+"""
+
+
+def synthetic(body: str, rounds: int, grid: int) -> Report:
+    """A loop of `body` with 256 threads a block."""
+    memory = Memory()
+    out = memory.allocate(grid * 256 * 4)
+    source = _HEAD + body + _TAIL.replace("{rounds}", str(rounds))
+    return simulate(source, (grid, 1, 1), (256, 1, 1), out.to_bytes(8, "little"), memory)
+
+
+def run(case: Case, variant: Variant, ptx: str) -> Report:
+    """One case of a variant."""
+    memory = Memory()
+    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
+    addresses = [memory.allocate(b.data.nbytes) if b.output else memory.upload(b.data) for b in buffers]
+    threads = (variant.spec.threads(variant.knobs), 1, 1)
+    return simulate(ptx, (case.grid, 1, 1), threads, case.pack(addresses), memory, shared_bytes=case.shared_bytes)
+
+
+def family(name: str, number: int = 0) -> Callable[[], Report]:
+    """The largest case of a family's default variant, over and over."""
+    variant = default_variants(name, parse("sm_90a"))[number]
+    ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
+    case = max(
+        kernels.family(name).cases(variant), key=lambda c: sum(np.size(getattr(a, "data", 0)) for a in c.arguments)
+    )
+    return lambda: run(case, variant, ptx)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", metavar="NAME", help="print where the time of one benchmark goes")
+    options = parser.parse_args()
+    benchmarks: dict[str, Callable[[], Report]] = {
+        "alu": lambda: synthetic(_ALU, 300, 8),
+        "alu, one block": lambda: synthetic(_ALU, 300, 1),
+        "memory": lambda: synthetic(_MEMORY, 200, 8),
+        "memory, one block": lambda: synthetic(_MEMORY, 200, 1),
+        "quantize": family("quantize"),
+        "dequantize": family("quantize", 1),
+        "linear m=1": family("linear"),
+        "linear m=8": family("linear", 3),
+        "bandwidth": family("bandwidth"),
+    }
+    for name, body in benchmarks.items():
+        if options.profile not in (None, name):
+            continue
+        body()
+        best, report = float("inf"), None
+        for _ in range(3):
+            started = time.perf_counter()
+            report = body()
+            best = min(best, time.perf_counter() - started)
+        assert report is not None
+        rate = report.thread_instructions / best / 1e6
+        print(f"{name:20} {report.thread_instructions:12,} thread-instructions {1e3 * best:8.1f} ms {rate:8.1f} M/s")
+        if options.profile:
+            with cProfile.Profile() as profile:
+                body()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The figures that the kernels must reach, on the card that they are stated for, against ceilings of the same run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from jitmx.ops import benchmarks, measure
+from jitmx.ops.packed import pack_weight
+
+pytestmark = pytest.mark.skipif("H200" not in torch.cuda.get_device_name(), reason="figures are stated for the H200")
+
+
+@pytest.mark.parametrize(("shape", "limit"), [("qkv", 4.5e-6), ("o", 4.0e-6)])
+def test_a_small_product_of_one_row_takes_microseconds_in_a_chain(shape: str, limit: float) -> None:
+    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS[shape])))
+    assert benchmarks.time_linear(weights, 1) <= limit
+
+
+def test_lm_head_reads_at_85_percent_of_what_memory_yields() -> None:
+    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS["lm_head"])))
+    assert weights[0].nbytes / benchmarks.time_linear(weights, 1) >= 0.85 * measure.read_bandwidth()
+
+
+def test_quantizing_64_mb_runs_at_75_percent_of_a_copy() -> None:
+    copy = measure.copy_bandwidth()
+    for row in benchmarks.bench_quantize():
+        assert row["bytes"] / row["us"] * 1e6 >= 0.75 * copy, row
+
+
+@pytest.mark.parametrize("m", [9, 16, 40])
+def test_benchmarks_of_more_rows_than_a_pass_takes_run_in_passes(m: int) -> None:
+    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(2880, 4096)))
+    assert benchmarks.time_linear(weights, m) > 0
