@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jitmx import machine, settings
+from jitmx import logs, machine, settings
 from jitmx.cache import store as stores
 from jitmx.cache.manifest import Inputs, Outputs, Record
 from jitmx.cache.store import Entry, Store
@@ -186,7 +186,9 @@ def header_digest(name: str) -> str | None:
 
 
 def _store() -> Store:
-    return _memory_only if settings.current().mode == "off" else stores.current()
+    now = settings.current()
+    logs.follow(now)
+    return _memory_only if now.mode == "off" else stores.current()
 
 
 def _attempt(variant: Variant, allow_compile: bool | None, strict: bool) -> Built | Failed:
@@ -350,7 +352,7 @@ def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> Not
         said += f" (there is one of which since changed: {'; '.join(differing)})"
     return NotWarmedError(
         f"{said}, and it must not be compiled now (JITMX_MODE={settings.current().mode}); compile it before serving: "
-        f"jitmx warmup --arch {variant.arch} --family {variant.spec.family}"
+        f"{variant.warm_up_command}"
     )
 
 

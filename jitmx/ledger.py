@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,12 +137,16 @@ def own_path() -> Path:
 
 
 def known() -> Ledger:
-    """What ships with jitmx together with what was checked on this machine.
+    """What ships with jitmx together with what was checked on this machine; of the latter nothing if it is unreadable.
 
     Raises:
         TacticError: one of them is not a ledger.
     """
-    return Ledger([*load().entries, *load(own_path()).entries])
+    try:
+        own = load(own_path())
+    except OSError:
+        own = Ledger(())
+    return Ledger([*load().entries, *own.entries])
 
 
 def save(entries: Iterable[Entry], path: Path) -> None:
@@ -151,4 +156,8 @@ def save(entries: Iterable[Entry], path: Path) -> None:
         latest[entry.source_digest, entry.arch, entry.evidence, entry.card] = entry
     ordered = sorted(latest.values(), key=lambda entry: (entry.arch, entry.kernel, entry.evidence, entry.card))
     document = {"schema_version": SCHEMA_VERSION, "entries": [dataclasses.asdict(entry) for entry in ordered]}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    # A reader sees the old ledger or the new one, never a part.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(json.dumps(document, indent=1) + "\n")
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)

@@ -168,7 +168,7 @@ TABLE: tuple[Setting, ...] = (
         _log_level,
         lambda: 2,
         "0 (silent) to 5 (everything)",
-        "how much jitmx logs: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
+        "how much jitmx logs, on stderr or as the program says: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
         ("FLASHINFER_LOGLEVEL",),
     ),
     Setting(
@@ -177,7 +177,7 @@ TABLE: tuple[Setting, ...] = (
         _flag,
         lambda: False,
         "0 or 1",
-        "log every compile with its time and resource use",
+        "log every compile with its time and resource use (on stderr, or as the program says)",
         ("FLASHINFER_JIT_VERBOSE",),
     ),
     Setting(

@@ -210,6 +210,19 @@ def read_only() -> Iterator[Callable[[Path, str], str]]:
         yield make
 
 
+@pytest.fixture
+def shut() -> Iterator[Callable[[Path], str]]:
+    """Makes a directory that nobody can look into; returns what a script has to start with, as `read_only` does."""
+    with contextlib.ExitStack() as stack:
+
+        def make(path: Path) -> str:
+            stack.callback(path.chmod, path.stat().st_mode & 0o7777)
+            path.chmod(0o000)
+            return _GIVE_UP_PRIVILEGES if os.geteuid() == 0 else ""
+
+        yield make
+
+
 def _mount(*arguments: object) -> bool:
     command = shutil.which("mount")
     return command is not None and subprocess.run([command, *map(str, arguments)], capture_output=True).returncode == 0

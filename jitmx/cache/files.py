@@ -42,6 +42,28 @@ def read(path: Path) -> tuple[bytes, os.stat_result] | None:
         os.close(descriptor)
 
 
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def exists(path: Path) -> bool:
+    """Whether anything is known to be at `path`. Unlike pathlib's, this is False where looking is refused."""
+    return _mode(path) != 0
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is known to be at `path`; False where looking is refused."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_directory(path: Path) -> bool:
+    """Whether a directory is known to be at `path`; False where looking is refused."""
+    return stat.S_ISDIR(_mode(path))
+
+
 def write(path: Path, data: bytes, *, permissions: int = 0o600, sync: bool = True) -> None:
     """Put `data` at `path` atomically; `sync` makes it survive a power cut.
 
@@ -97,18 +119,21 @@ def make_directory(path: Path, permissions: int = PRIVATE) -> None:
     Raises:
         OSError: it cannot be made, or a file is in its place.
     """
+    if is_directory(path):
+        return
     try:
-        path.mkdir(PRIVATE)
-    except FileNotFoundError:
-        make_directory(path.parent, permissions)
-        return make_directory(path, permissions)
+        try:
+            path.mkdir(PRIVATE)
+        except FileNotFoundError:
+            make_directory(path.parent, permissions)
+            # Only once more: some file systems, /proc for one, give this answer below a directory that is there.
+            path.mkdir(PRIVATE)
     except FileExistsError:
-        if not path.is_dir():
+        if not is_directory(path):
             raise
-        return None
-    if permissions != PRIVATE:
-        path.chmod(permissions)
-    return None
+    else:
+        if permissions != PRIVATE:
+            path.chmod(permissions)
 
 
 def permissions_of(path: Path) -> int:

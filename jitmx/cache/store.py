@@ -97,9 +97,8 @@ class Store:
         below = [Tier(layer, allow_shared=allow_shared) for layer in layers]
         self._tiers = [*([self.own] if self.own else []), *below]
         self._memory: dict[str, Entry] = {}
-        self._degraded = False
         for tier in below:
-            if not tier.root.is_dir():
+            if not files.is_directory(tier.root) and tier.is_news(tier.root):
                 logger.warning("the site cache %s is not there; going on without it", tier.root)
 
     @property
@@ -205,7 +204,7 @@ class Store:
         for tier in self._tiers:
             if found := tier.record(key):
                 path = layout.source(tier.root, found.record.inputs["source_digest"])
-                if path.is_file():
+                if files.is_file(path):
                     return path
         return None
 
@@ -217,7 +216,7 @@ class Store:
         """Keep a rendered source under its digest, if it is not there."""
         data = source.encode()
         digest = hashlib.sha256(data).hexdigest()
-        if self.own and not any(layout.source(tier.root, digest).is_file() for tier in self._tiers):
+        if self.own and not any(files.is_file(layout.source(tier.root, digest)) for tier in self._tiers):
             self._try_write(self.own, layout.source(self.own.root, digest), data)
 
     def keep_failed(self, name: str, source: str) -> str | None:
@@ -267,7 +266,7 @@ class Store:
             self._write(tier, place, image)
         self.keep_source(source)
         self._write(tier, layout.action(tier.root, record.key), record.to_json())
-        if not place.exists():
+        if not files.exists(place):
             self._write(tier, place, image)
 
     def _renew(self, place: Path, image: bytes) -> bool:
@@ -328,8 +327,7 @@ class Store:
             return None
 
     def _degrade(self, error: OSError) -> None:
-        if not self._degraded:
-            self._degraded = True
+        if self.own and self.own.is_news(self.own.root):
             logger.warning(
                 "the kernel cache %s cannot be written (%s), so kernels compiled from here on stay in memory and end "
                 "with this process: free space there, make it writable, or name another directory in JITMX_CACHE_DIR",

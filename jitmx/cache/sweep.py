@@ -72,7 +72,7 @@ def settle(moved: dict[Path, Path], wanted: Callable[[Path, Path], bool]) -> set
                 pass
             except OSError:
                 # No hard links on this file system.
-                if not path.exists():
+                if not files.exists(path):
                     aside.rename(path)
         else:
             gone.add(path)

@@ -49,7 +49,7 @@ class Tier:
         """
         if not self._admitted:
             there = files.check_owner(self.root, allow_shared=self._allow_shared)
-            if (inner := self.root / layout.VERSION).is_dir():
+            if files.is_directory(inner := self.root / layout.VERSION):
                 files.check_owner(inner, allow_shared=self._allow_shared)
             self._admitted = there
 
@@ -60,7 +60,7 @@ class Tier:
             found = files.read(path)
         except OSError as error:
             # On a shared file system, a name may be there before its contents are.
-            self.complain(path, f"unreadable ({error.strerror}) and taken for absent")
+            self._refused(path, error)
             return None
         return found[0] if found else None
 
@@ -78,7 +78,7 @@ class Tier:
         except NewerSchemaError:
             return None
         except OSError as error:
-            self.complain(path, f"unreadable ({error.strerror}) and taken for absent")
+            self._refused(path, error)
             return None
         except ValueError as error:
             self.complain(path, f"damaged ({error}) and taken for absent")
@@ -117,12 +117,34 @@ class Tier:
         self.admit()
         try:
             names = [path.name for path in (self.root / layout.VERSION / "actions").iterdir()]
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._refused(self.root, error)
             return []
         return sorted(name[:64] for name in names if name.endswith(".json") and HEX64.fullmatch(name[:-5]))
 
     def complain(self, path: Path, what: str) -> None:
         """Warn once about `path`."""
-        if path not in self._complained:
-            self._complained.add(path)
+        if self.is_news(path):
             logger.warning("%s is %s", path, what)
+
+    def is_news(self, path: Path) -> bool:
+        """Whether nothing was said about `path` yet; from now on something was."""
+        known = path in self._complained
+        self._complained.add(path)
+        return not known
+
+    def _refused(self, path: Path, error: OSError) -> None:
+        """Warn of what cannot be read: of one file by its name, of a directory that lets nobody in as a whole."""
+        if isinstance(error, PermissionError) and not files.exists(path):
+            path = self.root
+        if path != self.root:
+            self.complain(path, f"unreadable ({error.strerror}) and taken for absent")
+        elif self.is_news(path):
+            logger.warning(
+                "the kernel cache %s cannot be looked into (%s) and is done without; what is compiled stays in memory "
+                "and ends with this process: get yourself permission, or name another directory in JITMX_CACHE_DIR",
+                path,
+                error.strerror,
+            )

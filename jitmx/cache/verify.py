@@ -197,7 +197,7 @@ def _files(tier: Tier, items: list[Item], old: float) -> list[Finding]:
     used = sweep.references(tier)
     for item in items:
         if item.kind in ("object", "source"):
-            if _digest_of(item.path) != item.digest and item.path.exists():
+            if _digest_of(item.path) != item.digest and files.exists(item.path):
                 what = f"the {item.kind}'s bytes do not match its name"
                 findings.append(Finding(f"corrupt-{item.kind}", item.path, what))
             elif item.digest not in used and item.modified < old:

@@ -148,7 +148,7 @@ def check_directory(path: Path, *, allow_shared: bool, now: Callable[[], float] 
         allow_shared: others may write to it by the user's own word.
         now: the system's clock, in seconds since 1970.
     """
-    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    nearest = next(folder for folder in (path, *path.absolute().parents) if files.exists(folder))
     own = "set JITMX_CACHE_DIR to a directory of your own"
     try:
         files.check_owner(path, allow_shared=allow_shared)
@@ -167,7 +167,7 @@ def check_directory(path: Path, *, allow_shared: bool, now: Callable[[], float] 
         reason = f"{nearest} cannot be written ({error.strerror}), so every process compiles anew"
         yield Check("cache", "problem", reason, f"chmod u+rwx {nearest}, or {own}")
         return
-    yield Check("cache", "ok", str(path) if path.exists() else f"{path} (made at the first compile)")
+    yield Check("cache", "ok", str(path) if files.exists(path) else f"{path} (made at the first compile)")
     free = shutil.disk_usage(nearest).free
     if free < _LEAST_FREE:
         remedy = "free some, run `jitmx cache prune --size 100M`, or move the cache with JITMX_CACHE_DIR"

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from jitmx.cli import output, targets
+from jitmx.cli import output, shapes, targets
 from jitmx.cli.options import arch_option, json_option
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
-    from jitmx.kernels import Problem
-
-
-def _read(op: str, problem: type[Problem], words: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a problem from `name=value` words, each read as the type of its field."""
-    fields = {item.name: item.default for item in dataclasses.fields(problem)}
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or name not in fields:
-            raise click.UsageError(f"{word!r} is no field=value of {op}; its fields: {', '.join(fields)}")
-        default = fields[name]
-        if isinstance(default, bool):
-            if text.lower() not in ("0", "1", "false", "true"):
-                raise click.UsageError(f"{word!r}: {name} is 0 or 1")
-            found[name] = text.lower() in ("1", "true")
-        elif isinstance(default, int):
-            if not text.isdecimal() or int(text) < 1:
-                raise click.UsageError(f"{word!r}: {name} is a whole number of 1 or more")
-            found[name] = int(text)
-        else:
-            found[name] = text
-    return found
 
 
 @click.command(
@@ -55,8 +31,7 @@ Order of authority: argument, environment, your own table (JITMX_TACTICS), the s
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
 @click.option("-m", "m", type=click.IntRange(min=1), help="Rows of the activations: the same as m=...")
-@click.option("-n", "n", type=click.IntRange(min=1), help="Output features: the same as n=...")
-@click.option("-k", "k", type=click.IntRange(min=1), help="Input features: the same as k=...")
+@shapes.size_options
 @click.option(
     "--sms", type=click.IntRange(min=1), help="SM count (default: the GPU's here, else that of the target's card)."
 )
@@ -78,8 +53,7 @@ def command(
     from jitmx import kernels
     from jitmx.dispatch import choose
 
-    shape = {name: value for name, value in (("m", m), ("n", n), ("k", k)) if value is not None}
-    shape |= _read(op, kernels.family(op).problem, field)
+    shape = shapes.read(op, kernels.family(op).problem, field, m=m, n=n, k=k)
     found = targets.resolve(targets_asked)
     if len(found) > 1:
         raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")

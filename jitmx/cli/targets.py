@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import click
 
 from jitmx import arch as arches
 from jitmx import settings
 from jitmx.arch import Arch
+from jitmx.cli import shapes
 from jitmx.errors import DriverError
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
@@ -47,6 +51,49 @@ def multiprocessors(target: Arch) -> list[int]:
     return list(dict.fromkeys(device.multiprocessors for device in here))
 
 
+def _counts(target: Arch) -> list[int]:
+    """SM counts to choose for: that of the card that `target` stands for, and those of the GPUs here."""
+    return list(dict.fromkeys((target.multiprocessors, *multiprocessors(target))))
+
+
+def call_variants(targets: tuple[Arch, ...], op: str, asked: list[dict[str, Any]]) -> list[Variant]:
+    """Every variant that calls of `op` with these shapes launch on each target, on the cards as for default variants.
+
+    Raises:
+        KnobError: an unknown family, or a shape that it does not take.
+    """
+    from jitmx.dispatch import choose
+
+    found = {
+        variant.identity: variant
+        for target in targets
+        for shape in asked
+        for count in _counts(target)
+        for variant in choose.call_variants(op, target, multiprocessors=count, **shape)
+    }
+    return list(found.values())
+
+
+def exact_variants(targets: tuple[Arch, ...], kernel: str, words: tuple[str, ...]) -> list[Variant]:
+    """The one variant of `kernel`, such as linear.gemv, with the knobs in `words`, on each target.
+
+    Raises:
+        KnobError: an unknown kernel, or knobs that it does not take.
+        click.UsageError: words that are no knobs.
+    """
+    from jitmx import kernels
+
+    family, dot, name = kernel.partition(".")
+    found = kernels.family(family)
+    if not dot:
+        listed = ", ".join(f"{family}.{spec.name}" for spec in found.specs)
+        raise click.UsageError(f"{kernel!r} is no kernel; those of the family: {listed}")
+    spec = found.spec(name)
+    names = [item.name for item in dataclasses.fields(spec.knobs)]
+    knobs = spec.knobs.from_text(shapes.pairs(words, kernel, names, "knob"))
+    return [Variant(spec, knobs, target) for target in targets]
+
+
 def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -> list[Variant]:
     """Every default variant of the families (all where none is named) on each target, targets outermost.
 
@@ -64,7 +111,7 @@ def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -
         variant.identity: variant
         for target in targets
         for name in chosen
-        for count in dict.fromkeys((target.multiprocessors, *multiprocessors(target)))
+        for count in _counts(target)
         for variant in choose.default_variants(name, target, multiprocessors=count)
     }
     if not found:

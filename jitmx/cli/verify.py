@@ -47,6 +47,7 @@ def _words(variant: Variant, verdict: Verdict) -> str:
 def _record(verdicts: Verdicts, path: Path) -> None:
     """Add what passed to the ledger at `path`."""
     from jitmx import ledger
+    from jitmx.cache import files
     from jitmx.registry.render import render
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -63,8 +64,13 @@ def _record(verdicts: Verdicts, path: Path) -> None:
         for variant, verdict in verdicts
         if verdict.passed
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ledger.save([*ledger.load(path).entries, *entries], path)
+    try:
+        files.make_directory(path.parent)
+        ledger.save([*ledger.load(path).entries, *entries], path)
+    except OSError as error:
+        click.echo(
+            f"Warning: what passed was not noted in {path} ({error.strerror}); --ledger names another file", err=True
+        )
 
 
 @click.command(

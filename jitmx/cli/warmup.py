@@ -1,4 +1,4 @@
-"""`jitmx warmup`: compile every default kernel of a target ahead of time."""
+"""`jitmx warmup`: compile kernels of a target ahead of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from jitmx import settings
 from jitmx.cache import store
-from jitmx.cli import output, targets
+from jitmx.cli import output, shapes, targets
 from jitmx.cli.group import exit_code
 from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.build import Built, Failed
     from jitmx.cache.manifest import Record
+    from jitmx.registry.spec import Variant
 
 
 # A kernel that does not compile weighs more than one that breaks its contract, and that more than a bad request.
@@ -66,21 +67,63 @@ def _report(failures: list[tuple[str, JitmxError]]) -> int:
     return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
 
 
+def _lost(results: list[Built | Failed]) -> int:
+    """How many of the kernels that were built are only in this process's memory."""
+    from jitmx import build
+
+    cache = store.current()
+    found = (cache.lookup(result.key) for result in results if isinstance(result, build.Built))
+    return sum(entry is None or entry.root is None for entry in found)
+
+
+def _asked(
+    arches: tuple[Arch, ...],
+    words: tuple[str, ...],
+    sizes: dict[str, Any],
+    kernel: str | None,
+    family_names: tuple[str, ...],
+) -> list[Variant]:
+    """The variants that the command line asks for."""
+    given = [name for name, value in sizes.items() if value]
+    if family_names and (kernel or words):
+        raise click.UsageError("--family is for default kernels; leave it out beside an operator or --variant")
+    if given and (kernel or not words):
+        raise click.UsageError(f"-{given[0]} needs an operator, such as: jitmx warmup linear -{given[0]} ...")
+    if kernel:
+        return targets.exact_variants(arches, kernel, words)
+    if not words:
+        return targets.default_variants(arches, family_names)
+    from jitmx import kernels
+
+    problem = kernels.family(words[0]).problem
+    asked = [
+        shapes.read(words[0], problem, words[1:], m=rows, n=sizes["n"], k=sizes["k"]) for rows in sizes["m"] or [None]
+    ]
+    return targets.call_variants(arches, words[0], asked)
+
+
 @click.command(
     "warmup",
-    short_help="Compile every default kernel of a target ahead of time.",
+    short_help="Compile kernels of a target ahead of time.",
     epilog="""\b
 Examples:
   jitmx warmup --arch sm_121
   jitmx warmup --arch sm_90,sm_120 --family linear --jobs 2
+  jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
+  jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
 
 \b
-Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract; 3 a kernel does not compile.
+Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract or cannot be kept; 3 one does not
+compile.
 With --json each kernel has "name", "family", "key", "status" (compiled, hit or failed), "ms", "registers",
 "spill_bytes" and "shared_bytes"; with several targets also "arch".
 """,
 )
+@click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")
+@click.option("-m", "m", multiple=True, metavar="M,...", callback=shapes.size_list, help="Rows of the activations.")
+@shapes.size_options
+@click.option("--variant", "kernel", metavar="KERNEL", help="Just this kernel, with knobs NAME=VALUE; others default.")
 @arch_option(
     "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
 )
@@ -89,9 +132,21 @@ With --json each kernel has "name", "family", "key", "status" (compiled, hit or 
 @quiet_option
 @json_option
 def command(
-    targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], jobs: int | None, quiet: bool, as_json: bool
+    words: tuple[str, ...],
+    m: tuple[int, ...],
+    n: int | None,
+    k: int | None,
+    kernel: str | None,
+    targets_asked: tuple[Arch, ...],
+    family_names: tuple[str, ...],
+    jobs: int | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Compile every default kernel of a target into the cache, and check its contract.
+    """Compile kernels of a target into the cache, and check their contracts.
+
+    Without OP, every default kernel: what the typical calls of each operator take. With OP, what its calls with these
+    fields take, read as `jitmx explain` reads them. With --variant, that kernel with these knobs and no other.
 
     Needs no GPU, no driver and no nvcc. Kernels that are in the cache already are hits.
     """
@@ -99,7 +154,7 @@ def command(
     if settings.current().mode == "off":
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
-    variants = targets.default_variants(arches, family_names)
+    variants = _asked(arches, words, {"m": m, "n": n, "k": k}, kernel, family_names)
     from jitmx import build
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
@@ -125,5 +180,13 @@ def command(
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
         click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, build.Failed)]
-    if failures:
-        raise click.exceptions.Exit(_report(failures))
+    codes = [_report(failures)] if failures else []
+    if lost := _lost(results):
+        click.echo(
+            f"Error: {lost} of {len(rows)} kernels could not be kept in {settings.current().cache_dir} and end with "
+            "this process: free space there, make it writable, or name another directory in JITMX_CACHE_DIR",
+            err=True,
+        )
+        codes.append(1)
+    if codes:
+        raise click.exceptions.Exit(max(codes, key=_SEVERITY.index))

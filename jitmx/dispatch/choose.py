@@ -172,17 +172,29 @@ def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) ->
 
 
 def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Choice:
-    """What a call with this shape would run on `arch`, and why; fields left out take the problem's defaults.
+    """What a call with this shape would run on `arch`, and why; fields left out are those of the first typical call.
 
     Raises:
-        KnobError: `op` is no family, or has no such field.
+        KnobError: `op` is no family, has no such field, or takes no such value.
     """
     family = kernels.family(op)
-    fields = {item.name: item for item in dataclasses.fields(family.problem)}
+    return choose(op, family.problem.on(arch, **_asked(family, arch, shape)), arch, multiprocessors=multiprocessors)
+
+
+def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:
+    """Every variant that a call with this shape launches on `arch`; fields left out as for `explain`."""
+    family = kernels.family(op)
+    problems = family.problem.launches(arch, **_asked(family, arch, shape))
+    return tuple(choose(op, problem, arch, multiprocessors=multiprocessors).variant for problem in problems)
+
+
+def _asked(family: Family, arch: Arch, shape: Mapping[str, Any]) -> dict[str, Any]:
+    fields = [item.name for item in dataclasses.fields(family.problem)]
     for name in shape:
         if name not in fields:
-            raise KnobError(f"{op} problems have no {name!r}; they have {', '.join(fields)}")
-    return choose(op, family.problem.on(arch, **shape), arch, multiprocessors=multiprocessors)
+            raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
+    usual = next((problem.as_dict() for problem in family.typical(arch)), {})
+    return {**usual, **shape}
 
 
 def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None) -> tuple[Variant, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -13,20 +12,26 @@ from typing import Any, Self
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.registry.case import Case
-from jitmx.registry.spec import KernelSpec, Variant
+from jitmx.registry.spec import Fields, KernelSpec, Variant
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Fields):
     """Base of what one call asks of a family: its shape, and whatever else is not a matter of taste.
 
-    Frozen dataclasses with plain fields; choosing is a function of one of these, a target and its multiprocessor count.
+    Frozen dataclasses whose fields all have defaults, and limits where `knob` gives some. Choosing is a function of one
+    of these, a target and its multiprocessor count.
     """
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> Self:
         """A problem with these fields, the others at the defaults that suit `arch`."""
         return cls(**shape)
+
+    @classmethod
+    def launches(cls, arch: Arch, **shape: Any) -> tuple[Self, ...]:
+        """The problems that one call with these fields is made of, where it takes more than one launch."""
+        return (cls.on(arch, **shape),)
 
     @property
     def kernel(self) -> str:
@@ -36,10 +41,6 @@ class Problem:
     def fixed(self) -> dict[str, Any]:
         """Knobs that the problem itself decides."""
         raise TypeError(f"{type(self).__name__} fixes no knobs")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Name to value, in declaration order."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
 
 def _unchecked(problem: Any, variant: Variant) -> None:

@@ -23,13 +23,17 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
 from jitmx.registry.case import Buffer, Case, relative_l2
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
 
 TILE_ROWS = 16
 TILE_K = 64
 TILE_BYTES = 544  # 512 of codes, 32 of scales
 MAX_GEMV_ROWS = 8
 GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included
+
+DTYPES = ("bf16", "fp16")
+ENCODINGS = ("swizzle", "nibble")
+SCALE_RANGES = ("normal", "full")
 
 # Scale bytes that bf16 kernels fold into decoding (mxfp4.cuh): 2^-125 to 2.
 NORMAL_SCALES = (2, 128)
@@ -40,11 +44,11 @@ class GemvKnobs(Knobs):
     """Compile-time choices of `linear.gemv`."""
 
     m: int = knob(1, choices=(1, 2, 4, 8), doc="rows of X, at most")
-    dtype: str = knob("bf16", choices=("bf16", "fp16"), doc="type of X, Y and bias")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
     bias: bool = knob(False, doc="add a bias of n values")
     engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
-    encoding: str = knob("swizzle", choices=("swizzle", "nibble"), doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=("normal", "full"), doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     warps: int = knob(8, choices=(1, 2, 4, 5, 8, 9, 12, 15, 16), doc="warps a block")
     split_k: int = knob(
         8, choices=(1, 2, 3, 4, 5, 8, 9, 15, 16), doc="warps that share a row of tiles, each with a slice of k"
@@ -149,13 +153,22 @@ def gemv_blocks(knobs: GemvKnobs, n: int, multiprocessors: int) -> int:
 class LinearProblem(Problem):
     """One call of `jitmx.linear`: X [m, k] times W [n, k]."""
 
-    m: int = 1
-    n: int = 5120
-    k: int = 2880
-    dtype: str = "bf16"
-    bias: bool = False
-    encoding: str = "swizzle"
-    scale_range: str = "normal"
+    m: int = knob(1, low=1, doc="rows of X")
+    n: int = knob(5120, low=1, doc="rows of W")
+    k: int = knob(2880, low=formats.BLOCK, doc="columns of X and W, a multiple of 32")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
+    bias: bool = knob(False, doc="add a bias of n values")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k % formats.BLOCK:
+            nearest = (self.k + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
+            raise KnobError(
+                f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale; "
+                f"the nearest legal value is {nearest}"
+            )
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> LinearProblem:
@@ -164,6 +177,14 @@ class LinearProblem(Problem):
         if isinstance(shape.get("m"), int):
             shape["m"] = min(shape["m"], MAX_GEMV_ROWS)
         return cls(**shape)
+
+    @classmethod
+    def launches(cls, arch: Arch, **shape: Any) -> tuple[LinearProblem, ...]:
+        """Full passes over the weight, and one for the rows that they leave."""
+        passes = [shape.get("m", 1)]
+        if passes[0] > MAX_GEMV_ROWS and passes[0] % MAX_GEMV_ROWS:
+            passes.append(passes[0] % MAX_GEMV_ROWS)
+        return tuple(cls.on(arch, **{**shape, "m": rows}) for rows in passes)
 
     @property
     def kernel(self) -> str:
@@ -184,13 +205,16 @@ def preferred_encoding(arch: Arch) -> str:
     return "nibble" if "mma_block_scale" in arch.features else "swizzle"
 
 
-# [n, k] of gpt-oss-120b and whether there is a bias: QKV, O, lm_head.
-_GPT_OSS = ((5120, 2880, True), (2880, 4096, True), (201088, 2880, False))
+# [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
+_GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
 
 
 def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
     return tuple(
-        LinearProblem(m, n, k, "bf16", bias, preferred_encoding(arch)) for n, k, bias in _GPT_OSS for m in (1, 2, 4, 8)
+        LinearProblem(m, n, k, "bf16", bias, preferred_encoding(arch))
+        for n, k, biases in _GPT_OSS
+        for bias in biases
+        for m in (1, 2, 4, 8)
     )
 
 
@@ -239,7 +263,8 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     if need > arch.shared_bytes:
         raise KnobError(
             f"{variant.name} with k={problem.k} needs {need} B of shared memory; a block on {arch} has at most "
-            f"{arch.shared_bytes} B: lower stages, chunk or warps, or set stage_x=0"
+            f"{arch.shared_bytes} B: {fitting(knobs, lambda fewer: gemv_shared_bytes(fewer, problem.k), arch)}; "
+            "or lower chunk or warps, or set stage_x=0"
         )
 
 

@@ -164,10 +164,10 @@ def _differing(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
 class QuantizeProblem(Problem):
     """One call of `jitmx.quantize` or `jitmx.dequantize`."""
 
-    direction: str = "quantize"
-    format: str = "mxfp4"
-    dtype: str = "bf16"
-    scale_rule: str = "floor"
+    direction: str = knob("quantize", choices=("quantize", "dequantize"), doc="to the format, or back")
+    format: str = knob("mxfp4", choices=tuple(formats.FORMATS), doc="element format")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of the values")
+    scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
 
     @property
     def kernel(self) -> str:

@@ -26,12 +26,21 @@ def knob(
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """Base of a kernel's knobs. Making one checks every field against its choices and bounds."""
+class Fields:
+    """Base of what is chosen or asked for. Making one checks every field against its type, choices and bounds."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             _check(type(self).__name__, item, getattr(self, item.name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name to value, in declaration order."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True)
+class Knobs(Fields):
+    """Base of a kernel's knobs."""
 
     @classmethod
     def from_text(cls, pairs: Mapping[str, str], base: Knobs | None = None) -> Knobs:
@@ -47,10 +56,6 @@ class Knobs:
                 raise KnobError(f"{cls.__name__} has no knob {name!r}; its knobs: {', '.join(items)}")
             values[name] = _read(cls.__name__, items[name], text)
         return dataclasses.replace(base, **values) if base is not None else cls(**values)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Name to value, in declaration order."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
 
 def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
@@ -80,6 +85,25 @@ def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
         raise KnobError(f"{owner}.{item.name}={value} is below its limit; the nearest legal value is {low}")
     if high is not None and value > high:
         raise KnobError(f"{owner}.{item.name}={value} is above its limit; the nearest legal value is {high}")
+
+
+def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str:
+    """In words: the largest `stages` with which these knobs fit the shared memory of a block, or that none does.
+
+    Args:
+        shared_bytes: bytes that a block needs with given knobs.
+    """
+    values = knobs.as_dict()
+    if "stages" not in values:
+        return "choose knobs that need less"
+    for stages in range(values["stages"] - 1, 0, -1):
+        try:
+            fewer = dataclasses.replace(knobs, stages=stages)  # type: ignore[call-arg]
+        except KnobError:
+            continue
+        if shared_bytes(fewer) <= arch.shared_bytes:
+            return f"the nearest legal value is stages={stages}"
+    return "with the other knobs as they are, not even stages=1 fits"
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,7 @@ class Variant:
         if need > self.arch.shared_bytes:
             raise KnobError(
                 f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most "
-                f"{self.arch.shared_bytes} B"
+                f"{self.arch.shared_bytes} B: {fitting(self.knobs, self.spec.shared_bytes, self.arch)}"
             )
 
     @property
@@ -157,6 +181,16 @@ class Variant:
             else:
                 parts.append(f"{item.name}{value}" if isinstance(value, int) else str(value))
         return f"{self.spec.family}.{self.spec.name}" + (f".{'-'.join(parts)}" if parts else "")
+
+    @property
+    def warm_up_command(self) -> str:
+        """The command that compiles just this variant ahead of time: kernel, and every knob not at its default."""
+        words = [f"jitmx warmup --arch {self.arch} --variant {self.spec.family}.{self.spec.name}"]
+        for item in dataclasses.fields(self.knobs):
+            value = getattr(self.knobs, item.name)
+            if value != item.default:
+                words.append(f"{item.name}={int(value) if isinstance(value, bool) else value}")
+        return " ".join(words)
 
     @property
     def identity(self) -> str:

@@ -31,11 +31,6 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def warm_up_command(variant: Variant) -> str:
-    """The command that compiles what `variant` needs ahead of time."""
-    return f"jitmx warmup --arch {variant.arch} --family {variant.spec.family}"
-
-
 def capturing() -> bool:
     """Whether torch's current stream is recording a CUDA graph."""
     import torch
@@ -58,7 +53,7 @@ def function(variant: Variant, device: int) -> int:
         raise CaptureError(
             f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the "
             "operator once with this shape before capture, or compile it with "
-            f"`{warm_up_command(variant)}` and load it before capture"
+            f"`{variant.warm_up_command}` and load it before capture"
         )
     with _lock:
         loaded = _modules.get(key)

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Sink, Vector
-from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+from jitmx.sim.program import dtype_of
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Sink, Vector, operands
+from jitmx.sim.translate import Handler, Translator
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine

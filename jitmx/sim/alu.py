@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim import arithmetic, integers
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Register
-from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+from jitmx.sim.program import dtype_of
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Register, operands
+from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
 
@@ -236,7 +237,7 @@ def _prmt(t: Translator, ins: Instruction) -> None:
         t.write(d, f"{t.const(integers.permute_by)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {c.value})", "u4")
         return
     listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
-    t.write(d, f"{t.const(integers.permute)}({listed}, {mode!r})", "u4")
+    t.write(d, f"{t.const(integers.permute)}({listed}, {mode!r}, {t.mask})", "u4")
 
 
 def _bits(function: Any) -> Handler:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim import rounding
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair
-from jitmx.sim.translate import Handler, Translator, operands
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, operands
+from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
 
@@ -172,20 +172,47 @@ def fma(t: Translator, ins: Instruction) -> None:
             raise t.error(f".{form.rounding} of f64 is not known")
         _emit(t, form, lambda form, a, b, c: rounding.fma64(a, b, c).view("u8"), d, a, b, c)
         return
-    if form.kind == "bf16x2":
-        _emit(t, form, _fma_bf16, d, a, b, c)
+    if ins.opcode == ("fma", "rn", "bf16x2"):
+        slow = form.wrap(lambda form, a, b, c: rounding.fma(a, b, c, "bf16", "rn"))
+        listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
+        t.write(d, f"{t.const(_fma_bf16x2)}({listed}, {t.const(slow)}, {t.mask})", "u4")
         return
     _emit(t, form, lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding), d, a, b, c)
 
 
-def _fma_bf16(form: Form, a: Array, b: Array, c: Array) -> Array:
-    """Quick where every addend is -0, which leaves the product as it is."""
-    if form.rounding == "rn" and np.signbit(c).all() and not np.count_nonzero(c):
-        product = a * b  # 16 bits: exact in float32 but where it is subnormal
-        size = np.abs(product)
-        if np.count_nonzero((size >= np.float32(2.0**-110)) | ((a == 0) | (b == 0))) == product.size:
-            return rounding.bf16_bits(product.view("u4"))
-    return rounding.fma(a, b, c, "bf16", form.rounding)
+def _fma_bf16x2(a: Array, b: Array, c: Array, slow: Any, mask: Array | None) -> Array:
+    """Pairs of products where every active addend is -0 and none is small; else whatever `slow` says."""
+    if _all(c == _NEGATIVE_ZEROS, mask):
+        low = (a << _HALF_BITS).view("f4") * (b << _HALF_BITS).view("f4")
+        high = (a & _UPPER).view("f4") * (b & _UPPER).view("f4")
+        # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out.
+        if _exact(low, a << _HALF_BITS, b << _HALF_BITS, mask) and _exact(high, a & _UPPER, b & _UPPER, mask):
+            x, y = low.view("u4"), high.view("u4")
+            x = (x + _ROUND + (x >> _HALF_BITS & _ONE)) >> _HALF_BITS
+            y = (y + _ROUND + (y >> _HALF_BITS & _ONE)) & _UPPER
+            return np.asarray(x | y)
+    return np.asarray(slow(a, b, c))
+
+
+def _all(flags: Array, mask: Array | None) -> bool:
+    if np.count_nonzero(flags) == flags.size:
+        return True
+    return mask is not None and not np.count_nonzero(mask & ~flags)
+
+
+def _exact(product: Array, a: Array, b: Array, mask: Array | None) -> bool:
+    size = np.abs(product)
+    normal = (size >= _SMALL) & (size < _LARGE)
+    if _all(normal, mask):
+        return True
+    # The product of a zero is a zero; its factor must be finite.
+    x, y = a & _MAGNITUDE, b & _MAGNITUDE
+    return _all(normal | (x == 0) & (y < _INFINITY) | (y == 0) & (x < _INFINITY), mask)
+
+
+_HALF_BITS, _UPPER, _ROUND, _ONE = np.uint32(16), np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(1)
+_NEGATIVE_ZEROS, _MAGNITUDE, _INFINITY = np.uint32(0x80008000), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+_SMALL, _LARGE = np.float32(2.0**-110), np.float32(2.0**127)
 
 
 def unary(t: Translator, ins: Instruction) -> None:

@@ -91,8 +91,8 @@ def _apply(
     space.check_initialised(m, where, lanes, total, line)
     if space.races is not None:
         shadow = space.races.shadows[space.name]
-        space.races.observe(shadow, where, lanes)
-        space.races.write(m, space, where, lanes, total, line, how)
+        space.races.write(m, space, where, lanes, total, line, "atomic")
+        space.races.exchange(shadow, where, lanes, how)
     index = where >> (total.bit_length() - 1)
     rows = space.rows(size, count)
     space.mark_written(index, total)

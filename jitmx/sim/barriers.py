@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim.translate import BLOCKED
+from jitmx.sim.program import BLOCKED
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -114,7 +114,7 @@ class Barriers:
                 m.fault(
                     line,
                     int(group[0]),
-                    f"barrier {which} is for {other} threads here, and for {meeting.expected} at PTX line {meeting.line}",
+                    f"barrier {which} is for {other} threads here and {meeting.expected} at PTX line {meeting.line}",
                 )
             meeting.arrived.append(group)
             if wait:

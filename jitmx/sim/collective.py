@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim import rounding
-from jitmx.sim.ptx import Instruction, Register
-from jitmx.sim.translate import Handler, Translator, operands, pair
+from jitmx.sim.ptx import Instruction, Register, operands, pair
+from jitmx.sim.translate import Handler, Translator
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -91,10 +91,10 @@ def vote(m: Machine, mask: Array | None, mode: str, flags: Array, members: Array
     if mode == "ballot":
         return said
     if mode == "any":
-        return said != 0
+        return np.asarray(said != 0)
     if mode == "all":
-        return said == here
-    return (said == here) | (said == 0)
+        return np.asarray(said == here)
+    return np.asarray((said == here) | (said == 0))
 
 
 def _vote(t: Translator, ins: Instruction) -> None:
@@ -109,7 +109,7 @@ def _vote(t: Translator, ins: Instruction) -> None:
 def _partners(m: Machine, mask: Array | None, members: Array) -> Array:
     """[warps, 32, 32]: whether the second lane takes part in what the first does."""
     named = (np.broadcast_to(members, m.lanes).reshape(-1, 32, 1) & _BITS) != 0
-    return named if mask is None else named & mask.reshape(-1, 1, 32)
+    return np.asarray(named if mask is None else named & mask.reshape(-1, 1, 32))
 
 
 def match(m: Machine, mask: Array | None, mode: str, value: Array, members: Array, line: int) -> tuple[Array, Array]:
@@ -131,9 +131,8 @@ def _match(t: Translator, ins: Instruction) -> None:
     d, a, members = operands(ins, 3)
     result, flag = pair(d)
     width = "u8" if ins.opcode[3] == "b64" else "u4"
-    t.emit(
-        f"v, w = {t.const(match)}(m, {t.mask}, {ins.opcode[1]!r}, {t.read(a, width)}, {t.read(members, 'u4')}, {t.line})"
-    )
+    listed = f"{t.read(a, width)}, {t.read(members, 'u4')}"
+    t.emit(f"v, w = {t.const(match)}(m, {t.mask}, {ins.opcode[1]!r}, {listed}, {t.line})")
     t.write(result, "v", "u4")
     t.write(flag, "w", "b1")
 
@@ -182,7 +181,8 @@ def _redux(t: Translator, ins: Instruction) -> None:
     d, a, members = operands(ins, 3)
     kind = ins.opcode[-1]
     if kind == "f32":
-        value = f"{t.const(reduce_float)}(m, {t.mask}, {ins.opcode!r}, {t.read(a, 'f4')}, {t.read(members, 'u4')}, {t.line})"
+        listed = f"{t.read(a, 'f4')}, {t.read(members, 'u4')}"
+        value = f"{t.const(reduce_float)}(m, {t.mask}, {ins.opcode!r}, {listed}, {t.line})"
         t.write(d, value, "f4")
         return
     if ins.opcode[2] not in _REDUCE or kind not in ("u32", "s32", "b32"):
@@ -203,7 +203,7 @@ def _elect(t: Translator, ins: Instruction) -> None:
 def _leader(m: Machine, mask: Array | None, members: Array, line: int) -> Array:
     """The lowest lane that takes part."""
     _check_member(m, mask, members, line, "elect")
-    return _partners(m, mask, members).argmax(2).ravel().astype(np.uint32)
+    return np.asarray(_partners(m, mask, members).argmax(2).ravel().astype(np.uint32))
 
 
 def _activemask(t: Translator, ins: Instruction) -> None:
@@ -262,7 +262,7 @@ def _bar(t: Translator, ins: Instruction) -> None:
         if not isinstance(destination, Register):
             raise t.error("it needs a register for its result")
         mode = words[2]
-        target = t.read(destination, "u4" if mode == "popc" else "b1")
+        target = t.target(destination, "u4" if mode == "popc" else "b1")
         t.emit(f"v = {t.const(_reduction)}({mode!r}, {target}, {t.read(flag, 'b1')})")
         reduction = "v"
     t.emit(

@@ -158,6 +158,9 @@ def _widen(a: Array, source: str, ftz: bool) -> npt.NDArray[np.float64]:
 
 
 def _from_integer(destination: str, source: str, rounding: str, flags: set[str]) -> Callable[[Array], Array]:
+    if rounding == "rn" and not flags and destination in ("f32", "f64"):
+        # NumPy's conversion rounds once, to nearest even.
+        return lambda a: a.astype(DTYPES[destination])
     narrow = INTEGERS[source].itemsize < 8
 
     def convert(a: Array) -> Array:

@@ -108,7 +108,7 @@ def _plain(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) ->
         raise t.error("it is not known")
     extra = given[3:-1] if "L2::cache_hint" in parts else given[3:]
     wanted = t.scalar(size, "u4")
-    if extra and isinstance(extra[0], Register) and t.function.registers.get(extra[0].name) == "pred":
+    if extra and isinstance(extra[0], Register) and t.entry.registers.get(extra[0].name) == "pred":
         wanted = f"where({t.read(extra[0], 'b1')}, {t.scalar(0, 'u4')}, {wanted})"
     elif extra:
         wanted = t.read(extra[0], "u4")

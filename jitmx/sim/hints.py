@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitmx.sim.inflight import Copies
 from jitmx.sim.ptx import Address, Instruction
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ _CACHES = {
 }  # fmt: skip
 
 
-def _fenced(m: Machine, mask: Any) -> None:
-    m.races.fence(m.active(mask))
+def _fenced(m: Machine, mask: Any, proxy: bool) -> None:
+    lanes = m.active(mask)
+    m.races.fence(lanes)
+    if proxy:
+        Copies.of(m).fence(lanes)
 
 
 def _known(t: Translator, ins: Instruction, known: set[str]) -> None:
@@ -37,7 +41,7 @@ def _known(t: Translator, ins: Instruction, known: set[str]) -> None:
 def _fence(t: Translator, ins: Instruction) -> None:
     """fence and membar: what a thread did before may travel with its next atomic write."""
     _known(t, ins, _SCOPES | _PROXIES)
-    t.emit(f"{t.const(_fenced)}(m, {t.mask})")
+    t.emit(f"{t.const(_fenced)}(m, {t.mask}, {'proxy' in ins.opcode})")
 
 
 def _prefetch(t: Translator, ins: Instruction) -> None:

@@ -1,10 +1,13 @@
-"""Asynchronous copies under way: what `cp.async`, bulk copies and bulk tensor copies do to memory.
+"""Asynchronous work: what `cp.async`, bulk copies, bulk tensor copies and `wgmma` do to memory.
 
 A copy moves its bytes when it is issued; what is asynchronous is who may look at them. Bytes of a `cp.async` cannot be
 read until the thread has waited for them, and count as its own writes from then on. Bulk copies belong to columns of
-their own in the race check (one to an mbarrier, two to the bulk groups of a thread), and a wait that succeeds orders
-their accesses before what follows. So a read that does not wait, or a buffer that is overwritten before the copy that
-reads it is done, is a race whatever the copy's timing.
+their own in the race check (one to an mbarrier, two to the bulk groups of a thread, one to the products of a
+warpgroup), and a wait that succeeds orders their accesses before what follows. So a read that does not wait, or a
+buffer that is overwritten before the copy that reads it is done, is a race whatever the copy's timing.
+
+Copies from shared memory and `wgmma` read through the asynchronous proxy: what threads stored there reaches them only
+past a `fence.proxy.async`, by the thread that stored or, later, by the warps that issue.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _WRITTEN = INIT | WRITABLE | ALLOCATED | DIRTY
 CHUNK = 16
+WARPGROUP = 128
 
 
 @dataclass
@@ -43,7 +47,7 @@ class _Batch:
 
 @dataclass
 class _Groups:
-    """Bulk groups of one thread: the time of the last copy of each committed group, and of the open one."""
+    """Groups of one thread or warpgroup: the time of the last copy of each committed group, and of the open one."""
 
     committed: list[int]
     last: int = 0
@@ -57,7 +61,9 @@ class Copies:
         self.open = np.zeros(m.lanes, np.int64)  # number of each lane's open cp.async group
         self.batches: list[_Batch] = []
         self.bulk: dict[int, _Groups] = {}
+        self.products: dict[int, _Groups] = {}
         self.columns: dict[tuple[int, str, int], int] = {}
+        self.fenced = np.zeros(m.lanes, np.int64)  # time of each lane's last proxy fence
 
     @classmethod
     def of(cls, m: Machine) -> Copies:
@@ -181,6 +187,53 @@ class Copies:
                     clocks[self.column(int(lane), "writes", int(lane))] = max(done)
                 m.races.acquire(np.array([lane]), clocks)
 
+    def fence(self, lanes: Array) -> None:
+        """fence.proxy.async by these lanes."""
+        self.fenced[lanes] = self.m.races.tick(0)
+
+    def _proxied(self, lane: int, lanes: int, where: Array, line: int) -> None:
+        """Check that stores to shared memory are fenced for a reader, whose warps start at `lane`."""
+        m, shadow = self.m, self.m.races.shadows["shared"]
+        last = np.unique(shadow.writer[where >> shadow.shift])
+        column = last & (1 << COLUMNS) - 1
+        last, column = last[column < m.width], column[column < m.width]
+        own = lane // m.width * m.width
+        late = (last >> 32 > self.fenced[own + column]) & (last >> 32 > self.fenced[lane : lane + lanes].max())
+        if late.any():
+            at = int(np.flatnonzero(late)[0])
+            writer, written = m.thread_name(int(column[at])), m.races.lines[int(last[at]) >> 32]
+            m.fault(
+                line,
+                lane,
+                f"reads shared memory through the asynchronous proxy, which thread {writer} has written at PTX line "
+                f"{written} without fence.proxy.async after it",
+            )
+
+    # Products of warpgroups, which read shared memory until they are waited for
+    def read_for_product(self, lane: int, chunks: Array, line: int) -> None:
+        """Note the 16-byte chunks that a wgmma of the warpgroup from `lane` on reads."""
+        where = self.m.shared.locate(self.m, chunks, 0, np.full(len(chunks), lane), CHUNK, line, "reads")
+        self._proxied(lane, WARPGROUP, where, line)
+        column = self.column(lane, "wgmma", lane)
+        time = self._remember(self.m.shared, lane, where, CHUNK, column, line, writing=False)
+        self.products.setdefault(lane, _Groups([])).last = time
+
+    def commit_products(self, lanes: Array) -> None:
+        """wgmma.commit_group by whole warpgroups."""
+        for lane in lanes[lanes % self.m.width % WARPGROUP == 0].tolist():
+            groups = self.products.setdefault(lane, _Groups([]))
+            groups.committed.append(groups.last)
+
+    def wait_products(self, lanes: Array, count: int) -> None:
+        """wgmma.wait_group: all but the last `count` groups are done."""
+        for lane in lanes[lanes % self.m.width % WARPGROUP == 0].tolist():
+            groups = self.products.get(lane)
+            done = groups.committed[: len(groups.committed) - count] if groups else []
+            if done:
+                clocks = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
+                clocks[self.column(lane, "wgmma", lane)] = max(done)
+                self.m.races.acquire(np.arange(lane, lane + WARPGROUP), clocks)
+
     def tensor_map(self, lane: int, address: int, line: int) -> TensorMap:
         """The tensor map at a generic address."""
         space, inner = space_of(self.m, "generic", np.uint64(address) + np.arange(0, BYTES, CHUNK, dtype=np.uint64))
@@ -214,6 +267,7 @@ class Copies:
         m = self.m
         content = self._fetch(m.shared, lane, sources, size, line)
         where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
+        self._proxied(lane // 32 * 32, 32, where, line)
         self._remember(m.shared, lane, where, size, self.column(lane, "reads", lane), line, writing=False)
         time = self._write(m.memory, lane, targets, content, self.column(lane, "writes", lane), line)
         self.bulk.setdefault(lane, _Groups([])).last = time

@@ -16,7 +16,7 @@ def multiply_high(a: Array, b: Array) -> Array:
     kind = a.dtype.kind
     if bits < 64:
         wide = np.multiply(a, b, dtype=f"{kind}{bits // 4}")
-        return (wide >> wide.dtype.type(bits)).astype(a.dtype)
+        return np.asarray((wide >> wide.dtype.type(bits)).astype(a.dtype))
     x, y = a.view("u8"), b.view("u8")
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     x0, x1, y0, y1 = x & low, x >> shift, y & low, y >> shift
@@ -96,8 +96,8 @@ def extract(a: Array, position: Array, length: Array) -> Array:
         valid = np.minimum(size, np.maximum(bits - start, 0))
         above = np.where(valid >= bits, kind(0), ~((kind(1) << valid.astype(word.dtype)) - kind(1)))
         out = np.where(size == 0, kind(0), np.where(sign == 1, out | above, out))
-        return out.view(a.dtype)
-    return out
+        return np.asarray(out.view(a.dtype))
+    return np.asarray(out)
 
 
 def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
@@ -107,7 +107,7 @@ def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
     kind = b.dtype.type
     field = np.where(size >= bits, kind((1 << bits) - 1), (kind(1) << size.astype(b.dtype)) - kind(1))
     mask = field << start
-    return b & ~mask | a << start & mask
+    return np.asarray(b & ~mask | a << start & mask)
 
 
 def find_nth(mask: Array, base: Array, offset: Array) -> Array:
@@ -131,7 +131,7 @@ def logic(a: Array, b: Array, c: Array, table: int) -> Array:
     """lop3: the function of three bits that `table` tells."""
     known = _LOGIC.get(table)
     if known is not None:
-        return known(a, b, c)
+        return np.asarray(known(a, b, c))
     out = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
     for i in range(8):
         if table >> i & 1:
@@ -151,10 +151,13 @@ _LOGIC: dict[int, Any] = {
 }
 
 
-def permute(a: Array, b: Array, selector: Array, mode: str = "") -> Array:
-    """prmt: four bytes picked out of the eight of a and b."""
-    if not mode and (selector.ndim == 0 or (selector == selector[0]).all()):
-        return permute_by(a, b, int(selector.flat[0]))
+def permute(a: Array, b: Array, selector: Array, mode: str, mask: Array | None) -> Array:
+    """prmt: four bytes picked out of the eight of a and b; quick where active lanes have one selector."""
+    if not mode:
+        first = int(selector.flat[0 if mask is None else int(mask.argmax()) if selector.ndim else 0])
+        same = selector == np.uint32(first)
+        if (same if mask is None else same | ~mask).all():
+            return permute_by(a, b, first)
     lanes = np.broadcast_shapes(a.shape, b.shape, selector.shape)
     both = np.empty((*lanes, 2), np.uint32)
     both[..., 0], both[..., 1] = a, b
@@ -164,9 +167,7 @@ def permute(a: Array, b: Array, selector: Array, mode: str = "") -> Array:
     out = np.empty((len(pool), 4), np.uint8)
     for i in range(4):
         if mode:
-            control = (picks & 3).astype(np.int64)
-            index = _PERMUTE[mode](control, i)
-            out[:, i] = pool[rows, index]
+            out[:, i] = pool[rows, _PERMUTE[mode]((picks & 3).astype(np.int64), i)]
             continue
         control = picks >> np.uint32(4 * i)
         byte = pool[rows, control & np.uint32(7)]
@@ -176,7 +177,7 @@ def permute(a: Array, b: Array, selector: Array, mode: str = "") -> Array:
 
 def permute_by(a: Array, b: Array, selector: int) -> Array:
     """permute where every lane has the same selector."""
-    out = np.uint32(0)
+    out: Any = np.uint32(0)
     for i in range(4):
         control = selector >> 4 * i & 15
         word, shift = (a, b)[control >> 2 & 1], 8 * (control & 3)

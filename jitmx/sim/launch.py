@@ -12,10 +12,11 @@ from jitmx.sim import instructions, parser
 from jitmx.sim.layout import granules, upload_variables
 from jitmx.sim.machine import Machine
 from jitmx.sim.memory import Memory
+from jitmx.sim.program import Program
 from jitmx.sim.races import Shadow
-from jitmx.sim.translate import Program, Translator
+from jitmx.sim.translate import Translator
 
-RESIDENT_LANES = 2048
+RESIDENT_LANES = 4096
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def translate(source: str, entry: str | None = None) -> Program:
         entry = next(iter(entries))
     if entry not in entries:
         raise SimulationError(f"{entry!r} is no kernel of this PTX; its kernels: {', '.join(entries) or 'none'}")
-    program = Translator(module, entries[entry], instructions.handlers(), instructions.members).program_of()
+    program = Translator(module, entries[entry], instructions.handlers(), instructions.members).translate()
     program.granules = granules(program)
     return program
 
@@ -87,7 +88,7 @@ def simulate(
         arguments: the kernel's parameters as they lie in memory.
         shared_bytes: dynamic shared memory.
         resident_blocks: blocks that run side by side, which those that wait for each other must; by default as many
-            as make 2048 threads.
+            as make 4096 threads.
         max_steps: basic blocks that may run before a launch counts as endless.
 
     Raises:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import SHARED_START, Memory
+from jitmx.sim.program import Program
 from jitmx.sim.ptx import SIZES, Immediate, Variable
-from jitmx.sim.translate import Program
 
 
 def _up(offset: int, align: int) -> int:
@@ -19,10 +19,8 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
         SimulationError: the arguments have not the size of the kernel's parameters.
     """
     module = program.module
-    assert module is not None
     symbols = dict(program.globals)
-    functions = {block.function for block in program.blocks}
-    variables = [*module.variables.values(), *(v for name in functions for v in module.functions[name].variables)]
+    variables = [*module.variables.values(), *program.entry.variables]
     shared, local = SHARED_START, 0
     dynamic: list[Variable] = []
     for variable in variables:
@@ -57,7 +55,6 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
 def upload_variables(program: Program, memory: Memory) -> None:
     """Put the module's variables of global and constant memory on the device."""
     module = program.module
-    assert module is not None
     program.globals = {
         variable.name: memory.upload(bytearray(variable.image), variable.name, writable=variable.space == "global")
         for variable in module.variables.values()
@@ -67,22 +64,19 @@ def upload_variables(program: Program, memory: Memory) -> None:
 
 def granules(program: Program) -> dict[str, int]:
     """Bytes of the smallest access to shared and to global memory: how finely races need to be told apart."""
-    module = program.module
-    assert module is not None
     smallest = {"shared": 4, "global": 4}
-    for name in {block.function for block in program.blocks}:
-        for ins in module.functions[name].body:
-            if ins.opcode[:2] == ("cp", "async") and "tensor" in ins.opcode:
-                smallest["global"] = 1
-            elif ins.opcode[:2] == ("cp", "async") and ins.opcode[2] in ("ca", "cg"):
-                size = ins.operands[2]
-                smallest["shared"] = min(smallest["shared"], size.value if isinstance(size, Immediate) else 4)
-            if ins.opcode[0] not in ("ld", "ldu", "st", "atom", "red"):
-                continue
-            sizes = [SIZES[part] for part in ins.opcode if part in SIZES]
-            counts = [int(part[1:]) for part in ins.opcode if part in ("v2", "v4", "v8")]
-            spaces = [part.partition("::")[0] for part in ins.opcode if part.partition("::")[0] in smallest]
-            spaces += [] if {"param", "local", "const"} & set(ins.opcode) or spaces else list(smallest)
-            for space in spaces:
-                smallest[space] = min(smallest[space], sizes[-1] * (counts[0] if counts else 1))
+    for ins in program.entry.body:
+        if ins.opcode[:2] == ("cp", "async") and "tensor" in ins.opcode:
+            smallest["global"] = 1
+        elif ins.opcode[:2] == ("cp", "async") and ins.opcode[2] in ("ca", "cg"):
+            size = ins.operands[2]
+            smallest["shared"] = min(smallest["shared"], size.value if isinstance(size, Immediate) else 4)
+        if ins.opcode[0] not in ("ld", "ldu", "st", "atom", "red"):
+            continue
+        sizes = [SIZES[part] for part in ins.opcode if part in SIZES]
+        counts = [int(part[1:]) for part in ins.opcode if part in ("v2", "v4", "v8")]
+        spaces = [part.partition("::")[0] for part in ins.opcode if part.partition("::")[0] in smallest]
+        spaces += [] if {"param", "local", "const"} & set(ins.opcode) or spaces else list(smallest)
+        for space in spaces:
+            smallest[space] = min(smallest[space], sizes[-1] * (counts[0] if counts else 1))
     return smallest

@@ -1,9 +1,9 @@
 """The machine: lanes of some resident blocks, their registers, and the scheduler that runs basic blocks over them.
 
-Lanes are numbered block by block, `width` (a multiple of 32) to a block; those past the block's threads never run. Lanes
-at one basic block form a group. The scheduler runs the group with the lowest block index, so that lanes which took
-different ways meet again; groups that come to the same place merge. Lanes that poll memory step back until no other
-can run. Where nothing can run and lanes still wait, the error tells who waits where.
+Lanes are numbered block by block, `width` (a multiple of 32) to a block; those past the block's threads never run.
+Lanes at one basic block form a group. The scheduler runs the group with the lowest block index, so that lanes which
+took different ways meet again; groups that come to the same place merge. Lanes that poll memory step back until no
+other can run. Where nothing can run and lanes still wait, the error tells who waits where.
 """
 
 from __future__ import annotations
@@ -15,10 +15,20 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.barriers import Barriers
-from jitmx.sim.memory import INIT, LOCAL_WINDOW, PARAM_WINDOW, SHARED_START, SHARED_WINDOW, WRITABLE, Memory, Space
-from jitmx.sim.memory import ALLOCATED
+from jitmx.sim.layout import place
+from jitmx.sim.memory import (
+    ALLOCATED,
+    INIT,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_START,
+    SHARED_WINDOW,
+    WRITABLE,
+    Memory,
+    Space,
+)
+from jitmx.sim.program import BLOCKED, EXIT, SET, Program
 from jitmx.sim.races import Races, Shadow
-from jitmx.sim.translate import BLOCKED, EXIT, Program
 
 Array = npt.NDArray[Any]
 _READY = INIT | WRITABLE | ALLOCATED
@@ -59,8 +69,6 @@ class Machine:
 
     # Memory
     def _spaces(self, shared_bytes: int, arguments: bytes) -> None:
-        from jitmx.sim.layout import place
-
         self.symbols, static, local, params = place(self.program, arguments)
         self.races = Races(self.blocks, self.threads, self.width)
         self.shared = Space("shared", 0, 0)
@@ -103,22 +111,46 @@ class Machine:
 
     # Registers
     def _bind(self) -> None:
-        self.registers = {}
-        for name, dtype in self.program.registers.items():
-            self.registers[name] = (
-                self._special(name, dtype) if name in self.program.specials else np.zeros(self.lanes, dtype)
-            )
-        names: dict[str, Any] = {
-            name: self.registers[key].view(dtype) for name, (key, dtype) in self.program.views.items()
-        }
+        """Registers, and the functions that work on them; kept with the program for the next machine of this size."""
+        bound = self.program.bound.get(self.lanes)
+        if bound is None:
+            bound = self._make()
+            self.program.bound.clear()
+            self.program.bound[self.lanes] = bound
+        self.registers: dict[str, Array]
+        self.names: dict[str, Any]
+        self.full: list[Any]
+        self.masked: list[Any]
+        self.registers, self.names, self.full, self.masked = bound
+        for name, array in self.registers.items():
+            if name in self.program.specials:
+                array[:] = self._special(name)
+            elif name.endswith(SET):
+                array[:] = False
+
+    def _make(self) -> tuple[dict[str, Array], dict[str, Any], list[Any], list[Any]]:
+        registers: dict[str, Array] = {}
+        names: dict[str, Any] = {}
+        for stored in sorted(set(self.program.registers.values())):
+            held = [name for name, dtype in self.program.registers.items() if dtype == stored]
+            rows = np.zeros((len(held), self.lanes), stored)
+            views = {dtype: rows.view(dtype) for _, dtype in self.program.views.values() if dtype[1] == stored[1]}
+            at = {name: i for i, name in enumerate(held)}
+            registers |= dict(zip(held, rows, strict=True))
+            names |= {name: views[dtype][at[key]] for name, (key, dtype) in self.program.views.items() if key in at}
         names |= self.program.objects
         names |= {name: getattr(np, name) for name in _NUMPY}
-        names |= {"np": np, "count": np.count_nonzero, "take": self._take}
-        self.names = names
-        self.full: list[Any] = [None] * len(self.program.blocks)
-        self.masked: list[Any] = [None] * len(self.program.blocks)
+        names |= {"np": np, "count": np.count_nonzero}
+        count = len(self.program.blocks)
+        return registers, names, [None] * count, [None] * count
 
-    def _special(self, name: str, dtype: str) -> Array:
+    def need(self, flags: Array, mask: Array | None, line: int, name: str) -> None:
+        """Error where an active lane reads a register that it never set."""
+        bad = ~flags if mask is None else mask & ~flags
+        if bad.any():
+            self.fault(line, int(bad.nonzero()[0][0]), f"reads register {name}, which nothing has set")
+
+    def _special(self, name: str) -> Array:
         thread = self.lane_ids % self.width
         at = np.repeat(self.blocks, self.width)
         x, y, _ = self.block
@@ -142,7 +174,8 @@ class Machine:
         }  # fmt: skip
         if name not in table:
             raise SimulationError(f"{self.program.entry.name}: special register {name} is not known")
-        return np.broadcast_to(np.asarray(table[name]).astype(dtype), self.lanes).copy()
+        value: Array = np.asarray(table[name])
+        return value
 
     def _function(self, index: int, full: bool) -> Any:
         scope: dict[str, Any] = {}
@@ -175,9 +208,6 @@ class Machine:
     def active(self, mask: Array | None) -> Array:
         """Lanes of a mask, in order."""
         return self.lane_ids if mask is None else mask.nonzero()[0]
-
-    def _take(self, array: Array, lanes: Array) -> Array:
-        return array if lanes is self.lane_ids or array.ndim == 0 else array.take(lanes)
 
     # Scheduling
     def run(self) -> None:
@@ -284,11 +314,10 @@ class Machine:
             self.join(pc, ahead, n - k)
         if k == 0:
             return
-        if pc in polling:
-            other, size = polling[pc]
-            polling[pc] = (None, n) if mask is None and k == n else (back | other, k + size)
-        else:
-            polling[pc] = (None, k) if k == self.lanes else (back, k)
+        held = polling.get(pc)
+        if held is not None and held[0] is not None:
+            back, k = back | held[0], k + held[1]
+        polling[pc] = (None, k) if k == self.lanes else (back, k)
 
     def poll(self, lanes: Array) -> None:
         """These lanes wait for a word to change: let others run before they go on."""

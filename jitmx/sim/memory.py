@@ -68,7 +68,7 @@ class Space:
 
     # Checked access by lanes
     def locate(self, m: Machine, address: Array, offset: int, lanes: Array, size: int, line: int, what: str) -> Array:
-        """Offsets of `address + offset` for `lanes`, whose addresses it holds in order; bounds and alignment checked."""
+        """Offsets of `address + offset` for `lanes`, in their order; bounds and alignment checked."""
         if offset:
             address = address + np.uint64(offset % (1 << 64))
         off = address - self._base if self.base else address

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from jitmx.sim import arithmetic
 from jitmx.sim.alu import FLOATS, check, kind_of
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Sink, Vector
-from jitmx.sim.translate import Handler, Translator, dtype_of, operands
+from jitmx.sim.program import dtype_of
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Sink, Vector, operands
+from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
 

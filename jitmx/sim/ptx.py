@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from jitmx.errors import SimulationError
 
 # Bytes of a PTX type by its name.
 SIZES = {
@@ -117,3 +120,20 @@ class Module:
     target: str
     functions: dict[str, Function]
     variables: dict[str, Variable]
+
+
+def is_barrier(ins: Instruction) -> bool:
+    """Whether lanes may have to wait at the end of `ins`: block-wide barriers."""
+    return ins.opcode[0] in ("bar", "barrier") and ins.opcode[1:2] != ("warp",) and "cluster" not in ins.opcode
+
+
+def pair(operand: Operand) -> tuple[Operand, Operand]:
+    """A result and its predicate, which is a sink where there is none."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Sink())
+
+
+def operands(ins: Instruction, *counts: int) -> Sequence[Operand]:
+    """The operands of `ins`, whose number must be one of `counts`."""
+    if len(ins.operands) not in counts:
+        raise SimulationError(f"PTX line {ins.line}: {ins.name} with {len(ins.operands)} operands is not known")
+    return ins.operands

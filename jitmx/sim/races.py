@@ -1,10 +1,10 @@
 """Races: who touched a word last, and what orders that before the access at hand.
 
-Each granule of a space remembers its last writer and some readers, as words `time << 32 | strong << 30 | block << 11 |
-column`. Time counts accesses. A column is a thread of the block, or one of the copy engine's queues. What each thread has
-synchronised with is a matrix of times: `seen[lane, column]` says up to when accesses by that column of the lane's own
-block happened before. A barrier of the whole block raises `floor` instead. What other blocks published through atomics
-is in `cross`, for the few lanes that have such.
+Each granule of a space remembers its last writer and some readers, as words
+`time << 32 | strong << 30 | block << 11 | column`. Time counts accesses. A column is a thread of the block, or one of
+the copy engine's queues. What each thread has synchronised with is a matrix of times: `seen[lane, column]` says up to
+when accesses by that column of the lane's own block happened before. A barrier of the whole block raises `floor`
+instead. What other blocks published through atomics is in `cross`, for the few lanes that have such.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shadow:
         cells = -(-size // 32) * 32 >> self.shift
         self.writer = np.zeros(cells, np.int64)
         self.readers = np.zeros((cells, _SLOTS), np.int64)
-        self.published: dict[int, list[tuple[int, Array, dict[int, Array]]]] = {}  # by strong writes after a fence
+        self.published: dict[int, dict[int, Array]] = {}  # by strong writes after a fence: clocks by block
 
 
 class Races:
@@ -87,7 +87,7 @@ class Races:
     ) -> None:
         """Check writes and remember them; two lanes that write one granule in one instruction race.
 
-        `how`: "" weak, "strong", or "release" where the write is a release.
+        `how`: "" weak, "strong", "release" where the write is a release, or "atomic" where `exchange` follows.
         """
         strong = bool(how)
         shadow = self.shadows[space.name]
@@ -106,8 +106,8 @@ class Races:
                 at = int(np.flatnonzero(left != mine)[0])
                 self.report(m, space, int(left[at]), int(lanes[at]), int(where[at]), line, "writes", "written")
             self.wrote[lanes] = self.time
-        else:
-            self.publish(shadow, where, lanes, how == "release")
+        elif how != "atomic":
+            self.publish(shadow, where, lanes, how)
 
     def check(
         self,
@@ -122,26 +122,25 @@ class Races:
         past: str,
     ) -> None:
         """Error unless each of `last` [lanes, n] happened before the access of its lane."""
-        latest = int(last.max())
-        if latest == 0 or (space.spread is not None and latest >> 32 <= self.lowest and not self.copying):
+        barriers = space.spread is not None and not self.copying
+        if int(last.max()) <= ((self.lowest + 1 << 32) - 1 if barriers else 0):
             return
-        time = last >> 32
-        ids = self.ids[lanes][:, None]
-        other = (time > self.floor[lanes][:, None]) | ((last & _WHO) >> COLUMNS != ids >> COLUMNS)
-        if self.copying:
-            other |= last & (1 << COLUMNS) - 1 >= self.width
-        doubt = other & (last != 0) & (last & _WHO != ids)
-        if strong:
-            doubt &= last & STRONG == 0
-        if not doubt.any():
-            return
-        i, j = np.nonzero(doubt)
+        # Shared memory is of one block, so that its barriers settle most entries; elsewhere every entry counts.
+        settled = (self.floor[lanes][:, None] + 1 << 32) - 1 if barriers else 0
+        i, j = np.nonzero(last > settled)
         lane, entry = lanes[i], last[i, j]
         who = entry & _WHO
+        other = who != self.ids[lane]
+        if strong:
+            other &= entry & STRONG == 0
+        if not other.all():
+            i, lane, entry, who = i[other], lane[other], entry[other], who[other]
         same = who >> COLUMNS == self.block[lane]
         column = who & (1 << COLUMNS) - 1
-        known = np.where(same, self.seen[lane, np.where(same, column, 0)], 0)
-        for k in np.flatnonzero((entry >> 32 > known) | ~same):
+        thread = column < self.width
+        known = self.seen[lane, column if same.all() else np.where(same, column, 0)]
+        known = np.where(same, np.maximum(known, np.where(thread, self.floor[lane], 0)), 0)
+        for k in np.flatnonzero(entry >> 32 > known):
             clocks = None if same[k] else self.cross.get(int(lane[k]), {}).get(int(who[k]) >> COLUMNS)
             if clocks is None or clocks[column[k]] < entry[k] >> 32:
                 self.report(m, space, int(entry[k]), int(lane[k]), int(where[i[k]]), line, what, past)
@@ -152,7 +151,7 @@ class Races:
         """The error of a race."""
         who = entry & _WHO
         column = who & (1 << COLUMNS) - 1
-        other = f"thread {m.thread_name(column)}" if column < self.width else "an asynchronous copy"
+        other = f"thread {m.thread_name(column)}" if column < self.width else "an asynchronous operation"
         block = "" if who >> COLUMNS == self.block[lane] else f" of block {m.block_name(who >> COLUMNS)}"
         m.fault(
             line,
@@ -207,42 +206,60 @@ class Races:
         clocks[lanes % self.width] = now
         if self.cross:
             self._merge_cross(lanes)
-        return clocks
+        return np.asarray(clocks)
 
     def acquire(self, lanes: Array, clocks: Array) -> None:
         """What `clocks` of the same block tells happened before these lanes from here on."""
         self.plain = False
         self.seen[lanes] = np.maximum(self.seen[lanes], clocks)
 
-    def acquire_from(self, lane: int, block: int, clocks: Array, beyond: dict[int, Array]) -> None:
-        """As acquire, of what a lane of any `block` published along with what it knew of others."""
-        if block == self.block[lane]:
-            self.acquire(np.array([lane]), clocks)
-        known = dict(self.cross.get(lane, {}))
-        for origin, times in {**beyond, block: clocks}.items():
-            if origin != self.block[lane]:
-                known[origin] = np.maximum(known[origin], times) if origin in known else times
-        if known:
-            self.cross[lane] = known
-
     def fence(self, lanes: Array) -> None:
         """These lanes run a fence: what they know may travel with their next strong write."""
         self.fenced[lanes] = self.tick(0)
 
-    def publish(self, shadow: Shadow, where: Array, lanes: Array, release: bool) -> None:
-        """Strong writes of lanes that have fenced since their last weak write carry all that these lanes know."""
-        ready = np.ones(len(lanes), bool) if release else self.fenced[lanes] > self.wrote[lanes]
+    def exchange(self, shadow: Shadow, where: Array, lanes: Array, how: str | bool) -> None:
+        """Atomics of lanes, in their order: each learns what was published at its word, and may publish itself.
+
+        Who has fenced since its last weak write, or releases, publishes all that it knows.
+        """
+        ready = self.fenced[lanes] > self.wrote[lanes] if how != "release" else np.ones(len(lanes), bool)
+        if shadow.published or ready.any():
+            for lane, key, speaks in zip(lanes.tolist(), where.tolist(), ready.tolist(), strict=True):
+                self._observe(shadow, key, lane)
+                if speaks:
+                    self._publish(shadow, key, lane)
+
+    def publish(self, shadow: Shadow, where: Array, lanes: Array, how: str | bool) -> None:
+        """The same for strong stores, which learn nothing."""
+        ready = self.fenced[lanes] > self.wrote[lanes] if how != "release" else np.ones(len(lanes), bool)
         for at in np.flatnonzero(ready):
-            lane, key = int(lanes[at]), int(where[at])
-            entry = int(self.block[lane]), self.snapshot(lanes[at : at + 1]), self.cross.get(lane, {})
-            shadow.published.setdefault(key, []).append(entry)
+            self._publish(shadow, int(where[at]), int(lanes[at]))
 
     def observe(self, shadow: Shadow, where: Array, lanes: Array) -> None:
-        """Strong reads learn what strong writes to their word have published."""
+        """The same for strong loads, which publish nothing."""
         if shadow.published:
             for lane, key in zip(lanes.tolist(), where.tolist(), strict=True):
-                for block, clocks, beyond in shadow.published.get(key, ()):
-                    self.acquire_from(lane, block, clocks, beyond)
+                self._observe(shadow, key, lane)
+
+    def _publish(self, shadow: Shadow, key: int, lane: int) -> None:
+        said = shadow.published.setdefault(key, {})
+        everything = {**self.cross.get(lane, {}), int(self.block[lane]): self.snapshot(np.array([lane]))}
+        for block, clocks in everything.items():
+            said[block] = np.maximum(said[block], clocks) if block in said else clocks
+
+    def _observe(self, shadow: Shadow, key: int, lane: int) -> None:
+        """What strong writes have published at a word happened before this lane from here on."""
+        said = shadow.published.get(key)
+        if not said:
+            return
+        known = dict(self.cross.get(lane, {}))
+        for block, clocks in said.items():
+            if block == self.block[lane]:
+                self.acquire(np.array([lane]), clocks)
+            else:
+                known[block] = np.maximum(known[block], clocks) if block in known else clocks
+        if known:
+            self.cross[lane] = known
 
     def _merge_cross(self, lanes: Array) -> None:
         merged: dict[int, Array] = {}

@@ -1,7 +1,7 @@
 """PTX instructions to Python source: one function for each basic block, in two forms.
 
-The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked* form
-takes the mask `M` of active lanes and leaves the others as they are.
+The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked*
+form takes the mask `M` of active lanes and leaves the others as they are.
 
 A semantic module exports `HANDLERS`, a dict from the first part of an opcode to `handler(t, ins)`, which is called at
 translation time and emits Python with
@@ -24,14 +24,14 @@ Arrays that `t.read` names are registers, so a handler must not write into them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import CodeType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jitmx.errors import SimulationError
+from jitmx.sim.flow import Access, doubtful
+from jitmx.sim.program import EXIT, SET, Block, Program
 from jitmx.sim.ptx import (
     SIZES,
     Address,
@@ -40,70 +40,17 @@ from jitmx.sim.ptx import (
     Instruction,
     Module,
     Operand,
-    Pair,
     Register,
     Sink,
     Symbol,
+    is_barrier,
 )
 
 Handler = Callable[["Translator", Instruction], None]
 
 # How registers of a PTX type are stored.
 _STORAGE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "u8"}
-EXIT, BLOCKED = -1, -2
-_ENDS = ("bra", "ret", "exit", "trap", "call", "brx")
-
-
-@dataclass
-class Block:
-    """A basic block: instructions [first, last) of a function, and its two forms in Python."""
-
-    index: int
-    function: str
-    first: int
-    last: int
-    lines: tuple[int, ...] = ()
-    full: str = ""
-    masked: str = ""
-    members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
-    width: int = 32  # lanes that such an instruction spans
-    head: str = ""  # its first instruction
-
-
-@dataclass
-class Program:
-    """A translated kernel: what a machine binds to its registers and runs."""
-
-    entry: Function
-    blocks: list[Block]
-    views: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → register, dtype
-    registers: dict[str, str] = field(default_factory=dict)  # register → dtype
-    specials: set[str] = field(default_factory=set)
-    objects: dict[str, Any] = field(default_factory=dict)
-    module: Module | None = None
-    granules: dict[str, int] = field(default_factory=dict)
-    globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
-    compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
-
-    def code(self, index: int, full: bool) -> CodeType:
-        """One form of a block, compiled when first asked for."""
-        made = self.compiled.get((index, full))
-        if made is None:
-            block = self.blocks[index]
-            made = compile(block.full if full else block.masked, f"<block {index} of {self.entry.name}>", "exec")
-            self.compiled[index, full] = made
-        return made
-
-
-def dtype_of(kind: str) -> str:
-    """The dtype in which PTX type `kind` computes: "s32" → "i4". Packed and 16-bit floats are bits."""
-    if kind == "pred":
-        return "b1"
-    if kind in ("f16", "bf16"):
-        return "u2"
-    if kind in ("f16x2", "bf16x2", "u16x2", "s16x2"):
-        return "u4"
-    return {"b": "u", "u": "u", "s": "i", "f": "f"}[kind[0]] + str(SIZES[kind])
+_ENDS = ("bra", "ret", "exit", "trap")
 
 
 class Translator:
@@ -116,19 +63,20 @@ class Translator:
         handlers: dict[str, Handler],
         members: Callable[[Instruction], tuple[Operand, int] | None],
     ) -> None:
-        self.module, self.entry = module, entry
+        self.entry = self.function = entry
         self.handlers, self.members = handlers, members
-        self.program = Program(entry, [], module=module)
+        self.program = Program(module, entry, [])
         self.full = True
-        self.function = entry
         self.ins = Instruction(("",), (), None, 0)
         self._lines: list[str] = []
         self._indent = 1
         self._names: dict[str, str] = {}
         self._constants: dict[Any, str] = {}
         self._predicated = False
-        self._entries: dict[str, int] = {}
-        self._labels: dict[tuple[str, str], int] = {}
+        self._labels: dict[str, int] = {}
+        self.accesses: dict[int, list[Access]] = {}  # of each block, one for each instruction
+        self._access = Access(set(), set(), False)
+        self._quiet = False  # whether reads need no check that the register was set
         self.next = 0
 
     # What handlers use
@@ -237,25 +185,22 @@ class Translator:
 
     def width(self, name: str) -> int:
         """Bytes of a register."""
-        if name.startswith("%") and name not in self.function.registers:
+        if name.startswith("%") and name not in self.entry.registers:
             return 8 if name in ("%clock64", "%globaltimer") else 4
-        return SIZES[self.function.registers[name]]
+        return SIZES[self.entry.registers[name]]
 
     # Registers
-    def _key(self, name: str) -> str:
-        return name if self.function is self.entry else f"{self.function.name}:{name}"
-
     def _name(self, name: str) -> str:
         if name not in self._names:
             self._names[name] = f"r{len(self._names)}"
         return self._names[name]
 
     def _same_width(self, name: str, dtype: str) -> bool:
-        kind = self.function.registers.get(name, "")
+        kind = self.entry.registers.get(name, "")
         return (kind == "pred") == (dtype == "b1") and self.width(name) == int(dtype[1])
 
     def _register(self, name: str, dtype: str) -> str:
-        kind = self.function.registers.get(name)
+        kind = self.entry.registers.get(name)
         if kind is None:
             if not name.startswith("%"):
                 raise self.error(f"register {name} is not declared")
@@ -264,8 +209,12 @@ class Translator:
             key = name
         else:
             stored = "b1" if kind == "pred" else _STORAGE[SIZES[kind]]
-            key = self._key(name)
+            key = name
         self.program.registers[key] = stored
+        if kind is not None and not self._quiet:
+            self._access.reads.add(name)
+        if name in self.program.tracked and not self._quiet:
+            self.emit(f"m.need({self._flags(name)}, {self.mask}, {self.line}, {name!r})")
         if stored == "b1" or dtype == "b1":
             if stored != dtype:
                 raise self.error(f"register {name} of type .{kind} cannot be used as {dtype}")
@@ -283,11 +232,33 @@ class Translator:
         self.program.views[name] = key, dtype
         return name
 
+    def target(self, operand: Operand, dtype: str) -> str:
+        """The array of a register that the generated code itself will write, in place."""
+        return self._target(operand, dtype)
+
+    def _flags(self, name: str) -> str:
+        """The flags that tell which lanes have set a register."""
+        self.program.registers[name + SET] = "b1"
+        return self._view(name + SET, "b1")
+
+    def _note_writes(self) -> None:
+        """Mark registers as set, where it matters."""
+        source = self._access.copy
+        for name in sorted(self._access.writes & self.program.tracked):
+            if source is not None and source in self.program.tracked:
+                where = "True" if self.mask == "None" else self.mask
+                self.emit(f"copyto({self._flags(name)}, {self._flags(source)}, 'unsafe', {where})")
+            elif self.mask == "None":
+                self.emit(f"{self._flags(name)}.fill(True)")
+            else:
+                self.emit(f"bitwise_or({self._flags(name)}, {self.mask}, {self._flags(name)})")
+
     def _target(self, operand: Operand, dtype: str) -> str:
-        if not isinstance(operand, Register) or operand.name not in self.function.registers:
+        if not isinstance(operand, Register) or operand.name not in self.entry.registers:
             raise self.error(f"{operand} cannot be written")
-        kind = self.function.registers[operand.name]
-        key = self._key(operand.name)
+        self._access.writes.add(operand.name)
+        kind = self.entry.registers[operand.name]
+        key = operand.name
         stored = "b1" if kind == "pred" else _STORAGE[SIZES[kind]]
         self.program.registers[key] = stored
         if (stored == "b1") != (dtype == "b1"):
@@ -299,57 +270,73 @@ class Translator:
         return self._view(key, dtype if stored[1] == dtype[1] else stored)
 
     # Blocks
-    def program_of(self) -> Program:
-        """Translate everything that the entry can reach."""
-        functions, pending = [self.entry], [self.entry]
-        while pending:
-            for ins in pending.pop().body:
-                if ins.opcode[0] == "call":
-                    name = next(o.name for o in ins.operands if isinstance(o, Symbol))
-                    callee = self.module.functions.get(name)
-                    if callee is not None and callee not in functions:
-                        functions.append(callee)
-                        pending.append(callee)
-        for function in functions:
-            self._split(function)
-        for block in self.program.blocks:
-            self.function = self.module.functions[block.function]
-            for self.full in (True, False):
-                source = self._block(block)
-                if self.full:
-                    block.full = source
-                else:
-                    block.masked = source
+    def translate(self) -> Program:
+        """Translate the kernel."""
+        self._split()
+        blocks = self.program.blocks
+        self.full = False
+        for block in blocks:
+            block.masked = self._block(block)
+        self.program.tracked = doubtful(self.accesses, blocks, self._successors())
+        for block in blocks:
+            if self.program.tracked:
+                block.masked = self._block(block)
+        self.full = True
+        for block in blocks:
+            block.full = self._block(block)
         return self.program
 
-    def _split(self, function: Function) -> None:
-        leaders = {0, len(function.body), *function.labels.values()}
-        for i, ins in enumerate(function.body):
+    def _successors(self) -> list[set[int]]:
+        """Blocks that may follow each block."""
+        out = []
+        for block in self.program.blocks:
+            last = self.entry.body[block.last - 1]
+            follow = set()
+            if last.opcode[0] == "bra":
+                follow.add(self._target_of(last))
+            if last.opcode[0] not in _ENDS or last.predicate is not None:
+                follow.add(block.index + 1 if block.last < len(self.entry.body) else EXIT)
+            out.append(follow - {EXIT})
+        return out
+
+    def _target_of(self, ins: Instruction) -> int:
+        label = ins.operands[0] if ins.operands else None
+        if not isinstance(label, Symbol) or label.name not in self._labels:
+            raise self.error(f"label {label} is not known")
+        return self._labels[label.name]
+
+    def _split(self) -> None:
+        body = self.entry.body
+        leaders = {0, len(body), *self.entry.labels.values()}
+        for i, ins in enumerate(body):
             if ins.opcode[0] in _ENDS or is_barrier(ins):
                 leaders.add(i + 1)
             if self.members(ins) is not None:
                 leaders.add(i)
-        points = sorted(leaders)
-        start = len(self.program.blocks)
         position = {}
-        for first, last in itertools.pairwise(points):
-            index = len(self.program.blocks)
+        for index, (first, last) in enumerate(itertools.pairwise(sorted(leaders))):
             position[first] = index
-            lines = tuple(ins.line for ins in function.body[first:last])
-            self.program.blocks.append(Block(index, function.name, first, last, lines, head=function.body[first].name))
-        self._entries[function.name] = start
-        for label, at in function.labels.items():
-            self._labels[function.name, label] = position.get(at, EXIT)
+            lines = tuple(ins.line for ins in body[first:last])
+            self.program.blocks.append(Block(index, first, last, lines, head=body[first].name))
+        self._labels = {label: position.get(at, EXIT) for label, at in self.entry.labels.items()}
 
     def _block(self, block: Block) -> str:
         self._lines, ended = [], False
-        self.next = block.index + 1 if block.last < len(self.function.body) else EXIT
+        self.next = block.index + 1 if block.last < len(self.entry.body) else EXIT
+        self.accesses[block.index] = []
         for i in range(block.first, block.last):
-            ins = self.function.body[i]
-            self.ins = ins
+            ins = self.ins = self.entry.body[i]
+            self._access = Access(set(), set(), ins.predicate is not None)
             if i == block.first and (found := self.members(ins)) is not None:
+                self._quiet = True
                 block.members, block.width = self.read(found[0], "u4"), found[1]
+                self._quiet = False
+            source = ins.operands[1] if ins.opcode[0] == "mov" else None
+            if isinstance(source, Register) and source.name in self.entry.registers:
+                self._access.copy = source.name
+            self._quiet = self._access.copy is not None or ins.opcode[0] == "wgmma"
             ended = self._instruction(ins)
+            self.accesses[block.index].append(self._access)
         if not ended:
             self.emit(f"return {self.next}")
         form = "full" if self.full else "masked"
@@ -373,6 +360,7 @@ class Translator:
             self._indent += 1
         before = len(self._lines)
         handler(self, ins)
+        self._note_writes()
         if ins.predicate is not None:
             if len(self._lines) == before:
                 self.emit("pass")
@@ -383,22 +371,16 @@ class Translator:
     def _control(self, ins: Instruction) -> bool:
         name = ins.opcode[0]
         if name == "bra":
-            label = ins.operands[0]
-            target = self._labels.get((self.function.name, label.name)) if isinstance(label, Symbol) else None
-            if target is None:
-                raise self.error(f"label {label} is not known")
+            target = self._target_of(ins)
         elif name in ("ret", "exit"):
-            if name == "ret" and self.function is not self.entry:
-                raise self.error("device functions that are not inlined are not known")
             target = EXIT
-        elif name == "trap":
+        else:
             if ins.predicate is not None:
                 self.emit(f"if P.any(): m.trap(P, {ins.line})")
-                return False
-            self.emit(f"m.trap({self.mask}, {ins.line})")
+                self.emit(f"return {self.next}")
+            else:
+                self.emit(f"m.trap({self.mask}, {ins.line})")
             return True
-        else:
-            raise self.error("the simulator does not know this instruction")
         if ins.predicate is None:
             self.emit(f"return {target}")
             return True
@@ -409,25 +391,8 @@ class Translator:
         return True
 
 
-def is_barrier(ins: Instruction) -> bool:
-    """Whether lanes may have to wait at the end of `ins`: block-wide barriers."""
-    return ins.opcode[0] in ("bar", "barrier") and ins.opcode[1:2] != ("warp",) and "cluster" not in ins.opcode
-
-
 def _integer(value: int, dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "b1":
         return np.array(bool(value))
     size = int(dtype[1])
     return np.array(value % (1 << 8 * size), f"u{size}").view(dtype)
-
-
-def pair(operand: Operand) -> tuple[Operand, Operand]:
-    """A result and its predicate, which is a sink where there is none."""
-    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Sink())
-
-
-def operands(ins: Instruction, *counts: int) -> Sequence[Operand]:
-    """The operands of `ins`, whose number must be one of `counts`."""
-    if len(ins.operands) not in counts:
-        raise SimulationError(f"PTX line {ins.line}: {ins.name} with {len(ins.operands)} operands is not known")
-    return ins.operands

@@ -3,8 +3,9 @@
 Four consecutive warps compute D[64, N] = A[64, K] · B[K, N] + D; K is 32 bytes deep. Warp w holds rows 16w … 16w + 15,
 each laid out as for `mma`: register r of D is row g + 8·(r / 2 % 2), column 8·(r / 4) + 2t + r % 2.
 
-The product is computed when the instruction is issued. `wgmma.fence`, `commit_group` and `wait_group` therefore have no
-effect on values: a kernel that reads its accumulators before waiting for them is not caught.
+The product is computed when the instruction is issued, so a kernel that looks at its accumulators before it waits for
+them, or leaves out `wgmma.fence`, is not caught. Shared memory counts as being read until `wgmma.wait_group`: to write
+there before is a race.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim.inflight import Copies
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
 from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
@@ -126,6 +128,7 @@ def _fetch(m: Machine, lanes: Any, word: int, extent: int, depth: int, size: int
         m.fault(line, int(lanes[0]), str(error))
     chunks, elements = _chunks(descriptor, extent, depth, size, mn_major)
     content = m.shared.load(m, chunks, 0, np.full(len(chunks), lanes[0]), 8, 2, line)
+    Copies.of(m).read_for_product(int(lanes[0]), chunks, line)
     return content.reshape(-1).view(f"u{size}").take(elements)
 
 
@@ -190,14 +193,26 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     write_fragment(t, d, f"{call}, {tuple(signs)}, {flags}, {t.line})")
 
 
+def _commit(m: Machine, mask: Any, line: int) -> None:
+    Copies.of(m).commit_products(whole_warps(m, mask, line, "wgmma"))
+
+
+def _wait(m: Machine, mask: Any, count: int, line: int) -> None:
+    Copies.of(m).wait_products(whole_warps(m, mask, line, "wgmma"), count)
+
+
 def _wgmma(t: Translator, ins: Instruction) -> None:
-    if ins.opcode[1] == "mma_async":
+    verb, rest = ins.opcode[1], ins.opcode[2:]
+    if verb == "mma_async":
         _mma_async(t, ins)
-    elif ins.opcode[1:] in _ORDERS:
-        emit_check(t)
-    else:
+    elif rest != ("sync", "aligned") or verb not in ("fence", "commit_group", "wait_group"):
         raise t.error("it is not known")
+    elif verb == "fence":
+        emit_check(t)
+    elif verb == "commit_group":
+        t.emit(f"{t.const(_commit)}(m, {t.mask}, {t.line})")
+    else:
+        t.emit(f"{t.const(_wait)}(m, {t.mask}, {immediate(t, ins.operands[0])}, {t.line})")
 
 
-_ORDERS = {(name, "sync", "aligned") for name in ("fence", "commit_group", "wait_group")}
 HANDLERS: dict[str, Handler] = {"wgmma": _wgmma}

@@ -7,13 +7,12 @@ attribute codes below are those that `cuobjdump -elf` spells out; each figure ag
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from jitmx.errors import ToolchainError
 from jitmx.toolchain import elf, wheels
@@ -145,16 +144,19 @@ def disassemble(image: bytes) -> str:
     """
     wheel = "nvidia-cuda-nvdisasm"
     program = wheels.find("bin/nvdisasm", wheel=wheel, purpose="to show and check machine code")
-    with tempfile.TemporaryDirectory(prefix="jitmx-") as directory:
-        path = Path(directory, "kernel.cubin")
-        path.write_bytes(image)
-        try:
+    try:
+        # In memory, so that it works where no temporary directory can be written.
+        with os.fdopen(os.memfd_create("kernel.cubin"), "wb", buffering=0) as file:
+            rest = memoryview(image)
+            while rest:
+                rest = rest[file.write(rest) :]
             done = subprocess.run(
-                [program, "-c", path.name],
-                cwd=directory, env={"LC_ALL": "C"}, capture_output=True, timeout=_NVDISASM_SECONDS, check=False,
+                [program, "-c", f"/proc/self/fd/{file.fileno()}"],
+                cwd="/", env={"LC_ALL": "C"}, pass_fds=(file.fileno(),), stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=_NVDISASM_SECONDS, check=False,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolchainError(f"nvdisasm does not run: {error}; pip install --force-reinstall {wheel}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"nvdisasm does not run: {error}; pip install --force-reinstall {wheel}") from error
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
         raise ToolchainError(

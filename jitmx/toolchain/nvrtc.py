@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import threading
 import time
@@ -293,7 +294,10 @@ def _target(options: Sequence[str]) -> str:
     return f"sm_{match[1]}" if match else "no target"
 
 
-_loading = threading.Lock()
+_loading = threading.RLock()
+# A fork waits for a load under way: in the child nobody would finish it, nor let go of the lock. Reentrant, for a load
+# that forks itself.
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 @functools.cache

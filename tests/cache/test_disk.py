@@ -114,3 +114,77 @@ def test_a_cache_that_cannot_be_made_costs_the_disk_and_one_warning(
         assert not store.publish(*make(text))
         assert store.lookup(make(text)[0].key).image == make(text)[1]
     assert len(warnings(caplog)) == 1
+
+
+BLIND = """
+import sys
+from pathlib import Path
+from jitmx.cache import stats
+from jitmx.cache.prune import prune
+from jitmx.cache.store import Store
+from jitmx.cache.verify import verify
+
+def look(store):
+    assert store.lookup("a" * 64) is None and store.scan("a" * 64) is None and store.source("a" * 64) is None
+    assert store.source_path("a" * 64) is None and store.by_source("a" * 64, "sm_121a", [], lambda name: None) is None
+    stats.measure(store), verify(store, repair=True), prune(store, max_bytes=0, grace=1e9), store.clock()
+
+maker = Store(Path(sys.argv[2]))
+record, = maker.records()
+image, source = maker.lookup(record.key).image, maker.source(record.inputs["source_digest"])
+store = Store(Path(sys.argv[1]))
+look(store)
+with store.lock(record.key, 1):
+    assert not store.publish(record, image, source)
+store.keep_scan("c" * 64, {}, "b" * 64)
+store.keep_failed("a", "b")
+assert store.lookup(record.key).image == image
+look(store)
+"""
+
+
+@pytest.mark.parametrize("which", ["..", ".", "v1", "v1/actions"])
+def test_a_directory_that_lets_nobody_in_costs_the_disk_and_one_warning(
+    tmp_path: Path, make: Make, shut: Callable[[Path], str], which: str
+) -> None:
+    Store(tmp_path / "other").publish(*make("a"))
+    cache = tmp_path / "above" / "cache"
+    Store(cache).publish(*make("b"))
+    preamble = shut(cache / which if which != ".." else cache.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", preamble + BLIND, str(cache), str(tmp_path / "other")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert str(cache) in done.stderr and "Permission denied" in done.stderr and "JITMX_CACHE_DIR" in done.stderr
+
+
+def test_a_site_cache_that_lets_nobody_in_is_told_once_and_done_without(
+    tmp_path: Path, make: Make, shut: Callable[[Path], str]
+) -> None:
+    Store(tmp_path / "site").publish(*make("a"))
+    script = """
+import sys
+from pathlib import Path
+from jitmx.cache.store import Store
+store = Store(Path(sys.argv[1]), layers=[Path(sys.argv[2])])
+assert list(store.records()) == [] and store.lookup("a" * 64) is None and store.scan("a" * 64) is None
+"""
+    preamble = shut(tmp_path / "site")
+    command = [sys.executable, "-c", preamble + script, str(tmp_path / "own"), str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "site" in done.stderr
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_system_that_knows_no_new_names_costs_the_disk_and_one_warning(
+    make: Make, caplog: pytest.LogCaptureFixture, below: str
+) -> None:
+    store = Store(Path("/proc/jitmx-no-such-name") / below)
+    record, image, source = make("a")
+    with store.lock(record.key, 1) as held:
+        assert not held
+    assert not store.publish(record, image, source)
+    assert store.lookup(record.key).image == image
+    assert len(warnings(caplog)) == 1 and "cannot be written" in warnings(caplog)[0]

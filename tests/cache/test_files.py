@@ -187,3 +187,22 @@ def test_a_file_where_the_cache_should_be_is_refused_by_name(tmp_path: Path) -> 
 
 def test_a_directory_that_does_not_exist_passes(tmp_path: Path) -> None:
     assert not files.check_owner(tmp_path / "a" / "b", allow_shared=False)
+
+
+def test_making_a_directory_where_none_can_be_made_ends_in_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        files.make_directory(Path("/proc/jitmx-no-such-name/deeper/still"))
+
+
+@pytest.mark.parametrize("ask", [files.exists, files.is_file, files.is_directory])
+def test_what_cannot_be_looked_at_is_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask) -> None:
+    (tmp_path / "file").write_text("")
+    assert ask(tmp_path / "file") == (ask is not files.is_directory)
+    assert ask(tmp_path) == (ask is not files.is_file)
+    assert not ask(tmp_path / "nothing") and not ask(tmp_path / "file" / "below")
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert not ask(tmp_path)

@@ -216,3 +216,58 @@ def test_with_no_patience_at_all_a_lock_is_had_at_once_or_not(
     holder()
     with store.lock(KEY, 0) as held:
         assert not held
+
+
+SIBLING = KEY[:3] + "1" * 61
+
+
+def test_a_key_waits_for_another_that_shares_its_lock_no_longer_than_that_takes(store: Store) -> None:
+    assert layout.lock(store.root, KEY) == layout.lock(store.root, SIBLING)
+    inside, released = threading.Event(), []
+
+    def work() -> None:
+        with Store(store.root).lock(KEY, 5) as held:
+            assert held
+            inside.set()
+            time.sleep(0.4)
+        released.append(time.monotonic())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    with store.lock(SIBLING, 60) as held:
+        had = time.monotonic()
+        assert held
+    thread.join()
+    assert had - released[0] < 0.5
+
+
+def test_a_key_whose_lock_another_key_keeps_is_served_as_soon_as_it_is_there(
+    store: Store, make: Make, holder: Callable[[], subprocess.Popen[str]]
+) -> None:
+    holder()
+    record, image, source = make("a", key=SIBLING)
+    threading.Timer(0.3, Store(store.root).publish, (record, image, source)).start()
+    began = time.monotonic()
+    with store.lock(SIBLING, 60, until=lambda: store.lookup(SIBLING) is not None):
+        assert store.lookup(SIBLING).image == image
+    assert time.monotonic() - began < 5
+
+
+def test_a_link_in_the_place_of_a_lock_is_neither_followed_nor_written_through(store: Store, tmp_path: Path) -> None:
+    path = layout.lock(store.root, KEY)
+    path.parent.mkdir(parents=True, mode=0o700)
+    store.root.chmod(0o700)
+    (store.root / "v1").chmod(0o700)
+    target = tmp_path / "not there yet"
+    path.symlink_to(target)
+    with store.lock(KEY, 1) as held:
+        assert not held
+    assert not target.exists() and path.is_symlink()
+    target.write_text("precious")
+    before = target.stat()
+    with store.lock(KEY, 1) as held:
+        assert not held
+    after = target.stat()
+    assert target.read_text() == "precious"
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)

@@ -45,6 +45,10 @@ def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:
         (("linear", "-k", "0"), "-k"),
         (("quantize", "-m", "4"), "no 'm'"),
         (("linear", "dtype=fp64"), "fp64"),
+        (("linear", "-k", "2881"), "k=2881 is not a multiple of 32"),
+        (("linear", "m=1", "-m", "2"), "m is given twice, as m=1 and as -m"),
+        (("linear", "bias=1", "bias=0"), "bias is given twice, as 1 and as 0"),
+        (("quantize", "direction=up"), "direction='up' is not one of quantize, dequantize"),
         (("linear", "--arch", "sm_90"), "one target at a time"),
     ],
 )

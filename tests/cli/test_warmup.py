@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from jitmx import arch as arches
-from jitmx import errors, kernels, ledger, resources
+from jitmx import build, errors, kernels, ledger, resources, settings
 from jitmx.dispatch import choose
 from jitmx.kernels import Family, Problem
 from jitmx.registry.contract import Contract
 from jitmx.registry.render import render
-from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 from jitmx.runtime import driver
 from jitmx.toolchain import headers
 
@@ -190,6 +190,39 @@ def test_a_gpu_with_another_sm_count_gets_the_kernels_that_it_will_choose(read, 
     assert read("explain", "toy", "--sms", "188")["knobs"]["wide"] is True
 
 
+def test_warmup_of_an_operator_compiles_what_its_calls_take_and_no_more(run, read, toy, monkeypatch) -> None:
+    names = [kernel["name"] for kernel in read("warmup", "--arch", "sm_121,sm_90", "toy", "steps=4")["kernels"]]
+    assert names == ["toy.add.steps4"] * 2
+    monkeypatch.setattr(driver, "devices", lambda: [driver.Device(0, "a large card", 12, 0, 188)])
+    assert [kernel["name"] for kernel in read("warmup", "toy")["kernels"]] == ["toy.add.wide"]
+
+
+def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch) -> None:
+    asked: list[str] = []
+
+    def build_all(variants: list[Variant], **_options: Any) -> list[Any]:
+        asked.extend(variant.name for variant in variants)
+        return []
+
+    monkeypatch.setattr(build, "build_all", build_all)
+    read("warmup", "--arch", "sm_90", "linear", "-m", "1,3,4", "-m", "9", "-n", "4096", "-k", "4096", "dtype=fp16")
+    assert [name.split("-")[0] for name in asked] == ["linear.gemv.fp16", "linear.gemv.m4", "linear.gemv.m8"]
+
+
+def test_the_command_of_an_error_compiles_the_kernel_that_was_missing(run, read, toy, monkeypatch) -> None:
+    read("warmup", "--arch", "sm_121")
+    monkeypatch.setenv("JITMX_MODE", "required")
+    settings.reload()
+    missing = kernels.family("toy").spec("add").variant(arches.parse("sm_121"), steps=4, wide=True)
+    with pytest.raises(errors.NotWarmedError) as caught:
+        build.obtain(missing)
+    command = str(caught.value).partition("before serving: ")[2].split()
+    assert command == ["jitmx", "warmup", "--arch", "sm_121a", "--variant", "toy.add", "steps=4", "wide=1"]
+    assert [kernel["name"] for kernel in read(*command[1:])["kernels"]] == [missing.name]
+    settings.reload()
+    assert build.obtain(missing).status == "hit"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -197,7 +230,18 @@ def test_a_gpu_with_another_sm_count_gets_the_kernels_that_it_will_choose(read, 
         (("--arch", "turing"), "'turing' is not an SM target"),
         (("--arch", "sm_121", "--family", "toys"), "families: toy"),
         (("--arch", "sm_121", "--jobs", "0"), "--jobs"),
-        (("--arch", "sm_121", "surplus"), "surplus"),
+        (("--arch", "sm_121", "surplus"), "'surplus' is not a kernel family; families: toy"),
+        (("--arch", "sm_121", "toy", "pace=1"), "'pace=1' is no field=value of toy; its fields: name, steps"),
+        (("--arch", "sm_121", "toy", "-m", "1"), "no 'm'"),
+        (("--arch", "sm_121", "toy", "-m", "1,x"), "'x' is no whole number of 1 or more"),
+        (("--arch", "sm_121", "-n", "64"), "-n needs an operator"),
+        (("--arch", "sm_121", "--family", "toy", "toy"), "--family is for default kernels"),
+        (("--arch", "sm_121", "--variant", "toy"), "'toy' is no kernel; those of the family: toy.add"),
+        (("--arch", "sm_121", "--variant", "toy.sub"), "'sub' is no kernel of toy"),
+        (("--arch", "sm_121", "--variant", "toy.add", "steps=3"), "steps=3 is not one of 1, 2, 4"),
+        (("--arch", "sm_121", "--variant", "toy.add", "pace=3"), "its knobs: steps, wide"),
+        (("--arch", "sm_121", "--variant", "toy.add", "steps=1", "steps=2"), "steps is given twice"),
+        (("--arch", "sm_121", "--variant", "toy.add", "-k", "32"), "-k needs an operator"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run, toy, arguments, said) -> None:
@@ -294,3 +338,38 @@ def test_verify_recompiles_to_the_same_bytes(run, read, toy) -> None:
     said = read("cache", "verify", "--recompile")
     assert (said["recompiled"], said["skipped"], said["findings"]) == (2, 0, [])
     assert "2 compiled again: 0 findings" in run("cache", "verify", "--recompile", "-q").stdout
+
+
+def test_kernels_that_could_not_be_kept_are_a_finding(run, toy, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_CACHE_DIR", "/proc/jitmx-no-such-name")
+    result = run("warmup", "--arch", "sm_121", "-q", "--json", code=1)
+    assert json.loads(result.stdout)["compiled"] == 2
+    assert "Error: 2 of 2 kernels could not be kept in /proc/jitmx-no-such-name" in result.stderr
+    assert "JITMX_CACHE_DIR" in result.stderr and "Traceback" not in result.stderr
+
+
+EVERY_VERB = """
+import json
+from click.testing import CliRunner
+from jitmx.cli import main
+
+for line in (
+    "cache ls", "cache stats", "cache verify", "cache prune --age 1d --dry-run", "cache path",
+    "variants --arch sm_121 --family probe", "warmup --arch sm_121 --family probe -q", "doctor",
+):
+    result = CliRunner().invoke(main, line.split())
+    print(json.dumps([line, result.exit_code, repr(result.exception), result.stderr]))
+"""
+
+
+def test_behind_a_directory_that_lets_nobody_in_every_verb_answers(project: Any, shut, tmp_path: Path) -> None:
+    (tmp_path / "above").mkdir()
+    preamble = shut(tmp_path / "above")
+    done = project.run(preamble + EVERY_VERB, JITMX_CACHE_DIR=str(tmp_path / "above" / "cache"))
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 8
+    for line, code, exception, said in rows:
+        verb = line.split()[0]
+        # Kernels that end with the process, and a cache that nothing can be kept in, are findings.
+        assert code == (1 if verb in ("warmup", "doctor") else 0), (line, exception, said)
+        assert exception in ("None", "SystemExit(1)") and "Traceback" not in said, (line, exception, said)

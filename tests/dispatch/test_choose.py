@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from jitmx import arch, kernels, settings
 from jitmx.arch import Arch
-from jitmx.dispatch.choose import Choice, choose, default_variants, explain
+from jitmx.dispatch.choose import Choice, call_variants, choose, default_variants, explain
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
@@ -182,9 +183,11 @@ def test_an_unknown_knob_of_a_call_is_answered_with_the_knobs_there_are() -> Non
     [
         ("lineer", {}, "'lineer' is not a kernel family; families: "),
         ("linear", {"rows": 4}, "linear problems have no 'rows'; they have m, n, k, "),
-        ("linear", {"dtype": "fp64"}, "GemvKnobs.dtype='fp64' is not one of bf16, fp16"),
-        ("quantize", {"format": "mxfp5"}, "QuantizeKnobs.format='mxfp5' is not one of mxfp4, "),
-        ("quantize", {"direction": "up"}, "'up' is no kernel of quantize; its kernels: quantize, dequantize"),
+        ("linear", {"dtype": "fp64"}, "LinearProblem.dtype='fp64' is not one of bf16, fp16"),
+        ("quantize", {"format": "mxfp5"}, "QuantizeProblem.format='mxfp5' is not one of mxfp4, "),
+        ("quantize", {"direction": "up"}, "QuantizeProblem.direction='up' is not one of quantize, dequantize"),
+        ("quantize", {"direction": "dequantize", "scale_rule": "up"}, "QuantizeProblem.scale_rule='up' is not one of "),
+        ("linear", {"k": 2881}, "LinearProblem.k=2881 is not a multiple of 32, "),
     ],
 )
 def test_a_question_about_what_there_is_not_is_answered_with_what_there_is(
@@ -217,6 +220,31 @@ def test_a_problem_explained_without_an_encoding_is_that_of_a_weight_packed_ther
     assert explain("linear", SM_90, n=5120, k=2880).variant.knobs.encoding == "swizzle"
 
 
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+def test_fields_that_a_question_leaves_out_are_those_of_the_first_typical_call(target: Arch) -> None:
+    for name, family in kernels.families().items():
+        first = family.typical(target)[0]
+        assert explain(name, target).problem == first
+        assert call_variants(name, target) == (choose(name, first, target).variant,)
+
+
+def test_the_first_typical_call_decides_even_where_the_fields_have_other_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = LinearProblem(4, 64, 96, "fp16", True, "nibble", "full")
+    family = dataclasses.replace(kernels.family("linear"), typical=lambda _arch: (first, QKV))
+    monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
+    assert explain("linear", SM_90).problem == first
+    assert explain("linear", SM_90, m=2).problem == dataclasses.replace(first, m=2)
+
+
+@pytest.mark.parametrize(
+    ("m", "passes"), [(1, [1]), (8, [8]), (9, [8, 1]), (16, [8]), (19, [8, 4]), (23, [8, 8])]
+)  # fmt: skip
+def test_the_variants_of_a_call_are_those_of_its_full_passes_and_of_the_rows_left(m: int, passes: list[int]) -> None:
+    assert [variant.knobs.m for variant in call_variants("linear", SM_90, m=m)] == passes
+
+
 @given(
     target=st.sampled_from(ARCHES), m=st.integers(1, 8), n=st.integers(1, 300_000), k=st.integers(1, 2048),
     count=st.none() | st.integers(1, 200),
@@ -238,7 +266,8 @@ def test_every_shape_has_a_choice_that_keeps_what_the_call_fixes(
 def test_warm_up_compiles_what_the_calls_of_gpt_oss_take(target: Arch) -> None:
     warmed = default_variants("linear", target)
     assert len({variant.identity for variant in warmed}) == len(warmed)
-    for n, k, bias in ((5120, 2880, True), (2880, 4096, True), (201088, 2880, False)):
+    dense = [(n, k, bias) for n, k in ((5120, 2880), (2880, 4096)) for bias in (False, True)]
+    for n, k, bias in (*dense, (201088, 2880, False)):
         for m in range(1, 9):
             problem = LinearProblem.on(target, m=m, n=n, k=k, bias=bias)
             assert choose("linear", problem, target).variant in warmed

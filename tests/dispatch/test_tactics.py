@@ -58,13 +58,16 @@ def test_every_row_of_a_shipped_table_is_legal_and_met_by_some_problem(path: Pat
 @pytest.mark.parametrize("m", range(1, 9))
 def test_a_shipped_table_decides_for_every_dense_product_of_gpt_oss(path: Path, m: int) -> None:
     target = arch.parse(path.parent.name)
+    measured = load(path).origin["kind"] == "measured"
     for n, k in SHAPES:
         for bias in (False, True):
             for dtype in ("bf16", "fp16"):
                 for scale_range in ("normal", "full"):
                     shape = {"m": m, "n": n, "k": k, "bias": bias, "dtype": dtype, "scale_range": scale_range}
                     choice = choose("linear", LinearProblem.on(target, **shape), target)
-                    assert choice.decided_by.name == "shipped table"
+                    # What was measured says nothing of types that were not.
+                    covered = not measured or (dtype, scale_range) == ("bf16", "normal")
+                    assert choice.decided_by.name == ("shipped table" if covered else "heuristic")
 
 
 @pytest.mark.parametrize("path", TABLES, ids=NAMES)

@@ -142,7 +142,8 @@ from jitmx.errors import NotWarmedError
 try:
     jitmx.quantize(torch.randn(4, 32, device="cuda"), "mxfp8", scale_rule="even")
 except NotWarmedError as error:
-    assert "jitmx warmup --arch " in str(error), error
+    command = "jitmx warmup --arch sm_90a --variant quantize.quantize format=mxfp8 scale_rule=even"
+    assert command in str(error), error
 else:
     raise AssertionError("a kernel that was not warmed was compiled")
 """
@@ -161,7 +162,9 @@ def test_reading_runs_at_the_speed_of_memory(evidence: Callable[[object, float |
 
 
 def test_a_warm_call_takes_six_microseconds_of_host_time() -> None:
+    """On a slower host than one where `torch.add` with `out` takes 4 to 4.6, as much more as that one does."""
     weight = jitmx.pack_weight(jitmx.quantize(torch.randn(16, 64, device="cuda")))
     x, out = torch.randn(1, 64, device="cuda").bfloat16(), torch.empty(1, 16, device="cuda").bfloat16()
+    usual = measure.host_seconds(lambda: torch.add(x, x, out=x))
     spent = measure.host_seconds(lambda: jitmx.linear(x, weight, out=out))
-    assert spent <= 6e-6, spent
+    assert spent <= 6e-6 * max(1.0, usual / 4.6e-6), (spent, usual)

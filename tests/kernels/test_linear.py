@@ -89,6 +89,29 @@ def test_weights_are_packed_as_nibbles_where_block_scaled_mma_takes_them() -> No
     assert LinearProblem.on(arch.parse("sm_121"), encoding="swizzle").encoding == "swizzle"
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"m": 0}, "m=0 is below its limit; the nearest legal value is 1"),
+        ({"n": -5}, "n=-5 is below its limit; the nearest legal value is 1"),
+        ({"k": 0}, "k=0 is below its limit; the nearest legal value is 32"),
+        ({"k": 2881}, "k=2881 is not a multiple of 32, the values that share a scale; the nearest legal value is 2880"),
+        ({"k": 2911}, "k=2911 is not a multiple of 32, the values that share a scale; the nearest legal value is 2912"),
+        ({"dtype": "fp32"}, "dtype='fp32' is not one of bf16, fp16"),
+        ({"encoding": "plain"}, "encoding='plain' is not one of swizzle, nibble"),
+        ({"scale_range": "wide"}, "scale_range='wide' is not one of normal, full"),
+        ({"bias": 1}, "bias=1 is not a bool"),
+        ({"m": True}, "m=True is not a int"),
+    ],
+)
+def test_a_problem_that_there_is_not_is_refused_with_the_rule_and_the_nearest_that_is(
+    fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(KnobError) as error:
+        LinearProblem.on(arch.parse("sm_121"), **fields)
+    assert str(error.value) == f"LinearProblem.{said}"
+
+
 def test_more_slices_than_tiles_are_refused_with_the_number_of_tiles() -> None:
     with pytest.raises(KnobError, match=r"split_k=8 is over the 2 tiles of k=96; the nearest legal value is 2"):
         FAMILY.check(LinearProblem(n=64, k=96), GEMV.variant(arch.parse("sm_90"), split_k=8, warps=8))
@@ -100,7 +123,24 @@ def test_a_row_of_x_that_does_not_fit_shared_memory_is_refused_with_both_numbers
     need = gemv_shared_bytes(variant.knobs, problem.k)
     with pytest.raises(KnobError, match=rf"needs {need} B of shared memory; .* at most 101376 B.*set stage_x=0"):
         FAMILY.check(problem, variant)
+    with pytest.raises(KnobError, match="not even stages=1 fits"):
+        FAMILY.check(problem, variant)
     FAMILY.check(problem, GEMV.variant(arch.parse("sm_121"), m=8, chunk=1, stage_x=False))
+
+
+def test_more_stages_than_fit_beside_x_are_refused_with_the_most_that_do() -> None:
+    problem = LinearProblem(m=1, n=5120, k=16_384, encoding="nibble")
+    knobs = {"chunk": 1, "warps": 8, "split_k": 8}
+
+    def check(stages: int) -> None:
+        FAMILY.check(problem, GEMV.variant(arch.parse("sm_121"), stages=stages, **knobs))
+
+    with pytest.raises(KnobError, match=r"the nearest legal value is stages=(\d+); or lower") as error:
+        check(16)
+    most = int(re.search(r"stages=(\d+);", str(error.value))[1])
+    check(most)
+    with pytest.raises(KnobError):
+        check(most + 1)
 
 
 class Arithmetic(dict[str, int]):

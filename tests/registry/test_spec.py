@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitmx import arch
+from jitmx.cli import targets
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import GEMV, GemvKnobs
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
@@ -99,9 +100,17 @@ def test_shared_memory_beyond_the_chip_names_what_is_needed_and_what_there_is(ta
     need = 16 * 16 * 544 * 4 + 2 * 4 * 16 * 4
     with pytest.raises(KnobError) as error:
         GEMV.variant(target, **knobs, copy="async", pdl=False)
-    assert f"needs {need} B of shared memory; a block on {target} has at most {target.shared_bytes} B" in str(
-        error.value
-    )
+    said = str(error.value)
+    assert f"needs {need} B of shared memory; a block on {target} has at most {target.shared_bytes} B" in said
+    stages = int(said.rpartition("the nearest legal value is stages=")[2])
+    GEMV.variant(target, **{**knobs, "stages": stages}, copy="async", pdl=False)
+    with pytest.raises(KnobError, match=f"stages={stages}$"):
+        GEMV.variant(target, **{**knobs, "stages": stages + 1}, copy="async", pdl=False)
+
+
+def test_knobs_that_no_number_of_stages_makes_fit_are_told_so() -> None:
+    with pytest.raises(KnobError, match="with the other knobs as they are, not even stages=1 fits"):
+        GEMV.variant(SM_121, chunk=16, stages=2, warps=16, split_k=1, blocks_per_sm=1)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
@@ -182,3 +191,12 @@ def test_a_bound_holds_on_its_side_only(value: int) -> None:
         else:
             with pytest.raises(KnobError, match=f"the nearest legal value is {nearest}$"):
                 Bounded(**{name: value})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@given(data=st.data())
+def test_the_warm_up_command_names_exactly_its_variant(spec: KernelSpec, data: st.DataObject) -> None:
+    variant = data.draw(variants(spec))
+    words = variant.warm_up_command.split()
+    assert words[:6] == ["jitmx", "warmup", "--arch", variant.arch.name, "--variant", f"{spec.family}.{spec.name}"]
+    assert targets.exact_variants((variant.arch,), words[5], tuple(words[6:])) == [variant]

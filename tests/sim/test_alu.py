@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from assembly import evaluate
 
+from assembly import evaluate
 from jitmx.errors import SimulationError
 
 Array = npt.NDArray[Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from assembly import launch
 
+from assembly import launch
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import Memory
 
@@ -117,8 +117,10 @@ def test_blocks_of_three_dimensions() -> None:
     memory = Memory()
     out = memory.allocate(4 * 2 * 3 * 4 * 5)
     body = """mov.u32 r1, %tid.x; mov.u32 r2, %tid.y; mov.u32 r3, %tid.z; mov.u32 r4, %ctaid.y; mov.u32 r5, %ntid.x;
-    mad.lo.u32 r6, r3, 3, r2; mad.lo.u32 r6, r6, 2, r1; mad.lo.u32 r6, r4, 24, r6; mul.wide.u32 d0, r6, 4; add.s64 d0, d0, q0;
-    mul.lo.u32 r7, r4, 1000; mad.lo.u32 r7, r3, 100, r7; mad.lo.u32 r7, r2, 10, r7; add.u32 r7, r7, r1; st.global.u32 [d0], r7;"""
+    mad.lo.u32 r6, r3, 3, r2; mad.lo.u32 r6, r6, 2, r1; mad.lo.u32 r6, r4, 24, r6;
+    mul.wide.u32 d0, r6, 4; add.s64 d0, d0, q0;
+    mul.lo.u32 r7, r4, 1000; mad.lo.u32 r7, r3, 100, r7; mad.lo.u32 r7, r2, 10, r7;
+    add.u32 r7, r7, r1; st.global.u32 [d0], r7;"""
     launch(body, [out], memory, grid=(1, 5, 1), block=(2, 3, 4))
     want = [1000 * b + 100 * z + 10 * y + x for b in range(5) for z in range(4) for y in range(3) for x in range(2)]
     assert memory.download(out, "u4", (120,)).tolist() == want

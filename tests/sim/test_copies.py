@@ -173,7 +173,7 @@ def test_a_bulk_copy_arrives_for_those_who_wait() -> None:
 def test_a_thread_that_does_not_wait_for_a_bulk_copy_races_with_it_even_past_a_barrier() -> None:
     for between in ("", "bar.sync 0;\n"):
         memory, _, source, target = buffers()
-        with pytest.raises(SimulationError, match="asynchronous copy has written"):
+        with pytest.raises(SimulationError, match="asynchronous operation has written"):
             launch(kernel(START + INIT + BULK + between + OUT, "in out"), 64, source, target, memory=memory)
 
 
@@ -227,6 +227,7 @@ FILL = """
 shl.b32 %r4, %r1, 2;
 add.u32 %r5, %r2, %r4;
 st.shared.u32 [%r5], %r1;
+fence.proxy.async.shared::cta;
 bar.sync 0;
 @%p1 bra sent;
 cp.async.bulk.global.shared::cta.bulk_group [%out], [%r2], 256;
@@ -240,6 +241,13 @@ def test_a_bulk_store_writes_what_shared_memory_holds() -> None:
     np.testing.assert_array_equal(memory.download(target, np.uint32, (64,)), np.arange(64))
 
 
+def test_stores_reach_a_bulk_store_only_past_a_proxy_fence() -> None:
+    memory, _, source, target = buffers()
+    body = START + FILL.replace("fence.proxy.async.shared::cta;", "") + "cp.async.bulk.wait_group 0;\nsent:\n"
+    with pytest.raises(SimulationError, match=r"without fence\.proxy\.async"):
+        launch(kernel(body, "in out"), 64, source, target, memory=memory)
+
+
 def test_a_source_that_is_overwritten_before_the_store_has_read_it_races() -> None:
     for wait, good in (("", False), ("cp.async.bulk.wait_group.read 0;\n", True)):
         memory, _, source, target = buffers()
@@ -247,7 +255,7 @@ def test_a_source_that_is_overwritten_before_the_store_has_read_it_races() -> No
         if good:
             launch(source_text, 64, source, target, memory=memory)
         else:
-            with pytest.raises(SimulationError, match="asynchronous copy has read"):
+            with pytest.raises(SimulationError, match="asynchronous operation has read"):
                 launch(source_text, 64, source, target, memory=memory)
 
 
@@ -384,7 +392,8 @@ def test_a_tensor_store_writes_only_inside_the_tensor() -> None:
     box = TensorMap(address, 4, (40, 6), (192,), (32, 4), 128)
     where = memory.upload(np.frombuffer(box.encode(), np.uint8), "map")
     body = START + (
-        "shl.b32 %r4, %r1, 2;\nadd.u32 %r5, %r2, %r4;\nst.shared.u32 [%r5], %r1;\nbar.sync 0;\n@%p1 bra sent;\n"
+        "shl.b32 %r4, %r1, 2;\nadd.u32 %r5, %r2, %r4;\nst.shared.u32 [%r5], %r1;\n"
+        "bar.sync 0;\nfence.proxy.async;\n@%p1 bra sent;\n"
         "mov.u32 %r14, 16;\nmov.u32 %r15, 4;\n"
         "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map, {%r14, %r15}], [%r2];\n"
         "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nsent:\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from assembly import launch
 
+from assembly import launch
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import Memory
 
@@ -44,12 +44,12 @@ def test_a_misaligned_vector_load_is_an_error() -> None:
 def test_an_uninitialised_output_cannot_be_read_until_it_is_written() -> None:
     memory = Memory()
     out = memory.allocate(128, "y")
-    with pytest.raises(SimulationError, match="thread 0: reads 4 bytes .* of which byte 0 is uninitialised"):
+    with pytest.raises(SimulationError, match=r"thread 0: reads 4 bytes .* of which byte 0 is uninitialised"):
         launch(OFFSET + "ld.global.u32 r1, [d1];", [out], memory)
     launch(OFFSET + "st.global.u16 [d1], r0;", [out], memory)
     with pytest.raises(SimulationError, match="of which byte 2 is uninitialised"):
         launch(OFFSET + "ld.global.u32 r1, [d1];", [out], memory)
-    with pytest.raises(SimulationError, match="64 of 128 bytes at .* were never written, the first at byte 2"):
+    with pytest.raises(SimulationError, match=r"64 of 128 bytes at .* were never written, the first at byte 2"):
         memory.download(out, "u4", (32,))
     launch(OFFSET + "st.global.u32 [d1], r0; ld.global.u32 r1, [d1];", [out], memory)
     assert memory.download(out, "u4", (32,)).tolist() == list(range(32))
@@ -105,7 +105,8 @@ def test_generic_addresses_reach_every_space() -> None:
 def test_constants_and_initialised_variables_hold_their_tables() -> None:
     memory = Memory()
     out = memory.allocate(4 * 8)
-    declare = ".const .align 4 .u32 table[4] = {1, 2, 0xFFFFFFFF, -4};\n.global .align 4 .f32 bias[4] = {0f3F800000, 0f40000000};"
+    declare = ".const .align 4 .u32 table[4] = {1, 2, 0xFFFFFFFF, -4};\n"
+    declare += ".global .align 4 .f32 bias[4] = {0f3F800000, 0f40000000};"
     body = """mov.u32 r0, %tid.x; mul.wide.u32 d0, r0, 4; mov.u64 d1, table; add.s64 d1, d1, d0; ld.const.u32 r1, [d1];
     mov.u64 d2, bias; add.s64 d2, d2, d0; ld.global.u32 r2, [d2];
     add.s64 d3, q0, d0; st.global.u32 [d3], r1; st.global.u32 [d3+16], r2;"""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from assembly import launch
 
+from assembly import launch
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import Memory
 
@@ -35,12 +35,12 @@ def test_a_barrier_orders_the_block() -> None:
 
 def test_a_barrier_of_the_warp_orders_its_warp_only() -> None:
     exchange("bar.warp.sync -1;", threads=32)
-    with pytest.raises(SimulationError, match="thread 31: reads .* which thread 32 has written"):
+    with pytest.raises(SimulationError, match=r"thread 31: reads .* which thread 32 has written"):
         exchange("bar.warp.sync -1;", threads=64)
 
 
 def test_a_shuffle_is_no_barrier() -> None:
-    with pytest.raises(SimulationError, match="thread 0: reads .* which thread 1 has written"):
+    with pytest.raises(SimulationError, match=r"thread 0: reads .* which thread 1 has written"):
         exchange("shfl.sync.idx.b32 r9, r0, 0, 31, -1;", threads=32)
 
 
@@ -106,7 +106,7 @@ def test_atomics_do_not_race_with_each_other_but_with_plain_access() -> None:
     out = memory.upload(np.zeros(1, "u4"), writable=True)
     launch("red.global.add.u32 [q0], 1;", [out], memory, grid=4, block=96)
     assert memory.download(out, "u4", (1,))[0] == 384
-    with pytest.raises(SimulationError, match="race|which thread"):
+    with pytest.raises(SimulationError, match=r"race|which thread"):
         launch(
             "mov.u32 r0, %tid.x; setp.eq.u32 p0, r0, 0; @p0 red.global.add.u32 [q0], 1;\n@!p0 ld.global.u32 r1, [q0];",
             [out],
@@ -132,7 +132,7 @@ def test_a_flag_after_a_fence_orders_two_blocks_and_one_without_does_not() -> No
         assert memory.download(addresses[2], "u4", (1,))[0] == 77
     memory = Memory()
     addresses = [memory.allocate(4), memory.upload(np.zeros(1, "u4"), writable=True), memory.allocate(4)]
-    with pytest.raises(SimulationError, match="block 1, thread 0: reads global .* thread 0 of block 0 has written"):
+    with pytest.raises(SimulationError, match=r"block 1, thread 0: reads global .* thread 0 of block 0 has written"):
         launch(FLAG.replace("{fence}", ""), addresses, memory, grid=2, block=1)
 
 

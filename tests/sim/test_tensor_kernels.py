@@ -57,6 +57,7 @@ st.shared.v4.u32 [%r3], {{%r4, %r5, %r6, %r7}};
 add.u32 %r2, %r2, {threads};
 bra fill_{source};
 full_{source}:
+fence.proxy.async;
 bar.sync 0;
 """
 
@@ -129,7 +130,7 @@ def test_fragments_loaded_by_ldmatrix_give_the_product(only: str) -> None:
 
 def test_half_a_warp_at_an_mma_is_an_error() -> None:
     data, _, _ = tiles()
-    body = fill("in0", 48, 32) + ROW_OF_B + "setp.ge.u32 %p3, %r0, 16;\n@%p3 bra done;\n" + MMA + "done:\n" + STORE_D
+    body = fill("in0", 48, 32) + ROW_OF_B + "setp.ge.u32 %p3, %r0, 16;\n@%p3 bra done;\n" + MMA + STORE_D + "done:\n"
     with pytest.raises(SimulationError, match=r"without lane|other lanes of their warp"):
         run(body, 32, [data], 128)
 
@@ -221,6 +222,30 @@ def test_wgmma_takes_a_from_registers_and_a_negated_scale() -> None:
     got = run(body, 128, [image], 128 * 4).view(np.float32).reshape(4, 8, 4, 2, 2)
     wanted = (1 - b.astype(np.float64).sum(1)).astype(np.float32)
     np.testing.assert_array_equal(got.transpose(0, 3, 1, 2, 4).reshape(64, 8), np.broadcast_to(wanted, (64, 8)))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_shared_memory_is_being_read_until_the_product_is_waited_for(early: bool) -> None:
+    image = np.zeros((8, 16), np.uint16)
+    right = Descriptor(SHARED, 128, 256, 0).encode()
+    body = fill("in0", 16, 128) + f"mov.u64 %x21, {right};\nmov.b32 %r20, 0;\n"
+    body += wgmma_body("{%r20, %r20, %r20, %r20}", 8, "1, 1, 0")
+    write = "bar.sync 0;\nshl.b32 %r30, %r0, 1;\nadd.u32 %r30, %r1, %r30;\nst.shared.b16 [%r30], %r30;\n"
+    wait = "wgmma.wait_group.sync.aligned 0;\n"
+    body = body.replace(wait, write + wait if early else wait + write).replace("%r30], %r30", "%r30], %h1")
+    body = "mov.b16 %h1, 0;\n" + body
+    if early:
+        with pytest.raises(SimulationError, match="asynchronous operation has read"):
+            run(body, 128, [image], 128 * 4)
+    else:
+        assert (run(body, 128, [image], 128 * 4).view(np.float32) == 1.0).all()
+
+
+def test_stores_reach_wgmma_only_past_a_proxy_fence() -> None:
+    right = Descriptor(SHARED, 128, 256, 0).encode()
+    body = fill("in0", 16, 128).replace("fence.proxy.async;", "") + f"mov.u64 %x21, {right};\nmov.b32 %r20, 0;\n"
+    with pytest.raises(SimulationError, match=r"without fence\.proxy\.async"):
+        run(body + wgmma_body("{%r20, %r20, %r20, %r20}", 8, "1, 1, 0"), 128, [np.zeros(128, np.uint16)], 128 * 4)
 
 
 def test_wgmma_by_three_warps_is_an_error() -> None:

@@ -251,3 +251,20 @@ def test_every_image_cut_short_is_refused(small: bytes) -> None:
     for size in [*range(0, len(small), 997), *range(len(small) - 70, len(small))]:
         with pytest.raises(ToolchainError):
             cubin.read(small[:size])
+
+
+def test_disassembling_needs_no_place_for_temporary_files(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    assert any("EXIT" in line for line in cubin.sass(small))
+
+
+def test_where_even_memory_cannot_be_had_disassembling_is_an_error_of_the_toolchain(
+    small: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    with pytest.raises(ToolchainError, match=r"nvdisasm does not run: .*Too many open files"):
+        cubin.sass(small)

@@ -1,0 +1,65 @@
+"""A translated kernel: basic blocks with their Python, and what a machine must bind to run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from jitmx.sim.ptx import SIZES, Function, Module
+
+EXIT, BLOCKED = -1, -2
+SET = " is set"  # after the name of a register: its flags that tell which lanes have set it
+
+
+@dataclass
+class Block:
+    """A basic block: instructions [first, last) of the kernel, and its two forms in Python."""
+
+    index: int
+    first: int
+    last: int
+    lines: tuple[int, ...] = ()
+    full: str = ""
+    masked: str = ""
+    members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
+    width: int = 32  # lanes that such an instruction spans
+    head: str = ""  # its first instruction
+
+
+@dataclass
+class Program:
+    """A translated kernel: what a machine binds to its registers and runs."""
+
+    module: Module
+    entry: Function
+    blocks: list[Block]
+    views: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → register, dtype
+    registers: dict[str, str] = field(default_factory=dict)  # register → dtype
+    specials: set[str] = field(default_factory=set)
+    objects: dict[str, Any] = field(default_factory=dict)
+    tracked: set[str] = field(default_factory=set)  # registers that may be read before they are set
+    granules: dict[str, int] = field(default_factory=dict)
+    globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
+    bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machine, by its lanes
+    compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
+
+    def code(self, index: int, full: bool) -> CodeType:
+        """One form of a block, compiled when first asked for."""
+        made = self.compiled.get((index, full))
+        if made is None:
+            block = self.blocks[index]
+            made = compile(block.full if full else block.masked, f"<block {index} of {self.entry.name}>", "exec")
+            self.compiled[index, full] = made
+        return made
+
+
+def dtype_of(kind: str) -> str:
+    """The dtype in which PTX type `kind` computes: "s32" → "i4". Packed and 16-bit floats are bits."""
+    if kind == "pred":
+        return "b1"
+    if kind in ("f16", "bf16"):
+        return "u2"
+    if kind in ("f16x2", "bf16x2", "u16x2", "s16x2"):
+        return "u4"
+    return {"b": "u", "u": "u", "s": "i", "f": "f"}[kind[0]] + str(SIZES[kind])
