@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jitmx import resources, settings
+from jitmx.cache import files
 from jitmx.errors import TacticError, ToolchainError
 from jitmx.registry import key
 
@@ -156,8 +156,4 @@ def save(entries: Iterable[Entry], path: Path) -> None:
         latest[entry.source_digest, entry.arch, entry.evidence, entry.card] = entry
     ordered = sorted(latest.values(), key=lambda entry: (entry.arch, entry.kernel, entry.evidence, entry.card))
     document = {"schema_version": SCHEMA_VERSION, "entries": [dataclasses.asdict(entry) for entry in ordered]}
-    # A reader sees the old ledger or the new one, never a part.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(json.dumps(document, indent=1) + "\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    files.write(path, (json.dumps(document, indent=1) + "\n").encode(), permissions=0o644)
