@@ -103,6 +103,7 @@ def simulate(
         most = int(np.prod(limit))
         raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {most}")
     upload_variables(program, memory)
+    memory.begin()
     total = int(np.prod(grid))
     at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
     shadow: Shadow | None = None

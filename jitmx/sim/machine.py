@@ -86,13 +86,13 @@ class Machine:
         self.param.data[: len(params)] = np.frombuffer(params, np.uint8)
         self.param.state[: len(params)] = INIT | ALLOCATED
         granules = self.program.granules
-        self.races.shadows["shared"] = Shadow(self.shared.data.size, granules.get("shared", 4))
+        self.races.shadows["shared"] = Shadow(self.shared.data.size, granules["shared"], self.width // 32)
         self.shared.races = self.memory.races = self.races
 
     def use_shadow(self, shadow: Shadow | None) -> Shadow:
         """The shadow of global memory, kept over the machines of a launch."""
         if shadow is None:
-            shadow = Shadow(self.memory.data.size, self.program.granules.get("global", 1))
+            shadow = Shadow(self.memory.data.size, self.program.granules["global"], 8)
         self.races.shadows["global"] = shadow
         return shadow
 

@@ -214,6 +214,10 @@ class Memory(Space):
         self.allocations[start] = size, name
         return self.base + start
 
+    def begin(self) -> None:
+        """A launch begins: what earlier ones wrote may be read in every way."""
+        self.state &= np.uint8(0xFF ^ DIRTY)
+
     def upload(self, array: npt.ArrayLike, name: str = "", *, writable: bool = False) -> int:
         """The address of a copy of `array`, initialised."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -24,17 +24,17 @@ COLUMNS = 11
 ASYNC = 64  # columns of copies under way
 STRONG = 1 << 30
 _WHO = (1 << 30) - 1
-_SLOTS = 8
 
 
 class Shadow:
-    """Last writer and readers of each granule of a space."""
+    """Last writer of each granule of a space, and its last reader in each warp of a block, or in every `slots`-th."""
 
-    def __init__(self, size: int, granule: int) -> None:
+    def __init__(self, size: int, granule: int, slots: int) -> None:
+        self.slots = slots
         self.shift = granule.bit_length() - 1
         cells = -(-size // 32) * 32 >> self.shift
         self.writer = np.zeros(cells, np.int64)
-        self.readers = np.zeros((cells, _SLOTS), np.int64)
+        self.readers = np.zeros((cells, slots), np.int64)
         self.published: dict[int, dict[int, Array]] = {}  # by strong writes after a fence: clocks by block
 
 
@@ -49,7 +49,6 @@ class Races:
         self.floor = np.zeros(lanes, np.int64)
         self.block = np.repeat(blocks, width).astype(np.int64)
         self.ids = self.block << COLUMNS | np.arange(lanes) % width
-        self.slot = (np.arange(lanes) // 32) % _SLOTS
         self.plain = True  # `seen` holds nothing but what syncs of whole warps wrote
         self.copying = False  # whether columns of copies are in use: barriers alone do not order those
         self.shadows: dict[str, Shadow] = {}
@@ -71,13 +70,14 @@ class Races:
         shadow = self.shadows[space.name]
         now = self.tick(line) << 32 | (STRONG if strong else 0)
         index, cells = where >> shadow.shift, size >> shadow.shift
+        slot = (lanes // 32) % shadow.slots
         if cells <= 1:
             last = shadow.writer.take(index)[:, None]
-            shadow.readers[index, self.slot[lanes]] = now | self.ids[lanes]
+            shadow.readers[index, slot] = now | self.ids[lanes]
         else:
             row = index >> cells.bit_length() - 1
             last = shadow.writer.reshape(-1, cells).take(row, 0)
-            shadow.readers.reshape(-1, cells, _SLOTS)[row, :, self.slot[lanes]] = (now | self.ids[lanes])[:, None]
+            shadow.readers.reshape(-1, cells, shadow.slots)[row, :, slot] = (now | self.ids[lanes])[:, None]
         self.check(m, space, last, lanes, where, line, strong, "reads", "written")
         if strong:
             self.observe(shadow, where, lanes)
@@ -96,7 +96,7 @@ class Races:
         row = index >> cells.bit_length() - 1
         writers = shadow.writer.reshape(-1, cells)
         self.check(m, space, writers.take(row, 0), lanes, where, line, strong, "writes", "written")
-        readers = shadow.readers.reshape(-1, cells * _SLOTS).take(row, 0)
+        readers = shadow.readers.reshape(-1, cells * shadow.slots).take(row, 0)
         self.check(m, space, readers, lanes, where, line, strong, "writes", "read")
         mine = now | self.ids[lanes]
         writers[row] = mine[:, None]
