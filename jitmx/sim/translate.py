@@ -158,7 +158,7 @@ class Translator:
         """Assign `function(*arguments)`, where `function` is a NumPy function whose result has `dtype`."""
         listed = ", ".join(arguments)
         if self.mask == "None" and isinstance(operand, Register) and self._same_width(operand.name, dtype):
-            self.emit(f"{function}({listed}, {self._target(operand, dtype)})")
+            self.emit(f"{function}({listed}, out={self._target(operand, dtype)})")
         else:
             self.write(operand, f"{function}({listed})", dtype)
 
