@@ -101,14 +101,18 @@ def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
 
 
 def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:
-    """Blocks at random: normal values over many magnitudes, any bit pattern, zeros."""
-    dtype = np.dtype(_STORED[knobs.dtype])
-    x = generator.standard_normal((count, formats.BLOCK)) * np.exp2(generator.integers(-30, 30, (count, 1)))
+    """Blocks of six kinds in turn: values of many magnitudes, any bit pattern, tiny values, zeros, ties, values again."""
+    dtype, item = np.dtype(_STORED[knobs.dtype]), formats.get(knobs.format)
+    shape = (count, formats.BLOCK)
+    x = generator.standard_normal(shape) * np.exp2(generator.integers(-30, 30, (count, 1)))
+    tiny = generator.standard_normal(shape) * (2.0**-20 if knobs.dtype == "fp16" else 2.0**-129)
+    steps = formats.values(item)[: item.largest_code + 1]
+    ties = generator.choice((steps[1:] + steps[:-1]) / 2, shape) * np.exp2(generator.integers(-5, 5, (count, 1)))
+    kinds = np.arange(count)[:, None] % 6
     with np.errstate(over="ignore"):
-        x = x.astype(dtype)
+        x = np.select([kinds == 2, kinds == 3, kinds == 4], [tiny, np.zeros(shape), ties], x).astype(dtype)
     patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
-    kind = np.arange(count) % 4
-    return np.where((kind == 1)[:, None], patterns, np.where((kind == 3)[:, None], dtype.type(0), x))
+    return np.where(kinds == 1, patterns, x)
 
 
 def _cases(variant: Variant) -> Iterator[Case]:

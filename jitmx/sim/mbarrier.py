@@ -204,7 +204,8 @@ class Mbarriers:
             same = (addresses == address) & (states == state)
             for block in np.unique(lanes[same] // self.m.width):
                 which = np.flatnonzero(same & (lanes // self.m.width == block))
-                entry = self.get(int(lanes[which[0]]), address, line)
+                for lane in lanes[which]:  # each must have been ordered after the one that initialised it
+                    entry = self.get(int(lane), address, line)
                 try:
                     done = entry.barrier.passed_parity(state) if parity else entry.barrier.passed(state)
                 except SimulationError as error:

@@ -304,20 +304,8 @@ KNOWN_ESCAPES: tuple[tuple[str, str], ...] = (
         "a copy sees every mbarrier at once: the simulator has no second proxy that could lag behind",
     ),
     (
-        "fma-bulk: a warp overtakes its initialised mbarriers",
-        "lanes that wait together are checked against mbarrier.init as one, by the first, here the one that made it",
-    ),
-    (
-        "quantize-mxfp4: scales of small blocks wrap",
-        "no case holds a block whose largest magnitude is under 2^-124",
-    ),
-    (
         "quantize-mxfp4: the grid does not wait for the previous kernel",
         "a case is one launch, so what griddepcontrol.wait waits for is over",
-    ),
-    (
-        "quantize-mxfp4-fp32: ties go up",
-        "fp32 values at random are never a tie, and no case makes one",
     ),
 )
 
