@@ -101,7 +101,7 @@ def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
 
 
 def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:
-    """Blocks of six kinds in turn: values of many magnitudes, any bit pattern, tiny values, zeros, ties, values again."""
+    """Blocks of six kinds in turn: values of many magnitudes, any bits, tiny values, zeros, ties, values again."""
     dtype, item = np.dtype(_STORED[knobs.dtype]), formats.get(knobs.format)
     shape = (count, formats.BLOCK)
     x = generator.standard_normal(shape) * np.exp2(generator.integers(-30, 30, (count, 1)))

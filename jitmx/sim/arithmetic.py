@@ -143,9 +143,22 @@ def binary(t: Translator, ins: Instruction) -> None:
             call = t.const(rounding.canonical)
             t.write(d, f"{call}(np.{_PLAIN[name]}({t.read(a, f)}, {t.read(b, f)}))", f)
             return
-        _emit(t, form, _native(_PLAIN[name]), d, a, b)
+        _emit(t, form, _tiny_to_zero(form, name, _native(_PLAIN[name])), d, a, b)
         return
-    _emit(t, form, _directed(name), d, a, b)
+    _emit(t, form, _tiny_to_zero(form, name, _directed(name)), d, a, b)
+
+
+def _tiny_to_zero(form: Form, name: str, function: Any) -> Any:
+    """With .ftz a product that is tiny before rounding is flushed, though it would round to the smallest normal."""
+    if name != "mul" or form.element != "f32" or "ftz" not in form.flags:
+        return function
+
+    def run(form: Form, a: Array, b: Array) -> Array:
+        bits = function(form, a, b)
+        tiny = np.abs(a.astype("f8") * b.astype("f8")) < 2.0**-126
+        return np.asarray(np.where(tiny, bits & np.uint32(0x80000000), bits))
+
+    return run
 
 
 def _minmax(largest: bool, count: int) -> Any:
@@ -320,7 +333,7 @@ _TESTS: dict[str, Any] = {
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
     "notanumber": np.isnan,
-    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "normal": lambda a: np.isfinite(a) & ((a == 0) | (np.abs(a) >= np.finfo(a.dtype).tiny)),  # zeros count as normal
     "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim import rounding
+from jitmx.sim import arithmetic, rounding
 from jitmx.sim.access import groups
 from jitmx.sim.memory import Space
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Sink, Vector
@@ -25,16 +25,21 @@ Array = npt.NDArray[Any]
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint"}
 
 
-def _float(kind: str, name: str) -> Any:
+def _float(kind: str, name: str, space: str) -> Any:
     element = {"f16x2": "f16", "bf16x2": "bf16"}.get(kind, kind)
     word = {"f16": "u2", "bf16": "u2", "f32": "u4", "f64": "u8"}[element]
 
     def run(old: Array, new: Array) -> Array:
         x, y = (rounding.widen(np.ascontiguousarray(v).view(word), element) for v in (old, new))
+        flushing = name == "add" and element == "f32" and space == "global"  # there, and not in shared memory
+        if flushing:
+            x, y = arithmetic.flush(x, element), arithmetic.flush(y, element)
         if name == "add":
             if element == "f64":
                 return np.asarray(rounding.canonical(x + y)).view("u8")
             out = rounding.add(x, y, element, "rn")
+            if flushing:
+                out = np.ascontiguousarray(arithmetic.flush(rounding.widen(out, element), element)).view("u4")
         else:
             least = rounding.minimum(x, y, nan=False, largest=name == "max")
             out = rounding.narrow(least.astype("f8"), element, "rn")
@@ -43,10 +48,10 @@ def _float(kind: str, name: str) -> Any:
     return run
 
 
-def _operation(name: str, kind: str) -> Any:
+def _operation(name: str, kind: str, space: str) -> Any:
     """A function of what lies in memory and the operands, on unsigned words, or None where there is no such."""
     if kind in ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"):
-        return _float(kind, name) if name in ("add", "min", "max") else None
+        return _float(kind, name, space) if name in ("add", "min", "max") else None
     view = kind[0].replace("s", "i").replace("b", "u") + str(SIZES[kind])
     plain: dict[str, Any] = {
         "add": lambda old, new: old + new,
@@ -126,7 +131,7 @@ def _atomic(t: Translator, ins: Instruction) -> None:
             name = part
         else:
             raise t.error(f".{part} is not known")
-    operation = _operation(name, kind) if kind else None
+    operation = _operation(name, kind, space) if kind else None
     if operation is None:
         raise t.error(f"the operation .{name} of .{kind} is not known")
     result = ins.operands[0] if ins.opcode[0] == "atom" else Sink()

@@ -80,10 +80,15 @@ def reverse(a: Array) -> Array:
     return a
 
 
+def _whole_or_low(value: Array, bits: int) -> Array:
+    """Position or length of a field: PTX takes its low 8 bits; the card's 64-bit forms take all of it, as this does."""
+    return value & 0xFF if bits == 32 else np.minimum(value, np.uint32(0xFF))
+
+
 def extract(a: Array, position: Array, length: Array) -> Array:
     """bfe: a field of `length` bits from `position` on, sign-extended where `a` is signed."""
     bits = a.dtype.itemsize * 8
-    start, size = (position & 0xFF).astype("i8"), (length & 0xFF).astype("i8")
+    start, size = _whole_or_low(position, bits).astype("i8"), _whole_or_low(length, bits).astype("i8")
     word = a.view(f"u{a.dtype.itemsize}")
     kind = word.dtype.type
     field = word >> start.astype(word.dtype)
@@ -103,7 +108,7 @@ def extract(a: Array, position: Array, length: Array) -> Array:
 def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
     """bfi: `b` with its field of `length` bits at `position` replaced by the low bits of `a`."""
     bits = b.dtype.itemsize * 8
-    start, size = (position & 0xFF).astype(b.dtype), (length & 0xFF).astype("i8")
+    start, size = _whole_or_low(position, bits).astype(b.dtype), _whole_or_low(length, bits).astype("i8")
     kind = b.dtype.type
     field = np.where(size >= bits, kind((1 << bits) - 1), (kind(1) << size.astype(b.dtype)) - kind(1))
     mask = field << start

@@ -73,7 +73,12 @@ def _slct(t: Translator, ins: Instruction) -> None:
     d, a, b, c = operands(ins, 4)
     kind, control = ins.opcode[-2], ins.opcode[-1]
     dtype = "u" + str(SIZES[kind])
-    chosen = f"{t.read(c, 'f4' if control == 'f32' else 'i4')} >= 0"
+    if control == "f32":
+        # With .ftz a negative subnormal is -0, which is not below zero.
+        value = t.read(c, "f4")
+        chosen = f"{value} > {t.scalar(-(2.0**-126), 'f4')}" if "ftz" in ins.opcode else f"{value} >= 0"
+    else:
+        chosen = f"{t.read(c, 'i4')} >= 0"
     t.write(d, f"where({chosen}, {_bits_of(t, a, kind)}, {_bits_of(t, b, kind)})", dtype)
 
 

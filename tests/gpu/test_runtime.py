@@ -142,7 +142,7 @@ from jitmx.errors import NotWarmedError
 try:
     jitmx.quantize(torch.randn(4, 32, device="cuda"), "mxfp8", scale_rule="even")
 except NotWarmedError as error:
-    command = "jitmx warmup --arch sm_90a --variant quantize.quantize format=mxfp8 scale_rule=even"
+    command = "jitmx warmup --arch sm_90a --variant quantize.quantize format=mxfp8 dtype=fp32 scale_rule=even"
     assert command in str(error), error
 else:
     raise AssertionError("a kernel that was not warmed was compiled")
