@@ -148,15 +148,25 @@ def binary(t: Translator, ins: Instruction) -> None:
     _emit(t, form, _tiny_to_zero(form, name, _directed(name)), d, a, b)
 
 
-def _tiny_to_zero(form: Form, name: str, function: Any) -> Any:
-    """With .ftz a product that is tiny before rounding is flushed, though it would round to the smallest normal."""
-    if name != "mul" or form.element != "f32" or "ftz" not in form.flags:
-        return function
+_EXACT: dict[str, Any] = {
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "fma": lambda a, b, c: a * b + c,
+}
 
-    def run(form: Form, a: Array, b: Array) -> Array:
-        bits = function(form, a, b)
-        tiny = np.abs(a.astype("f8") * b.astype("f8")) < 2.0**-126
-        return np.asarray(np.where(tiny, bits & np.uint32(0x80000000), bits))
+
+def _tiny_to_zero(form: Form, name: str, function: Any) -> Any:
+    """With .ftz a result that is tiny before rounding is flushed, though it would round to the smallest normal."""
+    if name not in _EXACT or form.element not in ("f32", "f16") or "ftz" not in form.flags:
+        return function
+    exact, limit = _EXACT[name], 2.0**-126 if form.element == "f32" else 2.0**-14
+
+    def run(form: Form, *values: Array) -> Array:
+        bits = function(form, *values)
+        with np.errstate(all="ignore"):
+            tiny = np.abs(exact(*(value.astype("f8") for value in values))) < limit
+        sign = bits.dtype.type(1 << 8 * bits.dtype.itemsize - 1)
+        return np.asarray(np.where(tiny, bits & sign, bits))
 
     return run
 
@@ -190,7 +200,8 @@ def fma(t: Translator, ins: Instruction) -> None:
         listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
         t.write(d, f"{t.const(_fma_bf16x2)}({listed}, {t.const(slow)}, {t.mask})", "u4")
         return
-    _emit(t, form, lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding), d, a, b, c)
+    rounded = _tiny_to_zero(form, "fma", lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding))
+    _emit(t, form, rounded, d, a, b, c)
 
 
 def _fma_bf16x2(a: Array, b: Array, c: Array, slow: Any, mask: Array | None) -> Array:

@@ -44,6 +44,13 @@ def test_mul_with_ftz_flushes_what_is_tiny_before_it_is_rounded(rounding: str) -
     assert words(body.replace(".ftz", ""), 0xBF7FFFFF, 0x00800000) == 0x80800000
 
 
+def test_div_and_half_precision_flush_so_too() -> None:
+    assert words("div.rp.ftz.f32 r9, r1, r2; cvt.u64.u32 d9, r9;", 0x80800000, 0xBF800001) == 0
+    assert words("mul.rn.ftz.f16x2 r9, r1, r2; cvt.u64.u32 d9, r9;", 0x2187BBFF, 0x55530400) == 0x3B5B8000
+    body = "fma.rn.ftz.f16x2 r9, r1, r2, r3; cvt.u64.u32 d9, r9;"
+    assert words(body, 0x5612095C, 0x9ECB0951, 0xFC008400) == 0xFC008000
+
+
 def test_testp_takes_zeros_for_normal_numbers() -> None:
     body = "testp.normal.f32 p0, r1; selp.u64 d9, 1, 0, p0;"
     assert [words(body, bits) for bits in (0x80000000, 0, 0x007FFFFF, 0x00800000)] == [1, 1, 0, 1]
