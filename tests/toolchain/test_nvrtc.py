@@ -183,7 +183,7 @@ def slow():
 
 cupy_cache.ensure = slow
 options = nvrtc.options(arch.parse("sm_121"))
-thread = threading.Thread(target=nvrtc.compile, args=(SOURCE, options))
+thread = threading.Thread(target=nvrtc._load)
 thread.start()
 loading.wait()
 child = os.fork()
