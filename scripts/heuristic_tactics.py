@@ -24,16 +24,14 @@ def table(target: str, note: str) -> dict[str, Any]:
     chip = arch.parse(target)
     family = kernels.family("linear")
     rows: list[dict[str, Any]] = []
-    for problem in family.typical(chip):
-        rows_of_x = problem.fixed()["m"]
-        low = 1 if rows_of_x == 1 else rows_of_x // 2 + 1
-        row = {
-            "when": {"m": [low, rows_of_x], "n": problem.n, "k": problem.k},
-            "kernel": problem.kernel,
-            "knobs": family.heuristic(problem, chip, chip.multiprocessors),
-        }
-        if row not in rows:  # with and without a bias
-            rows.append(row)
+    below: dict[tuple[int, int], int] = {}
+    for problem in sorted(family.typical(chip), key=lambda problem: problem.m):
+        kernel, knobs = family.heuristic(problem, chip, chip.multiprocessors)
+        shape = problem.n, problem.k
+        when = {"m": [below.get(shape, 0) + 1, problem.m], "n": problem.n, "k": problem.k}
+        if when["m"][0] <= problem.m:  # with and without a bias: once
+            rows.append({"when": when, "kernel": kernel, "knobs": knobs})
+        below[shape] = problem.m
     origin = {"kind": "heuristic", "note": f"cost model for {note}, 101,376 B of shared memory a block"}
     return {"schema_version": 1, "family": "linear", "arch": chip.name, "origin": origin, "rows": rows}
 

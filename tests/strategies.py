@@ -27,11 +27,11 @@ def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
 
 
 def usual(spec: KernelSpec, arch: Arch) -> Variant:
-    """What the heuristic makes of the first typical problem of the kernel: legal on `arch`."""
+    """What the heuristic makes of the first typical problem that the kernel serves: legal on `arch`."""
     family = kernels.family(spec.family)
-    problem = next(problem for problem in family.typical(arch) if problem.kernel == spec.name)
-    tuned = family.heuristic(problem, arch, arch.multiprocessors)
-    return spec.variant(arch, **{**tuned, **problem.fixed()})
+    problem = next(problem for problem in family.typical(arch) if spec.name in family.serving(problem, arch))
+    tuned = family.tuned(problem, arch, arch.multiprocessors, spec.name)
+    return spec.variant(arch, **{**tuned, **family.fixed(problem, spec.name)})
 
 
 def changed(variant: Variant, **knobs: Any) -> Variant | None:

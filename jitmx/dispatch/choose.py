@@ -98,60 +98,113 @@ def choose(
     """
     family = kernels.family(op)
     count = multiprocessors or arch.multiprocessors
-    spec = family.spec(problem.kernel)
-    spec.knobs(**problem.fixed())  # a problem that no kernel takes is the caller's error, not a table's
+    able = family.serving(problem, arch)
+    if not able:
+        raise KnobError(_unserved(family, problem, arch))
     # What an override leaves out comes from the best source below it.
-    base_sources, base = _base(family, problem, arch, count)
-    overrides = [
-        ("argument", "knobs of the call", dict(knobs) if knobs else None),
-        _environment(family, spec.knobs),
-    ]
+    base_sources, kernel, base = _base(family, problem, arch, count, able)
+    asked = [("argument", "knobs of the call", dict(knobs) if knobs else None), _environment(family)]
+    named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), kernel)
+    if named != kernel:
+        family.spec(named)
+        if named not in able:
+            raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {_refusal(family, problem, named)}")
+        kernel, base = named, family.tuned(problem, arch, count, named)
+    asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
     merged = dict(base)
     sources: list[Source] = []
     decided = False
-    for name, detail, values in overrides:
+    for name, detail, values in asked:
         sources.append(Source(name, detail if values else f"{detail}: none", values, bool(values) and not decided))
         decided = decided or bool(values)
-    for _name, _detail, values in reversed(overrides):
-        merged.update(values or {})
+    for _name, _detail, values in reversed(asked):
+        merged.update({name: value for name, value in (values or {}).items() if name != "kernel"})
     sources += [dataclasses.replace(source, decided=source.decided and not decided) for source in base_sources]
-    return Choice(problem, _variant(family, problem, arch, merged), count, tuple(sources))
+    return Choice(problem, _variant(family, problem, arch, kernel, merged), count, tuple(sources))
 
 
-def _variant(family: Family, problem: Problem, arch: Arch, knobs: Mapping[str, Any]) -> Variant:
-    """The variant with tuned `knobs` that serves `problem`."""
-    fixed = problem.fixed()
+def split(
+    op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None, knobs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Choice, int], ...]:
+    """The launches of one call: choices, and how many times each is launched, in the order of the rows.
+
+    Where the chosen kernel takes fewer rows than the problem has, it is launched for each that many, and the rows that
+    are left are a problem of their own.
+    """
+    choice = choose(op, problem, arch, multiprocessors=multiprocessors, knobs=knobs)
+    rows = getattr(problem, "m", 1)
+    most = kernels.family(op).max_rows(choice.variant.spec.name)
+    if most is None or rows <= most:
+        return ((choice, 1),)
+
+    def part(m: int, kernel: str | None) -> Choice:
+        fields: dict[str, Any] = {"m": m}
+        asked = {**({"kernel": kernel} if kernel else {}), **(knobs or {})}
+        return choose(op, dataclasses.replace(problem, **fields), arch, multiprocessors=multiprocessors, knobs=asked)
+
+    full = (part(most, choice.variant.spec.name), rows // most)
+    return (full, (part(rows % most, None), 1)) if rows % most else (full,)
+
+
+def _text(problem: Problem) -> str:
+    return ", ".join(f"{name}={value}" for name, value in problem.as_dict().items())
+
+
+def _refusal(family: Family, problem: Problem, kernel: str) -> str:
+    """Why a kernel cannot serve a problem."""
+    try:
+        family.fixed(problem, kernel)
+    except KnobError as error:
+        return str(error)
+    return "it does not run on this target"
+
+
+def _unserved(family: Family, problem: Problem, arch: Arch) -> str:
+    reasons = "; ".join(_refusal(family, problem, spec.name) for spec in family.specs)
+    return f"no kernel of {family.name} on {arch} serves {_text(problem)}: {reasons}"
+
+
+def _variant(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> Variant:
+    """The variant of `kernel` with tuned `knobs` that serves `problem`."""
+    fixed = family.fixed(problem, kernel)
     for name in knobs.keys() & fixed.keys():
         if knobs[name] != fixed[name]:
             raise KnobError(
                 f"{name}={knobs[name]!r} cannot be overridden: the call itself fixes {name}={fixed[name]!r}"
             )
-    variant = family.spec(problem.kernel).variant(arch, **{**knobs, **fixed})
+    variant = family.spec(kernel).variant(arch, **{**knobs, **fixed})
     family.check(problem, variant)
     return variant
 
 
-def _environment(family: Family, knobs: type[Any]) -> tuple[str, str, dict[str, Any] | None]:
+def _environment(family: Family) -> tuple[str, str, dict[str, Any] | None]:
     field = f"{family.name}_knobs"
     pairs = dict(getattr(settings.current(), field, ()))
     if not pairs:
         return "environment", f"JITMX_{field.upper()}", None
-    said = f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}"
+    return "environment", f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}", pairs
+
+
+def _typed(family: Family, kernel: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:
+    """An override's values with those that are text read as what the knobs of `kernel` are."""
+    texts = {name: value for name, value in values.items() if isinstance(value, str) and name != "kernel"}
     try:
-        read = knobs.from_text(pairs)
+        read = family.spec(kernel).knobs.from_text(texts)
     except KnobError as error:
         raise KnobError(f"{said}: {error}") from error
-    return "environment", said, {name: getattr(read, name) for name in pairs}
+    return {**values, **{name: getattr(read, name) for name in texts}}
 
 
-def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) -> tuple[list[Source], dict[str, Any]]:
-    """Tables and heuristic: each as a source, and the knobs of the first that has any."""
+def _base(
+    family: Family, problem: Problem, arch: Arch, multiprocessors: int, able: tuple[str, ...]
+) -> tuple[list[Source], str, dict[str, Any]]:
+    """Tables and heuristic: each as a source, and kernel and knobs of the first that has any."""
     user = settings.current().tactics_dir
-    found: dict[str, Any] | None = None
+    found: tuple[str, dict[str, Any]] | None = None
     sources = []
     own, shipped = tactics.tables(family, arch, user)
     for name, table, where in (("user table", own, f" under {user}"), ("shipped table", shipped, "")):
-        row = next((row for row in table.rows if row.fits(problem)), None) if table else None
+        row = next((row for row in table.rows if row.kernel in able and row.fits(problem)), None) if table else None
         if table is None:
             detail = f"none for {arch}{where}"
         elif row is None:
@@ -160,15 +213,15 @@ def _base(family: Family, problem: Problem, arch: Arch, multiprocessors: int) ->
             detail = f"{table.provenance}" + (f", {row.us:.2f} us" if row.us else "")
         decided = row is not None and found is None
         if row is not None and table is not None and found is None:
-            found = dict(row.knobs)
+            found = row.kernel, dict(row.knobs)
             try:
-                _variant(family, problem, arch, found)
+                _variant(family, problem, arch, *found)
             except KnobError as error:
                 raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
         sources.append(Source(name, detail, None if row is None else row.knobs, decided))
     guess = family.heuristic(problem, arch, multiprocessors)
-    sources.append(Source("heuristic", "computed from shape and target, not measured", guess, found is None))
-    return sources, guess if found is None else found
+    sources.append(Source("heuristic", "computed from shape and target, not measured", guess[1], found is None))
+    return sources, *(guess if found is None else found)
 
 
 def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Choice:
@@ -184,8 +237,8 @@ def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape:
 def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:
     """Every variant that a call with this shape launches on `arch`; fields left out as for `explain`."""
     family = kernels.family(op)
-    problems = family.problem.launches(arch, **_asked(family, arch, shape))
-    return tuple(choose(op, problem, arch, multiprocessors=multiprocessors).variant for problem in problems)
+    problem = family.problem.on(arch, **_asked(family, arch, shape))
+    return tuple(choice.variant for choice, _ in split(op, problem, arch, multiprocessors=multiprocessors))
 
 
 def _asked(family: Family, arch: Arch, shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Row:
     def fits(self, problem: Problem) -> bool:
         """Whether the row applies to `problem`."""
         values = problem.as_dict()
-        return problem.kernel == self.kernel and all(
+        return all(
             wanted[0] <= values[name] <= wanted[1] if isinstance(wanted, list) else values[name] == wanted
             for name, wanted in self.when.items()
         )

@@ -28,23 +28,14 @@ class Problem(Fields):
         """A problem with these fields, the others at the defaults that suit `arch`."""
         return cls(**shape)
 
-    @classmethod
-    def launches(cls, arch: Arch, **shape: Any) -> tuple[Self, ...]:
-        """The problems that one call with these fields is made of, where it takes more than one launch."""
-        return (cls.on(arch, **shape),)
-
-    @property
-    def kernel(self) -> str:
-        """The kernel of the family that solves it."""
-        raise TypeError(f"{type(self).__name__} names no kernel")
-
-    def fixed(self) -> dict[str, Any]:
-        """Knobs that the problem itself decides."""
-        raise TypeError(f"{type(self).__name__} fixes no knobs")
-
 
 def _unchecked(problem: Any, variant: Variant) -> None:
     """A family whose variants all serve all problems."""
+
+
+def _unlimited(kernel: str) -> int | None:
+    """A family whose launches take all rows there are."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -57,9 +48,13 @@ class Family:
         specs: its kernels.
         problem: the dataclass of its problems.
         typical: the problems on a target whose kernels warm-up compiles when told nothing else.
-        heuristic: tuned knobs for a problem on a target with so many multiprocessors, where no table has a row.
+        serving: names of the kernels that can serve a problem on a target.
+        fixed: knobs that a problem itself decides, for one of those kernels.
+        heuristic: kernel and tuned knobs for a problem on a target with so many multiprocessors, without a table.
+        tuned: the same for a kernel that something else named.
         cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
+        max_rows: rows (the problem's field m) that one launch of a kernel takes at most, or None.
     """
 
     name: str
@@ -67,9 +62,13 @@ class Family:
     specs: tuple[KernelSpec, ...]
     problem: type[Problem]
     typical: Callable[[Arch], tuple[Problem, ...]]
-    heuristic: Callable[[Any, Arch, int], dict[str, Any]]
+    serving: Callable[[Any, Arch], tuple[str, ...]]
+    fixed: Callable[[Any, str], dict[str, Any]]
+    heuristic: Callable[[Any, Arch, int], tuple[str, dict[str, Any]]]
+    tuned: Callable[[Any, Arch, int, str], dict[str, Any]]
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[Any, Variant], None] = _unchecked
+    max_rows: Callable[[str], int | None] = _unlimited
 
     def spec(self, name: str) -> KernelSpec:
         """The kernel called `name`.

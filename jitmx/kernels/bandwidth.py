@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +33,6 @@ class ReadKnobs(Knobs):
 @dataclass(frozen=True)
 class ReadProblem(Problem):
     """One measurement of the read bandwidth."""
-
-    @property
-    def kernel(self) -> str:
-        """ "read"."""
-        return "read"
-
-    def fixed(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
 
 
 READ = KernelSpec(
@@ -85,6 +75,9 @@ FAMILY = Family(
     specs=(READ,),
     problem=ReadProblem,
     typical=lambda arch: (ReadProblem(),),
-    heuristic=lambda problem, arch, multiprocessors: {},
+    serving=lambda problem, arch: ("read",),
+    fixed=lambda problem, kernel: {},
+    heuristic=lambda problem, arch, multiprocessors: ("read", {}),
+    tuned=lambda problem, arch, multiprocessors, kernel: {},
     cases=_cases,
 )

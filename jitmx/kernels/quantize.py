@@ -173,15 +173,15 @@ class QuantizeProblem(Problem):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of the values")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
 
-    @property
-    def kernel(self) -> str:
-        """ "quantize" or "dequantize"."""
-        return self.direction
 
-    def fixed(self) -> dict[str, Any]:
-        """Format, dtype and, one way, the scale rule."""
-        knobs = {"format": self.format, "dtype": self.dtype}
-        return knobs | {"scale_rule": self.scale_rule} if self.direction == "quantize" else knobs
+def _fixed(problem: QuantizeProblem, kernel: str) -> dict[str, Any]:
+    """Format, dtype and, one way, the scale rule."""
+    knobs = {"format": problem.format, "dtype": problem.dtype}
+    return knobs | {"scale_rule": problem.scale_rule} if kernel == "quantize" else knobs
+
+
+def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+    return {"pdl": "pdl" in arch.features}
 
 
 FAMILY = Family(
@@ -195,6 +195,11 @@ FAMILY = Family(
         for dtype in DTYPES
         for direction in ("quantize", "dequantize")
     ),
-    heuristic=lambda problem, arch, multiprocessors: {"pdl": "pdl" in arch.features},
+    serving=lambda problem, arch: (problem.direction,),
+    fixed=_fixed,
+    heuristic=lambda problem, arch, multiprocessors: (
+        problem.direction, _tuned(problem, arch, multiprocessors, problem.direction)
+    ),
+    tuned=_tuned,
     cases=_cases,
 )

@@ -6,6 +6,7 @@ on the same shapes in the same run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from jitmx import formats
 from jitmx.ops import checks, measure
-from jitmx.ops.linear import Passes, Plan, linear
+from jitmx.ops.linear import Plan, linear
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
@@ -53,13 +54,13 @@ def time_linear(
     """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape."""
     n, k = weights[0].shape
     device = weights[0].words.get_device()
-    passes = [Passes(weight, m, torch.bfloat16, False, device, knobs) for weight in weights]
+    plans = [Plan(weight, m, torch.bfloat16, device, knobs=knobs) for weight in weights]
 
-    def call(passes: Passes) -> Any:
-        return lambda x, y: passes(torch.cuda.current_stream().cuda_stream, x.data_ptr(), 0, y.data_ptr())
+    def call(plan: Plan) -> Any:
+        return lambda x, y: plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr())
 
     count = calls or max(len(weights), 64 if weights[0].nbytes < 64 << 20 else 4)
-    return measure.chain([call(passes[i % len(passes)]) for i in range(count)], m * max(n, k), torch.bfloat16)
+    return measure.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
 
 
 def time_cublas(n: int, k: int, m: int) -> float:
@@ -78,10 +79,7 @@ def rotated(weight: PackedWeight) -> list[PackedWeight]:
     """`weight` and copies of it, enough to exceed the L2 several times."""
     count = measure.copies_past_l2(weight.nbytes)
     return [weight] + [
-        PackedWeight(
-            weight.words.clone(), weight.scales.clone(), weight.n, weight.k, weight.encoding, weight.scale_range
-        )
-        for _ in range(count - 1)
+        dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for _ in range(count - 1)
     ]
 
 
@@ -122,14 +120,14 @@ def bench_launch() -> list[dict[str, Any]]:
     weight = pack_weight(random_weight(16, 64))
     x, out = torch.randn(1, 64, device="cuda").bfloat16(), torch.empty(1, 16, device="cuda").bfloat16()
     bias = torch.randn(16, device="cuda").bfloat16()
-    plan = Plan(weight, 1, torch.bfloat16, False, x.get_device())
+    plan = Plan(weight, 1, torch.bfloat16, x.get_device())
     stream = torch.cuda.current_stream().cuda_stream
     pointers = x.data_ptr(), out.data_ptr()
     calls = {
         "jitmx.linear(x, weight, out=out)": lambda: linear(x, weight, out=out),
         "jitmx.linear(x, weight, bias, out=out)": lambda: linear(x, weight, bias, out=out),
         "jitmx.linear(x, weight)": lambda: linear(x, weight),
-        "launch alone": lambda: plan(stream, pointers[0], 0, pointers[1]),
+        "launch alone": lambda: plan(stream, *pointers),
         "torch.add(x, x, out=x)": lambda: torch.add(x, x, out=x),
     }
     checks.require_cuda("x", x)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from jitmx.dispatch.choose import choose
+from jitmx.dispatch.choose import split
 from jitmx.errors import InputError
-from jitmx.kernels.linear import MAX_GEMV_ROWS, LinearProblem, gemv_blocks, gemv_layout, gemv_shared_bytes
+from jitmx.kernels.linear import LinearProblem, launch_of
+from jitmx.kernels.linear.arguments import LAYOUT
 from jitmx.ops import checks
 from jitmx.ops.packed import PackedWeight
+from jitmx.registry.spec import Variant
 from jitmx.runtime.launch import Launcher
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -20,44 +21,84 @@ _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class Plan:
-    """A launch for one shape and dtype: everything that does not change from call to call."""
+    """The launches of one call: everything that does not change from call to call.
 
-    __slots__ = ("bias", "fixed", "launcher", "scales", "words", "x_bytes", "y_bytes")
+    Most calls are one launch; one with more rows than its kernel takes is several.
+    """
+
+    __slots__ = ("shared", "steps", "weight")
 
     def __init__(
         self,
         weight: PackedWeight,
         rows: int,
         dtype: torch.dtype,
-        bias: bool,
         device: int,
+        extras: Mapping[str, Any] | None = None,
         knobs: Mapping[str, Any] | None = None,
     ) -> None:
-        problem = LinearProblem(rows, weight.n, weight.k, _DTYPES[dtype], bias, weight.encoding, weight.scale_range)
-        multiprocessors = checks.multiprocessors(device)
-        variant = choose(
-            "linear", problem, checks.device_arch(device), multiprocessors=multiprocessors, knobs=knobs
-        ).variant
-        if rows > variant.knobs.m:
-            raise InputError(f"{rows} rows are over the {variant.knobs.m} that {variant.name} takes in one pass")
-        self.bias = bias
-        self.x_bytes, self.y_bytes = rows * weight.k * 2, rows * weight.n * 2
-        self.words, self.scales = weight.words.data_ptr(), weight.scales.data_ptr()
-        self.fixed = (rows, weight.n, weight.k)
+        self.weight = weight.words.data_ptr(), weight.scales.data_ptr()
+        self.steps: list[Step] = []
+        if not rows:
+            return
+        problem = LinearProblem(
+            rows, weight.n, weight.k, _DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range,
+            **{"weight": weight.format, **(extras or {})},
+        )  # fmt: skip
+        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
+        for choice, count in split("linear", problem, arch, multiprocessors=multiprocessors, knobs=knobs):
+            step = Step(choice.variant, choice.problem.as_dict()["m"], weight.n, weight.k, device, multiprocessors)
+            self.steps += [step] * count
+
+    def __call__(
+        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
+    ) -> None:
+        """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
+        words, scales = self.weight
+        for step in self.steps:
+            workspace = step.workspace(stream) if step.scratch else 0
+            step.launcher(
+                stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape
+            )  # fmt: skip
+            x += step.x_bytes
+            y += step.y_bytes
+            residual += step.y_bytes if residual else 0
+
+
+class Step:
+    """One launch over some of the rows of a call."""
+
+    __slots__ = ("_device", "_workspaces", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
+
+    def __init__(self, variant: Variant, rows: int, n: int, k: int, device: int, multiprocessors: int) -> None:
+        geometry = launch_of(variant, rows, n, k, multiprocessors)
         self.launcher = Launcher(
             variant,
             device,
-            blocks=gemv_blocks(variant.knobs, weight.n, multiprocessors),
-            shared_bytes=gemv_shared_bytes(variant.knobs, weight.k),
-            layout=gemv_layout(bias),
+            blocks=geometry.blocks,
+            shared_bytes=geometry.shared_bytes,
+            cluster=geometry.cluster,
+            layout=LAYOUT,
             pdl=variant.knobs.pdl,
         )
+        self.shape = rows, n, k
+        self.x_bytes = rows * k * 2
+        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
+        self.scratch = geometry.workspace
+        self._device = device
+        self._workspaces: dict[int, torch.Tensor] = {}
 
-    def __call__(self, stream: int, x: int, bias: int, y: int) -> None:
-        if self.bias:
-            self.launcher(stream, x, self.words, self.scales, bias, y, *self.fixed)
-        else:
-            self.launcher(stream, x, self.words, self.scales, y, *self.fixed)
+    def workspace(self, stream: int) -> int:
+        """Address of scratch memory that is zero, or was left zero by an earlier launch on the same stream.
+
+        A graph gets memory of its own at every capture, zeroed as part of it: which stream it will run on, and beside
+        what, is not known yet.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return int(torch.zeros(self.scratch, dtype=torch.uint8, device=self._device).data_ptr())
+        if stream not in self._workspaces:
+            self._workspaces[stream] = torch.zeros(self.scratch, dtype=torch.uint8, device=self._device)
+        return int(self._workspaces[stream].data_ptr())
 
 
 def linear(
@@ -66,7 +107,7 @@ def linear(
     """Y = X W^T (+ bias), accumulated in fp32 and rounded once.
 
     Runs on the current stream of x's device and works under `torch.cuda.graph` once the shape has been called before
-    capture. Up to 8 rows take one pass over the weight; more take one for each 8.
+    capture.
 
     Args:
         x: [..., k], bfloat16 or float16, contiguous, on the weight's GPU.
@@ -81,14 +122,14 @@ def linear(
         InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
-    Source: templates/linear/gemv.cu.j2, chosen by jitmx/dispatch (`jitmx explain linear`).
+    Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
         dtype, device = x.dtype, x.get_device()
-        passes, shape = weight.plans[x.shape, dtype, device, bias is None]
+        plan, shape = weight.plans[x.shape, dtype, device, bias is None]
     except (KeyError, AttributeError, TypeError):
-        passes, shape = _plan(x, weight, bias)
+        plan, shape = _plan(x, weight, bias)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
@@ -119,60 +160,17 @@ def linear(
     ):
         raise _bad_out(out, shape, x)
     target = out.data_ptr()
-    if target == pointer and passes.tail is not None:
+    if target == pointer and plan.steps:
         raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
     if device == torch._C._cuda_getDevice():
-        passes(_raw_stream(device), pointer, addend, target)
+        plan(_raw_stream(device), pointer, target, addend)
     else:
         with torch.cuda.device(device):
-            passes(_raw_stream(device), pointer, addend, target)
+            plan(_raw_stream(device), pointer, target, addend)
     return out
 
 
-class Passes:
-    """The launches of one call: `count` over as many rows as one takes, and one over the rest."""
-
-    __slots__ = ("count", "full", "tail")
-
-    def __init__(
-        self,
-        weight: PackedWeight,
-        rows: int,
-        dtype: torch.dtype,
-        bias: bool,
-        device: int,
-        knobs: Mapping[str, Any] | None = None,
-    ) -> None:
-        # At least one row is left to the tail, so that a call of few rows is the tail alone.
-        self.count = max(0, -(-rows // MAX_GEMV_ROWS) - 1)
-        rest = rows - self.count * MAX_GEMV_ROWS
-        plan = functools.partial(_remembered, weight, dtype=dtype, bias=bias, device=device, knobs=knobs)
-        self.full = plan(MAX_GEMV_ROWS) if self.count else None
-        self.tail = plan(rest) if rest else None
-
-    def __call__(self, stream: int, x: int, bias: int, y: int) -> None:
-        if self.full is not None:
-            for _ in range(self.count):
-                self.full(stream, x, bias, y)
-                x += self.full.x_bytes
-                y += self.full.y_bytes
-        if self.tail is not None:
-            self.tail(stream, x, bias, y)
-
-
-def _remembered(
-    weight: PackedWeight, rows: int, *, dtype: torch.dtype, bias: bool, device: int, knobs: Mapping[str, Any] | None
-) -> Plan:
-    if knobs:
-        return Plan(weight, rows, dtype, bias, device, knobs)
-    key = (rows, dtype, bias, device)
-    plan: Plan | None = weight.plans.get(key)
-    if plan is None:
-        plan = weight.plans[key] = Plan(weight, rows, dtype, bias, device)
-    return plan
-
-
-def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[Passes, torch.Size]:
+def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[Plan, torch.Size]:
     """Check what a plan rests on, make it and remember it with the weight."""
     if not isinstance(weight, PackedWeight):
         raise InputError(f"weight is a {type(weight).__name__}; pack it once with jitmx.pack_weight")
@@ -196,8 +194,8 @@ def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> t
         ):
             raise _bad_bias(bias, weight, x)
     with torch.cuda.device(x.device):
-        passes = Passes(weight, x.numel() // weight.k, x.dtype, bias is not None, x.get_device())
-    entry = passes, torch.Size((*x.shape[:-1], weight.n))
+        plan = Plan(weight, x.numel() // weight.k, x.dtype, x.get_device(), {"bias": bias is not None})
+    entry = plan, torch.Size((*x.shape[:-1], weight.n))
     weight.plans[x.shape, x.dtype, x.get_device(), bias is None] = entry
     return entry
 

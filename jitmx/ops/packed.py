@@ -13,7 +13,8 @@ import torch
 
 from jitmx import formats
 from jitmx.errors import CaptureError, InputError
-from jitmx.kernels.linear import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, preferred_encoding
+from jitmx.kernels.linear.layout import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, preferred_encoding
+from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
 
@@ -26,14 +27,15 @@ _SWIZZLE_SIGN = (15, 12, 14, 13)
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight [n, k] in MXFP4, packed for `jitmx.linear`.
+    """A weight [n, k] in MXFP4 or MXFP8, packed for `jitmx.linear`.
 
     Attributes:
-        words: int32 [tile rows, tiles of k, 32 lanes, 4].
+        words: int32 [tile rows, tiles of k, 32 lanes, 4]; for MXFP8 [tile rows, tiles of k, 2 blocks, 32 lanes, 4].
         scales: int32 [tile rows, tiles of k, 8], four E8M0 bytes each.
         n, k: output and input features.
         encoding: order of bits in a word, "swizzle" or "nibble".
         scale_range: "normal" where every scale byte is within NORMAL_SCALES, else "full".
+        format: "mxfp4" or "mxfp8".
     """
 
     words: torch.Tensor
@@ -42,12 +44,16 @@ class PackedWeight:
     k: int
     encoding: str
     scale_range: str
+    format: str = "mxfp4"
     # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         tile_rows, tiles_k = packed_tiles(self.n, self.k)
-        for name, shape in (("words", (tile_rows, tiles_k, 32, 4)), ("scales", (tile_rows, tiles_k, 8))):
+        if self.format not in WEIGHTS:
+            raise InputError(f"format={self.format!r} of a packed weight is not one of {', '.join(WEIGHTS)}")
+        lanes = (32, 4) if self.format == "mxfp4" else (2, 32, 4)
+        for name, shape in (("words", (tile_rows, tiles_k, *lanes)), ("scales", (tile_rows, tiles_k, 8))):
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
                 raise InputError(

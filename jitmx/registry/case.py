@@ -23,11 +23,13 @@ class Buffer:
 
     Attributes:
         data: what it holds at launch; for an output, only shape and dtype count, and its bytes start uninitialised.
-        output: whether the kernel writes it. What is no output may not be written.
+        output: whether the kernel writes it. What is neither output nor scratch may not be written.
+        scratch: memory with these bytes that the kernel reads and writes, and nobody looks at.
     """
 
     data: Array
     output: bool = False
+    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,17 @@ class Case:
         arguments: its fields: buffers become addresses.
         check: from the outputs, in the order of the arguments, to their error.
         gate: largest error that passes.
+        cluster: blocks a cluster.
     """
 
     name: str
     grid: int
     shared_bytes: int
     layout: str
-    arguments: Sequence[Buffer | int]
+    arguments: Sequence[Buffer | int | float]
     check: Callable[[Sequence[Array]], float]
     gate: float
+    cluster: int = 1
 
     def pack(self, addresses: Sequence[int]) -> bytes:
         """The argument struct, with the addresses of the buffers in their order."""

@@ -14,6 +14,7 @@ from jitmx.errors import DriverError
 
 _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
 INVALID_CONTEXT = 201
+_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED = 8
 
@@ -39,6 +40,13 @@ def programmatic_dependent_launch() -> LaunchAttribute:
     """The launch attribute that lets a kernel start before its predecessor in the stream has ended."""
     attribute = LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
     attribute.value[0] = 1
+    return attribute
+
+
+def cluster_dimension(blocks: int) -> LaunchAttribute:
+    """The launch attribute that makes so many neighbouring blocks a cluster."""
+    attribute = LaunchAttribute(id=_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    attribute.value[0], attribute.value[1], attribute.value[2] = blocks, 1, 1
     return attribute
 
 

@@ -24,6 +24,7 @@ class Launcher:
         shared_bytes: dynamic shared memory a block, bytes.
         layout: `struct` format of the kernel's argument struct, native alignment ("@PPPiii").
         pdl: launch with programmatic stream serialization.
+        cluster: blocks a cluster.
     """
 
     __slots__ = (
@@ -40,10 +41,12 @@ class Launcher:
     )
 
     def __init__(
-        self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool
+        self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool, cluster: int = 1
     ) -> None:
         function = load.function(variant, device)
-        attribute = driver.programmatic_dependent_launch()
+        wanted = [driver.programmatic_dependent_launch()] if pdl else []
+        wanted += [driver.cluster_dimension(cluster)] if cluster > 1 else []
+        attributes = (driver.LaunchAttribute * max(len(wanted), 1))(*wanted)
         self.variant = variant
         self._config = driver.LaunchConfig(
             blocks,
@@ -54,8 +57,8 @@ class Launcher:
             1,
             shared_bytes,
             None,
-            ctypes.pointer(attribute),
-            int(pdl),
+            attributes,
+            len(wanted),
         )
         packer = struct.Struct(layout)
         self._buffer = ctypes.create_string_buffer(packer.size)
@@ -64,12 +67,12 @@ class Launcher:
         self._stream = 0
         self._device = device
         self._lock = threading.Lock()
-        self._keep = (attribute, parameters)
+        self._keep = (attributes, parameters)
         # Converted once: what is left for a call is to pack, set the stream and cross into the driver.
         self._launch = driver.library().cuLaunchKernelEx
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(parameters), None
 
-    def __call__(self, stream: int, *arguments: int) -> None:
+    def __call__(self, stream: int, *arguments: int | float) -> None:
         """Launch on the CUstream `stream` with the struct's fields in order. Nothing is waited for.
 
         Raises:

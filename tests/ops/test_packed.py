@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import jitmx
 from jitmx.errors import InputError
-from jitmx.kernels.linear import packed_tiles
+from jitmx.kernels.linear.layout import packed_tiles
 
 # Where pair i of a half-word lies: lowest magnitude bit and sign bit, from the drawing in docs/packed-layout.md.
 PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jitmx import arch
 from jitmx.cli import targets
 from jitmx.errors import KnobError
-from jitmx.kernels.linear import GEMV, GemvKnobs
+from jitmx.kernels.linear.gemv import SPEC as GEMV
+from jitmx.kernels.linear.gemv import GemvKnobs
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 from strategies import ARCHES, SPEC_NAMES, SPECS, changed, usual, values, variants
 
@@ -170,7 +171,7 @@ def test_names_and_identities_are_unique_over_all_kernels_and_targets() -> None:
 
 def test_an_identity_is_the_same_in_another_process() -> None:
     script = (
-        "from jitmx import arch; from jitmx.kernels.linear import GEMV; "
+        "from jitmx import arch; from jitmx.kernels.linear.gemv import SPEC as GEMV; "
         "print(GEMV.variant(arch.parse('sm_121'), m=4, bias=True).identity)"
     )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -15,15 +15,11 @@ from hypothesis import strategies as st
 from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.errors import CompileError, KnobError
-from jitmx.kernels.linear import (
-    GEMV,
-    TILE_BYTES,
-    LinearProblem,
-    gemv_blocks,
-    gemv_shared_bytes,
-    packed_tiles,
-    preferred_encoding,
-)
+from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.gemv import SPEC as GEMV
+from jitmx.kernels.linear.gemv import launch
+from jitmx.kernels.linear.gemv import shared_bytes as gemv_shared_bytes
+from jitmx.kernels.linear.layout import TILE_BYTES, packed_tiles, preferred_encoding
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import nvrtc
@@ -54,12 +50,12 @@ def test_the_heuristic_is_legal_and_serves_the_problem(
     target: Arch, problem: LinearProblem, multiprocessors: int
 ) -> None:
     for count in (target.multiprocessors, multiprocessors):
-        knobs = FAMILY.heuristic(problem, target, count)
-        assert not knobs.keys() & problem.fixed().keys()
-        variant = GEMV.variant(target, **knobs, **problem.fixed())
+        knobs, fixed = FAMILY.tuned(problem, target, count, "gemv"), FAMILY.fixed(problem, "gemv")
+        assert not knobs.keys() & fixed.keys()
+        variant = GEMV.variant(target, **knobs, **fixed)
         FAMILY.check(problem, variant)
         assert variant.knobs.m >= problem.m
-        assert gemv_blocks(variant.knobs, problem.n, count) >= 1
+        assert launch(variant.knobs, problem.m, problem.n, problem.k, count).blocks >= 1
 
 
 @given(n=st.integers(1, 300_000), k=st.integers(1, 65_536))
@@ -78,7 +74,7 @@ def test_a_gpt_oss_weight_takes_seventeen_bytes_for_thirty_two_values() -> None:
     ("m", "rows"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (6, 8), (7, 8), (8, 8), (9, 8), (4096, 8)]
 )
 def test_a_problem_takes_the_smallest_kernel_that_holds_its_rows(m: int, rows: int) -> None:
-    assert LinearProblem(m).fixed()["m"] == rows
+    assert FAMILY.fixed(LinearProblem(m), "gemv")["m"] == rows
 
 
 def test_weights_are_packed_as_nibbles_where_block_scaled_mma_takes_them() -> None:
@@ -176,7 +172,7 @@ class Arithmetic(dict[str, int]):
 @given(variant=GEMV_VARIANTS, n=st.integers(1, 300_000), multiprocessors=st.integers(1, 64))
 def test_every_row_of_tiles_belongs_to_exactly_one_worker(variant: Variant, n: int, multiprocessors: int) -> None:
     arithmetic, knobs = Arithmetic(variant), variant.knobs
-    blocks = gemv_blocks(knobs, n, multiprocessors)
+    blocks = launch(knobs, 1, n, 64, multiprocessors).blocks
     assert 1 <= blocks <= multiprocessors * knobs.blocks_per_sm
     next_row = 0
     for block in range(blocks):
@@ -199,7 +195,7 @@ def test_no_block_is_without_a_row_and_none_is_missing_from_the_first_wave(
     knobs = variant.knobs
     rows, _ = packed_tiles(n, 64)
     per_block = knobs.warps // knobs.split_k
-    blocks = gemv_blocks(knobs, n, multiprocessors)
+    blocks = launch(knobs, 1, n, 64, multiprocessors).blocks
     assert (blocks - 1) * per_block < rows
     assert blocks == multiprocessors * knobs.blocks_per_sm or blocks * per_block >= rows
 

@@ -1,0 +1,113 @@
+"""The argument struct of every kernel of `linear` (templates/include/jitmx/linear.cuh), and cases made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jitmx import formats
+from jitmx.kernels.linear.layout import pack, reference
+from jitmx.registry.case import Buffer, Case, relative_l2
+from jitmx.registry.spec import Variant
+
+if TYPE_CHECKING:
+    from jitmx.kernels.linear.kernel import Launch
+
+# x, weight, scales, bias, residual, norm, y, workspace, spare; epsilon, rows, n, k; padded as a compiler pads.
+LAYOUT = "@PPPPPPPPPfiii0P"
+EPSILON = 1e-5
+GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included
+
+_STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+_ACTIVATIONS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4"}
+
+
+def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed: int) -> Case:
+    """A launch of `variant` on random inputs, with the product in float64.
+
+    What the variant's knobs say (dtype, bias, encoding, scale_range, weight, activation, scale_rule, norm, residual,
+    argmax; absent ones count as plain) decides inputs and reference. A quantized activation counts as what its codes
+    stand for: the gate is then as tight as without, and the quantizer is under test too.
+    """
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+
+    def has(name: str) -> bool:
+        return bool(getattr(knobs, name, False))
+
+    stored = _STORED[knobs.dtype]
+    x = generator.standard_normal((rows, k)).astype(stored)
+    bias, norm = generator.standard_normal(n).astype(stored), generator.uniform(0.5, 1.5, k).astype(stored)
+    residual = generator.standard_normal((rows, n)).astype(stored)
+    words, packed, weight = _weight(variant, n, k, generator)
+    wide = activations(x.astype(np.float64), norm.astype(np.float64) if has("norm") else None, variant)
+    wanted = reference(wide, weight, bias.astype(np.float64) if has("bias") else None)
+    if has("residual"):
+        wanted = wanted + residual.astype(np.float64)
+    output = np.empty(rows, np.int64) if has("argmax") else np.empty((rows, n), stored)
+    optional = [
+        Buffer(array) if has(name) else 0
+        for name, array in (("bias", bias), ("residual", residual), ("norm", norm))
+    ]
+    workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
+
+    def check(outputs: Any) -> float:
+        return _shortfall(outputs[0], wanted) if has("argmax") else relative_l2(outputs[0], wanted)
+
+    return Case(
+        name=f"rows={rows} n={n} k={k} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(x), Buffer(words), Buffer(packed), *optional, Buffer(output, output=True), workspace, 0,
+            EPSILON, rows, n, k,
+        ),
+        check=check,
+        gate=GATE,
+        cluster=launch.cluster,
+    )  # fmt: skip
+
+
+def activations(
+    x: npt.NDArray[np.float64], norm: npt.NDArray[np.float64] | None, variant: Variant
+) -> npt.NDArray[np.float64]:
+    """X as the product sees it: normalised where `norm` is given, what its codes stand for where it is quantized."""
+    if norm is not None:
+        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPSILON) * norm
+    name = getattr(variant.knobs, "activation", "none")
+    if name == "none":
+        return x
+    item = formats.get(_ACTIVATIONS[name])
+    return formats.dequantize(*formats.quantize(x, item, getattr(variant.knobs, "scale_rule", "floor")), item)
+
+
+def _weight(
+    variant: Variant, n: int, k: int, generator: np.random.Generator
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Packed words and scales of a random weight, and its values."""
+    knobs = variant.knobs
+    item = formats.get(getattr(knobs, "weight", "mxfp4"))
+    centre = formats.SCALE_ONE - 4 - item.emax
+    scales = generator.integers(centre - 3, centre + 4, (n, k // 32)).astype(np.uint8)
+    if knobs.scale_range == "full":
+        scales[0, 0], scales[-1, -1] = 0, formats.SCALE_NAN
+    if item.name == "mxfp4":
+        codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
+        return *pack(codes, scales, knobs.encoding), formats.dequantize(codes, scales, item)
+    from jitmx.kernels.linear.mxfp8 import pack_mxfp8
+
+    codes = formats.encode(generator.standard_normal((n, k)) * 2.0**item.emax / 4, item)
+    return *pack_mxfp8(codes, scales), formats.dequantize(codes, scales, item)
+
+
+def _shortfall(found: npt.NDArray[np.int64], wanted: npt.NDArray[np.float64]) -> float:
+    """How far the values at the indices found are below the largest, relative to them; a NaN is never the largest."""
+    if ((found < 0) | (found >= wanted.shape[1])).any():
+        return float("inf")
+    best = np.nanmax(wanted, axis=1)
+    chosen = np.take_along_axis(wanted, found[:, None], axis=1)[:, 0]
+    spread = np.maximum(np.abs(best), np.nanstd(wanted, axis=1))
+    return float(np.nan_to_num((best - chosen) / spread, nan=np.inf).max())

@@ -1,0 +1,255 @@
+"""`linear.gemv`: at most 8 rows of X; CUDA cores or m16n8k16 tensor cores, fp32 accumulation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.layout import (
+    DTYPES,
+    ENCODINGS,
+    SCALE_RANGES,
+    TILE_BYTES,
+    TILE_K,
+    TILE_ROWS,
+    packed_tiles,
+)  # fmt: skip
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
+
+MAX_ROWS = 8
+
+
+@dataclass(frozen=True)
+class GemvKnobs(Knobs):
+    """Compile-time choices of `linear.gemv`."""
+
+    m: int = knob(1, choices=(1, 2, 4, 8), doc="rows of X, at most")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
+    bias: bool = knob(False, doc="add a bias of n values")
+    engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    warps: int = knob(8, choices=(1, 2, 4, 5, 8, 9, 12, 15, 16), doc="warps a block")
+    split_k: int = knob(
+        8, choices=(1, 2, 3, 4, 5, 8, 9, 15, 16), doc="warps that share a row of tiles, each with a slice of k"
+    )
+    chunk: int = knob(6, low=1, high=16, doc="tiles a copy (544 B each)")
+    stages: int = knob(1, low=1, high=16, doc="copies that a warp keeps in flight")
+    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    unroll: int = knob(4, low=1, high=8, doc="tiles that the inner loop takes at once")
+    blocks_per_sm: int = knob(3, low=1, high=16, doc="blocks that must fit a multiprocessor: caps registers")
+    stage_x: bool = knob(True, doc="keep X in shared memory, for k up to what fits")
+    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+
+
+def _ring_bytes(knobs: GemvKnobs) -> int:
+    """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
+    size = knobs.warps * knobs.stages * knobs.chunk * TILE_BYTES
+    if knobs.copy == "bulk":
+        size += knobs.warps * knobs.stages * 8
+    if knobs.split_k > 1:
+        size = -(-size // 4) * 4 + 2 * knobs.warps * TILE_ROWS * knobs.m * 4
+    return -(-size // 16) * 16
+
+
+def shared_bytes(knobs: GemvKnobs, k: int) -> int:
+    """Dynamic shared memory of a launch for rows of `k` elements, bytes."""
+    size = _ring_bytes(knobs)
+    if knobs.stage_x:
+        tiles = -(-k // TILE_K)
+        if knobs.split_k > 1:
+            size += knobs.warps * knobs.m * (-(-tiles // knobs.split_k) * TILE_K * 2 + 64)
+        else:
+            size += knobs.m * (tiles * TILE_K * 2 + 64)
+    return size
+
+
+def _check(knobs: GemvKnobs, arch: Arch) -> None:
+    if knobs.warps % knobs.split_k:
+        legal = [s for s in (1, 2, 3, 4, 5, 8, 9, 15, 16) if knobs.warps % s == 0]
+        nearest = min(legal, key=lambda s: abs(s - knobs.split_k))
+        raise KnobError(
+            f"split_k={knobs.split_k} does not divide warps={knobs.warps}; the nearest that does is {nearest}"
+        )
+    if knobs.split_k > 1 and knobs.warps // knobs.split_k > 15:
+        raise KnobError(f"warps/split_k={knobs.warps // knobs.split_k} is over the 15 named barriers of a block")
+    if knobs.blocks_per_sm * knobs.warps > 48:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
+            f"the nearest legal value is {48 // knobs.warps}"
+        )
+    if knobs.copy == "bulk" and "tma" not in arch.features:
+        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+def _contract(knobs: GemvKnobs, arch: Arch) -> Contract:
+    require = [r"\bLDS\.128\b", r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128"]
+    forbid = []
+    if knobs.engine == "mma":
+        require.append(r"HMMA\.16816\.F32" + (r"\.BF16" if knobs.dtype == "bf16" else ""))
+    else:
+        require.append(r"\bFFMA\b")
+        forbid.append(r"HMMA")
+    return Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
+        max_spill_bytes=0,
+        require=tuple(require),
+        forbid=tuple(forbid),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="gemv",
+    knobs=GemvKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs, TILE_K),
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_linear_gemv",
+)
+
+
+def launch(knobs: GemvKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """One row of tiles a worker, or a full persistent wave where there are more rows than that."""
+    rows, _ = packed_tiles(n, k)
+    per_block = knobs.warps // knobs.split_k
+    blocks = max(1, min(-(-rows // per_block), multiprocessors * knobs.blocks_per_sm))
+    return Launch(blocks, shared_bytes(knobs, k))
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """The smallest row count that holds m, and what weight and tensors bring with them."""
+    require_plain("gemv", problem)
+    rows = next(rows for rows in (1, 2, 4, 8) if rows >= min(problem.m, MAX_ROWS))
+    return {
+        "m": rows, "dtype": problem.dtype, "bias": problem.bias,
+        "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Knobs from the shape: every multiprocessor gets rows of tiles, and keeps bandwidth times latency in flight.
+
+    With many rows of tiles a warp streams whole rows; with few, the warps of a block share one, so that all bytes of a
+    small weight are under way at once. Little's law at 0.8 us of latency says how many bytes those are.
+    """
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    small_shared = arch.shared_bytes < 128 * 1024
+    if rows >= 12 * multiprocessors and tiles > 4:
+        warps, split, blocks = 8 if small_shared else 12, 1, 1
+        chunk = next(c for c in (9, 8, 5, 4) if tiles % c == 0 or c == 4)
+    else:
+        warps = split = next(s for s in (8, 4, 2, 1) if s <= tiles)
+        blocks = 1 if small_shared else 3
+        chunk = min(8, -(-tiles // split))
+    in_flight = arch.memory_gbps * 800 // multiprocessors  # bytes
+    lone_row = rows <= multiprocessors * blocks * (warps // split) and chunk * split >= tiles
+    stages = 1 if lone_row else min(max(-(-2 * in_flight // (warps * chunk * blocks * TILE_BYTES)), 2), 3)
+    knobs: dict[str, Any] = {
+        "engine": "mma", "copy": "bulk" if "tma" in arch.features else "async", "pdl": "pdl" in arch.features,
+        "warps": warps, "split_k": split, "blocks_per_sm": blocks,
+    }  # fmt: skip
+    shapes = [
+        (c, s, x)
+        for x in (True, False)
+        for c, s in ((chunk, stages), (-(-chunk // 2), stages), (-(-chunk // 2), 1), (1, 1))
+    ]
+    for chunk, stages, stage_x in shapes:
+        knobs |= {"chunk": chunk, "stages": stages, "stage_x": stage_x, "unroll": min(chunk, 5)}
+        if shared_bytes(GemvKnobs(m=_fixed(problem)["m"], **knobs), problem.k) <= arch.shared_bytes:
+            break
+    return knobs
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    knobs, arch = variant.knobs, variant.arch
+    _, tiles = packed_tiles(problem.n, problem.k)
+    if knobs.split_k > tiles:
+        raise KnobError(
+            f"split_k={knobs.split_k} is over the {tiles} tiles of k={problem.k}; the nearest legal value is {tiles}"
+        )
+    need = shared_bytes(knobs, problem.k)
+    if need > arch.shared_bytes:
+        raise KnobError(
+            f"{variant.name} with k={problem.k} needs {need} B of shared memory; a block on {arch} has at most "
+            f"{arch.shared_bytes} B: {fitting(knobs, lambda fewer: shared_bytes(fewer, problem.k), arch)}; "
+            "or lower chunk or warps, or set stage_x=0"
+        )
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row and many, a lone feature and a ragged last tile; slices of k that are one tile, whole chunks, and uneven.
+
+    A worker takes up to three rows of tiles, so that its ring goes round however short they are.
+    """
+    knobs = variant.knobs
+    workers, split = knobs.warps // knobs.split_k, knobs.split_k
+    shapes = (
+        (1, 1, split * TILE_K - 32, 1),
+        (knobs.m, 17, split * knobs.chunk * TILE_K, 2),
+        (max(1, knobs.m - 1), (2 * workers + 1) * TILE_ROWS - 7, (split * (knobs.chunk + 1) + 1) * TILE_K - 32, 1),
+    )
+    for seed, (rows, n, k, grid) in enumerate(shapes):
+        if shared_bytes(knobs, k) <= variant.arch.shared_bytes:
+            yield make_case(variant, Launch(grid, shared_bytes(knobs, k)), rows, n, k, seed)
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing: blocks that share rows where rows are few, warps that stream them where many."""
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    found = []
+    if rows < 12 * multiprocessors:
+        for engine, split, blocks, unroll in itertools.product(("mma", "fma"), (4, 8, 9, 16), (2, 3, 4), (2, 5)):
+            whole = -(-tiles // split)
+            for chunk, stages in ((whole, 1), (-(-whole // 2), 2), (-(-whole // 2), 3), (whole, 2)):
+                found.append(
+                    {
+                        "engine": engine,
+                        "warps": split,
+                        "split_k": split,
+                        "chunk": chunk,
+                        "stages": stages,
+                        "unroll": unroll,
+                        "blocks_per_sm": blocks,
+                    }
+                )
+    else:
+        for engine, warps, chunk, stages, blocks in itertools.product(
+            ("mma", "fma"), (8, 12, 16), (5, 9), (2, 3), (1, 2)
+        ):
+            found.append(
+                {
+                    "engine": engine,
+                    "warps": warps,
+                    "split_k": 1,
+                    "chunk": chunk,
+                    "stages": stages,
+                    "unroll": 5,
+                    "blocks_per_sm": blocks,
+                }
+            )
+    return found
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=MAX_ROWS,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+)

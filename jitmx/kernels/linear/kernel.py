@@ -1,0 +1,71 @@
+"""The form that every kernel of `linear` fills in, so that dispatch and launch need not know which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.spec import KernelSpec, Variant
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Geometry of one launch.
+
+    Attributes:
+        blocks: blocks of the grid.
+        shared_bytes: dynamic shared memory a block, bytes.
+        cluster: blocks a cluster; 1 is no cluster.
+        workspace: bytes of device memory that are zero before the first launch; every launch leaves its counters zero.
+    """
+
+    blocks: int
+    shared_bytes: int
+    cluster: int = 1
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
+class LinearKernel:
+    """What the family needs of one kernel.
+
+    Attributes:
+        spec: the kernel.
+        max_rows: rows of X that one launch takes at most, or None.
+        fixed: knobs that a problem decides; KnobError where the kernel cannot serve it.
+        launch: geometry, from knobs, m, n, k and the multiprocessors of the device.
+        heuristic: tuned knobs where no table has a row.
+        cases: launches with known results, small and ragged.
+        check: KnobError where a legal variant cannot serve a problem.
+        candidates: knobs that tuning tries, best guesses first.
+        tile: knobs for a tile M x N (x K) with so many stages, as JITMX_LINEAR_TILE asks; None where there is no tile.
+    """
+
+    spec: KernelSpec
+    max_rows: int | None
+    fixed: Callable[[LinearProblem], dict[str, Any]]
+    launch: Callable[[Any, int, int, int, int], Launch]
+    heuristic: Callable[[LinearProblem, Arch, int], dict[str, Any]]
+    cases: Callable[[Variant], Iterable[Case]]
+    check: Callable[[LinearProblem, Variant], None]
+    candidates: Callable[[LinearProblem, Arch, int], list[dict[str, Any]]]
+    tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
+
+
+def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:
+    """Raise KnobError where the problem asks for something that a kernel lacks.
+
+    Args:
+        kernel: its name, for the message.
+        allowed: fields of the problem that it does not lack.
+    """
+    plain = {"weight": "mxfp4", "activation": "none", "norm": False, "residual": False, "argmax": False}
+    for name, usual in plain.items():
+        value = getattr(problem, name)
+        if name not in allowed and value != usual:
+            raise KnobError(f"linear.{kernel} does not take {name}={value!r}, only {name}={usual!r}")

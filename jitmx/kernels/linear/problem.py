@@ -1,0 +1,48 @@
+"""What one call of `jitmx.linear` asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx import formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels import Problem
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, preferred_encoding
+from jitmx.registry.spec import knob
+
+ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
+WEIGHTS = ("mxfp4", "mxfp8")
+
+
+@dataclass(frozen=True)
+class LinearProblem(Problem):
+    """One call of `jitmx.linear`: X [m, k] times W [n, k]."""
+
+    m: int = knob(1, low=1, doc="rows of X")
+    n: int = knob(5120, low=1, doc="rows of W")
+    k: int = knob(2880, low=formats.BLOCK, doc="columns of X and W, a multiple of 32")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
+    bias: bool = knob(False, doc="add a bias of n values")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
+    weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
+    activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")
+    norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
+    residual: bool = knob(False, doc="add [m, n] values on the way out")
+    argmax: bool = knob(False, doc="yield the index of each row's largest value in place of Y")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k % formats.BLOCK:
+            nearest = (self.k + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
+            raise KnobError(
+                f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale; "
+                f"the nearest legal value is {nearest}"
+            )
+
+    @classmethod
+    def on(cls, arch: Arch, **shape: Any) -> LinearProblem:
+        """A problem whose weight was packed for `arch`."""
+        return cls(**{"encoding": preferred_encoding(arch), **shape})
