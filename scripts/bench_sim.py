@@ -72,9 +72,12 @@ def run(case: Case, variant: Variant, ptx: str) -> Report:
     """One case of a variant."""
     memory = Memory()
     buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    addresses = [memory.allocate(b.data.nbytes) if b.output else memory.upload(b.data) for b in buffers]
-    threads = (variant.spec.threads(variant.knobs), 1, 1)
-    return simulate(ptx, (case.grid, 1, 1), threads, case.pack(addresses), memory, shared_bytes=case.shared_bytes)
+    addresses = [
+        memory.allocate(b.data.nbytes) if b.output else memory.upload(b.data, writable=b.scratch) for b in buffers
+    ]
+    threads, grid = (variant.spec.threads(variant.knobs), 1, 1), (case.grid, 1, 1)
+    arguments, shared = case.pack(addresses), case.shared_bytes
+    return simulate(ptx, grid, threads, arguments, memory, shared_bytes=shared, cluster=case.cluster)
 
 
 def family(name: str, number: int = 0) -> Callable[[], Report]:

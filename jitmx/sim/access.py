@@ -29,12 +29,15 @@ _CACHE = {
 
 
 def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
-    """Space ("generic" where none is named), type, vector length, and "", "strong" or "nc" of a load or store."""
+    """Space, type, vector length, and "", "strong" or "nc" of a load or store.
+
+    The space is "generic" where none is named, and "cluster" for shared::cluster.
+    """
     space, kind, count, how = "generic", "", 1, ""
     for part in ins.opcode[1:]:
         head = part.partition("::")[0]
         if head in WINDOWS:
-            space = head
+            space = "cluster" if part == "shared::cluster" else head
         elif part in SIZES:
             kind = part
         elif part in ("v2", "v4", "v8"):
@@ -54,6 +57,8 @@ def space_of(m: Machine, name: str, address: Array) -> tuple[Space, Array]:
     """The space that addresses name and the addresses within it; generic ones of one access lie in one space."""
     if name == "shared":
         return m.shared, address
+    if name == "cluster":
+        return m.reach, address
     if name in ("global", "const"):
         return m.memory, address
     if name == "local":
@@ -61,7 +66,7 @@ def space_of(m: Machine, name: str, address: Array) -> tuple[Space, Array]:
     if name == "param":
         return m.param, address
     space = m.space(int(address.flat[0]))
-    for window, candidate in ((SHARED_WINDOW, m.shared), (LOCAL_WINDOW, m.local), (PARAM_WINDOW, m.param)):
+    for window, candidate in ((SHARED_WINDOW, m.reach), (LOCAL_WINDOW, m.local), (PARAM_WINDOW, m.param)):
         if space is candidate:
             return space, address - np.uint64(window)
     return space, address
@@ -93,17 +98,15 @@ def load(
     lanes = m.lane_ids if mask is None else mask.nonzero()[0]
     if mask is not None and address.ndim:
         address = address.take(lanes)
+    if how == "strong":
+        m.poll(lanes)
     if name == "shared":
         return m.shared.load(m, address, offset, lanes, size, count, line, how)
     if name == "global":
-        if how == "strong":
-            m.poll(lanes)
         return m.memory.load(m, address, offset, lanes, size, count, line, how)
     parts = groups(m, name, address, offset, lanes)
     if name == "generic":
         offset = 0
-        if how == "strong":
-            m.poll(lanes)
     if len(parts) == 1:
         space, inner, lanes, _ = parts[0]
         return space.load(m, inner, offset, lanes, size, count, line, how)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from jitmx.sim import arithmetic, integers
 from jitmx.sim.program import dtype_of
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Register, operands
+from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, Register, operands, pair
 from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
@@ -68,15 +68,19 @@ def _halves(function: Any, a: Array, b: Array, half: str) -> Array:
 def carry(t: Translator, ins: Instruction) -> None:
     """Extended-precision addition and subtraction, with a carry that each thread keeps."""
     name, kind = ins.opcode[0], kind_of(ins)
-    if name not in ("add", "addc", "sub", "subc"):
-        raise t.error("multiplication with a carry is not known")
-    check(t, ins, "cc")
-    d, a, b = operands(ins, 3)
+    multiply = name in ("mad", "madc")
+    check(t, ins, "cc", *(("lo", "hi") if multiply else ()))
+    d, a, b, *c = operands(ins, 4 if multiply else 3)
     dtype = "u" + str(SIZES[kind])
+    if multiply:
+        product, product_type = _product(t, ins, a, b)
+        first, second = f"({product})" + (f".view({dtype!r})" if product_type != dtype else ""), t.read(c[0], dtype)
+    else:
+        first, second = t.read(a, dtype), t.read(b, dtype)
     flag = Register("%carry")
     t.function.registers.setdefault(flag.name, "u32")
-    use = f"{t.read(flag, 'u4')}" if name in ("addc", "subc") else "None"
-    t.emit(f"v, w = {t.const(_carry)}({t.read(a, dtype)}, {t.read(b, dtype)}, {use}, {name.startswith('sub')})")
+    use = f"{t.read(flag, 'u4')}" if name in ("addc", "subc", "madc") else "None"
+    t.emit(f"v, w = {t.const(_carry)}({first}, {second}, {use}, {name.startswith('sub')})")
     t.write(d, "v", dtype)
     if "cc" in ins.opcode:
         t.write(flag, "w", "u4")
@@ -103,7 +107,7 @@ def _mul(t: Translator, ins: Instruction) -> None:
 
 
 def _product(t: Translator, ins: Instruction, a: Operand, b: Operand) -> tuple[str, str]:
-    check(t, ins, "lo", "hi", "wide")
+    check(t, ins, "lo", "hi", "wide", "cc")
     dtype = dtype_of(kind_of(ins))
     x, y = t.read(a, dtype), t.read(b, dtype)
     if "wide" in ins.opcode:
@@ -120,8 +124,11 @@ def _mad(t: Translator, ins: Instruction) -> None:
     if kind in FLOATS:
         arithmetic.fma(t, ins)
         return
-    if "cc" in ins.opcode or "sat" in ins.opcode or ins.opcode[0] == "madc":
-        raise t.error("multiplication with a carry or saturation is not known")
+    if "cc" in ins.opcode or ins.opcode[0] == "madc":
+        carry(t, ins)
+        return
+    if "sat" in ins.opcode:
+        raise t.error("multiplication with saturation is not known")
     d, a, b, c = operands(ins, 4)
     product, dtype = _product(t, ins, a, b)
     t.ufunc(d, dtype, "add", product, t.read(c, dtype))
@@ -216,11 +223,21 @@ def _shift(t: Translator, ins: Instruction) -> None:
 
 
 def _lop3(t: Translator, ins: Instruction) -> None:
+    check(t, ins, "or", "and")
     d, a, b, c, table, *rest = operands(ins, 5, 6)
-    if not isinstance(table, Immediate) or rest:
-        raise t.error("only the form with a table and no predicate is known")
+    combine = [part for part in ins.opcode[1:] if part in ("or", "and")]
+    result, flag = pair(d)
+    if not isinstance(table, Immediate) or len(rest) != len(combine) or bool(combine) != isinstance(d, Pair):
+        raise t.error("this form is not known")
     listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
-    t.write(d, f"{t.const(integers.logic)}({listed}, {table.value & 255})", "u4")
+    value = f"{t.const(integers.logic)}({listed}, {table.value & 255})"
+    if not combine:
+        t.write(result, value, "u4")
+        return
+    t.emit(f"v = {value}")
+    t.emit(f"w = (v != 0) {'|' if combine == ['or'] else '&'} {t.read(rest[0], 'b1')}")
+    t.write(result, "v", "u4")
+    t.write(flag, "w", "b1")
 
 
 def _shf(t: Translator, ins: Instruction) -> None:

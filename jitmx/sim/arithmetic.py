@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim import rounding
+from jitmx.sim import exact, rounding
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, operands
 from jitmx.sim.translate import Handler, Translator
 
@@ -122,6 +122,10 @@ def _directed(name: str) -> Any:
     return run
 
 
+def _directed64(name: str) -> Any:
+    return lambda form, *values: exact.directed(name, form.rounding, *values)
+
+
 _PLAIN = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 
 
@@ -136,7 +140,8 @@ def binary(t: Translator, ins: Instruction) -> None:
     form = Form(t, ins)
     d, a, b = operands(ins, 3)
     if form.element == "f64" and form.rounding != "rn":
-        raise t.error(f".{form.rounding} of f64 is not known")
+        _emit(t, form, _directed64(name), d, a, b)
+        return
     if form.element in ("f32", "f64") and form.rounding == "rn":
         if not form.flags - {"approx", "full"}:
             f = "f" + form.bits[1]
@@ -192,7 +197,8 @@ def fma(t: Translator, ins: Instruction) -> None:
     d, a, b, c = operands(ins, 4)
     if form.element == "f64":
         if form.rounding != "rn":
-            raise t.error(f".{form.rounding} of f64 is not known")
+            _emit(t, form, _directed64("fma"), d, a, b, c)
+            return
         _emit(t, form, lambda form, a, b, c: rounding.fma64(a, b, c).view("u8"), d, a, b, c)
         return
     if ins.opcode == ("fma", "rn", "bf16x2"):
@@ -210,12 +216,24 @@ def _fma_bf16x2(a: Array, b: Array, c: Array, slow: Any, mask: Array | None) -> 
         low = (a << _HALF_BITS).view("f4") * (b << _HALF_BITS).view("f4")
         high = (a & _UPPER).view("f4") * (b & _UPPER).view("f4")
         # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out.
-        if _exact(low, a << _HALF_BITS, b << _HALF_BITS, mask) and _exact(high, a & _UPPER, b & _UPPER, mask):
+        if _exact_range(a, b) or (
+            _exact(low, a << _HALF_BITS, b << _HALF_BITS, mask) and _exact(high, a & _UPPER, b & _UPPER, mask)
+        ):
             x, y = low.view("u4"), high.view("u4")
             x = (x + _ROUND + (x >> _HALF_BITS & _ONE)) >> _HALF_BITS
             y = (y + _ROUND + (y >> _HALF_BITS & _ONE)) & _UPPER
             return np.asarray(x | y)
     return np.asarray(slow(a, b, c))
+
+
+def _exact_range(a: Array, b: Array) -> bool:
+    """Whether the sizes of the bf16 in two words of pairs, zeros aside, show that no product is small or large."""
+    least, most = 1.0, 1.0
+    for pairs in (a, b):
+        halves = np.atleast_1d(pairs & _MAGNITUDES).view("u2")
+        least *= float(_VALUES[np.minimum.reduce(halves - _ONE_HALF)])  # 0 - 1 is the largest
+        most *= float(_VALUES[int(np.maximum.reduce(halves)) - 1])
+    return bool(least >= _SMALL and most < _LARGE)
 
 
 def _all(flags: Array, mask: Array | None) -> bool:
@@ -236,6 +254,9 @@ def _exact(product: Array, a: Array, b: Array, mask: Array | None) -> bool:
 
 _HALF_BITS, _UPPER, _ROUND, _ONE = np.uint32(16), np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(1)
 _NEGATIVE_ZEROS, _MAGNITUDE, _INFINITY = np.uint32(0x80008000), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+_MAGNITUDES, _ONE_HALF = np.uint32(0x7FFF7FFF), np.uint16(1)
+# Of bf16 n + 1, where NaN and what lies past it count as infinite.
+_VALUES = (np.minimum(np.arange(1, 65537, dtype="u4"), np.uint32(0x7F80)) << _HALF_BITS).view("f4")
 _SMALL, _LARGE = np.float32(2.0**-110), np.float32(2.0**127)
 
 
@@ -292,17 +313,26 @@ def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
     return f"{t.const(_comparator(form, how))}({_word(t, form, a)}, {_word(t, form, b)})"
 
 
+def halves(t: Translator, ins: Instruction, a: Operand, b: Operand) -> tuple[str, str]:
+    """Expressions of the comparisons of the lower and the upper halves of f16x2 or bf16x2."""
+    how = ins.opcode[1]
+    form = Form(t, ins, how, "and", "or", "xor")
+    call = t.const(_comparator(form, how))
+    x, y, up = t.read(a, "u4"), t.read(b, "u4"), t.scalar(16, "u4")
+    return (
+        f"{call}(({x}).astype('u2'), ({y}).astype('u2'))",
+        f"{call}(({x} >> {up}).astype('u2'), ({y} >> {up}).astype('u2'))",
+    )
+
+
 def compare_packed(t: Translator, ins: Instruction) -> None:
     """setp of f16x2 and bf16x2: a predicate for each half."""
     d, a, b = operands(ins, 3)
-    how = ins.opcode[1]
-    form = Form(t, ins, how)
     if not isinstance(d, Pair):
         raise t.error("it needs two predicates")
-    call = t.const(_comparator(form, how))
-    x, y = t.read(a, "u4"), t.read(b, "u4")
-    t.emit(f"v = {call}(({x}).astype('u2'), ({y}).astype('u2'))")
-    t.emit(f"w = {call}(({x} >> {t.scalar(16, 'u4')}).astype('u2'), ({y} >> {t.scalar(16, 'u4')}).astype('u2'))")
+    low, high = halves(t, ins, a, b)
+    t.emit(f"v = {low}")
+    t.emit(f"w = {high}")
     t.write(d.first, "v", "b1")
     t.write(d.second, "w", "b1")
 
@@ -323,7 +353,10 @@ def _special(t: Translator, ins: Instruction) -> None:
     form = Form(t, ins)
     d, a = operands(ins, 2)
     if form.element == "f64" and form.rounding != "rn":
-        raise t.error(f".{form.rounding} of f64 is not known")
+        if ins.opcode[0] not in ("sqrt", "rcp"):
+            raise t.error(f".{form.rounding} of f64 is not known")
+        _emit(t, form, _directed64(ins.opcode[0]), d, a)
+        return
     function = _FUNCTIONS[ins.opcode[0]]
 
     def run(form: Form, a: Array) -> Array:

@@ -48,7 +48,7 @@ def _float(kind: str, name: str, space: str) -> Any:
     return run
 
 
-def _operation(name: str, kind: str, space: str) -> Any:
+def operation(name: str, kind: str, space: str) -> Any:
     """A function of what lies in memory and the operands, on unsigned words, or None where there is no such."""
     if kind in ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64"):
         return _float(kind, name, space) if name in ("add", "min", "max") else None
@@ -120,7 +120,7 @@ def _atomic(t: Translator, ins: Instruction) -> None:
     for part in ins.opcode[1:]:
         head = part.partition("::")[0]
         if head in ("global", "shared"):
-            space = head
+            space = "cluster" if part == "shared::cluster" else head
         elif part in SIZES:
             kind = part
         elif part in ("v2", "v4", "v8"):
@@ -131,8 +131,8 @@ def _atomic(t: Translator, ins: Instruction) -> None:
             name = part
         else:
             raise t.error(f".{part} is not known")
-    operation = _operation(name, kind, space) if kind else None
-    if operation is None:
+    combine = operation(name, kind, space) if kind else None
+    if combine is None:
         raise t.error(f"the operation .{name} of .{kind} is not known")
     result = ins.operands[0] if ins.opcode[0] == "atom" else Sink()
     target, *sources = ins.operands[1:] if ins.opcode[0] == "atom" else ins.operands
@@ -142,7 +142,7 @@ def _atomic(t: Translator, ins: Instruction) -> None:
     items = [item for source in sources for item in (source.items if isinstance(source, Vector) else (source,))]
     values = ", ".join(_word(t, item, kind, dtype) for item in items)
     t.emit(
-        f"v = {t.const(apply)}(m, {space!r}, {address}, {offset}, {t.mask}, {t.const(operation)}, [{values}], "
+        f"v = {t.const(apply)}(m, {space!r}, {address}, {offset}, {t.mask}, {t.const(combine)}, [{values}], "
         f"{count}, {t.line}, {how!r})"
     )
     for i, item in enumerate(result.items if isinstance(result, Vector) else (result,)):

@@ -138,9 +138,9 @@ class Barriers:
         if meeting.expected == m.threads:
             m.races.block_barrier(np.array([key[0]]))
         else:
-            clocks = m.races.snapshot(lanes)
+            said = m.races.told(lanes)
             for group, _, _ in meeting.waiting:
-                m.races.acquire(group, clocks)
+                m.races.learn(group, said)
         for _, reduction in meeting.reductions[:1]:
             reduction(meeting.reductions)
         for group, resume, _ in meeting.waiting:

@@ -1,6 +1,7 @@
 """The `cp` instructions: `cp.async`, bulk copies, bulk tensor copies, their groups and waits.
 
-Copies go between global memory and the block's own shared memory; clusters, multicast and reductions are not known.
+Copies go from global to shared memory of any blocks of the cluster, from the block's own shared to global memory, and
+from there to shared memory of another block. Reductions are not known.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.errors import SimulationError
+from jitmx.sim.access import space_of
 from jitmx.sim.inflight import Copies
 from jitmx.sim.mbarrier import shared_address
 from jitmx.sim.ptx import Address, Instruction, Operand, Register
-from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.tensormap import BYTES, TensorMap
 from jitmx.sim.warps import immediate, items
 
 if TYPE_CHECKING:
@@ -49,9 +52,16 @@ def _arrive(m: Machine, mask: Array | None, address: Array, increments: bool, li
     Copies.of(m).arrive(lanes, np.broadcast_to(address, m.lanes)[lanes], increments, line)
 
 
-def _bulk_load(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
+def _bulk_load(
+    m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, ranks: Array, line: int
+) -> None:
+    for lane, to, origin, count, mbarrier, goals in _each(m, mask, target, source, size, barrier, ranks):
+        Copies.of(m).load(lane, to, origin, count, mbarrier, line, goals if goals >= 0 else None)
+
+
+def _bulk_pass(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
     for lane, to, origin, count, mbarrier in _each(m, mask, target, source, size, barrier):
-        Copies.of(m).load(lane, to, origin, count, mbarrier, line)
+        Copies.of(m).pass_on(lane, to, origin, count, mbarrier, line)
 
 
 def _bulk_store(m: Machine, mask: Any, target: Array, source: Array, size: Array, line: int) -> None:
@@ -60,11 +70,11 @@ def _bulk_store(m: Machine, mask: Any, target: Array, source: Array, size: Array
 
 
 def _box_load(
-    m: Machine, mask: Any, target: Array, box: Array, at: tuple[Array, ...], barrier: Array, line: int
+    m: Machine, mask: Any, target: Array, box: Array, at: tuple[Array, ...], barrier: Array, ranks: Array, line: int
 ) -> None:
-    for lane, start, address, mbarrier, *first in _each(m, mask, target, box, barrier, *at):
+    for lane, start, address, mbarrier, goals, *first in _each(m, mask, target, box, barrier, ranks, *at):
         found = _fitting(m, lane, address, first, line)
-        Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, line)
+        Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, line, goals if goals >= 0 else None)
 
 
 def _box_store(m: Machine, mask: Any, source: Array, box: Array, at: tuple[Array, ...], line: int) -> None:
@@ -74,7 +84,13 @@ def _box_store(m: Machine, mask: Any, source: Array, box: Array, at: tuple[Array
 
 
 def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: int) -> TensorMap:
-    found = Copies.of(m).tensor_map(lane, address, line)
+    chunks = np.uint64(address) + np.arange(0, BYTES, 16, dtype=np.uint64)
+    space, inner = space_of(m, "generic", chunks)
+    raw = space.load(m, inner, 0, np.full(len(inner), lane), 8, 2, line)
+    try:
+        found = TensorMap.decode(raw.tobytes())
+    except SimulationError as error:
+        m.fault(line, lane, str(error))
     if len(found.box) != len(coordinates):
         m.fault(line, lane, f"{len(coordinates)} coordinates for a tensor map of {len(found.box)} dimensions")
     return found
@@ -117,7 +133,7 @@ def _plain(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) ->
 
 
 def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> None:
-    """cp.async.bulk and cp.async.bulk.tensor, between global memory and the block's own shared memory."""
+    """cp.async.bulk and cp.async.bulk.tensor."""
     names = [part for part in parts if part not in _HINTS]
     tensor = names[:1] == ["tensor"]
     if tensor:
@@ -125,14 +141,22 @@ def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> 
     where = f"m, {t.mask}"
     if names[:1] == ["prefetch"]:
         return
+    many = "multicast::cluster" in names and names[:1] == ["shared::cluster"]
+    names = [name for name in names if not many or name != "multicast::cluster"]
+    last = 2 if tensor else 3  # the operand that is the mbarrier
     if names[:1] in (["shared::cluster"], ["shared::cta"]) and names[1:] == ["global", "mbarrier::complete_tx::bytes"]:
-        target, barrier = _address(t, given[0]), _address(t, given[2 if tensor else 3])
+        target, barrier = _address(t, given[0]), _address(t, given[last])
+        ranks = f"{t.read(given[last + 1], 'u2')}.astype('i4')" if many else t.scalar(-1, "i4")
         if tensor:
             box, at = _box(t, given[1])
-            t.emit(f"{t.const(_box_load)}({where}, {target}, {box}, {at}, {barrier}, {t.line})")
+            t.emit(f"{t.const(_box_load)}({where}, {target}, {box}, {at}, {barrier}, {ranks}, {t.line})")
         else:
-            size = t.read(given[2], "u4")
-            t.emit(f"{t.const(_bulk_load)}({where}, {target}, {_address(t, given[1])}, {size}, {barrier}, {t.line})")
+            source, size = _address(t, given[1]), t.read(given[2], "u4")
+            t.emit(f"{t.const(_bulk_load)}({where}, {target}, {source}, {size}, {barrier}, {ranks}, {t.line})")
+    elif names == ["shared::cluster", "shared::cta", "mbarrier::complete_tx::bytes"] and not tensor and not many:
+        target, source, barrier = (_address(t, given[k]) for k in (0, 1, 3))
+        size = t.read(given[2], "u4")
+        t.emit(f"{t.const(_bulk_pass)}({where}, {target}, {source}, {size}, {barrier}, {t.line})")
     elif names == ["global", "shared::cta", "bulk_group"]:
         if tensor:
             box, at = _box(t, given[0])

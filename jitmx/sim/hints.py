@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitmx.sim.inflight import Copies
 from jitmx.sim.ptx import Address, Instruction
+from jitmx.sim.warps import immediate
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -25,11 +26,11 @@ _CACHES = {
 }  # fmt: skip
 
 
-def _fenced(m: Machine, mask: Any, proxy: bool) -> None:
+def _fenced(m: Machine, mask: Any, proxied: tuple[str, ...]) -> None:
     lanes = m.active(mask)
     m.races.fence(lanes)
-    if proxy:
-        Copies.of(m).fence(lanes)
+    if proxied:
+        Copies.of(m).fence(lanes, proxied)
 
 
 def _known(t: Translator, ins: Instruction, known: set[str]) -> None:
@@ -41,7 +42,9 @@ def _known(t: Translator, ins: Instruction, known: set[str]) -> None:
 def _fence(t: Translator, ins: Instruction) -> None:
     """fence and membar: what a thread did before may travel with its next atomic write."""
     _known(t, ins, _SCOPES | _PROXIES)
-    t.emit(f"{t.const(_fenced)}(m, {t.mask}, {'proxy' in ins.opcode})")
+    named = {part.partition("::")[0] for part in ins.opcode[1:]} & {"shared", "global"}
+    proxied = tuple(sorted(named or {"shared", "global"})) if {"proxy", "async"} <= set(ins.opcode) else ()
+    t.emit(f"{t.const(_fenced)}(m, {t.mask}, {proxied})")
 
 
 def _prefetch(t: Translator, ins: Instruction) -> None:
@@ -62,6 +65,9 @@ def _griddepcontrol(t: Translator, ins: Instruction) -> None:
 
 def _setmaxnreg(t: Translator, ins: Instruction) -> None:
     _known(t, ins, {"inc", "dec", "sync", "aligned", "u32"})
+    count = immediate(t, ins.operands[0])
+    if not 24 <= count <= 256 or count % 8:
+        raise t.error(f"{count} registers; it must be a multiple of 8 from 24 to 256")
 
 
 HANDLERS: dict[str, Handler] = {

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.errors import SimulationError
-from jitmx.sim.access import space_of
 from jitmx.sim.mbarrier import Mbarriers
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
-from jitmx.sim.races import ASYNC, COLUMNS
-from jitmx.sim.tensormap import BYTES, TensorMap
+from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG, WHO
+from jitmx.sim.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -63,7 +61,8 @@ class Copies:
         self.bulk: dict[int, _Groups] = {}
         self.products: dict[int, _Groups] = {}
         self.columns: dict[tuple[int, str, int], int] = {}
-        self.fenced = np.zeros(m.lanes, np.int64)  # time of each lane's last proxy fence
+        # Time of each lane's last proxy fence, by the space that it is for.
+        self.fenced = {space: np.zeros(m.lanes, np.int64) for space in ("shared", "global")}
 
     @classmethod
     def of(cls, m: Machine) -> Copies:
@@ -123,10 +122,29 @@ class Copies:
         self.batches = left
 
     def arrive(self, lanes: Array, addresses: Array, increments: bool, line: int) -> None:
-        """cp.async.mbarrier.arrive: an arrival of each lane once its copies are done."""
-        self.wait(lanes, None)
-        for lane, address in zip(lanes, addresses, strict=True):
-            Mbarriers.of(self.m).arrive(int(lane), int(address), 1, 0, line, more=int(increments))
+        """cp.async.mbarrier.arrive: an arrival of each lane once its copies are done.
+
+        They count as writes of a column of the mbarrier, so that their own thread must wait there as well.
+        """
+        m, races = self.m, self.m.races
+        listed = list(zip(lanes.tolist(), addresses.tolist(), strict=True))
+        columns = np.zeros(m.lanes, np.int64)
+        columns[lanes] = [self.column(lane, "mbarrier", address) for lane, address in listed]
+        time, shadow = races.tick(line), races.shadows["shared"]
+        races.copying = True
+        for batch in self.batches:
+            done = columns[batch.lanes] > 0
+            where, owners, size = batch.where[done], batch.lanes[done], batch.size
+            m.shared.state.reshape(-1, size)[where // size] = _WRITTEN
+            cells = max(size >> shadow.shift, 1)
+            words = ASYNCHRONOUS | time << 32 | races.block[owners] << COLUMNS | columns[owners]
+            shadow.writer.reshape(-1, cells)[where // size] = words[:, None]
+            batch.lanes, batch.groups, batch.where = (x[~done] for x in (batch.lanes, batch.groups, batch.where))
+        self.batches = [batch for batch in self.batches if len(batch.lanes)]
+        for lane, address in listed:
+            clocks = np.zeros(m.width + ASYNC, races.seen.dtype)
+            clocks[columns[lane]] = time
+            Mbarriers.of(m).arrive(lane, address, 1, 0, line, more=int(increments), brought=clocks)
 
     # Bulk copies
     def column(self, lane: int, what: str, number: int) -> int:
@@ -137,12 +155,26 @@ class Copies:
             self.columns[key] = sum(1 for other in self.columns if other[0] == block) % ASYNC
         return self.m.width + self.columns[key]
 
-    def load(self, lane: int, target: int, source: int, size: int, barrier: int, line: int) -> None:
-        """Bulk copy from global to shared memory, which reports to an mbarrier."""
+    def load(
+        self, lane: int, target: int, source: int, size: int, barrier: int, line: int, ranks: int | None = None
+    ) -> None:
+        """Bulk copy from global to shared memory, which reports to an mbarrier.
+
+        Args:
+            ranks: bits of the blocks of the cluster that get a copy, at the same addresses; None: that of `target`.
+        """
+        self._size(lane, size, line)
+        starts = np.arange(0, size, CHUNK)
+        content = self._read(lane, source + starts, CHUNK, line)
+        self._deliver(lane, target + starts, content, barrier, line, ranks)
+
+    def pass_on(self, lane: int, target: int, source: int, size: int, barrier: int, line: int) -> None:
+        """Bulk copy from the block's own shared memory to that of a block of its cluster."""
         self._size(lane, size, line)
         starts = np.arange(size // CHUNK) * CHUNK
-        content = self._fetch(self.m.memory, lane, source + starts, CHUNK, line)
-        self._deliver(lane, target + starts, content, size, barrier, line)
+        content = self._fetch(self.m.shared, lane, source + starts, CHUNK, line)
+        self._hold(lane, source + starts, CHUNK, self.column(lane, "mbarrier", barrier), line)
+        self._deliver(lane, target + starts, content, barrier, line)
 
     def store(self, lane: int, target: int, source: int, size: int, line: int) -> None:
         """Bulk copy from shared to global memory, in the lane's open bulk group."""
@@ -150,14 +182,17 @@ class Copies:
         starts = np.arange(size // CHUNK) * CHUNK
         self._send(lane, target + starts, source + starts, CHUNK, line)
 
-    def load_box(self, lane: int, target: int, box: TensorMap, at: tuple[int, ...], barrier: int, line: int) -> None:
+    def load_box(
+        self, lane: int, target: int, box: TensorMap, at: tuple[int, ...], barrier: int, line: int,
+        ranks: int | None = None,
+    ) -> None:  # fmt: skip
         """Tensor copy from global to shared memory; what lies outside the tensor arrives as zeros."""
         self._aligned(lane, target, line)
         addresses, inside = box.elements(at)
         content = np.zeros((len(addresses), box.item), np.uint8)
         if inside.any():
-            content[inside] = self._fetch(self.m.memory, lane, addresses[inside], box.item, line)
-        self._deliver(lane, box.chunks(target), content.reshape(-1, CHUNK), box.box_bytes, barrier, line)
+            content[inside] = self._read(lane, addresses[inside], box.item, line)
+        self._deliver(lane, box.chunks(target), content.reshape(-1, CHUNK), barrier, line, ranks)
 
     def store_box(self, lane: int, source: int, box: TensorMap, at: tuple[int, ...], line: int) -> None:
         """Tensor copy from shared to global memory, in the lane's open bulk group."""
@@ -187,33 +222,43 @@ class Copies:
                     clocks[self.column(int(lane), "writes", int(lane))] = max(done)
                 m.races.acquire(np.array([lane]), clocks)
 
-    def fence(self, lanes: Array) -> None:
-        """fence.proxy.async by these lanes."""
-        self.fenced[lanes] = self.m.races.tick(0)
+    def ended(self, mask: Array | None) -> None:
+        """Error where lanes have ended whose bulk copies may still read shared memory."""
+        for lane, groups in self.bulk.items():
+            done = self.m.races.seen[lane, self.column(lane, "reads", lane)]
+            if (mask is None or mask[lane]) and done < groups.last:
+                line = self.m.races.lines[groups.last]
+                self.m.fault(line, lane, "ends without cp.async.bulk.wait_group after a copy from shared memory")
 
-    def _proxied(self, lane: int, lanes: int, where: Array, line: int) -> None:
-        """Check that stores to shared memory are fenced for a reader, whose warps start at `lane`."""
-        m, shadow = self.m, self.m.races.shadows["shared"]
-        last = np.unique(shadow.writer[where >> shadow.shift])
-        column = last & (1 << COLUMNS) - 1
-        last, column = last[column < m.width], column[column < m.width]
-        own = lane // m.width * m.width
-        late = (last >> 32 > self.fenced[own + column]) & (last >> 32 > self.fenced[lane : lane + lanes].max())
+    def fence(self, lanes: Array, spaces: tuple[str, ...]) -> None:
+        """fence.proxy.async by these lanes."""
+        now = self.m.races.tick(0)
+        for space in spaces:
+            self.fenced[space][lanes] = now
+
+    def _proxied(self, lane: int, lanes: int, space: Space, where: Array, line: int) -> None:
+        """Check that what threads stored is fenced for a reader, whose warps start at `lane`."""
+        m, shadow, fenced = self.m, self.m.races.shadows[space.name], self.fenced[space.name]
+        last = shadow.writer[where >> shadow.shift]
+        if not last.any():
+            return
+        last = np.unique(last)
+        last = last[(last != 0) & (last & (1 << COLUMNS) - 1 < m.width)]
+        column, block = last & (1 << COLUMNS) - 1, ((last & WHO) >> COLUMNS) - m.blocks[0]
+        # Blocks of an earlier wave have ended, and what they fenced is not known.
+        own = np.where(block >= 0, fenced[np.maximum(block, 0) * m.width + column], 0)
+        late = last >> 32 > np.maximum(own, fenced[lane : lane + lanes].max())
         if late.any():
             at = int(np.flatnonzero(late)[0])
             writer, written = m.thread_name(int(column[at])), m.races.lines[int(last[at]) >> 32]
-            m.fault(
-                line,
-                lane,
-                f"reads shared memory through the asynchronous proxy, which thread {writer} has written at PTX line "
-                f"{written} without fence.proxy.async after it",
-            )
+            text = f"which thread {writer} has written at PTX line {written} without fence.proxy.async after it"
+            m.fault(line, lane, f"reads {space.name} memory through the asynchronous proxy, {text}")
 
     # Products of warpgroups, which read shared memory until they are waited for
     def read_for_product(self, lane: int, chunks: Array, line: int) -> None:
         """Note the 16-byte chunks that a wgmma of the warpgroup from `lane` on reads."""
         where = self.m.shared.locate(self.m, chunks, 0, np.full(len(chunks), lane), CHUNK, line, "reads")
-        self._proxied(lane, WARPGROUP, where, line)
+        self._proxied(lane, WARPGROUP, self.m.shared, where, line)
         column = self.column(lane, "wgmma", lane)
         time = self._remember(self.m.shared, lane, where, CHUNK, column, line, writing=False)
         self.products.setdefault(lane, _Groups([])).last = time
@@ -234,15 +279,6 @@ class Copies:
                 clocks[self.column(lane, "wgmma", lane)] = max(done)
                 self.m.races.acquire(np.arange(lane, lane + WARPGROUP), clocks)
 
-    def tensor_map(self, lane: int, address: int, line: int) -> TensorMap:
-        """The tensor map at a generic address."""
-        space, inner = space_of(self.m, "generic", np.uint64(address) + np.arange(0, BYTES, CHUNK, dtype=np.uint64))
-        raw = space.load(self.m, inner, 0, np.full(len(inner), lane), 8, 2, line)
-        try:
-            return TensorMap.decode(raw.tobytes())
-        except SimulationError as error:
-            self.m.fault(line, lane, str(error))
-
     def _size(self, lane: int, size: int, line: int) -> None:
         if size % CHUNK or not size:
             self.m.fault(line, lane, f"a bulk copy of {size} bytes; it must be a multiple of 16")
@@ -251,6 +287,13 @@ class Copies:
         if address % 128:
             self.m.fault(line, lane, f"a tensor copy at {address:#x} of shared memory, which must be 128-byte aligned")
 
+    def _read(self, lane: int, addresses: Array, size: int, line: int) -> Array:
+        """Bytes [n, size] of global memory, read through the other proxy."""
+        m, lanes = self.m, np.full(len(addresses), lane)
+        where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
+        self._proxied(lane // 32 * 32, 32, m.memory, where, line)
+        return self._fetch(m.memory, lane, addresses, size, line)
+
     def _fetch(self, space: Space, lane: int, addresses: Array, size: int, line: int) -> Array:
         """Bytes [n, size] at addresses."""
         word = min(size, 8)
@@ -258,49 +301,99 @@ class Copies:
         got = space.load(self.m, addresses.astype(np.uint64), 0, lanes, word, size // word, line)
         return np.ascontiguousarray(got).view(np.uint8).reshape(-1, size)
 
-    def _deliver(self, lane: int, addresses: Array, content: Array, size: int, barrier: int, line: int) -> None:
+    def _deliver(
+        self, lane: int, addresses: Array, content: Array, barrier: int, line: int, ranks: int | None = None
+    ) -> None:
+        m, cluster = self.m, self.m.cluster
         column = self.column(lane, "mbarrier", barrier)
-        time = self._write(self.m.shared, lane, addresses, content, column, line)
-        Mbarriers.of(self.m).expect(lane, barrier, -size, line, column, time)
+        goals = [(addresses, barrier)]
+        if ranks is not None:
+            if not 0 < ranks < 1 << cluster.size:
+                m.fault(line, lane, f"a copy to the blocks {ranks:#x} of a cluster of {cluster.size}")
+            listed = [rank for rank in range(cluster.size) if ranks >> rank & 1]
+            goals = [(cluster.mapped(addresses, rank), int(cluster.mapped(barrier, rank))) for rank in listed]
+        for targets, told in goals:
+            self.complete(np.full(len(targets), lane), targets, content, told, column, line, proxy=True)
+
+    def complete(
+        self, lanes: Array, addresses: Array, content: Array, barrier: int, column: int, line: int, *,
+        proxy: bool = False,
+    ) -> None:  # fmt: skip
+        """Write what lanes of a block send to an mbarrier's block, and report it there."""
+        m, barriers, lane = self.m, Mbarriers.of(self.m), int(lanes[0])
+        if barriers.resolve(lane, int(addresses[0]), line)[0] != barriers.resolve(lane, barrier, line)[0]:
+            m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
+        if lanes[0] != lanes[-1]:
+            order = np.argsort(addresses, kind="stable")
+            twice = np.flatnonzero(addresses[order][1:] == addresses[order][:-1])
+            if twice.size:
+                lane = int(lanes[order[twice[0] + 1]])
+                m.fault(line, lane, f"writes {int(addresses[order[twice[0]]]):#x}, as another thread does with it")
+            for other in lanes.tolist():
+                barriers.check_known(other, barrier, line)
+        time = self._write(m.reach, lanes, addresses, content, column, line)
+        barriers.expect(lane, barrier, -content.size, line, column, time, proxy=proxy)
+
+    def reduce(self, lane: int, address: int, new: Array, apply: Any, barrier: int, column: int, line: int) -> None:
+        """Combine one word with what arrives at an mbarrier of the same block, and report it there."""
+        m, barriers, size = self.m, Mbarriers.of(self.m), new.dtype.itemsize
+        if barriers.resolve(lane, address, line)[0] != barriers.resolve(lane, barrier, line)[0]:
+            m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
+        lanes = np.array([lane])
+        where = m.reach.locate(m, np.array([address], "u8"), 0, lanes, size, line, "updates")
+        m.reach.check_writable(m, where, lanes, size, line)
+        m.reach.check_initialised(m, where, lanes, size, line)
+        time = self._remember(m.reach, lane, where, size, column, line, writing=True, strong=True)
+        words = m.reach.rows(size, 1)
+        words[where // size, 0] = apply(words[where // size, 0], new)
+        barriers.expect(lane, barrier, -size, line, column, time)
+
+    def _hold(self, lane: int, sources: Array, size: int, column: int, line: int) -> None:
+        """Note that a copy reads shared memory of the lane's block."""
+        m = self.m
+        where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
+        self._proxied(lane // 32 * 32, 32, m.shared, where, line)
+        self._remember(m.shared, lane, where, size, column, line, writing=False)
 
     def _send(self, lane: int, targets: Array, sources: Array, size: int, line: int) -> None:
         m = self.m
         content = self._fetch(m.shared, lane, sources, size, line)
-        where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
-        self._proxied(lane // 32 * 32, 32, where, line)
-        self._remember(m.shared, lane, where, size, self.column(lane, "reads", lane), line, writing=False)
+        self._hold(lane, sources, size, self.column(lane, "reads", lane), line)
         time = self._write(m.memory, lane, targets, content, self.column(lane, "writes", lane), line)
         self.bulk.setdefault(lane, _Groups([])).last = time
 
-    def _write(self, space: Space, lane: int, addresses: Array, content: Array, column: int, line: int) -> int:
+    def _write(self, space: Space, lane: int | Array, addresses: Array, content: Array, column: int, line: int) -> int:
         m, size = self.m, content.shape[1]
         m.events += 1
-        lanes = np.full(len(addresses), lane)
+        lanes = np.broadcast_to(lane, len(addresses))
         where = space.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "copies to")
         space.check_writable(m, where, lanes, size, line)
-        time = self._remember(space, lane, where, size, column, line, writing=True)
+        time = self._remember(space, lanes, where, size, column, line, writing=True)
         space.data.reshape(-1, size)[where // size] = content
         space.state.reshape(-1, size)[where // size] = _WRITTEN
         return time
 
     def _remember(
-        self, space: Space, lane: int, where: Array, size: int, column: int, line: int, *, writing: bool
-    ) -> int:
-        """Check accesses of a copy that `lane` issues, and note them as those of its column; their time."""
+        self, space: Space, lane: int | Array, where: Array, size: int, column: int, line: int, *,
+        writing: bool, strong: bool = False,
+    ) -> int:  # fmt: skip
+        """Check accesses of a copy that lanes of one block issue, and note them as those of a column; their time."""
         m, races = self.m, self.m.races
         races.copying = True
         shadow = races.shadows[space.name]
         time = races.tick(line)
         cells = max(size >> shadow.shift, 1)
         row = (where >> shadow.shift) >> cells.bit_length() - 1
-        lanes = np.full(len(where), lane)
+        lanes = np.broadcast_to(lane, len(where))
+        if space.cluster is not None:
+            space.cluster.visit(where, lanes, time, column)
         writers = shadow.writer.reshape(-1, cells)
         readers = shadow.readers.reshape(-1, cells, shadow.readers.shape[1])
-        word = time << 32 | int(races.block[lane]) << COLUMNS | column
+        word = ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | int(races.block[lanes[0]]) << COLUMNS | column
         if writing:
-            races.check(m, space, writers.take(row, 0), lanes, where, line, False, "copies to", "written")
+            races.check(m, space, writers.take(row, 0), lanes, where, line, strong, "copies to", "written")
             past = readers.take(row, 0).reshape(len(row), -1)
-            races.check(m, space, past, lanes, where, line, False, "copies to", "read")
+            races.check(m, space, past, lanes, where, line, strong, "copies to", "read")
             writers[row] = word
         else:
             readers[row, :, column % readers.shape[2]] = word

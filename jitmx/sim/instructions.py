@@ -10,7 +10,7 @@ from jitmx.sim.translate import Handler
 
 _MODULES = (
     "access", "alu", "moves", "arithmetic", "collective", "atomics", "convert", "mma", "wgmma", "matrix", "copies",
-    "mbarrier", "hints",
+    "mbarrier", "hints", "clusters", "remote", "inline",
 )  # fmt: skip
 ALL = Immediate(-1)
 
@@ -39,6 +39,8 @@ def members(ins: Instruction) -> tuple[Operand, int] | None:
         return ins.operands[0], 32
     if first == "wgmma":
         return ALL, 128
+    if ins.opcode[:2] == ("barrier", "cluster") and "aligned" in ins.opcode:
+        return ALL, 32
     if first in ("mma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"):
         return ALL, 32
     return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from jitmx.errors import SimulationError
 from jitmx.sim import instructions, parser
+from jitmx.sim.inline import inline
 from jitmx.sim.layout import granules, upload_variables
 from jitmx.sim.machine import Machine
 from jitmx.sim.memory import Memory
@@ -50,6 +51,23 @@ class Report:
         )
 
 
+def _cluster(program: Program, grid: tuple[int, int, int], cluster: int) -> int:
+    """Blocks of a cluster; errors where they fit neither the kernel nor the grid."""
+    name, required = program.entry.name, program.entry.directives.get("reqnctapercluster")
+    if required:
+        wanted = int(np.prod(required))
+        if required[0] != wanted:
+            raise SimulationError(f"{name}: clusters of {required} blocks; only those along x are simulated")
+        if cluster not in (1, wanted):
+            raise SimulationError(f"{name}: clusters of {cluster} blocks; the kernel requires {wanted}")
+        cluster = wanted
+    if not 1 <= cluster <= 16 or grid[0] % cluster:
+        raise SimulationError(
+            f"{name}: clusters of {cluster} blocks in a grid of {grid[0]}; they must be 1 to 16 and divide the grid"
+        )
+    return cluster
+
+
 @functools.lru_cache(maxsize=64)
 def translate(source: str, entry: str | None = None) -> Program:
     """The program of one kernel of PTX text; `entry` may be left out where there is one.
@@ -63,7 +81,8 @@ def translate(source: str, entry: str | None = None) -> Program:
         entry = next(iter(entries))
     if entry not in entries:
         raise SimulationError(f"{entry!r} is no kernel of this PTX; its kernels: {', '.join(entries) or 'none'}")
-    program = Translator(module, entries[entry], instructions.handlers(), instructions.members).translate()
+    whole = inline(module, entries[entry])
+    program = Translator(module, whole, instructions.handlers(), instructions.members).translate()
     program.granules = granules(program)
     return program
 
@@ -77,6 +96,7 @@ def simulate(
     *,
     entry: str | None = None,
     shared_bytes: int = 0,
+    cluster: int = 1,
     resident_blocks: int | None = None,
     max_steps: int = 2_000_000,
 ) -> Report:
@@ -87,6 +107,7 @@ def simulate(
         grid, block: blocks of the grid, threads of a block, in x, y, z.
         arguments: the kernel's parameters as they lie in memory.
         shared_bytes: dynamic shared memory.
+        cluster: blocks of a cluster, along x; the kernel's own `.reqnctapercluster` where it has one and this is 1.
         resident_blocks: blocks that run side by side, which those that wait for each other must; by default as many
             as make 4096 threads.
         max_steps: basic blocks that may run before a launch counts as endless.
@@ -102,10 +123,12 @@ def simulate(
     if limit is not None and threads > int(np.prod(limit)):
         most = int(np.prod(limit))
         raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {most}")
+    cluster = _cluster(program, grid, cluster)
     upload_variables(program, memory)
     memory.begin()
     total = int(np.prod(grid))
     at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
+    at_once = max(at_once // cluster, 1) * cluster
     shadow: Shadow | None = None
     runs = np.zeros(len(program.blocks), np.int64)
     lanes = np.zeros_like(runs)
@@ -114,8 +137,9 @@ def simulate(
     for first in range(0, total, at_once):
         blocks = np.arange(first, min(first + at_once, total))
         machine = Machine(
-            program, memory, grid, block, blocks, shared_bytes, arguments, clock=clock, max_steps=max_steps
-        )
+            program, memory, grid, block, blocks, shared_bytes, arguments, cluster=cluster, clock=clock,
+            max_steps=max_steps,
+        )  # fmt: skip
         machine.races.lines = lines
         shadow = machine.use_shadow(shadow)
         machine.run()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.barriers import Barriers
+from jitmx.sim.clusters import Cluster
 from jitmx.sim.layout import place
 from jitmx.sim.memory import (
     ALLOCATED,
@@ -29,6 +30,7 @@ from jitmx.sim.memory import (
 )
 from jitmx.sim.program import BLOCKED, EXIT, SET, Program
 from jitmx.sim.races import Races, Shadow
+from jitmx.sim.specials import special
 
 Array = npt.NDArray[Any]
 _READY = INIT | WRITABLE | ALLOCATED
@@ -47,11 +49,12 @@ class Machine:
         shared_bytes: int,
         arguments: bytes,
         *,
+        cluster: int = 1,
         clock: int = 0,
         max_steps: int = 2_000_000,
     ) -> None:
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
-        self.blocks, self.max_steps = blocks, max_steps
+        self.blocks, self.max_steps, self.cluster_size = blocks, max_steps, cluster
         self.threads = int(np.prod(block))
         self.width = -(-self.threads // 32) * 32
         self.lanes = len(blocks) * self.width
@@ -65,6 +68,8 @@ class Machine:
         self._spaces(shared_bytes, arguments)
         self.races.time = clock
         self.barriers = Barriers(self)
+        self.cluster = Cluster(self, cluster)
+        self.reach = self.shared if cluster == 1 else self.cluster.window  # what generic addresses reach
         self._bind()
 
     # Memory
@@ -86,7 +91,11 @@ class Machine:
         self.param.data[: len(params)] = np.frombuffer(params, np.uint8)
         self.param.state[: len(params)] = INIT | ALLOCATED
         granules = self.program.granules
-        self.races.shadows["shared"] = Shadow(self.shared.data.size, granules["shared"], self.width // 32)
+        others = self.cluster_size if self.cluster_size > 1 else 0
+        self.races.shadows["shared"] = Shadow(
+            self.shared.data.size, granules["shared"], self.width // 32, others=others
+        )
+        self.races.foreigners = others > 0
         self.shared.races = self.memory.races = self.races
 
     def use_shadow(self, shadow: Shadow | None) -> Shadow:
@@ -104,7 +113,7 @@ class Machine:
 
     def space(self, address: int) -> Space:
         """The space that a generic address lies in."""
-        for window, space in ((SHARED_WINDOW, self.shared), (LOCAL_WINDOW, self.local), (PARAM_WINDOW, self.param)):
+        for window, space in ((SHARED_WINDOW, self.reach), (LOCAL_WINDOW, self.local), (PARAM_WINDOW, self.param)):
             if 0 <= address - window < 1 << 32:
                 return space
         return self.memory
@@ -124,7 +133,7 @@ class Machine:
         self.registers, self.names, self.full, self.masked = bound
         for name, array in self.registers.items():
             if name in self.program.specials:
-                array[:] = self._special(name)
+                array[:] = special(self, name)
             elif name.endswith(SET):
                 array[:] = False
 
@@ -150,33 +159,6 @@ class Machine:
         if bad.any():
             self.fault(line, int(bad.nonzero()[0][0]), f"reads register {name}, which nothing has set")
 
-    def _special(self, name: str) -> Array:
-        thread = self.lane_ids % self.width
-        at = np.repeat(self.blocks, self.width)
-        x, y, _ = self.block
-        gx, gy, _ = self.grid
-        lane = thread % 32
-        table: dict[str, Any] = {
-            "%tid.x": thread % x, "%tid.y": thread // x % y, "%tid.z": thread // (x * y),
-            "%ntid.x": self.block[0], "%ntid.y": self.block[1], "%ntid.z": self.block[2],
-            "%ctaid.x": at % gx, "%ctaid.y": at // gx % gy, "%ctaid.z": at // (gx * gy),
-            "%nctaid.x": self.grid[0], "%nctaid.y": self.grid[1], "%nctaid.z": self.grid[2],
-            "%laneid": lane, "%warpid": thread // 32, "%nwarpid": self.width // 32, "WARP_SZ": 32,
-            "%lanemask_eq": 1 << lane, "%lanemask_lt": (1 << lane) - 1, "%lanemask_le": (2 << lane) - 1,
-            "%lanemask_gt": (1 << 32) - (2 << lane), "%lanemask_ge": (1 << 32) - (1 << lane),
-            "%smid": at % 128, "%nsmid": 128, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0,
-            "%dynamic_smem_size": self.shared_size, "%total_smem_size": self.shared_size,
-            "%clusterid.x": at % gx, "%clusterid.y": at // gx % gy, "%clusterid.z": at // (gx * gy),
-            "%nclusterid.x": gx, "%nclusterid.y": gy, "%nclusterid.z": self.grid[2],
-            "%cluster_ctaid.x": 0, "%cluster_ctaid.y": 0, "%cluster_ctaid.z": 0,
-            "%cluster_nctaid.x": 1, "%cluster_nctaid.y": 1, "%cluster_nctaid.z": 1,
-            "%cluster_ctarank": 0, "%cluster_nctarank": 1, "%is_explicit_cluster": 0,
-        }  # fmt: skip
-        if name not in table:
-            raise SimulationError(f"{self.program.entry.name}: special register {name} is not known")
-        value: Array = np.asarray(table[name])
-        return value
-
     def _function(self, index: int, full: bool) -> Any:
         scope: dict[str, Any] = {}
         exec(self.program.code(index, full), self.names, scope)
@@ -194,6 +176,11 @@ class Machine:
         """As thread_name, of a block in the grid."""
         x, y, z = self.grid
         return str(index) if y == z == 1 else f"({index % x}, {index // x % y}, {index // (x * y)})"
+
+    def shared_name(self, position: int, lane: int) -> str:
+        """Shared memory of the block at a position, as a lane sees it."""
+        block = "" if position == lane // self.width else f" of block {self.block_name(int(self.blocks[position]))}"
+        return "shared memory" + block
 
     def fault(self, line: int, lane: int, text: str) -> NoReturn:
         """The error of one thread."""
@@ -231,7 +218,7 @@ class Machine:
         while True:
             if not groups:
                 if not polling:
-                    if self.parked or self.barriers.waiting():
+                    if self.parked or self.barriers.waiting() or self.cluster.waiting():
                         self.stuck()
                     return
                 idle = idle + 1 if events == self.events else 0
@@ -332,6 +319,9 @@ class Machine:
             self.alive[:] = False
         else:
             self.alive &= ~mask
+        self.cluster.ended()
+        if "copies" in self.units:
+            self.units["copies"].ended(mask)
         for pc in list(self.parked):
             if pc not in self.groups:
                 self.groups[pc] = self.parked.pop(pc)
@@ -372,7 +362,7 @@ class Machine:
             block = self.program.blocks[pc]
             where = f"PTX line {block.lines[0]} ({block.head})"
             out.append(f"{self.describe(mask)} wait at {where} for other lanes of their warp")
-        out += self.barriers.waits()
+        out += self.barriers.waits() + self.cluster.waits()
         return "".join("; " + text for text in out)
 
     def describe(self, mask: Array) -> str:

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim.clusters import RANK
 from jitmx.sim.memory import SHARED_WINDOW
 from jitmx.sim.ptx import Instruction, Operand
-from jitmx.sim.races import ASYNC
+from jitmx.sim.races import ASYNC, Said, merge
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -110,8 +111,9 @@ class Mbarrier:
 class _Entry:
     barrier: Mbarrier
     made: tuple[int, int, int]  # lane, time and line of its init
-    arrived: Array  # clocks of what arrived in the current phase
-    released: Array  # clocks of completed phases
+    arrived: Said = field(default_factory=dict)  # what those that arrived in the current phase know
+    released: Said = field(default_factory=dict)  # the same of completed phases
+    foreign: Said | None = None  # what the last of them knew of other blocks
 
 
 class Mbarriers:
@@ -138,64 +140,113 @@ class Mbarriers:
             barrier = Mbarrier(count)
         except SimulationError as error:
             self.m.fault(line, lane, str(error))
-        nothing = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
-        self._put(lane, address, barrier.word, line, "")
-        self.entries[key] = _Entry(barrier, (lane, self.m.races.time, line), nothing, nothing)
+        self._store(lane, address, barrier.word, line)
+        self.entries[key] = _Entry(barrier, (lane, self.m.races.time, line))
 
     def inval(self, lane: int, address: int, line: int) -> None:
         """mbarrier.inval by one lane."""
         self.get(lane, address, line)
         del self.entries[lane // self.m.width, address]
-        self._put(lane, address, 0, line, "")
+        self._store(lane, address, 0, line)
+
+    def resolve(self, lane: int, address: int, line: int) -> tuple[int, int]:
+        """Position of the block whose shared memory an address lies in, and the address there."""
+        if address < 1 << RANK:
+            return lane // self.m.width, address
+        return self.m.cluster.position(lane, address, line), address & (1 << RANK) - 1
 
     def get(self, lane: int, address: int, line: int) -> _Entry:
-        """The mbarrier at a shared address of a lane's block."""
-        entry = self.entries.get((lane // self.m.width, address))
+        """The mbarrier at a shared address, for a lane."""
+        m = self.m
+        position, address = self.resolve(lane, address, line)
+        there = m.shared_name(position, lane)
+        entry = self.entries.get((position, address))
         if entry is None:
-            self.m.fault(line, lane, f"there is no mbarrier at {address:#x} of shared memory; it needs mbarrier.init")
-        start = lane // self.m.width * self.m.shared.extent + address
-        if int(self.m.shared.data[start : start + 8].view(np.uint64)[0]) != entry.barrier.word:
-            self.m.fault(line, lane, f"the mbarrier at {address:#x} of shared memory was overwritten")
-        maker, time, made = entry.made
-        races = self.m.races
-        if lane != maker and max(races.floor[lane], races.seen[lane, maker % self.m.width]) < time:
-            self.m.fault(
-                line,
-                lane,
-                f"uses the mbarrier at {address:#x} of shared memory, which thread "
-                f"{self.m.thread_name(maker % self.m.width)} initialised at PTX line {made} with nothing between them "
-                "that orders the two",
-            )
+            m.fault(line, lane, f"there is no mbarrier at {address:#x} of {there}; it needs mbarrier.init")
+        start = position * m.shared.extent + address
+        if int(m.shared.data[start : start + 8].view(np.uint64)[0]) != entry.barrier.word:
+            m.fault(line, lane, f"the mbarrier at {address:#x} of {there} was overwritten")
+        self._ordered(entry, lane, address, there, line)
         return entry
 
+    def check_known(self, lane: int, address: int, line: int) -> None:
+        """As `get`, for one more lane of a block."""
+        position, inner = self.resolve(lane, address, line)
+        self._ordered(self.entries[position, inner], lane, inner, self.m.shared_name(position, lane), line)
+
+    def _ordered(self, entry: _Entry, lane: int, address: int, there: str, line: int) -> None:
+        m, races = self.m, self.m.races
+        maker, time, made = entry.made
+        if lane != maker and not races.knows(lane, maker, time):
+            m.fault(
+                line,
+                lane,
+                f"uses the mbarrier at {address:#x} of {there}, which thread {m.thread_name(maker % m.width)} "
+                f"initialised at PTX line {made} with nothing between them that orders the two",
+            )
+
     def arrive(
-        self, lane: int, address: int, count: int, expect: int, line: int, *, drop: bool = False, more: int = 0
+        self,
+        lane: int,
+        address: int,
+        count: int,
+        expect: int,
+        line: int,
+        *,
+        drop: bool = False,
+        more: int = 0,
+        brought: Array | None = None,
     ) -> int:
-        """Arrivals of one lane, which first makes `more` arrivals pending; the state before."""
+        """Arrivals of one lane, which first makes `more` arrivals pending; the state before.
+
+        Args:
+            brought: clocks of what arrives besides the thread itself.
+        """
+        races = self.m.races
         entry = self.get(lane, address, line)
         entry.barrier.pending += more
-        clocks = self.m.races.snapshot(np.array([lane]))
-        entry.arrived = np.maximum(entry.arrived, clocks)
+        self._visit(lane, address, line)
+        merge(entry.arrived, {int(races.block[lane]): races.snapshot(np.array([lane]))})
+        if brought is not None:
+            merge(entry.arrived, {int(races.block[lane]): brought})
+        foreign = races.cross.get(lane)
+        if foreign is not None and foreign is not entry.foreign:
+            merge(entry.arrived, foreign)
+            entry.foreign = foreign
         try:
             token, completed = entry.barrier.arrive(count, expect=expect, drop=drop)
         except SimulationError as error:
             self.m.fault(line, lane, f"{error} (at {address:#x})")
         self._after(entry, completed)
-        self._put(lane, address, entry.barrier.word, line, "strong")
+        self._put(lane, address, entry.barrier.word, line)
         return token
 
-    def expect(self, lane: int, address: int, count: int, line: int, column: int | None = None, time: int = 0) -> None:
-        """As Mbarrier.expect; bytes that a copy brought carry its column and time."""
+    def expect(
+        self, lane: int, address: int, count: int, line: int, column: int | None = None, time: int = 0,
+        *, proxy: bool = False,
+    ) -> None:  # fmt: skip
+        """As Mbarrier.expect; bytes that a copy brought, maybe by the other proxy, carry its column and time."""
         entry = self.get(lane, address, line)
+        maker, made, where = entry.made
+        if proxy and max(self.m.races.fenced[maker], self.m.races.fenced[lane]) < made:
+            self.m.fault(
+                line,
+                lane,
+                f"an asynchronous copy uses the mbarrier at {address:#x}, initialised at PTX line {where} without "
+                "fence.mbarrier_init or fence.proxy.async after it",
+            )
         if column is not None:
-            entry.arrived = entry.arrived.copy()
-            entry.arrived[column] = max(entry.arrived[column], time)
+            clocks = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
+            clocks[column] = time
+            merge(entry.arrived, {int(self.m.races.block[lane]): clocks})
+        else:
+            self._visit(lane, address, line)
         try:
             completed = entry.barrier.expect(count)
         except SimulationError as error:
             self.m.fault(line, lane, f"{error} (at {address:#x})")
         self._after(entry, completed)
-        self._put(lane, address, entry.barrier.word, line, "strong")
+        self._put(lane, address, entry.barrier.word, line)
 
     def wait(self, lanes: Array, addresses: Array, states: Array, parity: bool, line: int) -> Array:
         """Whether the phase that each lane waits for has completed; those that have to wait let others run."""
@@ -204,15 +255,18 @@ class Mbarriers:
             same = (addresses == address) & (states == state)
             for block in np.unique(lanes[same] // self.m.width):
                 which = np.flatnonzero(same & (lanes // self.m.width == block))
-                for lane in lanes[which]:  # each must have been ordered after the one that initialised it
-                    entry = self.get(int(lane), address, line)
+                entry = self.get(int(lanes[which[0]]), address, line)
+                maker, time, _ = entry.made
+                late = lanes[which][~self.m.races.known_by(lanes[which], maker, time)]
+                if len(late):
+                    self.get(int(late[0]), address, line)
                 try:
                     done = entry.barrier.passed_parity(state) if parity else entry.barrier.passed(state)
                 except SimulationError as error:
                     self.m.fault(line, int(lanes[which[0]]), f"{error} (at {address:#x})")
                 if done:
                     passed[which] = True
-                    self.m.races.acquire(lanes[which], entry.released)
+                    self.m.races.learn(lanes[which], entry.released)
         if not passed.all():
             self.m.poll(lanes[~passed])
         return passed
@@ -220,12 +274,26 @@ class Mbarriers:
     def _after(self, entry: _Entry, completed: bool) -> None:
         self.m.events += 1
         if completed:
-            entry.released = np.maximum(entry.released, entry.arrived)
-            entry.arrived = np.zeros_like(entry.arrived)
+            merge(entry.released, entry.arrived)
+            entry.arrived, entry.foreign = {}, None
 
-    def _put(self, lane: int, address: int, word: int, line: int, how: str) -> None:
+    def _store(self, lane: int, address: int, word: int, line: int) -> None:
+        """Write the eight bytes as a plain store of the lane to its own block."""
         where, value = np.array([address], "u8"), np.array([[word]], "u8")
-        self.m.shared.store(self.m, where, 0, np.array([lane]), value, line, how)
+        self.m.shared.store(self.m, where, 0, np.array([lane]), value, line)
+
+    def _put(self, lane: int, address: int, word: int, line: int) -> None:
+        """The same as an atomic write, to any block."""
+        m = self.m
+        position, address = self.resolve(lane, address, line)
+        where = position * m.shared.extent + address
+        m.races.note(m.shared, where, lane, 8, line)
+        m.shared.rows(8, 1)[where // 8] = word
+
+    def _visit(self, lane: int, address: int, line: int) -> None:
+        position, address = self.resolve(lane, address, line)
+        where = np.array([position * self.m.shared.extent + address])
+        self.m.cluster.visit(where, np.array([lane]), self.m.races.tick(line))
 
 
 def _lanes(m: Machine, mask: Array | None, *values: Array) -> tuple[Array, ...]:
@@ -284,6 +352,8 @@ def _mbarrier(t: Translator, ins: Instruction) -> None:
         raise t.error(f".{sorted(parts - _MODIFIERS)[0]} is not known")
     generic = not any(part.startswith("shared") for part in parts)
     where = f"m, {t.mask}"
+    if "shared::cluster" in parts and verb not in ("arrive", "arrive_drop", "expect_tx", "complete_tx"):
+        raise t.error("it works on the block's own mbarriers only")
     if verb == "pending_count":
         t.write(given[0], f"({t.read(given[1], 'u8')} & {t.scalar(LIMIT, 'u8')}).astype('u4')", "u4")
         return

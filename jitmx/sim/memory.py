@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jitmx.errors import SimulationError
 
 if TYPE_CHECKING:
+    from jitmx.sim.clusters import Cluster
     from jitmx.sim.machine import Machine
     from jitmx.sim.races import Races
 
@@ -39,6 +40,8 @@ def pattern(flags: int, size: int) -> int:
 
 class Space:
     """Bytes under one base address; `extent` of them belong to each lane or block where `spread` says whose."""
+
+    cluster: Cluster | None = None  # where other blocks can be reached
 
     def __init__(self, name: str, size: int, base: int = 0, first: int = 0) -> None:
         self.name, self.base, self.first = name, base, first
@@ -139,6 +142,10 @@ class Space:
         """The address, as the kernel sees it, of a byte of the arrays."""
         return self.base + (where % self.extent if self.spread is not None else where)
 
+    def place(self, where: int) -> str:
+        """A byte of the arrays, for messages."""
+        return f"{self.name} memory at {self.address_of(where):#x}"
+
     def _flags(self, where: Array, total: int) -> Array:
         return self.state[where[:, None] + np.arange(total)]
 
@@ -173,7 +180,7 @@ class Space:
         m.fault(
             line,
             lanes[at],
-            f"reads {total} bytes of {self.name} memory at {address:#x}, of which byte {byte} is {state}",
+            f"reads {total} bytes of {self.place(int(where[at]))}, of which byte {byte} is {state}",
         )
 
     def _unwritable(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:

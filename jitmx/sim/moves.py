@@ -125,13 +125,21 @@ def _set(t: Translator, ins: Instruction) -> None:
     d, a, b, *c = operands(ins, 3, 4)
     combine = next((part for part in ins.opcode[2:] if part in ("and", "or", "xor")), None)
     result = next(part for part in ins.opcode if part in SIZES)
+    if result not in _TRUE:
+        raise t.error(f"a result of .{result} is not known")
     if kind_of(ins) in ("f16x2", "bf16x2"):
-        raise t.error("a packed comparison into a word is not known")
+        x, y = arithmetic.halves(t, ins, a, b)
+        one, also = t.scalar(_TRUE[result] & 0xFFFF, "u4"), _combined(t, combine, c)
+        t.write(d, f"where(({x}){also}, {one}, 0) | where(({y}){also}, {one} << {t.scalar(16, 'u4')}, 0)", "u4")
+        return
     value = f"({comparison(t, ins, a, b)}){_combined(t, combine, c)}"
-    if result == "f32":
-        t.write(d, value, "f4")
-    else:
-        t.write(d, f"-({value}).astype('i4')", "i4")
+    dtype = "u" + str(SIZES[result])
+    t.write(d, f"where({value}, {t.scalar(_TRUE[result], dtype)}, {t.scalar(0, dtype)})", dtype)
 
 
+# What a comparison that holds writes, by the type of the result.
+_TRUE = {
+    "u16": 0xFFFF, "s16": 0xFFFF, "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f16": 0x3C00, "bf16": 0x3F80,
+    "f32": 0x3F800000, "f16x2": 0x3C003C00, "bf16x2": 0x3F803F80,
+}  # fmt: skip
 HANDLERS: dict[str, Handler] = {"mov": _mov, "selp": _selp, "slct": _slct, "setp": _setp, "set": _set}

@@ -236,6 +236,8 @@ class _Parser:
         scope = _Scope(None, "")
         for item in (*function.parameters, *function.results):
             scope.names[item.name] = item.name
+            if item.space == "reg":
+                function.registers[item.name] = f"b{8 * item.size}"
         self.block(function, scope)
         return function
 
@@ -253,9 +255,12 @@ class _Parser:
                 self.scopes += 1
                 self.block(function, _Scope(scope, f"~{self.scopes}"))
             elif token.kind == "name" and self.peek(1) == ":":
-                function.labels[scope.names[self.take()]] = len(function.body)
+                label = scope.names[self.take()]
+                function.labels[label] = len(function.body)
                 self.take(":")
-                if self.peek() in (".branchtargets", ".calltargets", ".callprototype"):
+                if self.accept(".branchtargets"):
+                    function.tables[label] = self.targets(scope)
+                elif self.peek() in (".calltargets", ".callprototype"):
                     self.skip_statement()
             elif token.text == ".reg":
                 self.registers(function, scope)
@@ -270,6 +275,11 @@ class _Parser:
                 self.skip_statement()
             else:
                 function.body.append(self.instruction(function, scope))
+
+    def targets(self, scope: _Scope) -> list[str]:
+        """Labels up to the end of the statement."""
+        listed = iter(self.take, ";")
+        return [scope.find(text) or text for text in listed if text != ","]
 
     def declare_labels(self, function: Function, scope: _Scope) -> None:
         """Labels of this scope, which branches may name before they stand."""

@@ -111,6 +111,7 @@ class Function:
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     directives: dict[str, list[int]] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)  # labels of each list of .branchtargets
 
 
 @dataclass
@@ -123,8 +124,10 @@ class Module:
 
 
 def is_barrier(ins: Instruction) -> bool:
-    """Whether lanes may have to wait at the end of `ins`: block-wide barriers."""
-    return ins.opcode[0] in ("bar", "barrier") and ins.opcode[1:2] != ("warp",) and "cluster" not in ins.opcode
+    """Whether lanes may have to wait at the end of `ins`: barriers of a block or a cluster."""
+    if ins.opcode[:2] == ("barrier", "cluster"):
+        return "wait" in ins.opcode
+    return ins.opcode[0] in ("bar", "barrier") and ins.opcode[1:2] != ("warp",)
 
 
 def pair(operand: Operand) -> tuple[Operand, Operand]:

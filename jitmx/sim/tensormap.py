@@ -36,7 +36,7 @@ class TensorMap:
         span: swizzle in bytes: 0, 32, 64 or 128.
 
     Raises:
-        SimulationError: what cuTensorMapEncodeTiled refuses.
+        SimulationError: what cuTensorMapEncodeTiled refuses, or is not simulated.
     """
 
     address: int
@@ -61,6 +61,9 @@ class TensorMap:
             f"a box row of {row} bytes must be a multiple of 16": row % 16 == 0,
             f"swizzle {self.span} must be 0, 32, 64 or 128": self.span in SPANS,
             f"a box row of {row} bytes must not exceed the swizzle of {self.span}": not self.span or row <= self.span,
+            f"a box row of {row} bytes is narrower than the swizzle of {self.span}, which is not simulated": (
+                not self.span or row >= self.span
+            ),
         }
         for rule, kept in rules.items():
             if not kept:

@@ -3,7 +3,7 @@
 The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked*
 form takes the mask `M` of active lanes and leaves the others as they are.
 
-A semantic module exports `HANDLERS`, a dict from the first part of an opcode to `handler(t, ins)`, which is called at
+A semantic module exports `HANDLERS`, a dict from the first part or two of an opcode to `handler(t, ins)`, called at
 translation time and emits Python with
 
     t.emit(line)                     one line of Python
@@ -16,9 +16,8 @@ translation time and emits Python with
     t.address(operand)               (expression of the uint64 addresses of all lanes, or of one for all; byte offset)
     t.line, t.full, t.error(text)    the PTX line; which form; a SimulationError that names the instruction
 
-`m` in generated code is the Machine. Lanes that are not active hold garbage: what reads them must not depend on it.
-Arrays that `t.read` names are registers, so a handler must not write into them. Values pass between lanes of a warp as
-`array.reshape(-1, 32)`: lane l of warp w is element [w, l].
+`m` in generated code is the Machine. Lanes that are not active hold garbage. Arrays that `t.read` names are registers,
+so a handler must not write into them. `array.reshape(-1, 32)` has lane l of warp w at [w, l].
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from jitmx.errors import SimulationError
+from jitmx.sim.flight import Watch, emit_check, watches
 from jitmx.sim.flow import Access, doubtful
 from jitmx.sim.program import EXIT, SET, Block, Program
 from jitmx.sim.ptx import (
@@ -45,6 +45,7 @@ from jitmx.sim.ptx import (
     Symbol,
     is_barrier,
 )
+from jitmx.sim.specials import FLAGS, WIDE
 
 Handler = Callable[["Translator", Instruction], None]
 
@@ -76,6 +77,7 @@ class Translator:
         self._labels: dict[str, int] = {}
         self.accesses: dict[int, list[Access]] = {}  # of each block, one for each instruction
         self._access = Access(set(), set(), False)
+        self.watches: dict[int, Watch] = {}
         self._quiet = False  # whether reads need no check that the register was set
         self.next = 0
 
@@ -148,7 +150,7 @@ class Translator:
         if isinstance(operand, Sink):
             self.emit(expression)
             return
-        target = self._target(operand, dtype)
+        target = self.target(operand, dtype)
         if self.mask == "None":
             self.emit(f"copyto({target}, {expression}, 'unsafe')")
         else:
@@ -158,14 +160,14 @@ class Translator:
         """Assign `function(*arguments)`, where `function` is a NumPy function whose result has `dtype`."""
         listed = ", ".join(arguments)
         if self.mask == "None" and isinstance(operand, Register) and self._same_width(operand.name, dtype):
-            self.emit(f"{function}({listed}, out={self._target(operand, dtype)})")
+            self.emit(f"{function}({listed}, out={self.target(operand, dtype)})")
         else:
             self.write(operand, f"{function}({listed})", dtype)
 
     def scatter(self, operand: Operand, expression: str, dtype: str) -> None:
         """Assign values of the active lanes only, in order, to a register."""
         if not isinstance(operand, Sink):
-            target = self._target(operand, dtype)
+            target = self.target(operand, dtype)
             if self.mask == "None":
                 self.emit(f"copyto({target}, {expression}, 'unsafe')")
             else:
@@ -186,7 +188,7 @@ class Translator:
     def width(self, name: str) -> int:
         """Bytes of a register."""
         if name.startswith("%") and name not in self.entry.registers:
-            return 8 if name in ("%clock64", "%globaltimer") else 4
+            return 8 if name in WIDE else 4
         return SIZES[self.entry.registers[name]]
 
     # Registers
@@ -200,16 +202,14 @@ class Translator:
         return (kind == "pred") == (dtype == "b1") and self.width(name) == int(dtype[1])
 
     def _register(self, name: str, dtype: str) -> str:
-        kind = self.entry.registers.get(name)
+        kind, key = self.entry.registers.get(name), name
         if kind is None:
             if not name.startswith("%"):
                 raise self.error(f"register {name} is not declared")
             self.program.specials.add(name)
-            stored = "u8" if self.width(name) == 8 else "u4"
-            key = name
+            stored = "b1" if name in FLAGS else "u8" if name in WIDE else "u4"
         else:
             stored = "b1" if kind == "pred" else _STORAGE[SIZES[kind]]
-            key = name
         self.program.registers[key] = stored
         if kind is not None and not self._quiet:
             self._access.reads.add(name)
@@ -232,10 +232,6 @@ class Translator:
         self.program.views[name] = key, dtype
         return name
 
-    def target(self, operand: Operand, dtype: str) -> str:
-        """The array of a register that the generated code itself will write, in place."""
-        return self._target(operand, dtype)
-
     def _flags(self, name: str) -> str:
         """The flags that tell which lanes have set a register."""
         self.program.registers[name + SET] = "b1"
@@ -253,7 +249,8 @@ class Translator:
             else:
                 self.emit(f"bitwise_or({self._flags(name)}, {self.mask}, {self._flags(name)})")
 
-    def _target(self, operand: Operand, dtype: str) -> str:
+    def target(self, operand: Operand, dtype: str) -> str:
+        """The array of a register that the generated code itself will write, in place."""
         if not isinstance(operand, Register) or operand.name not in self.entry.registers:
             raise self.error(f"{operand} cannot be written")
         self._access.writes.add(operand.name)
@@ -277,10 +274,11 @@ class Translator:
         self.full = False
         for block in blocks:
             block.masked = self._block(block)
-        self.program.tracked = doubtful(self.accesses, blocks, self._successors())
-        for block in blocks:
-            if self.program.tracked:
-                block.masked = self._block(block)
+        successors = self._successors()
+        self.program.tracked = doubtful(self.accesses, blocks, successors)
+        self.watches = watches(self.entry.body, blocks, self.accesses, successors)
+        for block in blocks if self.program.tracked or self.watches else ():
+            block.masked = self._block(block)
         self.full = True
         for block in blocks:
             block.full = self._block(block)
@@ -335,14 +333,14 @@ class Translator:
             if isinstance(source, Register) and source.name in self.entry.registers:
                 self._access.copy = source.name
             self._quiet = self._access.copy is not None or ins.opcode[0] == "wgmma"
-            ended = self._instruction(ins)
+            ended = self._instruction(ins, self.watches.get(i))
             self.accesses[block.index].append(self._access)
         if not ended:
             self.emit(f"return {self.next}")
         form = "full" if self.full else "masked"
         return f"def {form}(m, M, n):\n" + "\n".join(self._lines) + "\n"
 
-    def _instruction(self, ins: Instruction) -> bool:
+    def _instruction(self, ins: Instruction, watch: Watch | None) -> bool:
         """Emit one instruction; True where it ends its block."""
         self.emit(f"# {ins.line}: {ins.name}")
         self._predicated = False
@@ -351,7 +349,7 @@ class Translator:
             self.emit(f"P = {own}" if self.full else f"P = M & {own}")
         if ins.opcode[0] in _ENDS:
             return self._control(ins)
-        handler = self.handlers.get(ins.opcode[0])
+        handler = self.handlers.get(".".join(ins.opcode[:2])) or self.handlers.get(ins.opcode[0])
         if handler is None:
             raise self.error("the simulator does not know this instruction")
         if ins.predicate is not None:
@@ -359,6 +357,8 @@ class Translator:
             self.emit("if P.any():")
             self._indent += 1
         before = len(self._lines)
+        if watch is not None:
+            emit_check(self, watch)
         handler(self, ins)
         self._note_writes()
         if ins.predicate is not None:

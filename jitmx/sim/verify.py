@@ -62,7 +62,7 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
         if buffer.output:
             addresses.append(memory.allocate(buffer.data.nbytes, name))
         else:
-            addresses.append(memory.upload(buffer.data, name))
+            addresses.append(memory.upload(buffer.data, name, writable=buffer.scratch))
     report = simulate(
         ptx,
         (case.grid, 1, 1),
@@ -71,6 +71,7 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
         memory,
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,
+        cluster=case.cluster,
     )
     outputs = [
         memory.download(address, buffer.data.dtype, buffer.data.shape)

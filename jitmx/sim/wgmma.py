@@ -3,9 +3,8 @@
 Four consecutive warps compute D[64, N] = A[64, K] · B[K, N] + D; K is 32 bytes deep. Warp w holds rows 16w … 16w + 15,
 each laid out as for `mma`: register r of D is row g + 8·(r / 2 % 2), column 8·(r / 4) + 2t + r % 2.
 
-The product is computed when the instruction is issued, so a kernel that looks at its accumulators before it waits for
-them, or leaves out `wgmma.fence`, is not caught. Shared memory counts as being read until `wgmma.wait_group`: to write
-there before is a race.
+The product is computed when the instruction is issued. Its registers count as under way until `wgmma.wait_group`
+(jitmx.sim.flight), and shared memory as being read: to write there before is a race.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim import flight
 from jitmx.sim.inflight import Copies
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
 from jitmx.sim.ptx import Instruction, Register, Vector
@@ -191,6 +191,8 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     flags = (False if from_registers else bool(majors[0]), bool(majors[-1]))
     call = f"{t.const(_run)}(m, {t.mask}, {t.const(wanted)}, {emit_fragment(t, d)}, {left}, {t.read(b, 'u8')}, {scale}"
     write_fragment(t, d, f"{call}, {tuple(signs)}, {flags}, {t.line})")
+    accumulators, held = flight.operands_of(ins)
+    t.emit(f"{t.const(flight.START)}(m, {t.mask}, {t.const(accumulators)}, {t.const(held)}, {t.line})")
 
 
 def _commit(m: Machine, mask: Any, line: int) -> None:
@@ -209,10 +211,14 @@ def _wgmma(t: Translator, ins: Instruction) -> None:
         raise t.error("it is not known")
     elif verb == "fence":
         emit_check(t)
+        t.emit(f"{t.const(flight.FENCE)}(m, {t.mask})")
     elif verb == "commit_group":
         t.emit(f"{t.const(_commit)}(m, {t.mask}, {t.line})")
+        t.emit(f"{t.const(flight.COMMIT)}(m, {t.mask})")
     else:
-        t.emit(f"{t.const(_wait)}(m, {t.mask}, {immediate(t, ins.operands[0])}, {t.line})")
+        count = immediate(t, ins.operands[0])
+        t.emit(f"{t.const(_wait)}(m, {t.mask}, {count}, {t.line})")
+        t.emit(f"{t.const(flight.WAIT)}(m, {t.mask}, {count})")
 
 
 HANDLERS: dict[str, Handler] = {"wgmma": _wgmma}

@@ -273,7 +273,111 @@ def _copies() -> list[Snippet]:
         custom("cp_async", "int", names,
                 "__shared__ __align__(16) u64 tile[512]; u64* mine = tile + 2u * threadIdx.x;" + "".join(parts)),
         custom("bulk_copy", "int", ["to shared", "to shared again", "to global"], bulk),
+        custom("cp_async_arrive", "int", ["own", "another's"], _INIT.format(count=256) + """
+    __shared__ __align__(16) u64 tile[512];
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+      :: "r"(address(tile + 2u * threadIdx.x)), "l"(xs + (i & ~1u)) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(bar) : "memory");
+    """ + _WAIT.format(phase=0) + """
+    PUT(0, tile[2u * threadIdx.x]); PUT(1, tile[2u * ((threadIdx.x + 37u) % 256u) + 1u]);
+    """),
     ]  # fmt: skip
 
 
-SNIPPETS = {item.name: item for make in (_warp, _atomics, _matrices, _products, _copies) for item in make()}
+_INIT = """
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = address(&barrier);
+    if (threadIdx.x == 0u) {{
+      asm volatile("mbarrier.init.shared.b64 [%0], {count};" :: "r"(bar) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }}
+    __syncthreads();
+"""
+_WAIT = """
+    asm volatile("{{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], {phase}; "
+      "@!p bra again; }}" :: "r"(bar) : "memory");
+"""
+_CLUSTER = """
+    u32 rank, size, far;
+    asm volatile("mov.u32 %0, %%cluster_ctarank; mov.u32 %1, %%cluster_nctarank;" : "=r"(rank), "=r"(size));
+    const u32 next = (rank + 1u) % size;
+    #define CLUSTER_SYNC(arrive) asm volatile("barrier.cluster.arrive" arrive ".aligned; " \
+      "barrier.cluster.wait.acquire.aligned;" ::: "memory")
+    #define FAR(local, who) asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(local), "r"(who))
+"""
+
+
+def _clusters() -> list[Snippet]:
+    reads = _CLUSTER + """
+    __shared__ __align__(16) u64 tile[512];
+    __shared__ u32 sums[2];
+    tile[threadIdx.x] = x;
+    if (threadIdx.x < 2u) sums[threadIdx.x] = 0u;
+    CLUSTER_SYNC(".release");
+    u64 r, s;
+    FAR(address(tile + threadIdx.x), next);
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(r) : "r"(far) : "memory"); PUT(0, r);
+    const u64* generic;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(generic) : "l"(tile), "r"((rank + 2u) % size));
+    PUT(1, generic[(threadIdx.x * 5u + 3u) % 256u]);
+    FAR(address(tile + 256u + (threadIdx.x & ~1u)), next);
+    if (threadIdx.x % 2u == 0u)
+      asm volatile("st.shared::cluster.v2.u64 [%0], {%1, %2};" :: "r"(far), "l"(y), "l"(z) : "memory");
+    FAR(address(sums), 0u);
+    asm volatile("red.shared::cluster.add.u32 [%0], %1;" :: "r"(far), "r"((u32)x) : "memory");
+    asm volatile("atom.shared::cluster.xor.b32 %0, [%1+4], %2;" : "=r"(size) : "r"(far), "r"((u32)y) : "memory");
+    CLUSTER_SYNC("");
+    PUT(2, tile[256u + threadIdx.x]); PUT(3, generic[0] ^ rank);
+    asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(rank), "=r"(size) : "r"(far) : "memory");
+    PUT(4, rank); PUT(5, size);
+    u32 of; asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(of) : "r"(far)); PUT(6, of);
+    asm volatile("mov.u32 %0, %%clusterid.x; mov.u32 %1, %%nclusterid.x;" : "=r"(of), "=r"(size));
+    PUT(7, of * 100u + size);
+    CLUSTER_SYNC(".release");
+    """
+    sends = _INIT.format(count=257) + _CLUSTER + """
+    __shared__ __align__(128) u64 words[256], pairs[512], source[256], copied[256], many[256];
+    __shared__ u32 sum;
+    source[threadIdx.x] = z;
+    if (threadIdx.x == 0u) {
+      sum = 7u;
+      // From the other block: 24 bytes and 4 of a sum from each thread, 2 KiB; 1 KiB from each block for both.
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 11264;" :: "r"(bar) : "memory");
+    }
+    asm volatile("fence.proxy.async;" ::: "memory");
+    CLUSTER_SYNC(".release");
+    u32 told;
+    FAR(bar, next);
+    told = far;
+    #define REPORTS ".shared::cluster.mbarrier::complete_tx::bytes"
+    FAR(address(words + threadIdx.x), next);
+    asm volatile("st.async.weak" REPORTS ".b64 [%0], %1, [%2];" :: "r"(far), "l"(x), "r"(told) : "memory");
+    FAR(address(pairs + 2u * threadIdx.x), next);
+    asm volatile("st.async.weak" REPORTS ".v2.b64 [%0], {%1, %2}, [%3];"
+      :: "r"(far), "l"(y), "l"(x), "r"(told) : "memory");
+    FAR(address(&sum), next);
+    asm volatile("red.async.relaxed.cluster" REPORTS ".add.u32 [%0], %1, [%2];"
+      :: "r"(far), "r"((u32)y), "r"(told) : "memory");
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(told) : "memory");
+    if (threadIdx.x == 0u) {
+      FAR(address(copied), next);
+      asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 2048, [%2];"
+        :: "r"(far), "r"(address(source)), "r"(told) : "memory");
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1], 1024, [%2], %3;" :: "r"(address(many + 128u * rank)), "l"(ys + blockIdx.x * 256u), "r"(bar),
+        "h"((unsigned short)3) : "memory");
+    }
+    """ + _WAIT.format(phase=0) + """
+    PUT(0, words[threadIdx.x]); PUT(1, pairs[2u * threadIdx.x] ^ (pairs[2u * threadIdx.x + 1u] << 1)); PUT(2, sum);
+    PUT(3, copied[threadIdx.x]); PUT(4, many[threadIdx.x]);
+    CLUSTER_SYNC(".release");
+    """
+    return [
+        custom("cluster", "int", ["next", "generic", "stored", "kept", "added", "combined", "rank", "numbers"], reads,
+               cluster=4, blocks=8),
+        custom("cluster_async", "int", ["st.async", "st.async.v2", "red.async", "copied", "multicast"],
+               sends, cluster=2),
+    ]  # fmt: skip
+
+
+SNIPPETS = {item.name: item for make in (_warp, _atomics, _matrices, _products, _copies, _clusters) for item in make()}

@@ -27,6 +27,7 @@ class Snippet:
     Attributes:
         inputs: what the words hold: "int", "small", or a float format.
         results: what each result word is called and how it is compared.
+        cluster: blocks of a cluster; the kernel itself says so.
         tolerance: largest difference of floats; 0 where each is rounded once.
     """
 
@@ -36,6 +37,7 @@ class Snippet:
     results: tuple[tuple[str, str], ...]
     threads: int = 256
     blocks: int = 4
+    cluster: int = 1
     tolerance: float = 0.0
 
 
@@ -44,7 +46,8 @@ typedef unsigned long long u64;
 typedef unsigned u32;
 #define PUT(k, v) out[(k) * {count}u + i] = (u64)(v)
 __device__ __forceinline__ u32 address(const void* p) {{ return (u32)__cvta_generic_to_shared(p); }}
-extern "C" __global__ void __launch_bounds__({threads}) snippet(
+{before}
+extern "C" __global__ void {cluster} __launch_bounds__({threads}) snippet(
     const u64* __restrict__ xs, const u64* __restrict__ ys, const u64* __restrict__ zs, u64* out) {{
   const u32 i = blockIdx.x * {threads}u + threadIdx.x, lane = threadIdx.x % 32u;
   const u64 x = xs[i], y = ys[i], z = zs[i];
@@ -65,10 +68,13 @@ _SIGNS = ("s32", "u32", "s64", "u64", "s16", "u16")
 _LETTER = {"32": "", "64": "l", "16": "h"}
 
 
-def custom(name: str, inputs: str, results: Iterable[str | tuple[str, str]], body: str, **more: Any) -> Snippet:
-    """A kernel whose body has x, y, z, i and lane, and gives results with PUT(k, value)."""
-    threads, blocks = more.get("threads", 256), more.get("blocks", 4)
-    source = _KERNEL.format(count=threads * blocks, threads=threads, body=body)
+def custom(
+    name: str, inputs: str, results: Iterable[str | tuple[str, str]], body: str, before: str = "", **more: Any
+) -> Snippet:
+    """A kernel whose body has x, y, z, i and lane, and gives results with PUT(k, value); `before` stands before it."""
+    threads, blocks, cluster = more.get("threads", 256), more.get("blocks", 4), more.get("cluster", 1)
+    clusters = f"__cluster_dims__({cluster}, 1, 1)" if cluster > 1 else ""
+    source = _KERNEL.format(count=threads * blocks, threads=threads, body=body, before=before, cluster=clusters)
     listed = tuple((item, "bits") if isinstance(item, str) else item for item in results)
     return Snippet(name, source, inputs, listed, **more)
 
@@ -109,11 +115,28 @@ def _integers() -> list[Snippet]:
     carry = [
         "add.cc.u32 d, a, b; addc.u32 d, c, 0",
         "sub.cc.u32 d, a, b; subc.u32 d, c, 0",
+        "sub.cc.s32 d, a, b; subc.cc.s32 d, d, c; subc.s32 d, a, c",
+        "add.cc.u64 dl, al, bl; addc.u64 dl, cl, al",
+        "sub.cc.s64 dl, al, bl; subc.s64 dl, cl, al",
+        "mad.lo.cc.u32 d, a, b, c; madc.hi.u32 d, a, b, c",
+        "mad.lo.cc.s32 d, a, b, c; madc.hi.cc.s32 d, a, b, c; addc.s32 d, d, a",
+        "mad.hi.cc.u32 d, a, b, c; addc.u32 d, a, c",
+        "mad.lo.cc.u64 dl, al, bl, cl; madc.hi.u64 dl, al, bl, cl",
     ]
+    flagged = [
+        f"setp.lt.u32 q, a, c; lop3.{how}.b32 d|p, a, b, c, {table:#x}, q; selp.u32 e, 1, 0, p; xor.b32 d, d, e"
+        for how in ("or", "and") for table in (0x80, 0x96, 0x01)
+    ]  # fmt: skip
+    jump = (
+        "rem.u32 d, a, 3; ways: .branchtargets one, two, three; brx.idx d, ways; one: mov.u32 d, b; bra out; "
+        "two: mov.u32 d, c; bra out; three: mov.u32 d, a; out: xor.b32 d, d, c"
+    )
     return [
         _asm("add", "int", "bits", *_form("add", "ab", _SIGNS)),
         _asm("add_saturated", "int", "bits", "add.sat.s32 d, a, b", "sub.sat.s32 d, a, b"),
         _asm("carry", "int", "bits", *carry),
+        _asm("lop3_flagged", "int", "bits", *flagged),
+        _asm("jump_table", "int", "bits", jump),
         _asm("sub", "int", "bits", *_form("sub", "ab", _SIGNS)),
         _asm("mul_lo", "int", "bits", *_form("mul.lo", "ab", _SIGNS)),
         _asm("mul_hi", "int", "bits", *_form("mul.hi", "ab", _SIGNS)),
@@ -187,6 +210,14 @@ def _floats() -> list[Snippet]:
         _asm("compare_f32", "f32", "bits", *compare, *tests),
         _asm("f64", "f64", "f64", "fma.rn.f64 dl, al, bl, cl", "add.rn.f64 dl, al, bl", "mul.rn.f64 dl, al, bl",
              "min.f64 dl, al, bl", "max.f64 dl, al, bl", "div.rn.f64 dl, al, bl", "sqrt.rn.f64 dl, al"),
+        *(_asm(f"{name}_f64", "f64", "f64", *(f"{name}.{r}.f64 dl, {sources}" for r in _ROUNDINGS))
+          for name, sources in (("add", "al, bl"), ("sub", "al, bl"), ("mul", "al, bl"), ("div", "al, bl"),
+                                ("fma", "al, bl, cl"), ("sqrt", "al"), ("rcp", "al"))),
+        *(_asm(f"set_{kind}", kind, "bits", *(f"set.{h}.{to}.{kind}x2 d, a, b" for h in ("lt", "eq", "neu", "num")
+               for to in (f"{kind}x2", "u32")), *(f"set.{h}.{to}.{kind} d{w}, ah, bh" for h in ("ge", "ltu", "nan")
+               for to, w in ((kind, "h"), ("u32", ""))),
+               f"setp.lt.u32 p, a, b; set.gt.xor.{kind}x2.{kind}x2 d, b, c, p")
+          for kind in ("f16", "bf16")),
     ]  # fmt: skip
     for kind, r, s in (("f16", "dh", "h"), ("f16x2", "d", ""), ("bf16", "dh", "h"), ("bf16x2", "d", "")):
         two, three = f"{r}, a{s}, b{s}", f"{r}, a{s}, b{s}, c{s}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +25,7 @@ from jitmx.runtime import driver
 from jitmx.runtime.launch import Launcher
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import TensorMap
 from jitmx.toolchain import nvrtc
 
 Array = npt.NDArray[Any]
@@ -58,26 +60,31 @@ def simulated(snippet: Snippet, words: Sequence[Array], shape: tuple[int, int]) 
     return memory.download(out, np.dtype(np.uint64), shape)
 
 
-def launched(snippet: Snippet, words: Sequence[Array], shape: tuple[int, int]) -> Array:
+def launch_on_card(source: str, entry: str, blocks: int, threads: int, parameters: Sequence[Any]) -> None:
+    """Compile and run a kernel; `parameters` are ctypes values."""
     from jitmx.toolchain import cupy_cache
 
     cupy_cache.ensure()
     from cupy.cuda.function import Module
 
-    tensors = [on_card(array) for array in words]
-    out = torch.full((shape[0] * shape[1] * 8,), POISON, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     module = Module()
-    module.load(nvrtc.compile(snippet.source, nvrtc.options(TARGET)).image)
-    function = module.get_function(ENTRY)
-    values = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*tensors, out)]
-    parameters = (ctypes.c_void_p * 4)(*map(ctypes.addressof, values))
-    config = driver.LaunchConfig(snippet.blocks, 1, 1, snippet.threads, 1, 1, 0, None, None, 0)
+    module.load(nvrtc.compile(source, nvrtc.options(TARGET)).image)
+    function = module.get_function(entry)
+    listed = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
+    config = driver.LaunchConfig(blocks, 1, 1, threads, 1, 1, 0, None, None, 0)
     code = driver.library().cuLaunchKernelEx(
-        ctypes.byref(config), ctypes.c_void_p(int(function.ptr)), ctypes.byref(parameters), None
+        ctypes.byref(config), ctypes.c_void_p(int(function.ptr)), ctypes.byref(listed), None
     )
-    driver.check(code, f"launching {snippet.name}")
+    driver.check(code, f"launching {entry}")
     torch.cuda.synchronize()
+
+
+def launched(snippet: Snippet, words: Sequence[Array], shape: tuple[int, int]) -> Array:
+    tensors = [on_card(array) for array in words]
+    out = torch.full((shape[0] * shape[1] * 8,), POISON, dtype=torch.uint8, device="cuda")
+    values = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*tensors, out)]
+    launch_on_card(snippet.source, ENTRY, snippet.blocks, snippet.threads, values)
     return out.cpu().numpy().view(np.uint64).reshape(shape)
 
 
@@ -134,7 +141,8 @@ def outputs_on_card(case: Case, variant: Variant) -> list[Array]:
     ]
     remaining = iter(tensors)
     arguments = [next(remaining).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
-    launcher = Launcher(variant, 0, blocks=case.grid, shared_bytes=case.shared_bytes, layout=case.layout, pdl=False)
+    geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
+    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False)
     torch.cuda.synchronize()
     launcher(torch.cuda.current_stream().cuda_stream, *arguments)
     torch.cuda.synchronize()
@@ -150,7 +158,9 @@ def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
     memory = Memory()
     buffers = [item for item in case.arguments if isinstance(item, Buffer)]
     addresses = [
-        memory.allocate(item.data.nbytes, f"argument {k}") if item.output else memory.upload(item.data, f"argument {k}")
+        memory.allocate(item.data.nbytes, f"argument {k}")
+        if item.output
+        else memory.upload(item.data, f"argument {k}", writable=item.scratch)
         for k, item in enumerate(buffers)
     ]
     simulate(
@@ -161,6 +171,7 @@ def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
         memory,
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,
+        cluster=case.cluster,
     )
     return [
         memory.download(address, buffer.data.dtype, buffer.data.shape)
@@ -195,3 +206,130 @@ def test_a_kernel_gives_in_the_simulator_what_it_gives_on_the_card(name: str) ->
             else:
                 difference = beyond_one_place(found, wanted)
                 assert difference <= 1e-3, f"{case.name}: output {k} differs by {difference:.3g}"
+
+
+# Tensor copies, through maps of the driver on the card and of the simulator's own in the simulator
+
+TENSOR_COPY = """
+typedef unsigned u32; typedef unsigned long long u64;
+struct __align__(64) Map {{ u64 words[16]; }};
+extern "C" __global__ void __launch_bounds__(128) tensor_copy(
+    const __grid_constant__ Map source, const __grid_constant__ Map target, u32* out, int x, int y, int z) {{
+  __shared__ __align__(1024) u32 tile[{words}];
+  __shared__ __align__(8) u64 barrier;
+  const u32 at = (u32)__cvta_generic_to_shared(tile), bar = (u32)__cvta_generic_to_shared(&barrier);
+  for (u32 i = threadIdx.x; i < {words}u; i += 128u) tile[i] = 0x5a5a5a5au;
+  if (threadIdx.x == 0u) {{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }}
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0u) {{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], {size};" :: "r"(bar) : "memory");
+    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {{{load}}}], [%2];" :: "r"(at), "l"(&source), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
+  }}
+  asm volatile("{{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }}"
+    :: "r"(bar) : "memory");
+  for (u32 i = threadIdx.x; i < {words}u; i += 128u) out[i] = tile[i];
+  __syncthreads();
+  if (threadIdx.x == 0u) {{
+    asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%0, {{{store}}}], [%1];"
+      :: "l"(&target), "r"(at), "r"(x + 1), "r"(y + 2), "r"(z - 1) : "memory");
+    asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tensor and a box of it: elements along each dimension, bytes of an element, swizzle."""
+
+    sizes: tuple[int, ...]
+    box: tuple[int, ...]
+    item: int
+    span: int
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between rows and planes, which have gaps after them."""
+        row = -(-self.sizes[0] * self.item // 16) * 16 + 16
+        return (row, row * (self.sizes[1] + 1))[: len(self.sizes) - 1]
+
+    @property
+    def extent(self) -> int:
+        """Bytes of the tensor, gaps included."""
+        return self.strides[-1] * (self.sizes[-1] + 1)
+
+    @property
+    def source(self) -> str:
+        rank, size = len(self.sizes), int(np.prod(self.box)) * self.item
+        load, store = (", ".join(f"%{first + k}" for k in range(rank)) for first in (3, 2))
+        return TENSOR_COPY.format(words=size // 4 + 64, size=size, rank=rank, load=load, store=store)
+
+    def map(self, address: int) -> TensorMap:
+        """The simulator's map."""
+        return TensorMap(address, self.item, self.sizes, self.strides, self.box, self.span)
+
+    def encoded(self, address: int) -> Any:
+        """The driver's map, 64-byte aligned as it demands."""
+        room = ctypes.create_string_buffer(192)
+        aligned = (ctypes.c_uint64 * 16).from_buffer(room, -ctypes.addressof(room) % 64)
+        rank = len(self.sizes)
+        code = driver.library().cuTensorMapEncodeTiled(
+            ctypes.byref(aligned),
+            ctypes.c_int({1: 0, 2: 1, 4: 2, 8: 4}[self.item]),  # unsigned integers of that size
+            ctypes.c_uint32(rank),
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*self.sizes),
+            (ctypes.c_uint64 * (rank - 1))(*self.strides),
+            (ctypes.c_uint32 * rank)(*self.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            ctypes.c_int(0),
+            ctypes.c_int({0: 0, 32: 1, 64: 2, 128: 3}[self.span]),
+            ctypes.c_int(0),
+            ctypes.c_int(0),
+        )
+        driver.check(code, "cuTensorMapEncodeTiled")
+        return aligned
+
+
+BOXES = {
+    **{f"2d-{span}-{item}": Box((100, 50), ((span or 96) // item, 24), item, span)
+       for span in (0, 32, 64, 128) for item in (1, 2)},
+    **{f"3d-{span}-{item}": Box((70, 9, 5), ((span or 48) // item, 5, 3), item, span)
+       for span in (0, 32, 64, 128) for item in (2, 4)},
+    "2d-64-8": Box((33, 20), (8, 16), 8, 64),
+}  # fmt: skip
+CORNERS = ((0, 0, 0), (8, 3, 1), (-5, -2, -1), (64, 40, 3), (97, 6, 4), (300, 0, 0), (0, -40, 0))
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_a_tensor_copy_moves_in_the_simulator_what_it_moves_on_the_card(name: str) -> None:
+    box = BOXES[name]
+    rng = np.random.default_rng()
+    content = rng.integers(0, 256, box.extent, np.uint8)
+    words = int(np.prod(box.box)) * box.item // 4 + 64
+    ptx = nvrtc.compile_ptx(box.source, nvrtc.options(TARGET))
+    for corner in CORNERS:
+        held = on_card(content)
+        written = torch.full((box.extent,), POISON, dtype=torch.uint8, device="cuda")
+        out = torch.full((words * 4,), POISON, dtype=torch.uint8, device="cuda")
+        maps = [box.encoded(tensor.data_ptr()) for tensor in (held, written)]
+        numbers = [ctypes.c_int(value) for value in corner]
+        launch_on_card(box.source, "tensor_copy", 1, 128, [*maps, ctypes.c_void_p(out.data_ptr()), *numbers])
+        memory = Memory()
+        source = memory.upload(content, "source")
+        target = memory.upload(np.full(box.extent, POISON, np.uint8), "target", writable=True)
+        place = memory.allocate(words * 4, "out")
+        arguments = box.map(source).encode() + box.map(target).encode() + struct.pack("@P3i", place, *corner)
+        simulate(ptx, (1, 1, 1), (128, 1, 1), arguments, memory)
+        for what, card, simulator in (
+            ("shared memory", out, memory.download(place, np.uint8, (words * 4,))),
+            ("the tensor", written, memory.download(target, np.uint8, (box.extent,))),
+        ):
+            found = card.cpu().numpy()
+            differ = np.flatnonzero(found != simulator)
+            assert not differ.size, f"at {corner}: {differ.size} bytes of {what} differ, the first at {differ[0]}"

@@ -284,3 +284,51 @@ def test_an_unknown_instruction_is_named_before_anything_runs() -> None:
         evaluate("frobnicate.u32 z, a, a;", np.zeros(1, "u4"))
     with pytest.raises(SimulationError, match=r"add\.cromulent\.u32: \.cromulent is not known"):
         evaluate("add.cromulent.u32 z, a, a;", np.zeros(1, "u4"))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_products_carry_into_the_words_above(bits: int) -> None:
+    """a·b + c, with c two words, as mad.lo.cc and madc.hi.cc make it; the carry out comes last."""
+    a, b, c = (words(bits, 2000, seed) for seed in (5, 6, 7))
+    body = f"""mad.lo.cc.u{bits} {{x}}, a, b, c; madc.hi.cc.u{bits} {{y}}, a, b, c; addc.u{bits} {{w}}, 0, 0;"""
+    names = {"x": "r1", "y": "r2", "w": "r3"} if bits == 32 else {"x": "d1", "y": "d2", "w": "d3"}
+    want = [x * y + (z << bits | z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)]
+    for place, name in enumerate(names.values()):
+        text = body.format(**names) + f"mov.b{bits} z, {name};"
+        got = evaluate(text, a, b, c, result=f"u{bits // 8}")
+        assert got.tolist() == [value >> bits * place & (1 << bits) - 1 for value in want]
+
+
+def test_lop3_tells_whether_any_bit_is_set() -> None:
+    a, b = words(32, 500, 8) & np.uint32(3), words(32, 500, 9) & np.uint32(3)
+    for how, combine in (("or", np.logical_or), ("and", np.logical_and)):
+        body = f"setp.eq.u32 p2, a, 2; lop3.{how}.b32 r1|p1, a, b, 0, 0xC0, p2; selp.u32 z, 64, 0, p1; or.b32 z, z, r1;"
+        want = np.where(combine(a & b != 0, a == 2), 64, 0) | a & b
+        np.testing.assert_array_equal(evaluate(body, a, b), want)
+    np.testing.assert_array_equal(
+        evaluate("setp.eq.u32 p2, a, 9; lop3.or.b32 _|p1, a, b, 0, 0xC0, p2; selp.u32 z, 1, 0, p1;", a, b), a & b != 0
+    )
+
+
+def test_set_writes_the_truth_of_its_result_type() -> None:
+    a, b = words(32, 300, 10) & np.uint32(7), words(32, 300, 11) & np.uint32(7)
+    for kind, true in (("u32", 0xFFFFFFFF), ("s32", 0xFFFFFFFF), ("f32", 0x3F800000)):
+        np.testing.assert_array_equal(evaluate(f"set.lt.{kind}.u32 z, a, b;", a, b), np.where(a < b, true, 0))
+    both = np.where((a < b) ^ (a == 3), 0xFFFFFFFF, 0)
+    np.testing.assert_array_equal(evaluate("setp.eq.u32 p1, a, 3; set.lt.xor.u32.u32 z, a, b, p1;", a, b), both)
+
+
+@pytest.mark.parametrize(("kind", "true"), [("f16x2", 0x3C00), ("bf16x2", 0x3F80), ("u32", 0xFFFF)])
+def test_packed_comparisons_write_a_half_each(kind: str, true: int) -> None:
+    source = "f16x2" if kind == "u32" else kind
+    rng = np.random.default_rng(12)
+    one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}[source]
+    halves = rng.choice(np.array([0, 0x8000, one, one | 0x8000, 0x7FFF], "u2"), (2, 800))  # 0, -0, 1, -1, NaN
+    a, b = halves.view("u4")
+    order = {0: 0.0, 0x8000: 0.0, one: 1.0, one | 0x8000: -1.0, 0x7FFF: np.nan}
+    x, y = (np.array([order[int(code)] for code in row]) for row in halves)
+    for how, holds in (("lt", x < y), ("eq", x == y), ("neu", ~(x == y)), ("num", ~np.isnan(x + y))):
+        got = evaluate(f"set.{how}.{kind}.{source} z, a, b;", a, b).view("u2")
+        np.testing.assert_array_equal(got, np.where(holds, true, 0))
+    also = evaluate(f"setp.eq.u32 p1, a, b; set.lt.and.{kind}.{source} z, a, b, p1;", a, b).view("u2")
+    np.testing.assert_array_equal(also, np.where((x < y) & np.repeat(a == b, 2), true, 0))

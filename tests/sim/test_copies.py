@@ -83,6 +83,7 @@ def test_a_tensor_map_survives_its_encoding() -> None:
     [
         ({"box": (65, 8)}, "multiple of 16"),
         ({"span": 64}, "must not exceed the swizzle"),
+        ({"span": 128, "box": (32, 8)}, "narrower than the swizzle"),
         ({"strides": (200,)}, "strides"),
         ({"address": 4100}, "address"),
         ({"box": (8, 257)}, "1 to 256"),
@@ -134,6 +135,7 @@ setp.ne.u32 %p1, %r1, 0;
 INIT = """
 @%p1 bra ready;
 mbarrier.init.shared::cta.b64 [%r3], 1;
+fence.mbarrier_init.release.cluster;
 ready:
 bar.sync 0;
 """
@@ -191,6 +193,13 @@ def test_a_wait_for_more_bytes_than_come_is_an_error_and_not_a_hang() -> None:
         launch(kernel(START + INIT + short + WAIT + OUT, "in out"), 64, source, target, memory=memory)
 
 
+def test_an_mbarrier_that_is_not_fenced_for_copies_is_an_error() -> None:
+    memory, _, source, target = buffers(64)
+    body = START + INIT.replace("fence.mbarrier_init.release.cluster;", "") + BULK + WAIT + OUT
+    with pytest.raises(SimulationError, match=r"without fence\.mbarrier_init"):
+        launch(kernel(body, "in out"), 64, source, target, memory=memory)
+
+
 def test_an_mbarrier_that_nobody_initialised_is_named() -> None:
     memory, _, source, target = buffers()
     with pytest.raises(SimulationError, match="no mbarrier"):
@@ -246,6 +255,25 @@ def test_stores_reach_a_bulk_store_only_past_a_proxy_fence() -> None:
     body = START + FILL.replace("fence.proxy.async.shared::cta;", "") + "cp.async.bulk.wait_group 0;\nsent:\n"
     with pytest.raises(SimulationError, match=r"without fence\.proxy\.async"):
         launch(kernel(body, "in out"), 64, source, target, memory=memory)
+
+
+def test_a_thread_that_ends_before_its_bulk_store_has_read_is_an_error() -> None:
+    memory, _, source, target = buffers()
+    with pytest.raises(SimulationError, match=r"ends without cp\.async\.bulk\.wait_group"):
+        launch(kernel(START + FILL + "sent:\n", "in out"), 64, source, target, memory=memory)
+
+
+@pytest.mark.parametrize("fence", ["", *(f"fence.proxy.async{space};" for space in ("", ".global", ".shared::cta"))])
+def test_stores_to_global_memory_reach_a_bulk_copy_only_past_a_proxy_fence(fence: str) -> None:
+    memory, _, _, target = buffers(64)
+    source = memory.allocate(256)
+    store = "shl.b32 %r4, %r1, 2;\ncvt.u64.u32 %x1, %r4;\nadd.u64 %x1, %in, %x1;\nst.global.u32 [%x1], %r1;\n"
+    source_text = kernel(START + store + fence + INIT + BULK + WAIT + OUT, "in out")
+    if "shared" in fence or not fence:
+        with pytest.raises(SimulationError, match=r"reads global memory through .* without fence\.proxy\.async"):
+            launch(source_text, 64, source, target, memory=memory)
+    else:
+        launch(source_text, 64, source, target, memory=memory)
 
 
 def test_a_source_that_is_overwritten_before_the_store_has_read_it_races() -> None:
@@ -316,6 +344,24 @@ def test_cp_async_arrives_at_an_mbarrier() -> None:
     start = INIT.replace("[%r3], 1", "[%r3], 64")
     arrive = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r3];\n"
     body = START + start + ASYNC.format(size="") + arrive + WAIT + NEIGHBOUR
+    launch(kernel(body, "in out"), 64, source, target, memory=memory)
+    np.testing.assert_array_equal(memory.download(target, np.uint32, (256,)), data)
+
+
+def test_an_mbarrier_that_copies_arrive_at_orders_even_their_own_thread() -> None:
+    memory, _, source, target = buffers(256)
+    start = INIT.replace("[%r3], 1", "[%r3], 64")
+    arrive = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r3];\n"
+    body = START + start + ASYNC.format(size="") + arrive + NEIGHBOUR.replace("%r1, 33", "%r1, 0")
+    with pytest.raises(SimulationError, match="an asynchronous operation has written"):
+        launch(kernel(body, "in out"), 64, source, target, memory=memory)
+
+
+def test_arrivals_of_copies_that_are_not_counted_leave_those_of_threads() -> None:
+    memory, data, source, target = buffers(256)
+    start = INIT.replace("[%r3], 1", "[%r3], 64")
+    both = "cp.async.mbarrier.arrive.shared::cta.b64 [%r3];\nmbarrier.arrive.shared::cta.b64 _, [%r3];\n"
+    body = START + start + ASYNC.format(size="") + both + WAIT + NEIGHBOUR
     launch(kernel(body, "in out"), 64, source, target, memory=memory)
     np.testing.assert_array_equal(memory.download(target, np.uint32, (256,)), data)
 

@@ -50,3 +50,9 @@ def test_hints_change_no_value() -> None:
 def test_an_unknown_hint_is_named(text: str) -> None:
     with pytest.raises(SimulationError, match=text.split(".")[0]):
         run(text + "\n")
+
+
+@pytest.mark.parametrize("count", [16, 250, 264])
+def test_a_register_count_that_hardware_lacks_is_an_error(count: int) -> None:
+    with pytest.raises(SimulationError, match=f"setmaxnreg.* {count} registers"):
+        run(f"setmaxnreg.dec.sync.aligned.u32 {count};\n")

@@ -91,7 +91,7 @@ def test_scopes_have_registers_and_labels_of_their_own() -> None:
         ("add.u32 h0, h0, h0;", "narrower than 32 bits"),
         ("mov.u32 r0, #;", "no token starts at '#;"),
         ("mov.u32 r0, %nonsense;", "special register %nonsense is not known"),
-        ("call.uni f, ();", r"call\.uni: the simulator does not know this instruction"),
+        ("call.uni f, ();", r"call\.uni: function f has no body in this PTX"),
     ],
 )
 def test_text_that_is_not_understood_is_an_error(text: str, message: str) -> None:

@@ -259,7 +259,7 @@ def test_wgmma_by_three_warps_is_an_error() -> None:
     [
         "cvt.rn.e9m9x2.f32 %h1, %f1, %f2;",
         "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%x0, %x1}, {%x2}, {%x3}, {%x0, %x1};",
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r2], 16, [%r3];",
+        "cp.async.bulk.global.global.mbarrier::complete_tx::bytes [%x1], [%x2], 16, [%r3];",
         "mbarrier.arrive.shared::cta.unheard.b64 _, [%r1];",
         "ldmatrix.sync.aligned.m8n8.x8.shared.b16 {%r1}, [%r2];",
     ],
