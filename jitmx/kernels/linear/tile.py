@@ -1,0 +1,281 @@
+"""`linear.tile`: any number of rows of X on every target; m16n8k16 tensor cores, X in a ring in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
+from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
+from jitmx.kernels.linear.tile_cost import Shape, microseconds
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
+COLUMN = 8  # tokens of an MMA
+
+
+@dataclass(frozen=True)
+class TileKnobs(Knobs):
+    """Compile-time choices of `linear.tile`."""
+
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
+    bias: bool = knob(False, doc="add a bias of n values")
+    residual: bool = knob(False, doc="add [m, n] values, before Y is rounded")
+    weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word; swizzle with mxfp8")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")
+    tile_n: int = knob(128, choices=tuple(range(16, 257, 16)), doc="rows of W a block")
+    tile_m: int = knob(128, choices=tuple(range(8, 129, 8)), doc="rows of X a block")
+    tile_k: int = knob(64, choices=(64, 128, 256), doc="columns of X and W a stage")
+    warps_n: int = knob(4, low=1, high=8, doc="warps that share tile_n")
+    warps_m: int = knob(2, low=1, high=4, doc="warps that share tile_m")
+    stages: int = knob(4, low=3, high=8, doc="stages of the ring")
+    fetch: str = knob(
+        "early", choices=("early", "late"), doc="start the copies of a stage before a stage's last block, or after it"
+    )
+    split_k: int = knob(1, low=1, high=16, doc="blocks that share a tile, each with a slice of k")
+    group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of tokens that take turns at a tile of weights")
+    blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that must fit a multiprocessor: caps registers")
+    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+
+
+def stage_bytes(knobs: TileKnobs) -> int:
+    """Shared memory of one stage of the ring."""
+    packed = MXFP8_TILE_BYTES if knobs.weight == "mxfp8" else TILE_BYTES
+    return knobs.tile_m * knobs.tile_k * 2 + knobs.tile_n // TILE_ROWS * (knobs.tile_k // TILE_K) * packed
+
+
+def shared_bytes(knobs: TileKnobs) -> int:
+    """Dynamic shared memory of a launch: the ring, in whose place the tile of Y goes out."""
+    return max(knobs.stages * stage_bytes(knobs), knobs.tile_m * (knobs.tile_n * 2 + 16))
+
+
+def threads(knobs: TileKnobs) -> int:
+    """Threads a block."""
+    return knobs.warps_n * knobs.warps_m * 32
+
+
+def _check(knobs: TileKnobs, arch: Arch) -> None:
+    for tile, warps, unit in (("tile_n", "warps_n", TILE_ROWS), ("tile_m", "warps_m", COLUMN)):
+        size, count = getattr(knobs, tile), getattr(knobs, warps)
+        if size % (count * unit):
+            nearest = max(1, round(size / (count * unit))) * count * unit
+            raise KnobError(
+                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}; "
+                f"the nearest legal value is {nearest}"
+            )
+    sums = sums_per_thread(knobs)
+    if sums > MAX_SUMS:
+        raise KnobError(
+            f"{sums} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave registers for the "
+            "rest; use more warps or a smaller tile"
+        )
+    if knobs.blocks_per_sm * threads(knobs) > 1536:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
+            f"the nearest legal value is {1536 // threads(knobs)}"
+        )
+    if knobs.weight == "mxfp8" and knobs.encoding != "swizzle":
+        raise KnobError(
+            f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'"
+        )
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+def sums_per_thread(knobs: TileKnobs) -> int:
+    """Accumulators of a thread, in registers."""
+    return knobs.tile_n * knobs.tile_m // threads(knobs)
+
+
+def _contract(knobs: TileKnobs, arch: Arch) -> Contract:
+    require = [
+        r"HMMA\.16816\.F32" + (r"\.BF16" if knobs.dtype == "bf16" else ""), r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128",
+    ]  # fmt: skip
+    return Contract(
+        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
+        max_spill_bytes=0,
+        require=tuple(require),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="tile",
+    knobs=TileKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=threads,
+    entry="jitmx_linear_tile",
+)
+
+
+def launch(knobs: TileKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """A block for each slice of each tile of Y; with slices, scratch for a counter a tile and the parts in fp32."""
+    tiles = -(-n // knobs.tile_n) * -(-m // knobs.tile_m)
+    workspace = 0
+    if knobs.split_k > 1:
+        workspace = -(-tiles * 4 // 16) * 16 + tiles * knobs.split_k * knobs.tile_n * knobs.tile_m * 4
+    return Launch(tiles * knobs.split_k, shared_bytes(knobs), workspace=workspace)
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """What weight and tensors bring with them."""
+    require_plain("tile", problem, "weight", "residual")
+    return {
+        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "weight": problem.weight,
+        "encoding": problem.encoding if problem.weight == "mxfp4" else "swizzle", "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    """Every slice of k has a stage; for the rest any variant serves any shape, up to the blocks of a grid."""
+    knobs = variant.knobs
+    steps = -(-problem.k // knobs.tile_k)
+    if knobs.split_k > steps:
+        raise KnobError(
+            f"split_k={knobs.split_k} is over the {steps} stages of k={problem.k}; the nearest legal value is {steps}"
+        )
+    blocks = launch(knobs, problem.m, problem.n, problem.k, 1).blocks
+    if blocks >= 1 << 31:
+        raise KnobError(
+            f"{variant.name} takes {blocks} blocks for m={problem.m}, n={problem.n}; a grid has at most 2^31 - 1: "
+            "use larger tiles or fewer rows a call"
+        )
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """A lone value; ragged rows, features and k with rows of Y that start anywhere; and whole vectors over more tiles.
+
+    The ring goes round in every slice of k of the last two.
+    """
+    knobs = variant.knobs
+    around = knobs.split_k * (knobs.stages + 1) * knobs.tile_k
+    shapes = (
+        (1, 1, knobs.split_k * knobs.tile_k - 32),
+        (max(1, knobs.tile_m - 3), knobs.tile_n + 3, knobs.split_k * knobs.tile_k + 32),
+        (knobs.tile_m + 1, max(8, knobs.tile_n - 8), around - 32),
+    )
+    for seed, (rows, n, k) in enumerate(shapes):
+        yield make_case(variant, launch(knobs, rows, n, k, 1), rows, n, k, seed)
+
+
+# Blocks that a heuristic weighs: rows of W, warps over them, warps over tokens. 16 or 32 rows a warp.
+_BLOCKS = (
+    (32, 2, 1), (64, 2, 1), (64, 4, 1), (96, 3, 1), (128, 4, 1), (128, 8, 1), (128, 4, 2), (160, 5, 2), (192, 6, 2),
+    (256, 8, 1),
+)  # fmt: skip
+_TOKENS = (8, 16, 32, 48, 64, 96, 128)
+_RESIDENT = 4  # blocks a multiprocessor, at most
+_RESERVED = 1024  # bytes of shared memory that a block costs beside its own
+
+
+def _spares_memory(knobs: TileKnobs) -> bool:
+    """Whether compilers were seen to keep everything in registers: more of k unrolled takes more beside the sums."""
+    sums = sums_per_thread(knobs)
+    if knobs.dtype == "fp16" or knobs.scale_range == "full":  # a sum of its own for each block of 32
+        return sums * knobs.tile_k <= 48 * 64 and threads(knobs) <= 256
+    if knobs.weight == "mxfp8":
+        return sums <= 96 and threads(knobs) <= 256
+    return knobs.tile_k == 64 or (sums <= 96 and threads(knobs) <= 256)
+
+
+def _registers(knobs: TileKnobs) -> int:
+    """Registers that a thread takes: sums, addresses of its copies, and what decoding was seen to need."""
+    wide = knobs.dtype == "fp16" or knobs.scale_range == "full"
+    copies = -(-stage_bytes(knobs) // (16 * threads(knobs)))
+    return min(255, sums_per_thread(knobs) + copies + (132 if wide else 100 if knobs.weight == "mxfp8" else 86))
+
+
+def _resident(knobs: TileKnobs, arch: Arch) -> int:
+    """Blocks that fit a multiprocessor by registers and shared memory."""
+    by_registers = 65536 // (threads(knobs) * -(-_registers(knobs) // 8) * 8)
+    by_memory = (arch.shared_bytes + _RESERVED) // (shared_bytes(knobs) + _RESERVED)
+    return max(1, min(_RESIDENT, by_registers, by_memory))
+
+
+def _weighed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, dict[str, Any]]]:
+    """Knobs by what the cost model says that they take, in microseconds; best first."""
+    fixed = _fixed(problem)
+    enough = next((tokens for tokens in _TOKENS if tokens >= problem.m), _TOKENS[-1])
+    few = [tokens for tokens in _TOKENS if enough // 2 <= tokens <= enough]
+    found = []
+    depths = itertools.product((64, 128, 256), (3, 4, 6))
+    for (tile_n, warps_n, warps_m), tile_m, (tile_k, stages) in itertools.product(_BLOCKS, few, depths):
+        if tile_m % (COLUMN * warps_m) or tile_n * tile_m > MAX_SUMS * warps_n * warps_m * 32:
+            continue
+        knobs: dict[str, Any] = {
+            "tile_n": tile_n, "tile_m": tile_m, "tile_k": tile_k, "warps_n": warps_n, "warps_m": warps_m,
+            "stages": stages, "pdl": "pdl" in arch.features,
+        }  # fmt: skip
+        plain = TileKnobs(**fixed, **knobs)
+        if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
+            continue
+        resident = _resident(plain, arch)
+        crowded = sums_per_thread(plain) > 96
+        late = crowded and resident == 1 and threads(plain) == 256
+        if late and stages == 3:  # the one copy under way would start too late
+            continue
+        knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
+        steps = -(-problem.k // tile_k)
+        for split_k in range(1, min(8, steps) + 1):
+            if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
+                break
+            shape = Shape(
+                tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
+                stages, split_k, stage_bytes(plain), resident,
+            )  # fmt: skip
+            cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
+            found.append((cost, {**knobs, "split_k": split_k}))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """What the cost model (tile_cost.py) holds for fastest."""
+    return _weighed(problem, arch, multiprocessors)[0][1]
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """The 60 that the cost model holds for fastest, at most three that differ in stages and slices of k alone."""
+    found: list[dict[str, Any]] = []
+    seen: dict[tuple[Any, ...], int] = {}
+    for _, knobs in _weighed(problem, arch, multiprocessors):
+        key = tuple(knobs[name] for name in ("tile_n", "tile_m", "tile_k", "warps_n", "warps_m"))
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= 3:
+            found.append(knobs)
+    return found[:60]
+
+
+def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+    """Warps of 32 rows where n allows it, and as few beside each other over tokens as their sums let."""
+    rows = max(1, n // (2 * TILE_ROWS if n % (2 * TILE_ROWS) == 0 else TILE_ROWS))
+    warps_n = max(count for count in range(1, 9) if rows % count == 0)
+    warps_m = next((w for w in (1, 2, 4) if n * m <= MAX_SUMS * warps_n * w * 32), 4)
+    return {
+        "tile_m": m, "tile_n": n, "tile_k": k or TILE_K, "stages": stages or 4, "warps_n": warps_n, "warps_m": warps_m,
+        "split_k": 1, "blocks_per_sm": 1,
+    }  # fmt: skip
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    tile=_tile,
+)

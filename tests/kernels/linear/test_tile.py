@@ -1,0 +1,265 @@
+"""`linear.tile`: right on every target and shape as simulated, within the chip's limits, with legal heuristics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build, formats, kernels
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear import tile as tiles
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, make_case
+from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.tile import KERNEL, SPEC, TileKnobs, launch, shared_bytes, stage_bytes
+from jitmx.kernels.linear.tile_cost import Shape, microseconds
+from jitmx.registry.case import Buffer, Case
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict, run
+from jitmx.toolchain import nvrtc
+from strategies import ARCHES, variants
+
+PROBLEMS = st.builds(
+    LinearProblem,
+    m=st.integers(1, 20_000),
+    n=st.integers(1, 300_000),
+    k=st.integers(1, 2048).map(lambda blocks: 32 * blocks),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+    weight=st.sampled_from(["mxfp4", "mxfp8"]),
+)
+
+# Knobs away from their defaults that change the code most, small enough to simulate quickly.
+SAMPLE: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one warp, two slices": {
+        "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1, "stages": 3, "split_k": 2, "bias": True,
+    },
+    "mxfp8 with residual": {
+        "tile_n": 32, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 3, "weight": "mxfp8", "residual": True,
+        "fetch": "late",
+    },
+    "fp16 nibbles of any scale, three slices": {
+        "tile_n": 16, "tile_m": 8, "tile_k": 128, "warps_n": 1, "warps_m": 1, "stages": 4, "split_k": 3,
+        "dtype": "fp16", "encoding": "nibble", "scale_range": "full", "bias": True, "residual": True,
+    },
+    "mxfp8 in fp16, warps that are no power of two": {
+        "tile_n": 96, "tile_m": 48, "tile_k": 128, "warps_n": 3, "warps_m": 2, "stages": 3, "weight": "mxfp8",
+        "dtype": "fp16",
+    },
+    "mxfp8 of any scale": {
+        "tile_n": 64, "tile_m": 24, "warps_n": 2, "warps_m": 1, "stages": 3, "weight": "mxfp8", "scale_range": "full",
+    },
+    "five warps, k256": {"tile_n": 160, "tile_m": 8, "tile_k": 256, "warps_n": 5, "warps_m": 1, "stages": 3},
+}  # fmt: skip
+
+
+def variant(target: str, **knobs: Any) -> Variant:
+    chip = arch.parse(target)
+    return SPEC.variant(chip, **{"pdl": "pdl" in chip.features, **knobs})
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("sample", SAMPLE)
+def test_it_passes_its_cases_and_they_reach_its_code(
+    sample: str, target: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(variant(target, **SAMPLE[sample]))
+
+
+@settings(max_examples=6)
+@given(picked=variants(SPEC).filter(lambda v: v.knobs.tile_n * v.knobs.tile_m <= 4096 and v.knobs.split_k <= 4))
+def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    for case in KERNEL.cases(picked):
+        error, _ = run(case, picked, ptx)
+        assert error <= case.gate, case.name
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_every_tile_of_y_is_made_once_whatever_the_order(group: int) -> None:
+    """Bytes of Y that nobody writes, and two blocks that write the same, are faults of the simulator."""
+    picked = variant("sm_121a", tile_n=16, tile_m=8, warps_n=1, warps_m=1, stages=3, group=group)
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    for rows, n in ((37, 40), (8, 100), (41, 16)):
+        case = make_case(picked, launch(picked.knobs, rows, n, 64, 1), rows, n, 64, seed=rows)
+        assert case.grid == -(-rows // 8) * -(-n // 16)
+        error, _ = run(case, picked, ptx)
+        assert error <= case.gate
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("scale_range", ["normal", "full"])
+def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> None:
+    """X is the identity, so that Y shows the weights; what is NaN in a block makes its rows NaN."""
+    item, stored = formats.get("mxfp8"), {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[dtype]
+    picked = variant(
+        "sm_120a", tile_n=16, tile_m=32, warps_n=1, warps_m=1, stages=3, weight="mxfp8", dtype=dtype,
+        scale_range=scale_range,
+    )  # fmt: skip
+    codes = np.stack([np.roll(np.arange(256), 37 * row) for row in range(16)]).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x38
+    low, high = MXFP8_NORMAL_SCALES if dtype == "bf16" else (118, 130)
+    scales = np.linspace(low, high, 16 * 8).astype(np.uint8).reshape(16, 8)
+    wanted = formats.dequantize(codes, scales, item)
+    words, packed = pack_mxfp8(codes, scales)
+    geometry = launch(picked.knobs, 256, 16, 256, 1)
+    found: list[np.ndarray] = []
+
+    def check(outputs: Any) -> float:
+        found.append(outputs[0])
+        return 0.0
+
+    case = Case(
+        name="identity", grid=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
+        arguments=(
+            Buffer(np.eye(256).astype(stored)), Buffer(words), Buffer(packed), 0, 0, 0,
+            Buffer(np.empty((256, 16), stored), output=True), 0, 0, EPSILON, 256, 16, 256,
+        ),
+        check=check, gate=0.0,
+    )  # fmt: skip
+    run(case, picked, nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch)))
+    np.testing.assert_array_equal(found[0].T.astype(np.float64), wanted.astype(stored).astype(np.float64))
+
+
+@settings(max_examples=50)
+@given(n=st.integers(1, 40), blocks=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
+def test_mxfp8_codes_lie_where_the_drawing_says(n: int, blocks: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    codes = generator.integers(0, 0x7F, (n, 32 * blocks)).astype(np.uint8)
+    scales = generator.integers(0, 256, (n, blocks)).astype(np.uint8)
+    words, packed = pack_mxfp8(codes, scales)
+    for row, k in ((0, 0), (n - 1, 32 * blocks - 1), (n // 2, 5), (n - 1, 16 * blocks)):
+        half, g = divmod(row % 16, 8)
+        block, inner = divmod(k % 64, 32)
+        t, byte = divmod(inner, 8)
+        word = int(words[row // 16, k // 64, block, 4 * g + t, 2 * half + byte // 4])
+        assert word >> {0: 8, 1: 24, 2: 0, 3: 16}[byte % 4] & 0xFF == codes[row, k]
+        assert int(packed[row // 16, k // 64, g]) >> 8 * (2 * half + block) & 0xFF == scales[row, k // 32]
+
+
+def test_a_nan_code_gives_its_block_a_nan_scale_and_no_other() -> None:
+    codes = np.full((16, 64), 0x38, np.uint8)
+    codes[3, 40] = 0xFF
+    _, packed = pack_mxfp8(codes, np.full((16, 2), 127, np.uint8))
+    scales = packed.view(np.uint8).reshape(8, 2, 2)  # g, half, block
+    assert scales[3, 0, 1] == 255 and (scales == 255).sum() == 1
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@settings(max_examples=15)
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
+@example(problem=LinearProblem(20_000, 300_000, 65_536), multiprocessors=1)
+@example(problem=LinearProblem(1, 1, 32, weight="mxfp8"), multiprocessors=256)
+def test_the_heuristic_and_the_candidates_are_legal_and_serve_the_problem(
+    target: Arch, problem: LinearProblem, multiprocessors: int
+) -> None:
+    fixed = KERNEL.fixed(problem)
+    found = KERNEL.candidates(problem, target, multiprocessors)
+    assert found[0] == KERNEL.heuristic(problem, target, multiprocessors)
+    assert 1 <= len(found) <= 60 and len({tuple(knobs.items()) for knobs in found}) == len(found)
+    for knobs in found:
+        assert not knobs.keys() & fixed.keys()
+        picked = SPEC.variant(target, **fixed, **knobs)
+        KERNEL.check(problem, picked)
+        geometry = launch(picked.knobs, problem.m, problem.n, problem.k, multiprocessors)
+        assert geometry.blocks * picked.knobs.tile_n * picked.knobs.tile_m >= problem.m * problem.n
+
+
+def test_the_model_asks_more_time_for_more_work_and_less_on_a_faster_chip() -> None:
+    shape = Shape(2, 16, 8, 256, 128, 64, 3, 1, 25_088, 1)
+    hopper, spark = arch.parse("sm_90"), arch.parse("sm_121")
+    times = [microseconds(shape, m, 5120, 2880, hopper, 132) for m in (128, 1024, 8192)]
+    assert times[0] < times[1] < times[2] / 4
+    assert microseconds(shape, 8192, 5120, 2880, spark, 48) > times[2]
+    # No launch reads its weights faster than DRAM yields them.
+    assert microseconds(shape, 1, 201_088, 2880, spark, 48) > 201_088 * 2880 * 17 / 32 / 240e3
+
+
+def test_a_call_for_a_tile_gets_it() -> None:
+    asked = ((64, 128, None, None), (128, 256, 64, 3), (16, 160, 128, 5), (128, 128, 64, 4), (8, 144, 64, 3))
+    for m, n, k, stages in asked:
+        knobs = KERNEL.tile(m, n, k, stages)  # type: ignore[misc]
+        picked = variant("sm_90", **knobs).knobs
+        assert (picked.tile_m, picked.tile_n) == (m, n)
+        assert (picked.tile_k, picked.stages) == (k or 64, stages or 4)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"tile_n": 80, "warps_n": 4}, "tile_n=80 is not a multiple of 16 for each of warps_n=4; .* value is 64"),
+        ({"tile_m": 24, "warps_m": 2}, "tile_m=24 is not a multiple of 8 for each of warps_m=2; .* value is 32"),
+        ({"tile_n": 256, "warps_m": 1}, "256 sums a thread .* are over 128, .* use more warps or a smaller tile"),
+        ({"blocks_per_sm": 8}, "blocks_per_sm=8 of 256 threads is over 1536 .* nearest legal value is 6"),
+        ({"weight": "mxfp8", "encoding": "nibble"}, "'nibble' is of mxfp4 weights; .* leave it at 'swizzle'"),
+        ({"stages": 2}, "stages=2 is below its limit; the nearest legal value is 3"),
+        ({"stages": 8, "tile_k": 128}, r"needs \d+ B of shared memory; .* the nearest legal value is stages=5"),
+    ],
+)
+def test_knobs_that_do_not_fit_are_refused_with_the_rule_and_a_remedy(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=said):
+        variant("sm_90", **knobs)
+
+
+def test_dependent_launch_is_refused_where_the_chip_has_none() -> None:
+    with pytest.raises(KnobError, match=r"pdl=True needs sm_90 or newer; .*\(use pdl=False\)"):
+        variant("sm_89", pdl=True)
+
+
+def test_problems_that_it_cannot_serve_are_refused_with_what_it_can() -> None:
+    with pytest.raises(KnobError, match=r"linear\.tile does not take argmax=True, only argmax=False"):
+        KERNEL.fixed(LinearProblem(argmax=True))
+    with pytest.raises(KnobError, match="split_k=3 is over the 2 stages of k=96; the nearest legal value is 2"):
+        KERNEL.check(LinearProblem(k=96), variant("sm_90", split_k=3))
+    with pytest.raises(KnobError, match="a grid has at most 2\\^31 - 1: use larger tiles"):
+        KERNEL.check(LinearProblem(m=2_000_000, n=300_000), variant("sm_90", tile_n=16, tile_m=8, warps_n=1, warps_m=1))
+
+
+@settings(max_examples=40)
+@given(picked=variants(SPEC))
+def test_shared_memory_is_what_the_template_lays_out(picked: Variant) -> None:
+    knobs: TileKnobs = picked.knobs
+    claim = f"kStageBytes == {stage_bytes(knobs)} && kStages == {knobs.stages} && kThreads == {tiles.threads(knobs)}"
+    nvrtc.scan(render(picked) + f'static_assert({claim}, "the claim");\n', nvrtc.options(picked.arch))
+    assert shared_bytes(knobs) >= knobs.stages * stage_bytes(knobs)
+    assert shared_bytes(knobs) >= (knobs.tile_m - 1) * (knobs.tile_n * 2 + 16) + knobs.tile_n * 2
+
+
+@given(m=st.integers(1, 5000), n=st.integers(1, 5000), split_k=st.integers(2, 16))
+def test_scratch_holds_a_counter_a_tile_and_every_part(m: int, n: int, split_k: int) -> None:
+    knobs = dataclasses.replace(variant("sm_90").knobs, split_k=split_k)
+    geometry = launch(knobs, m, n, 4096, 132)
+    count = geometry.blocks // split_k
+    assert count == -(-m // 128) * -(-n // 128)
+    assert geometry.workspace == -(-count // 4) * 16 + geometry.blocks * 128 * 128 * 4
+    assert launch(dataclasses.replace(knobs, split_k=1), m, n, 4096, 132).workspace == 0
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("m", [1, 16, 64, 512, 8192])
+def test_the_machine_code_of_heuristics_keeps_its_contract(target: str, m: int) -> None:
+    chip = arch.parse(target)
+    for fields in ({}, {"weight": "mxfp8", "bias": True}):
+        problem = LinearProblem.on(chip, m=m, **fields)
+        knobs = KERNEL.heuristic(problem, chip, chip.multiprocessors)
+        built = build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True)
+        assert built.breaches == ()
+
+
+def test_the_family_knows_it() -> None:
+    family = kernels.family("linear")
+    assert family.spec("tile") is SPEC
+    assert family.max_rows("tile") is None
