@@ -1,0 +1,307 @@
+"""`linear.scaled`: X rounded to an MX format in the kernel, times MXFP4 weights, by block-scaled MMA or its twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jitmx import formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+ACTIVATIONS = ("mxfp8", "mxfp6", "mxfp4")
+TILES_N, TILES_M = (64, 128, 256), (8, 16, 32, 64, 128)
+CHUNK = 2  # tiles of 64 k that X is quantized by at a time
+MOST_WARPS = 8
+MOST_SPLIT = 16
+MOST_BLOCKS, MOST_THREADS = 8, 1536  # of a multiprocessor
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+TUNED = ("atom", "tile_n", "tile_m", "warps_n", "warps_m", "split_k", "blocks_per_sm", "pdl")
+
+# Of the cost model: clocks from DRAM to registers, clock rate, and an L2 that holds what is read again (GB10: 24 MB).
+LATENCY, CLOCK_MHZ, L2_BYTES = 1500, 2400, 24 << 20
+
+# tile_n, tile_m, warps_n, warps_m: what heuristic and tuning choose from, the usual split into warps first.
+GEOMETRIES = (
+    (64, 8, 4, 1), (64, 16, 4, 1), (64, 32, 4, 1), (64, 64, 4, 2), (64, 64, 4, 1),
+    (128, 8, 8, 1), (128, 16, 8, 1), (128, 32, 8, 1), (128, 32, 4, 1), (128, 64, 8, 1), (128, 64, 4, 2),
+    (128, 128, 4, 2),
+    (256, 8, 8, 1), (256, 16, 8, 1), (256, 32, 8, 1), (256, 64, 8, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScaledKnobs(Knobs):
+    """Compile-time choices of `linear.scaled`. Every scale byte of the weight is served, 0 and NaN included."""
+
+    scale_range: ClassVar[str] = "full"
+
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
+    bias: bool = knob(False, doc="add a bias of n values")
+    residual: bool = knob(False, doc="add [rows, n] values")
+    encoding: str = knob("nibble", choices=ENCODINGS, doc="order of the bits in a packed word")
+    activation: str = knob("mxfp8", choices=ACTIVATIONS, doc="format that X is rounded to: E4M3, E2M3 or E2M1")
+    scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scales of X take their exponent")
+    atom: str = knob(
+        "twin", choices=("twin", "mxf8f6f4", "mxf4"),
+        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or bf16 MMA with scaled sums",
+    )  # fmt: skip
+    tile_n: int = knob(64, choices=TILES_N, doc="features (rows of W) a block")
+    tile_m: int = knob(8, choices=TILES_M, doc="tokens (rows of X) a block")
+    warps_n: int = knob(4, choices=(4, 8), doc="warps side by side along the features")
+    warps_m: int = knob(1, choices=(1, 2), doc="warps side by side along the tokens")
+    split_k: int = knob(1, low=1, high=MOST_SPLIT, doc="blocks that share an output tile, each with a slice of k")
+    blocks_per_sm: int = knob(1, low=1, high=MOST_BLOCKS, doc="blocks that must fit a multiprocessor: caps registers")
+    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.warps_n * self.warps_m * 32
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread with which the compiler spills nothing: sums, X on its way, W, and the rest."""
+        sums = self.tile_n * self.tile_m // self.threads
+        vectors = -(-self.tile_m * CHUNK * TILE_K // 8 // self.threads)
+        fragment = 4 if self.activation == "mxfp4" else 8
+        rows = self.tile_n // TILE_ROWS // self.warps_n
+        rest = 120 + 8 * max(0, vectors - 4) if self.atom == "twin" else 42
+        return sums + 9 * vectors + rows * (4 * CHUNK + 1 + fragment) + rest
+
+    @property
+    def register_limit(self) -> int:
+        """Registers that a thread may use for blocks_per_sm blocks to fit."""
+        warps = -(-self.threads // 32 * self.blocks_per_sm // 4)  # on each of the four register files
+        return min(255, 512 // warps // 8 * 8)
+
+
+def shared_bytes(knobs: ScaledKnobs) -> int:
+    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
+    code_bits = 4 if knobs.activation == "mxfp4" else 8
+    blocks = CHUNK * TILE_K // formats.BLOCK
+    stage = knobs.tile_m * blocks * (formats.BLOCK * code_bits // 8 + 1)
+    return 2 * stage + (16 if knobs.split_k > 1 else 0)
+
+
+def chunks(k: int) -> int:
+    """Chunks of a row of X."""
+    return -(-k // (CHUNK * TILE_K))
+
+
+def atom(activation: str, arch: Arch) -> str:
+    """The block-scaled MMA for a format of X where the target has it, else its twin."""
+    if "mma_block_scale" not in arch.features:
+        return "twin"
+    return "mxf4" if activation == "mxfp4" else "mxf8f6f4"
+
+
+def most_blocks(knobs: ScaledKnobs) -> int:
+    """Blocks that fit the registers of a multiprocessor; 0 where not one does."""
+    fitting = (b for b in range(1, MOST_BLOCKS + 1) if b * knobs.threads <= MOST_THREADS)
+    return max(
+        (b for b in fitting if knobs.registers <= dataclasses.replace(knobs, blocks_per_sm=b).register_limit), default=0
+    )
+
+
+def _check(knobs: ScaledKnobs, arch: Arch) -> None:
+    if knobs.atom not in ("twin", (best := atom(knobs.activation, arch))):
+        raise KnobError(
+            f"atom={knobs.atom!r} is not what multiplies activation={knobs.activation!r} on {arch}; use atom={best!r}"
+        )
+    for tile, size, warps, unit in (
+        ("tile_n", knobs.tile_n, knobs.warps_n, TILE_ROWS), ("tile_m", knobs.tile_m, knobs.warps_m, 8)
+    ):  # fmt: skip
+        if size % (warps * unit):
+            raise KnobError(
+                f"warps_{tile[-1]}={warps} warps of {unit} do not divide {tile}={size}; the nearest legal value is "
+                f"warps_{tile[-1]}={size // unit}"
+            )
+    if knobs.tile_n > 32 * knobs.warps_n:
+        raise KnobError(
+            f"warps_n={knobs.warps_n} warps hold at most 32 features each, not tile_n={knobs.tile_n}; the nearest "
+            f"legal value is warps_n={knobs.tile_n // 32}"
+        )
+    if knobs.threads > 32 * MOST_WARPS:
+        raise KnobError(
+            f"warps_n={knobs.warps_n} by warps_m={knobs.warps_m} is over {MOST_WARPS} warps a block; the nearest legal "
+            f"value is warps_n={MOST_WARPS // knobs.warps_m}"
+        )
+    if knobs.blocks_per_sm * knobs.threads > MOST_THREADS:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.threads} threads is over {MOST_THREADS} threads a "
+            f"multiprocessor; the nearest legal value is {MOST_THREADS // knobs.threads}"
+        )
+    if knobs.registers > knobs.register_limit:
+        most = most_blocks(knobs)
+        remedy = f"the nearest legal value is blocks_per_sm={most}" if most else "use more warps or a smaller tile"
+        raise KnobError(
+            f"tile_n={knobs.tile_n} by tile_m={knobs.tile_m} over {knobs.threads} threads takes {knobs.registers} "
+            f"registers each, over the {knobs.register_limit} of blocks_per_sm={knobs.blocks_per_sm}: {remedy}"
+        )
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:
+    require = {"twin": r"\bHMMA\.16816\.F32\.BF16", "mxf8f6f4": r"\bQMMA\.SF\.16832", "mxf4": r"\bOMMA\.SF\.16864"}
+    return Contract(
+        max_registers=knobs.register_limit,
+        max_spill_bytes=0,
+        require=(require[knobs.atom], r"\bLDS\.(64|128)\b", r"\bLDG\.E\..*128"),
+        forbid=() if knobs.atom == "twin" else (r"\bHMMA",),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="scaled",
+    knobs=ScaledKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=lambda knobs: knobs.threads,
+    entry="jitmx_linear_scaled",
+)
+
+
+def launch(knobs: ScaledKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """A block for each output tile and slice of k."""
+    tiles = -(-n // knobs.tile_n) * -(-m // knobs.tile_m)
+    workspace = 0
+    if knobs.split_k > 1:
+        counters = -(-tiles // 32) * 128
+        workspace = counters + tiles * knobs.split_k * knobs.tile_n * knobs.tile_m * 4
+    return Launch(tiles * knobs.split_k, shared_bytes(knobs), workspace=workspace)
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """What weight and tensors bring with them."""
+    if problem.activation == "none":
+        raise KnobError("linear.scaled does not take activation='none', only mxfp8, mxfp6 or mxfp4")
+    require_plain("scaled", problem, "activation", "residual")
+    return {
+        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
+        "encoding": problem.encoding, "activation": problem.activation, "scale_rule": problem.scale_rule,
+    }  # fmt: skip
+
+
+def _geometries(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, ScaledKnobs]]:
+    """Knobs for every geometry and split that fits, with the model's microseconds, fastest first."""
+    base = _fixed(problem) | {"atom": atom(problem.activation, arch), "pdl": "pdl" in arch.features}
+    found = []
+    for tile_n, tile_m, warps_n, warps_m in GEOMETRIES:
+        knobs = ScaledKnobs(**base, tile_n=tile_n, tile_m=tile_m, warps_n=warps_n, warps_m=warps_m)
+        blocks = most_blocks(knobs)
+        if not blocks:
+            continue
+        knobs = dataclasses.replace(knobs, blocks_per_sm=blocks)
+        for split in SPLITS:
+            if split <= chunks(problem.k):
+                choice = dataclasses.replace(knobs, split_k=split)
+                found.append((microseconds(choice, problem, arch, multiprocessors), choice))
+    return sorted(found, key=lambda item: item[0])
+
+
+def microseconds(knobs: ScaledKnobs, problem: LinearProblem, arch: Arch, multiprocessors: int) -> float:
+    """How long a launch takes by a model of the chip: the slowest of matrix units, issue, L2 and DRAM, with latencies.
+
+    A chunk costs a multiprocessor the most of three, and an eighth of their sum for what does not overlap: its MMA
+    (16 x 8 x 64 in 16 clocks, FP4 in 4; the twin issues instructions for 46), instructions at four a clock (60 a warp
+    for 256 values quantized, 64 for 16 x 64 weights put in place, 16 of them for FP4), and bytes at 32 a clock. Blocks
+    side by side share that, but a chunk never takes less than the way to DRAM and back.
+    """
+    row_tiles, tokens = knobs.tile_n // TILE_ROWS, knobs.tile_m
+    step = {"twin": 46, "mxf8f6f4": 16, "mxf4": 4}[knobs.atom]
+    products = CHUNK * step * row_tiles * tokens // 8
+    issue = tokens * 16 * 60 // 128 + row_tiles * knobs.warps_m * (4 if knobs.atom == "mxf4" else 16) + 40
+    read = (tokens * 256 + knobs.tile_n * 68 * knobs.warps_m) // 32
+    if knobs.atom == "twin":
+        issue += products
+    chunk = max(products, issue, read) + (products + issue + read) // 8
+
+    columns = -(-problem.m // tokens)
+    tiles = -(-problem.n // knobs.tile_n) * columns
+    depth = -(-chunks(problem.k) // knobs.split_k)
+    rounds, rest = divmod(-(-tiles * knobs.split_k // multiprocessors), knobs.blocks_per_sm)
+    clocks = sum(
+        count * (2 * LATENCY + depth * max(blocks * chunk, LATENCY))
+        for count, blocks in ((rounds, knobs.blocks_per_sm), (min(rest, 1), rest))
+    )
+    if knobs.split_k > 1:
+        clocks += 2 * LATENCY + 8 * knobs.split_k * tiles * knobs.tile_n * tokens // (32 * multiprocessors)
+    weight = problem.n * problem.k * 17 // 32
+    passes = -(-columns // 8) if weight > L2_BYTES // 2 else 1
+    dram = weight * passes + 2 * problem.m * (problem.k + problem.n)
+    return max(clocks / CLOCK_MHZ, dram / (arch.memory_gbps * 1e3)) + clocks / CLOCK_MHZ / 20
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """What the model finds fastest: it rests on published rates, not on measurements of a card."""
+    return _tuned(_geometries(problem, arch, multiprocessors)[0][1])
+
+
+def _tuned(knobs: ScaledKnobs) -> dict[str, Any]:
+    return {name: getattr(knobs, name) for name in TUNED}
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """The forty that the model likes best."""
+    return [_tuned(knobs) for _, knobs in _geometries(problem, arch, multiprocessors)[:40]]
+
+
+def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+    """Knobs for m tokens by n features a block; a chunk is 128 k in two stages, whatever the tile."""
+    shapes = {(tile_m, tile_n): (warps_n, warps_m) for tile_n, tile_m, warps_n, warps_m in reversed(GEOMETRIES)}
+    if (m, n) not in shapes or k not in (None, CHUNK * TILE_K) or stages not in (None, 2):
+        near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
+        raise KnobError(
+            f"linear.scaled has no tile {m}x{n}{f'x{k}' if k else ''}{f's{stages}' if stages else ''}; the nearest it "
+            f"has is {near[0]}x{near[1]}x{CHUNK * TILE_K}s2"
+        )
+    warps_n, warps_m = shapes[m, n]
+    return {"tile_m": m, "tile_n": n, "warps_n": warps_n, "warps_m": warps_m}
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    most = min(chunks(problem.k), MOST_SPLIT)
+    if variant.knobs.split_k > most:
+        raise KnobError(
+            f"split_k={variant.knobs.split_k} is over the {chunks(problem.k)} chunks of {CHUNK * TILE_K} in "
+            f"k={problem.k}; the nearest legal value is {most}"
+        )
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One ragged tile; several of features and tokens, odd n and even; slices of k of one chunk, of many, uneven."""
+    knobs = variant.knobs
+    deep = CHUNK * knobs.split_k * TILE_K
+    shapes = (
+        (1, 17, 32),
+        (knobs.tile_m, 24, 2 * deep),
+        (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + TILE_K - 32),
+    )
+    for seed, (rows, n, k) in enumerate(shapes):
+        yield make_case(variant, launch(knobs, rows, n, k, 1), rows, n, k, seed)
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    tile=_tile,
+)
