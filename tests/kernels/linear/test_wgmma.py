@@ -1,0 +1,229 @@
+"""`linear.wgmma`: heuristics are legal for every shape, the template agrees with Python, and its cases pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build
+from jitmx.errors import KnobError
+from jitmx.kernels.linear import wgmma
+from jitmx.kernels.linear.layout import packed_tiles
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Buffer
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.launch import simulate
+from jitmx.sim.memory import Memory
+from jitmx.sim.verify import Verdict
+from jitmx.toolchain import cubin, nvrtc
+
+HOPPER = arch.parse("sm_90")
+SHARED = 232_448
+PROBLEMS = st.builds(
+    LinearProblem,
+    m=st.integers(1, wgmma.MAX_ROWS),
+    n=st.integers(1, 300_000),
+    k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+)
+
+
+def variant(**knobs: Any) -> Variant:
+    return wgmma.SPEC.variant(HOPPER, **knobs)
+
+
+@settings(max_examples=300)
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))
+@example(problem=LinearProblem(1, 1, 32), multiprocessors=132)
+@example(problem=LinearProblem(1, 1, 32), multiprocessors=1)
+@example(problem=LinearProblem(8192, 201_088, 2880), multiprocessors=132)
+def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
+    problem: LinearProblem, multiprocessors: int
+) -> None:
+    fixed = wgmma.KERNEL.fixed(problem)
+    chosen = wgmma.KERNEL.heuristic(problem, HOPPER, multiprocessors)
+    candidates = wgmma.KERNEL.candidates(problem, HOPPER, multiprocessors)
+    assert candidates[0] == chosen and len(candidates) <= 60
+    for knobs in candidates:
+        assert not knobs.keys() & fixed.keys()
+        wgmma.KERNEL.check(problem, variant(**knobs, **fixed))
+
+
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), split=st.sampled_from([1, 2]))
+def test_all_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_a_tile(
+    problem: LinearProblem, multiprocessors: int, split: int
+) -> None:
+    knobs = variant(split_k=split, stages=4).knobs
+    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    assert launch.blocks <= multiprocessors
+    assert launch.blocks % launch.cluster == 0 and launch.cluster == split
+    assert launch.blocks // split <= wgmma.tiles(knobs, problem.m, problem.n)
+
+
+@given(m=st.integers(1, wgmma.MAX_ROWS), k=st.integers(1, 512), tile_m=st.sampled_from([48, 128, 192]))
+def test_the_workspace_holds_the_counters_and_x_padded_to_whole_tiles(m: int, k: int, tile_m: int) -> None:
+    """Counters take the same room for every shape, so that what one launch leaves of X is no counter of another."""
+    tokens = -(-m // tile_m)
+    image = tokens * tile_m * packed_tiles(1, 32 * k)[1] * 128
+    counters = wgmma.workspace_bytes(variant(tile_m=tile_m).knobs, m, 32 * k) - image
+    assert counters == wgmma.workspace_bytes(variant(tile_m=tile_m).knobs, 1, 32) - tile_m * 128
+    assert 4 * (1 + 8 * tokens) <= counters
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dtype": "fp16"}, "does not take dtype='fp16', only 'bf16'; linear.tile takes both"),
+        ({"scale_range": "full"}, "does not take scale_range='full', only 'normal'"),
+        ({"norm": True}, "does not take norm=True, only norm=False"),
+        ({"argmax": True}, "does not take argmax=True"),
+        ({"activation": "mxfp8"}, "does not take activation='mxfp8', only activation='none'"),
+        ({"weight": "mxfp8"}, "does not take weight='mxfp8', only weight='mxfp4'"),
+    ],
+)
+def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        wgmma.KERNEL.fixed(LinearProblem(64, **fields))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        (
+            {"groups": 4, "tile_m": 128},
+            "takes about 120 registers a thread of 104; the nearest legal value is tile_m=96",
+        ),
+        ({"groups": 3, "tile_m": 192, "buffers": 3, "ring": 3}, "the nearest legal value is tile_m=176"),
+        ({"buffers": 3, "ring": 4}, "the nearest legal value is ring=3"),
+        ({"tile_m": 112, "split_k": 2}, "the nearest legal value is tile_m=128"),
+        ({"stages": 16, "tile_m": 192}, "the nearest legal value is stages="),
+        ({"stages": 1}, "stages=1 is below its limit; the nearest legal value is 2"),
+        ({"tile_m": 100}, "tile_m=100 is not one of"),
+    ],
+)
+def test_knobs_that_do_not_fit_are_refused_with_the_nearest_that_do(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        variant(**knobs)
+
+
+@pytest.mark.parametrize("knobs", [{"groups": 4, "tile_m": 96}, {"tile_m": 176, "buffers": 3, "ring": 3}])
+def test_what_refusals_name_as_nearest_is_legal(knobs: dict[str, Any]) -> None:
+    assert variant(**knobs).spec.shared_bytes(variant(**knobs).knobs) <= SHARED
+
+
+def test_targets_without_wgmma_are_refused_with_what_to_use() -> None:
+    with pytest.raises(KnobError, match=r"needs the instructions of sm_90a, which sm_121a lacks; use linear.tile"):
+        wgmma.SPEC.variant(arch.parse("sm_121"))
+
+
+def test_more_slices_than_steps_are_refused() -> None:
+    with pytest.raises(KnobError, match=r"split_k=2 is over the 1 steps of k=64; the nearest legal value is 1"):
+        wgmma.KERNEL.check(LinearProblem(64, 64, 64), variant(split_k=2, stages=4))
+
+
+def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> None:
+    assert wgmma.KERNEL.tile is not None
+    assert wgmma.KERNEL.tile(128, 192, None, 4) == {"tile_m": 128, "groups": 3, "stages": 4}
+    with pytest.raises(KnobError, match="takes steps of 64 k, not 128"):
+        wgmma.KERNEL.tile(128, 192, 128, None)
+    with pytest.raises(KnobError, match="groups=100 is not one of"):
+        variant(**wgmma.KERNEL.tile(128, 100, 64, None))
+
+
+@pytest.mark.parametrize("knobs", [{"split_k": 1}, {"split_k": 2, "stages": 3}, {"groups": 2, "tile_m": 80, "ring": 5}])
+def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
+    """The compiler evaluates the template's own struct."""
+    one = variant(**knobs)
+    size = wgmma.shared_bytes(one.knobs)
+    source = render(one) + (
+        f"\nstatic_assert(sizeof(Shared) == {size});\n"
+        f"static_assert({wgmma.multiplying_registers(one.knobs)} % 8 == 0);\n"
+    )
+    assert f"take_registers<{wgmma.multiplying_registers(one.knobs)}>" in source
+    nvrtc.compile_ptx(source, nvrtc.options(HOPPER))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"groups": 2, "tile_m": 256, "stages": 5, "bias": True},
+        {"tile_m": 192},
+        {"groups": 4, "tile_m": 64, "ring": 8},
+        {"buffers": 3, "ring": 3, "pdl": False},
+        {"split_k": 2, "stages": 4, "residual": True, "encoding": "nibble"},
+    ],
+    ids=str,
+)
+def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
+    """No spills, products in pairs, bulk copies."""
+    assert build.obtain(variant(**knobs), strict=True).breaches == ()
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2},
+        {"groups": 2, "tile_m": 64, "ring": 3, "buffers": 3, "stages": 3, "bias": True, "residual": True},
+        {"tile_m": 80, "order": "x_first", "encoding": "nibble", "pdl": False, "residual": True},
+        {"groups": 4, "tile_m": 64, "ring": 8},
+        {"groups": 2, "tile_m": 64, "ring": 2, "stages": 2, "split_k": 2, "bias": True},
+        {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "residual": True},
+    ],
+    ids=str,
+)
+def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(variant(**knobs))
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(split: int) -> None:
+    """Three launches of two shapes over one workspace, large enough for both."""
+    one = variant(groups=2, tile_m=64, ring=2, stages=2, split_k=split)
+    ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
+    cases = list(wgmma.KERNEL.cases(one))
+    size = max(
+        item.data.nbytes for case in cases for item in case.arguments if isinstance(item, Buffer) and item.scratch
+    )
+    memory = Memory()
+    workspace = memory.upload(np.zeros(size, np.uint8), "workspace", writable=True)
+    for case in (cases[1], cases[3], cases[1]):
+        addresses: list[int] = []
+        for item in (item for item in case.arguments if isinstance(item, Buffer)):
+            if item.scratch:
+                addresses.append(workspace)
+            elif item.output:
+                addresses.append(output := memory.allocate(item.data.nbytes, "y"))
+                result = item.data
+            else:
+                addresses.append(memory.upload(item.data, "input"))
+        simulate(
+            ptx,
+            (case.grid, 1, 1),
+            (wgmma.threads(one.knobs), 1, 1),
+            case.pack(addresses),
+            memory,
+            entry=one.spec.entry,
+            shared_bytes=case.shared_bytes,
+            cluster=case.cluster,
+        )
+        assert case.check([memory.download(output, result.dtype, result.shape)]) <= case.gate
+        assert not memory.download(workspace, np.uint32, (8192 // 4,)).any()
+
+
+@pytest.mark.parametrize("knobs", [{}, {"split_k": 2, "stages": 4, "bias": True}, {"groups": 4, "tile_m": 64}], ids=str)
+def test_the_loop_over_k_addresses_products_by_uniform_registers_alone(knobs: dict[str, Any]) -> None:
+    """Where the compiler takes the loop for divergent it moves every descriptor across, and products lose a tenth."""
+    lines = cubin.sass(build.obtain(variant(**knobs)).image)
+    products = [number for number, line in enumerate(lines) if "HGMMA" in line]
+    loop = lines[products[4] : products[12]]
+    assert not [line for line in loop if "R2UR" in line]
