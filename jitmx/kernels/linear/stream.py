@@ -1,0 +1,373 @@
+"""`linear.stream`: at most 32 rows of X on m16n8k16 tensor cores; one fat block a multiprocessor streams its weights.
+
+Two ways to share the work. With `share`, for weights with few rows of tiles: all that a block multiplies by is on its
+way to shared memory before the previous kernel has ended, warps split k among them, and so do the blocks of a cluster,
+whose sums meet through distributed shared memory. Without it, for many rows: a warp takes whole rows of tiles and
+streams them through a ring.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.layout import (
+    DTYPES,
+    ENCODINGS,
+    SCALE_RANGES,
+    TILE_BYTES,
+    TILE_K,
+    TILE_ROWS,
+    packed_tiles,
+)  # fmt: skip
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+ROWS = (1, 2, 4, 8, 16, 32)
+MAX_ROWS = ROWS[-1]
+WARPS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 18, 20, 24)
+SPLITS = (1, 2, 3, 4, 5, 6, 8)
+
+# Targets whose tensor cores were seen to count subnormal bf16 operands, which PTX leaves open.
+SUBNORMAL_BF16 = frozenset({"sm_90a"})
+
+# A launch of clusters of 4 or 8 finds no place for all of them in one wave when it asks for every multiprocessor: the
+# multiprocessors of a part of the chip are not always a multiple of 4.
+SPARE_CLUSTERS = {1: 0, 2: 0, 4: 1, 8: 1}
+
+
+@dataclass(frozen=True)
+class StreamKnobs(Knobs):
+    """Compile-time choices of `linear.stream`."""
+
+    m: int = knob(1, choices=ROWS, doc="rows of X, at most")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
+    bias: bool = knob(False, doc="add a bias of n values")
+    residual: bool = knob(False, doc="add [m, n] values")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    scaling: str = knob(
+        "fold",
+        choices=("fold", "post", "bare"),
+        doc="scales multiply codes as they are decoded, or sums of blocks; bare: codes are not even brought to their "
+        "exponent, and bf16 X must be below 2^63",
+    )
+    warps: int = knob(8, choices=WARPS, doc="warps a block")
+    share: bool = knob(True, doc="warps share rows of tiles; without it each takes whole rows")
+    split_k: int = knob(4, choices=SPLITS, doc="warps that share a row of tiles, each with a slice of k")
+    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
+    tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
+    chunk: int = knob(4, low=1, high=16, doc="without share: tiles a copy, of each row of tiles (544 B each)")
+    stages: int = knob(2, low=1, high=8, doc="without share: copies that a warp keeps in flight")
+    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
+    predecode: int = knob(0, low=0, high=4, doc="with share: tiles that a warp decodes before the wait for X")
+    blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
+    late: bool = knob(False, doc="let the next launch start once X is here, so that its weights do not delay X")
+    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+
+
+def _groups(knobs: StreamKnobs, n: int) -> int:
+    """Groups of `tile_rows` rows of tiles."""
+    return -(-packed_tiles(n, TILE_K)[0] // knobs.tile_rows)
+
+
+def _clusters(knobs: StreamKnobs, n: int, multiprocessors: int) -> int:
+    """Clusters of a launch: as many as there are places for, but no more than there is work for."""
+    groups = _groups(knobs, n)
+    workers = groups if knobs.share else -(-groups // knobs.warps)
+    return max(1, min(workers, multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]))
+
+
+def _splits_columns(knobs: StreamKnobs) -> bool:
+    """Whether the two blocks of a tile go to columns of their own."""
+    return knobs.scaling != "fold" and knobs.m <= 4
+
+
+def _slot_bytes(knobs: StreamKnobs) -> int:
+    """What one warp's sums of a row of tiles take, bytes."""
+    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
+
+
+def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
+    """Dynamic shared memory of a launch of so many clusters, bytes."""
+    tiles = packed_tiles(n, k)[1]
+    longest = -(-tiles // knobs.cluster)
+    x = (knobs.m if _splits_columns(knobs) else -(-knobs.m // 8) * 8) * (longest * TILE_K * 2 + 64)
+    if not knobs.share:
+        ring = knobs.warps * knobs.stages * (knobs.chunk * knobs.tile_rows * TILE_BYTES + 8 * (knobs.copy == "bulk"))
+        return -(-ring // 16) * 16 + x
+    most = -(-_groups(knobs, n) // clusters)
+    weights = most * knobs.tile_rows * longest * TILE_BYTES
+    places = -(-most // knobs.cluster) * knobs.cluster * knobs.split_k * knobs.tile_rows
+    return weights + (most + 2) // 2 * 16 + x + places * _slot_bytes(knobs)
+
+
+def _check(knobs: StreamKnobs, arch: Arch) -> None:
+    _check_idle(knobs)
+    if knobs.share and knobs.warps % knobs.split_k:
+        legal = [split for split in SPLITS if knobs.warps % split == 0]
+        nearest = min(legal, key=lambda split: abs(split - knobs.split_k))
+        raise KnobError(
+            f"split_k={knobs.split_k} does not divide warps={knobs.warps}; the nearest that does is {nearest}"
+        )
+    if knobs.blocks_per_sm * knobs.warps > 48:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
+            f"the nearest legal value is {48 // knobs.warps}"
+        )
+    if knobs.scaling == "fold" and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
+        raise KnobError(
+            f"scaling='fold' with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 weights with "
+            "normal scales can be scaled as they are decoded; use scaling='post'"
+        )
+    if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
+        raise KnobError(
+            f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
+            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
+        )
+    if knobs.cluster > 1:
+        if "cluster" not in arch.features or arch.major not in (9, 10):
+            raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+        if not knobs.share:
+            raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out; use cluster=1")
+    if knobs.copy == "bulk" and "tma" not in arch.features:
+        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+# Knobs of one way to share the work, which select nothing in the other.
+_SHARED, _STREAMED = ("split_k", "predecode"), ("chunk", "stages")
+
+
+def _check_idle(knobs: StreamKnobs) -> None:
+    """Refuse a value that would select nothing, so that no code has two names."""
+    idle = [(name, f"share={int(knobs.share)}") for name in (_STREAMED if knobs.share else _SHARED)]
+    if not knobs.pdl:
+        idle.append(("late", "pdl=0"))
+    for name, beside in idle:
+        usual = StreamKnobs.__dataclass_fields__[name].default
+        if getattr(knobs, name) != usual:
+            raise KnobError(f"{name}={getattr(knobs, name)} selects nothing with {beside}; leave it at {usual}")
+
+
+def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
+        max_spill_bytes=0,
+        require=(
+            r"\bLDS\.128\b",
+            r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128",
+            r"HMMA\.16816\.F32" + (r"\.BF16" if knobs.dtype == "bf16" else ""),
+            *((r"\bSTAS\b",) if knobs.cluster > 1 else ()),
+        ),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="stream",
+    knobs=StreamKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_linear_stream",
+)
+
+
+def launch(knobs: StreamKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """One block a multiprocessor, in clusters."""
+    clusters = _clusters(knobs, n, multiprocessors)
+    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """The smallest row count that holds m, and what weight and tensors bring with them."""
+    require_plain("stream", problem, "residual")
+    rows = next(rows for rows in ROWS if rows >= min(problem.m, MAX_ROWS))
+    return {
+        "m": rows, "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
+        "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocessors: int) -> str | None:
+    """Why knobs that are legal on the target cannot serve the problem, or None."""
+    tiles = packed_tiles(problem.n, problem.k)[1]
+    if knobs.cluster > tiles:
+        nearest = max(cluster for cluster in SPARE_CLUSTERS if cluster <= tiles)
+        return (
+            f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}; the nearest legal value is {nearest}"
+        )
+    need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
+    if need > arch.shared_bytes:
+        remedy = "set share=0 or raise cluster" if knobs.share else "lower warps, chunk or stages"
+        return (
+            f"with m={knobs.m}, n={problem.n} and k={problem.k} it needs {need} B of shared memory; a block on {arch} "
+            f"has at most {arch.shared_bytes} B: {remedy}, or use another kernel"
+        )
+    return None
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    misfit = _misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
+    if misfit:
+        raise KnobError(f"{variant.name}: {misfit}")
+
+
+def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
+    """Legal choices of `scaling`, the best first."""
+    bare = ["bare"] if problem.dtype == "fp16" or arch.name in SUBNORMAL_BF16 else []
+    fold = ["fold"] if problem.dtype == "bf16" and problem.scale_range == "normal" else []
+    if fold and problem.m > 8:
+        return [*fold, *bare, "post"]
+    return [*bare, *fold, "post"]
+
+
+def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Ways for warps to share rows of tiles, best guesses first: every row of a block has warps of its own."""
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    clusters = [1]
+    if "cluster" in arch.features and arch.major in (9, 10) and multiprocessors >= 2 and tiles >= 2:
+        # Two blocks balance better; one has no sums to send. Few rows of X have few sums.
+        uneven = -(-rows // multiprocessors) * multiprocessors / rows
+        clusters = [2, 1] if problem.m <= 2 or uneven > 1.3 else [1, 2]
+    few = problem.m <= 2
+    for cluster in clusters:
+        most = -(-rows // max(1, multiprocessors // cluster))
+        for split in (6, 4, 2, 1) if problem.m == 1 else (4, 2, 1):
+            warps = most * split
+            if warps in WARPS and warps <= (20 if few else 16):
+                yield {
+                    "cluster": cluster,
+                    "warps": warps,
+                    "split_k": split,
+                    "unroll": 1 if few else 2,
+                    "predecode": 1 if problem.m == 1 else 0,
+                    "blocks_per_sm": 2 if problem.m <= 8 else 1,
+                    "late": "pdl" in arch.features and cluster == 2 and problem.m > 2,
+                }
+
+
+def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
+    """Rings that hold less and less."""
+    for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):
+        yield {
+            "share": False,
+            "warps": warps,
+            "chunk": chunk,
+            "unroll": min(3, chunk) if problem.m <= 16 else 1,
+        }
+
+
+def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Tuned knobs that are legal and serve the problem, best guesses first."""
+    fixed = _fixed(problem)
+    has_pdl, has_bulk = "pdl" in arch.features, "tma" in arch.features
+    shared, streamed = list(_shared(problem, arch, multiprocessors)), list(_streamed(problem))
+    many = packed_tiles(problem.n, problem.k)[0] >= 12 * multiprocessors
+    for scaling, way in itertools.product(
+        _scalings(problem, arch), [*streamed, *shared] if many else [*shared, *streamed]
+    ):
+        tuned = {"scaling": scaling, "copy": "bulk" if has_bulk else "async", "pdl": has_pdl, **way}
+        try:
+            variant = SPEC.variant(arch, **fixed, **tuned)
+        except KnobError:
+            continue
+        if not any(_misfit(problem, variant.knobs, arch, count) for count in (multiprocessors, arch.multiprocessors)):
+            yield tuned
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Knobs from the shape; KnobError where X does not fit shared memory whatever they are."""
+    found = next(_ways(problem, arch, multiprocessors), None)
+    if found is None:
+        raise KnobError(
+            f"linear.stream keeps X in shared memory, and m={_fixed(problem)['m']} rows of k={problem.k} do not fit "
+            f"the {arch.shared_bytes} B of a block on {arch}; use linear.gemv or linear.tile"
+        )
+    return found
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """A lone feature; ragged last tiles; more rows of tiles than there are warps or threads for; long rows of X.
+
+    Two clusters share them, and slices of k are empty, single tiles and long enough to go round every loop.
+    """
+    knobs = variant.knobs
+    # Vectors of X for every thread to take a whole batch, and some to begin another.
+    long = -(-knobs.warps * 32 * (2 if knobs.m <= 2 else 4) // (8 * knobs.m)) + 1
+    if knobs.share:
+        sets, slices = knobs.warps // knobs.split_k, knobs.cluster * knobs.split_k
+        shapes = [
+            (1, 1, knobs.cluster * TILE_K - 32),
+            (
+                max(1, knobs.m - 1),
+                (2 * sets + 1) * knobs.tile_rows * TILE_ROWS - 7,
+                slices * (knobs.unroll + 1 + knobs.predecode) * TILE_K + 32,
+            ),
+            (knobs.m, 2 * knobs.tile_rows * TILE_ROWS, long * knobs.cluster * TILE_K),
+            (
+                knobs.m,
+                2 * knobs.cluster * (knobs.warps * 512 // _slot_bytes(knobs) + 1) * TILE_ROWS,
+                knobs.cluster * TILE_K,
+            ),
+        ]
+    else:
+        shapes = [
+            (1, 1, 32),
+            (max(1, knobs.m - 1), 17, (knobs.chunk + 1) * TILE_K - 32),
+            (
+                knobs.m,
+                (4 * knobs.warps * knobs.tile_rows + 1) * TILE_ROWS - 7,
+                max(long, knobs.chunk + 2) * TILE_K,
+            ),
+        ]
+    spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
+    for seed, (rows, n, k) in enumerate(shapes):
+        geometry = launch(knobs, rows, n, k, spare)
+        if geometry.shared_bytes <= variant.arch.shared_bytes:
+            yield make_case(variant, geometry, rows, n, k, seed)
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing: neighbours of what the heuristic would pick from."""
+    found: list[dict[str, Any]] = []
+    for way in itertools.islice(_ways(problem, arch, multiprocessors), 12):
+        changes: list[dict[str, Any]] = [{}]
+        if way.get("share", True):
+            changes += [{"late": not way["late"]}] if way["pdl"] else []
+            changes += [{"unroll": unroll, "predecode": early} for unroll in (1, 2, 3) for early in (0, 1, 2)]
+        else:
+            changes += [{"chunk": chunk, "stages": stages} for chunk, stages in ((5, 3), (9, 2), (15, 2), (4, 4))]
+        for change in changes:
+            tuned = {**way, **change}
+            try:
+                variant = SPEC.variant(arch, **_fixed(problem), **tuned)
+            except KnobError:
+                continue
+            if tuned not in found and _misfit(problem, variant.knobs, arch, multiprocessors) is None:
+                found.append(tuned)
+    return found[:60]
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=MAX_ROWS,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+)

@@ -1,0 +1,211 @@
+"""`linear.stream` on the card, against float64, launched by itself: no table or preference has a say in what runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jitmx import build, formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.layout import pack
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, ROWS, SPEC, launch
+from jitmx.ops import checks
+from jitmx.registry.spec import Variant
+from jitmx.runtime.launch import Launcher
+
+GATE = 0.005  # relative L2 against float64, rounding of the output included
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Evidence = Callable[[object, float | None, str], None]
+
+# Each a different way through the kernel, on targets that have clusters and count subnormal bf16 operands.
+WAYS: tuple[dict[str, Any], ...] = (
+    {"scaling": "bare", "warps": 20, "cluster": 2, "unroll": 1, "predecode": 1, "blocks_per_sm": 2},
+    {"scaling": "fold", "warps": 12, "cluster": 2, "late": True},
+    {"scaling": "post", "warps": 8, "split_k": 2, "cluster": 4},
+    {"scaling": "bare", "warps": 8, "tile_rows": 2, "copy": "async"},
+    {"scaling": "fold", "warps": 6, "split_k": 3, "pdl": False},
+    {"scaling": "post", "share": False, "warps": 4, "chunk": 3, "stages": 3},
+    {"scaling": "fold", "share": False, "warps": 4, "chunk": 5, "tile_rows": 2, "copy": "async"},
+)
+
+
+class Weight:
+    """A random MXFP4 weight [n, k], packed, and its values in float64."""
+
+    def __init__(self, n: int, k: int, encoding: str = "swizzle", scales: tuple[int, int] = (117, 124)) -> None:
+        generator = np.random.default_rng(n * k)
+        codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
+        bytes_ = generator.integers(*scales, (n, k // 32)).astype(np.uint8)
+        words, packed = pack(codes, bytes_, encoding)
+        self.n, self.k = n, k
+        self.values = torch.from_numpy(formats.dequantize(codes, bytes_, formats.get("mxfp4"))).cuda()
+        self.words = torch.from_numpy(words.view(np.int32)).cuda()
+        self.scales = torch.from_numpy(packed.view(np.int32)).cuda()
+
+
+weight_of = functools.cache(Weight)  # large ones take seconds to pack in NumPy
+
+
+def target() -> Arch:
+    return checks.device_arch(0)
+
+
+def made(n: int, k: int, **knobs: Any) -> Variant | None:
+    """The variant if it is legal here and serves the shape, else None."""
+    try:
+        variant = SPEC.variant(target(), **knobs)
+        KERNEL.check(LinearProblem(variant.knobs.m, n, k), variant)
+    except KnobError:
+        return None
+    return variant
+
+
+def multiply(
+    variant: Variant,
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    rows, geometry = len(x), launch(variant.knobs, len(x), weight.n, weight.k, checks.multiprocessors(0))
+    launcher = Launcher(
+        variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT, pdl=variant.knobs.pdl,
+        cluster=geometry.cluster,
+    )  # fmt: skip
+    y = torch.full((rows, weight.n), torch.nan, dtype=x.dtype, device="cuda")
+    launcher(
+        torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
+        0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, y.data_ptr(), 0, 0,
+        EPSILON, rows, weight.n, weight.k,
+    )  # fmt: skip
+    return y
+
+
+def checked(variant: Variant, weight: Weight, rows: int) -> float:
+    """Error of a product of random rows, with bias and residual where the variant takes them."""
+    dtype = DTYPES[variant.knobs.dtype]
+    x = torch.randn(rows, weight.k, device="cuda").to(dtype)
+    bias = torch.randn(weight.n, device="cuda").to(dtype) if variant.knobs.bias else None
+    residual = torch.randn(rows, weight.n, device="cuda").to(dtype) if variant.knobs.residual else None
+    wanted = x.double() @ weight.values.T
+    for addend in (bias, residual):
+        wanted = wanted if addend is None else wanted + addend.double()
+    found = multiply(variant, x, weight, bias, residual)
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_number_of_rows_is_within_the_gate(way: dict[str, Any], evidence: Evidence) -> None:
+    weight = weight_of(2051, 544)
+    served = 0
+    for rows in range(1, MAX_ROWS + 1):
+        variant = made(2051, 544, m=next(m for m in ROWS if m >= rows), **way)
+        if variant is not None:
+            error = checked(variant, weight, rows)
+            assert error <= GATE, rows
+            evidence(variant, error, f"[2051, 544] m={rows}")
+            served += 1
+    assert served == MAX_ROWS or target().name != "sm_90a"
+
+
+@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("addends", [{"bias": True}, {"residual": True}], ids=str)
+def test_ragged_features_and_k_agree_with_float64(
+    addends: dict[str, Any], dtype: str, encoding: str, evidence: Evidence
+) -> None:
+    served = 0
+    for n, k in ((1, 32), (17, 96), (129, 2880), (1000, 4096)):
+        weight = weight_of(n, k, encoding)
+        for way in WAYS:
+            way = {**way, "scaling": "post"} if dtype == "fp16" and way["scaling"] == "fold" else way
+            for m in (1, 4, 16):
+                variant = made(n, k, m=m, dtype=dtype, encoding=encoding, **addends, **way)
+                if variant is not None:
+                    for rows in {m, max(1, m - 1)}:
+                        error = checked(variant, weight, rows)
+                        assert error <= GATE, (n, k, rows, way)
+                        evidence(variant, error, "ragged shapes")
+                        served += 1
+    assert served >= 40
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("scaling", ["bare", "post"])
+@pytest.mark.parametrize("m", [1, 8])
+def test_scales_of_the_full_range_are_exact(m: int, scaling: str, share: bool, evidence: Evidence) -> None:
+    weight = Weight(130, 512, scales=(0, 150))
+    scaling = scaling if made(130, 512, m=m, scaling=scaling, scale_range="full") else "post"
+    variant = SPEC.variant(target(), m=m, scaling=scaling, scale_range="full", share=share)
+    error = checked(variant, weight, m)
+    assert error <= GATE
+    evidence(variant, error, "scale bytes 0…149")
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize(("n", "k"), [(5120, 2880), (2880, 4096), (201_088, 2880)])
+def test_what_the_heuristic_picks_is_within_the_gate_and_its_contract(
+    n: int, k: int, m: int, evidence: Evidence
+) -> None:
+    problem = LinearProblem(m, n, k, bias=n != 201_088)
+    try:
+        tuned = KERNEL.heuristic(problem, target(), checks.multiprocessors(0))
+    except KnobError as refusal:
+        assert "do not fit" in str(refusal) and target().shared_bytes < 200_000
+        return
+    variant = SPEC.variant(target(), **KERNEL.fixed(problem), **tuned)
+    assert build.obtain(variant, strict=True).breaches == ()
+    error = checked(variant, weight_of(n, k), m)
+    assert error <= GATE
+    evidence(variant, error, f"[{n}, {k}] m={m}")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_results_are_bit_identical_over_100_runs(way: dict[str, Any]) -> None:
+    weight = weight_of(2880, 1024)
+    variant = made(2880, 1024, m=8, **way)
+    if variant is None:
+        assert target().name != "sm_90a"
+        return
+    x = torch.randn(8, 1024, device="cuda").bfloat16()
+    first = multiply(variant, x, weight)
+    for _ in range(100):
+        assert torch.equal(multiply(variant, x, weight), first)
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_calls_that_feed_one_another_wait_for_one_another(m: int) -> None:
+    """Dependent launches prefetch weights; none may read activations that the one before is still writing."""
+    weight = Weight(2880, 2880, scales=(112, 116))
+    tuned = KERNEL.heuristic(LinearProblem(m, 2880, 2880), target(), checks.multiprocessors(0))
+    variant = SPEC.variant(target(), m=m, **tuned)
+    start = torch.randn(m, 2880, device="cuda").bfloat16()
+    serial = chained = start
+    for _ in range(50):
+        serial = multiply(variant, serial, weight)
+        torch.cuda.synchronize()
+    for _ in range(50):
+        chained = multiply(variant, chained, weight)
+    assert serial.isfinite().all() and torch.equal(serial, chained)
+
+
+def test_tensor_cores_count_subnormal_bf16_operands_wherever_the_kernel_relies_on_it() -> None:
+    """Codes 1 (0.5) are subnormal before they are brought to their exponent: flushed, the product would be zero."""
+    variant = made(64, 64, m=1, scaling="bare")
+    if variant is None:
+        assert target().name != "sm_90a"
+        return
+    weight = Weight(64, 64)
+    words, packed = pack(np.full((64, 64), 1, np.uint8), np.full((64, 2), 127, np.uint8), "swizzle")
+    weight.words, weight.scales = (torch.from_numpy(a.view(np.int32)).cuda() for a in (words, packed))
+    y = multiply(variant, torch.ones(1, 64, device="cuda").bfloat16(), weight)
+    assert torch.equal(y, torch.full_like(y, 32.0))

@@ -1,0 +1,204 @@
+"""`linear.stream`: right on every target as simulated, within the chip's limits, with legal heuristics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build
+from jitmx.arch import Arch
+from jitmx.errors import KnobError, SimulationError
+from jitmx.kernels.linear import GPT_OSS
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict, run
+from jitmx.toolchain import nvrtc
+from strategies import ARCHES, variants
+
+TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
+PROBLEMS = st.builds(
+    LinearProblem,
+    m=st.integers(1, 100),
+    n=st.integers(1, 300_000),
+    k=st.integers(1, 2048).map(lambda blocks: 32 * blocks),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+)
+
+# Knobs away from their defaults that change the code most, small enough to simulate quickly.
+SAMPLE: dict[str, dict[str, Any]] = {
+    "one row, folded": {"warps": 4, "split_k": 2},
+    "four rows, columns split": {"m": 4, "scaling": "post", "warps": 4, "split_k": 2, "predecode": 1, "bias": True},
+    "fp16 nibbles of any scale": {
+        "m": 2, "dtype": "fp16", "scaling": "bare", "encoding": "nibble", "scale_range": "full", "warps": 6,
+        "split_k": 3, "residual": True,
+    },
+    "two columns of MMA, two rows of tiles": {"m": 16, "tile_rows": 2, "warps": 2, "split_k": 2, "unroll": 1},
+    "eight rows of any scale": {"m": 8, "scaling": "post", "scale_range": "full", "warps": 4, "late": True},
+    "streamed": {"m": 2, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "bias": True, "residual": True},
+    "streamed, two rows of tiles": {
+        "m": 32, "share": False, "warps": 2, "chunk": 2, "stages": 3, "tile_rows": 2, "unroll": 1,
+    },
+}  # fmt: skip
+HOPPER: dict[str, dict[str, Any]] = {
+    "bare bf16 in clusters": {
+        "scaling": "bare", "cluster": 2, "warps": 8, "predecode": 1, "unroll": 1, "blocks_per_sm": 2,
+    },
+    "bare bf16 of any scale": {"m": 4, "scaling": "bare", "scale_range": "full", "encoding": "nibble", "warps": 4},
+    "four to a cluster, fp16": {"m": 8, "dtype": "fp16", "scaling": "post", "cluster": 4, "warps": 4, "split_k": 2},
+    "eight to a cluster": {"m": 16, "cluster": 8, "warps": 2, "split_k": 1, "late": True, "residual": True},
+    "bare bf16, streamed": {"m": 8, "scaling": "bare", "share": False, "warps": 4, "chunk": 2},
+}  # fmt: skip
+
+
+def variant(target: str, **knobs: Any) -> Variant:
+    """On targets that lack bulk copies or dependent launch, without them."""
+    chip = arch.parse(target)
+    modern = "tma" in chip.features
+    fitted = {"late": False} if not modern else {}
+    return SPEC.variant(chip, **{"pdl": modern, "copy": "bulk" if modern else "async", **knobs, **fitted})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("sample", SAMPLE)
+def test_it_passes_its_cases_and_they_reach_its_code(
+    sample: str, target: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(variant(target, **SAMPLE[sample]))
+
+
+@pytest.mark.parametrize("sample", HOPPER)
+def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(variant("sm_90a", **HOPPER[sample]))
+
+
+def test_bulk_and_async_copies_agree_where_there_are_both(simulated: Callable[[Variant], Verdict]) -> None:
+    for way in ({"share": True}, {"share": False, "chunk": 2}):
+        simulated(variant("sm_90a", copy="async", m=4, scaling="bare", warps=4, **way))
+
+
+@settings(max_examples=8)
+@given(picked=variants(SPEC).filter(lambda v: v.knobs.m * v.knobs.warps <= 64 and v.knobs.cluster <= 4))
+def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    for case in KERNEL.cases(picked):
+        error, _ = run(case, picked, ptx)
+        assert error <= case.gate, case.name
+
+
+@pytest.mark.parametrize("knobs", [SAMPLE["one row, folded"], SAMPLE["streamed"], HOPPER["bare bf16 in clusters"]])
+def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) -> None:
+    """All of it is used, but for the 64 bytes that pad a row of X: with 80 less, some access is outside."""
+    picked = variant("sm_90a", **knobs)
+    rows, n, k = picked.knobs.m, 129, 64 * 8 * picked.knobs.cluster
+    whole = launch(picked.knobs, rows, n, k, 4)
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    assert run(make_case(picked, whole, rows, n, k, 0), picked, ptx)[0] <= 0.005
+    short = Launch(whole.blocks, whole.shared_bytes - 80, whole.cluster)
+    with pytest.raises(SimulationError, match="shared memory"):
+        run(make_case(picked, short, rows, n, k, 0), picked, ptx)
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@settings(max_examples=100)
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
+@example(problem=LinearProblem(1, 1, 32), multiprocessors=256)
+@example(problem=LinearProblem(32, 300_000, 65_536), multiprocessors=1)
+def test_the_heuristic_is_legal_and_serves_the_problem_or_says_that_x_does_not_fit(
+    target: Arch, problem: LinearProblem, multiprocessors: int
+) -> None:
+    fixed = KERNEL.fixed(problem)
+    assert fixed["m"] >= min(problem.m, MAX_ROWS)
+    try:
+        tuned = KERNEL.heuristic(problem, target, multiprocessors)
+    except KnobError as error:
+        assert "do not fit" in str(error)
+        x = fixed["m"] * problem.k * 2
+        assert x + 544 > target.shared_bytes // 2  # 8 rows of MMA may stand for fewer of X, at 5 and more
+        return
+    assert not tuned.keys() & fixed.keys()
+    picked = SPEC.variant(target, **fixed, **tuned)
+    KERNEL.check(problem, picked)
+    geometry = launch(picked.knobs, fixed["m"], problem.n, problem.k, multiprocessors)
+    assert 1 <= geometry.blocks <= max(multiprocessors, picked.knobs.cluster)
+    assert geometry.blocks % geometry.cluster == 0
+    assert geometry.shared_bytes <= target.shared_bytes
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+@pytest.mark.parametrize("m", [1, 8, 16])
+def test_candidates_are_legal_and_open_with_what_the_heuristic_picks(m: int, target: str) -> None:
+    chip = arch.parse(target)
+    for n, k, _ in GPT_OSS:
+        problem = LinearProblem.on(chip, m=m, n=n, k=k)
+        try:
+            tuned = KERNEL.heuristic(problem, chip, chip.multiprocessors)
+        except KnobError:
+            assert KERNEL.candidates(problem, chip, chip.multiprocessors) == []
+            continue
+        found = KERNEL.candidates(problem, chip, chip.multiprocessors)
+        assert found[0] == tuned and 1 < len(found) <= 60
+        for knobs in found:
+            KERNEL.check(problem, SPEC.variant(chip, **KERNEL.fixed(problem), **knobs))
+
+
+@pytest.mark.parametrize(
+    ("target", "m"), [("sm_80", 4), ("sm_90a", 1), ("sm_90a", 2), ("sm_90a", 8), ("sm_90a", 32), ("sm_121a", 2)]
+)
+def test_the_machine_code_of_what_the_heuristic_picks_keeps_its_contract(target: str, m: int) -> None:
+    chip = arch.parse(target)
+    for n, k, biases in GPT_OSS:
+        problem = LinearProblem.on(chip, m=m, n=n, k=k, bias=biases[-1])
+        picked = SPEC.variant(
+            chip, **KERNEL.fixed(problem), **KERNEL.heuristic(problem, chip, chip.multiprocessors)
+        )
+        assert build.obtain(picked, strict=True).breaches == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "knobs", "said"),
+    [
+        ("sm_90a", {"warps": 6, "split_k": 4}, "split_k=4 does not divide warps=6; the nearest that does is 3"),
+        ("sm_90a", {"warps": 20, "blocks_per_sm": 3}, "the nearest legal value is 2"),
+        ("sm_90a", {"dtype": "fp16", "scaling": "fold"}, "use scaling='post'"),
+        ("sm_90a", {"scale_range": "full", "scaling": "fold"}, "use scaling='post'"),
+        ("sm_121a", {"scaling": "bare"}, "as seen on sm_90a; on sm_121a use scaling='post'"),
+        ("sm_121a", {"cluster": 2}, "needs sm_90 or sm_100; on sm_121a use cluster=1"),
+        ("sm_90a", {"cluster": 2, "share": False}, "which share=0 rules out; use cluster=1"),
+        ("sm_80", {"copy": "bulk", "pdl": False}, "on sm_80 use copy='async'"),
+        ("sm_80", {"copy": "async", "pdl": True}, "use pdl=False"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_remedy(target: str, knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError) as error:
+        SPEC.variant(arch.parse(target), **knobs)
+    assert said in str(error.value)
+
+
+def test_more_blocks_than_tiles_of_k_are_refused_with_the_nearest_that_serve() -> None:
+    with pytest.raises(KnobError, match="cluster=8 is over the 2 tiles of k=96; the nearest legal value is 2"):
+        KERNEL.check(LinearProblem(n=640, k=96), variant("sm_90a", cluster=8))
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_numbers_and_a_remedy() -> None:
+    picked, problem = variant("sm_121a"), LinearProblem(1, 201_088, 2880)
+    need = shared_bytes(picked.knobs, problem.n, problem.k, 48)
+    with pytest.raises(KnobError, match=rf"needs {need} B of shared memory; .* at most 101376 B: set share=0"):
+        KERNEL.check(problem, picked)
+
+
+@pytest.mark.parametrize("field", [{"norm": True}, {"argmax": True}, {"activation": "mxfp8"}, {"weight": "mxfp8"}])
+def test_what_it_lacks_is_refused_by_name(field: dict[str, Any]) -> None:
+    with pytest.raises(KnobError, match=f"linear.stream does not take {next(iter(field))}"):
+        KERNEL.fixed(LinearProblem(**field))
