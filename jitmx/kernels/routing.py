@@ -1,0 +1,399 @@
+"""`routing`: the k experts of each token, their weights, and lists of tokens by expert for grouped products.
+
+Kernels:
+    route   logits from hidden states and router weights (RMSNorm and bias on the way), choice, and lists if asked for
+    topk    choice from logits that are given, and lists if asked for
+    sort    lists from ids that are given
+
+Shapes: x [m, h], W [experts, h], logits [m, experts], ids and weights [m, k]. Equal logits go by ids; a NaN is chosen
+only where numbers run out, and counts as -inf in the softmax. With E the number of local experts the lists are
+    pairs     [m * k]        token * k + slot, by local expert, in the order of the tokens; -1 past the last
+    offsets   [E + 1]        where each expert's pairs start
+    schedule  [capacity, 4]  tiles of at most `tile` rows: local expert, first row, rows, number within the expert; an
+                             expert of -1 past the last
+    tiles     [1]            how many tiles there are
+
+Sums are in fp32. x in fp16 is taken as the sum of two bf16 numbers, which is exact. With the norm, x * norm is rounded
+to bf16 once (in fp16: to two such numbers, 16 bits), and the product is scaled by rsqrt(mean(x^2) + epsilon).
+
+Floor of `route` for few tokens: bytes of W over the bandwidth, and the dependent trips of x and of the partial logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels import Family, Problem
+from jitmx.kernels.linear.kernel import Launch
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+MAX_EXPERTS, MAX_K = 512, 8
+FEW_TOKENS = 64  # choice and lists are one launch
+DTYPES = ("bf16", "fp16")
+LOGIT_DTYPES = ("bf16", "fp16", "fp32")
+SCORING = ("softmax_topk", "softmax_all")
+BIASES = ("none", "bias_bf16", "bias_fp16", "bias_fp32")
+TILES = (0, 8, 16, 32, 64, 128, 256)
+SOURCES = ("hidden", "logits", "ids")
+
+# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; workspace; epsilon, m, h.
+LAYOUT = "@PPPPPPPPPPPiiPfii0P"
+
+_EXPERTS: Any = knob(128, low=1, high=MAX_EXPERTS, doc="experts")
+_K: Any = knob(4, low=1, high=MAX_K, doc="experts a token")
+_SCORING: Any = knob("softmax_topk", choices=SCORING, doc="softmax over the chosen, or over all experts")
+_MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
+_TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
+_PDL: Any = knob(True, doc="programmatic dependent launch: router weights before the previous kernel's end")
+
+
+@dataclass(frozen=True)
+class RouteKnobs(Knobs):
+    """Compile-time choices of `routing.route`."""
+
+    experts: int = _EXPERTS
+    k: int = _K
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of x and of the norm's weight")
+    bias: str = knob("none", choices=BIASES, doc="bias of the router, and its type")
+    norm: bool = knob(False, doc="RMSNorm of x")
+    scoring: str = _SCORING
+    mapped: bool = _MAPPED
+    tile: int = _TILE
+    tokens: int = knob(8, choices=(8, 16, 32, 64), doc="tokens that blocks work on together")
+    splits: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="blocks that share these tokens, each with a slice of h")
+    cluster: bool = knob(True, doc="partial logits meet in shared memory of a cluster, not in the workspace")
+    parts: int = knob(4, choices=(1, 2, 4, 8, 16, 32), doc="warps of a block that share 16 experts, each with a slice")
+    depth: int = knob(3, low=1, high=12, doc="chunks of 32 k a warp whose weights are under way at once")
+    pdl: bool = _PDL
+
+
+@dataclass(frozen=True)
+class TopkKnobs(Knobs):
+    """Compile-time choices of `routing.topk`."""
+
+    experts: int = _EXPERTS
+    k: int = _K
+    dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the logits")
+    scoring: str = _SCORING
+    mapped: bool = _MAPPED
+    tile: int = _TILE
+    warps: int = knob(8, choices=(1, 4, 8, 16, 32), doc="warps a block")
+    pdl: bool = _PDL
+
+
+@dataclass(frozen=True)
+class SortKnobs(Knobs):
+    """Compile-time choices of `routing.sort`."""
+
+    experts: int = _EXPERTS
+    k: int = _K
+    mapped: bool = _MAPPED
+    tile: int = knob(64, choices=TILES[1:], doc="rows of a tile of the schedule, at most")
+    warps: int = knob(16, choices=(1, 4, 8, 16, 32), doc="warps a block")
+    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks; more than one are a cluster")
+    pdl: bool = _PDL
+
+
+@dataclass(frozen=True)
+class RoutingProblem(Problem):
+    """One call of `jitmx.route` or `jitmx.group_by_expert`."""
+
+    m: int = knob(1, low=0, doc="tokens")
+    experts: int = _EXPERTS
+    k: int = _K
+    h: int = knob(2880, low=8, doc="values of a hidden state, a multiple of 8")
+    source: str = knob("hidden", choices=SOURCES, doc="what is given: hidden states, logits, or ids")
+    dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
+    bias: str = knob("none", choices=BIASES, doc="bias of the router, and its type")
+    norm: bool = knob(False, doc="RMSNorm of the hidden states")
+    scoring: str = _SCORING
+    mapped: bool = _MAPPED
+    tile: int = _TILE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_k(type(self).__name__, self)
+        if self.h % 8:
+            raise KnobError(
+                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
+                f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}"
+            )
+
+
+def _check_k(owner: str, fields: Any) -> None:
+    if fields.k > fields.experts:
+        raise KnobError(f"{owner}.k={fields.k} is over experts={fields.experts}; the nearest legal value is that")
+
+
+def _check(knobs: Any, arch: Arch) -> None:
+    _check_k(type(knobs).__name__, knobs)
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+def _check_choice(knobs: RouteKnobs | TopkKnobs, arch: Arch) -> None:
+    _check(knobs, arch)
+    if knobs.mapped and not knobs.tile:
+        raise KnobError("mapped=True is for the lists, and tile=0 makes none; use mapped=False or tile=64")
+
+
+def _check_cluster(blocks: int, remedy: str, arch: Arch) -> None:
+    if blocks > 1 and "cluster" not in arch.features:
+        raise KnobError(f"a cluster of {blocks} blocks needs sm_90 or newer; on {arch} use {remedy}")
+
+
+def takes_clusters(arch: Arch) -> bool:
+    """Whether heuristics use clusters: on sm_12x nobody has seen them gain anything."""
+    return "cluster" in arch.features and arch.major < 12
+
+
+def _per_warp(experts: int) -> int:
+    """Experts that one warp multiplies with: 16 are the M side of an MMA."""
+    return 32 if experts > 256 else 16
+
+
+def _groups(experts: int) -> int:
+    """Warps that it takes to multiply with all experts."""
+    return -(-experts // _per_warp(experts))
+
+
+def _check_route(knobs: RouteKnobs, arch: Arch) -> None:
+    _check_choice(knobs, arch)
+    warps = _groups(knobs.experts) * knobs.parts
+    if warps > 32:
+        most = max(p for p in (1, 2, 4, 8, 16, 32) if _groups(knobs.experts) * p <= 32)
+        said = f"parts={knobs.parts} with experts={knobs.experts} is a block of {warps} warps, over 32"
+        raise KnobError(f"{said}; the nearest legal value is {most}")
+    if knobs.cluster:
+        if knobs.splits == 1:
+            raise KnobError("splits=1 is no cluster; use cluster=False with it, or splits=2")
+        _check_cluster(knobs.splits, "cluster=False", arch)
+        if knobs.splits > 16:
+            raise KnobError(f"splits={knobs.splits} is over the 16 blocks of a cluster; the nearest legal value is 16")
+        if knobs.splits * knobs.tokens * _pitch(knobs) * 4 >= 1 << 20:
+            said = f"splits={knobs.splits} of tokens={knobs.tokens} by {knobs.experts} experts are over the 1 MB"
+            raise KnobError(f"{said} that an mbarrier counts; use tokens={knobs.tokens // 2} or cluster=False")
+    a_chunk, other = _registers(knobs, knobs.tokens)
+    room = min(255, 65536 // (warps * 32)) - other
+    if knobs.depth * a_chunk > room:
+        said = f"depth={knobs.depth} holds {knobs.depth * a_chunk} registers a thread, and a block of {warps} warps"
+        remedy = f"the nearest legal value is {room // a_chunk}" if room >= a_chunk else "lower parts or tokens"
+        raise KnobError(f"{said} has {max(room, 0)} left for that; {remedy}")
+
+
+def _registers(asked: RouteKnobs | RoutingProblem, tokens: int) -> tuple[int, int]:
+    """Registers a thread that a chunk under way takes, and that all else does, counted generously."""
+    each, terms = _per_warp(asked.experts), 2 if asked.dtype == "fp16" else 1
+    return 4 + 4 * asked.norm + each // 2, 20 + 8 * terms + asked.experts // 32 + tokens * each // 32
+
+
+def _check_sort(knobs: SortKnobs, arch: Arch) -> None:
+    _check(knobs, arch)
+    _check_cluster(knobs.cluster, "cluster=1", arch)
+
+
+def _pitch(knobs: RouteKnobs) -> int:
+    return _groups(knobs.experts) * _per_warp(knobs.experts) + 4
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _list_words(warps: int, local: int) -> int:
+    """Words that list_many of expert_lists.cuh needs."""
+    return (_up(warps, 4) + 4) * local + 2
+
+
+def route_shared_bytes(knobs: RouteKnobs, m: int, local: int) -> int:
+    """Dynamic shared memory of a launch of `routing.route` for m tokens, bytes, as the template lays it out."""
+    blocks = knobs.splits if knobs.cluster else 0
+    words = (knobs.parts + blocks) * min(m, knobs.tokens) * _pitch(knobs)
+    if knobs.tile:
+        if m * knobs.k > 32 or m > knobs.tokens:
+            words = max(words, _list_words(_groups(knobs.experts) * knobs.parts, local))
+        words = _up(words, 4) + _up(knobs.tokens * knobs.k, 8) + (knobs.experts if knobs.mapped else 0)
+    return 16 + 4 * words
+
+
+def launch(variant: Variant, m: int, local: int, multiprocessors: int) -> Launch:
+    """Geometry of a launch of `variant` for m tokens and so many local experts."""
+    knobs = variant.knobs
+    if variant.spec is ROUTE:
+        tiles = -(-m // knobs.tokens)
+        workspace = 4 * _up(tiles + 1, 4) if knobs.tile and tiles > 1 else 0  # counters
+        if knobs.splits > 1 and not knobs.cluster:
+            workspace = 4 * (_up(tiles + 1, 4) + tiles * knobs.splits * min(m, knobs.tokens) * _pitch(knobs))
+        shared = route_shared_bytes(knobs, m, local)
+        return Launch(tiles * knobs.splits, shared, knobs.splits if knobs.cluster else 1, workspace)
+    if variant.spec is TOPK:
+        if not knobs.tile:
+            return Launch(-(-m // knobs.warps), 0)
+        return Launch(1, 4 * (_up(m * knobs.k, 8) + (m * knobs.k > 32) * _list_words(knobs.warps, local)))
+    return Launch(knobs.cluster, 4 * _list_words(knobs.warps, local), knobs.cluster)
+
+
+def capacity(m: int, k: int, local: int, tile: int) -> int:
+    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
+    pairs = m * k
+    return (pairs + min(local, pairs) * (tile - 1)) // tile
+
+
+ROUTE = KernelSpec(
+    family="routing",
+    name="route",
+    knobs=RouteKnobs,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (_groups(knobs.experts) * knobs.parts * 32)),
+        max_spill_bytes=16 if knobs.experts > 256 else 0,  # addresses, outside the loops
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDG\.E\..*128"),
+    ),
+    check=_check_route,
+    shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
+    threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
+    entry="jitmx_routing_route",
+)
+
+TOPK = KernelSpec(
+    family="routing",
+    name="topk",
+    knobs=TopkKnobs,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32)), require=(r"\bREDUX\b|\bCREDUX\b",)
+    ),
+    check=_check_choice,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_routing_topk",
+)
+
+SORT = KernelSpec(
+    family="routing",
+    name="sort",
+    knobs=SortKnobs,
+    contract=lambda knobs, arch: Contract(max_registers=64, require=(r"\bMATCH\.ANY\b",)),
+    check=_check_sort,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_routing_sort",
+)
+
+_KERNELS = {"hidden": "route", "logits": "topk", "ids": "sort"}
+
+
+def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
+    """Everything but how blocks and warps share the work."""
+    if kernel != _KERNELS[problem.source]:
+        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{_KERNELS[problem.source]} does")
+    knobs: dict[str, Any] = {
+        "experts": problem.experts, "k": problem.k, "mapped": problem.mapped and problem.tile > 0, "tile": problem.tile,
+    }  # fmt: skip
+    if kernel == "sort":
+        return knobs
+    knobs |= {"dtype": problem.dtype, "scoring": problem.scoring}
+    if kernel == "route":
+        if problem.dtype not in DTYPES:
+            raise KnobError(f"routing.route takes hidden states in {' or '.join(DTYPES)}, not {problem.dtype}")
+        knobs |= {"bias": problem.bias, "norm": problem.norm}
+    return knobs
+
+
+def _serving(problem: RoutingProblem, arch: Arch) -> tuple[str, ...]:
+    try:
+        _fixed(problem, _KERNELS[problem.source])
+    except KnobError:
+        return ()
+    return (_KERNELS[problem.source],)
+
+
+def _tuned(problem: RoutingProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+    """Few tokens: as many blocks a token as a cluster has, so that W comes in at once. Many: tiles that reuse W."""
+    pdl = {"pdl": "pdl" in arch.features}
+    clusters = takes_clusters(arch)
+    if kernel == "topk":
+        return pdl | {"warps": 8 if problem.m <= 8 or not problem.tile else 32}
+    if kernel == "sort":
+        return pdl | {"warps": 16, "cluster": 8 if clusters and problem.m * problem.k > 4 * FEW_TOKENS else 1}
+    few = problem.m <= 4 * FEW_TOKENS
+    # Clusters of 16 are not for every chip, and only one fits a group of multiprocessors.
+    wide = problem.m <= 2 or (problem.experts > 128 and problem.m <= 8)
+    large = not clusters or (wide and arch.major == 9 and multiprocessors >= 128)
+    first = ((8, 16 if large else 8), (8, 8), (8, 4)) if few else ((64, 2), (32, 2), (16, 2))
+    knobs: dict[str, Any] = {}
+    for tokens, splits in (*first, (8, 2), (8, 1)):  # until shared memory holds them
+        shared_out = _shared_out(problem, 32 if few and wide else 16, tokens, splits)
+        knobs = pdl | shared_out | {"cluster": clusters and splits > 1}
+        try:
+            _check_problem(problem, ROUTE.variant(arch, **knobs, **_fixed(problem, kernel)))
+        except KnobError:
+            continue
+        break
+    return knobs
+
+
+def _shared_out(problem: RoutingProblem, most: int, tokens: int, splits: int) -> dict[str, Any]:
+    """Warps of a block, at most so many where one is not enough, and chunks under way."""
+    warps, chunks = _groups(problem.experts), -(-problem.h // 32)
+    a_chunk, other = _registers(problem, tokens)
+
+    def room(parts: int) -> int:
+        return int(min(255, 65536 // (warps * parts * 32)) - other) // a_chunk
+
+    parts = max(
+        p
+        for p in (1, 2, 4, 8, 16, 32)
+        if p == 1 or (warps * p <= most and splits * p <= chunks and room(p) > 0)
+    )
+    depth = max(1, min(room(parts), -(-chunks // (splits * parts)), 6 if tokens < 32 else 1))
+    return {"tokens": tokens, "splits": splits, "parts": parts, "depth": depth}
+
+
+def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
+    need = launch(variant, problem.m, problem.experts, variant.arch.multiprocessors).shared_bytes
+    if need > variant.arch.shared_bytes:
+        raise KnobError(
+            f"{variant.name} with m={problem.m} needs {need} B of shared memory; a block on {variant.arch} has at most "
+            f"{variant.arch.shared_bytes} B; use fewer tokens, parts or warps, or sort in a launch of its own"
+        )
+
+
+def _cases(variant: Variant) -> Iterable[Case]:
+    from jitmx.kernels.routing_cases import cases
+
+    return cases(variant)
+
+
+def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
+    """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
+    found = []
+    for experts in (128, 32):
+        for tile in (0, 64):
+            found.append(RoutingProblem(1, experts, 4, 2880, bias="bias_bf16", tile=tile))
+        for m in (2 * FEW_TOKENS, 8192):
+            found.append(RoutingProblem(m, experts, 4, 2880, bias="bias_bf16"))
+        found.append(RoutingProblem(1, experts, 4, 2880, "logits", tile=64))
+        found.append(RoutingProblem(8192, experts, 4, 2880, "ids", tile=64))
+    return tuple(found)
+
+
+FAMILY = Family(
+    name="routing",
+    summary="experts of each token, their weights, and lists by expert",
+    specs=(ROUTE, TOPK, SORT),
+    problem=RoutingProblem,
+    typical=_typical,
+    serving=_serving,
+    fixed=_fixed,
+    heuristic=lambda problem, arch, multiprocessors: (
+        _KERNELS[problem.source], _tuned(problem, arch, multiprocessors, _KERNELS[problem.source])
+    ),
+    tuned=_tuned,
+    cases=_cases,
+    check=_check_problem,
+)

@@ -1,0 +1,215 @@
+"""`routing`: references in float64 and launches with known results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.kernels import routing
+from jitmx.registry.case import Buffer, Case, mismatches, relative_l2
+from jitmx.registry.spec import Variant
+
+Array = npt.NDArray[Any]
+
+EPSILON = 1e-5
+GATE = 1e-4  # relative L2 of the weights; ids and lists are exact
+STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """What the kernels write as `pairs`, `offsets`, `schedule` and `tiles`."""
+
+    pairs: Array
+    offsets: Array
+    schedule: Array
+    tiles: Array
+
+
+def router(x: Array, weight: Array, bias: Array | None, norm: Array | None, epsilon: float = EPSILON) -> Array:
+    """Logits [m, experts] in float64; with the norm of bf16 values, x * norm is rounded to bf16 as the kernel does."""
+    scale = np.ones((len(x), 1))
+    if norm is not None:
+        wide = x.astype(np.float64)
+        scale = 1 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+        rounded = ml_dtypes.bfloat16 if x.dtype == ml_dtypes.bfloat16 else np.float64
+        x = (wide * norm.astype(np.float64)).astype(rounded)
+    logits = x.astype(np.float64) @ weight.astype(np.float64).T * scale
+    return logits if bias is None else logits + bias.astype(np.float64)
+
+
+def choose(logits: Array, k: int, scoring: str) -> tuple[Array, Array]:
+    """Ids and weights [m, k]: the largest first, the lower id where logits are equal, a NaN after all numbers."""
+    logits = logits.astype(np.float64)
+    last = np.isnan(logits)
+    logits = np.where(last, -np.inf, logits)
+    ids = np.lexsort((np.broadcast_to(np.arange(logits.shape[1]), logits.shape), -logits, last), axis=-1)[:, :k]
+    chosen = np.take_along_axis(logits, ids, axis=1)
+    with np.errstate(invalid="ignore"):
+        shares = np.exp(chosen - chosen[:, :1])
+        among = shares if scoring == "softmax_topk" else np.exp(logits - chosen[:, :1])
+    return ids.astype(np.int32), shares / among.sum(axis=1, keepdims=True)
+
+
+def lists(ids: Array, local: int, tile: int, expert_map: Array | None = None) -> Lists:
+    """The lists of ids [m, k]; ids that name no expert, or one that is elsewhere, are left out."""
+    flat = ids.reshape(-1).astype(np.int64)
+    if expert_map is not None:
+        inside = (flat >= 0) & (flat < len(expert_map))
+        flat = np.where(inside, expert_map[np.where(inside, flat, 0)], -1)
+    flat = np.where((flat >= 0) & (flat < local), flat, local)
+    order = np.argsort(flat, kind="stable")
+    counts = np.bincount(flat, minlength=local + 1)[:local]
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    pairs = np.full(len(flat), -1)
+    pairs[: offsets[-1]] = order[: offsets[-1]]
+    entries = [
+        (expert, offsets[expert] + number * tile, min(tile, count - number * tile), number)
+        for expert, count in enumerate(counts.tolist())
+        for number in range(-(-count // tile))
+    ]
+    schedule = np.zeros((routing.capacity(len(ids), ids.shape[1], local, tile), 4), np.int32)
+    schedule[:, 0] = -1
+    schedule[: len(entries)] = np.array(entries, np.int32).reshape(-1, 4)
+    return Lists(pairs.astype(np.int32), offsets.astype(np.int32), schedule, np.array([len(entries)], np.int32))
+
+
+def arguments(
+    m: int, h: int, *, x: Any = 0, weight: Any = 0, bias: Any = 0, norm: Any = 0, expert_map: Any = 0, ids: Any = 0,
+    weights: Any = 0, into: Sequence[Any] = (0, 0, 0, 0), local: int = 0, capacity: int = 0, workspace: Any = 0,
+    epsilon: float = EPSILON,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The fields of the argument struct (templates/include/jitmx/routing.cuh) in their order."""
+    return (x, weight, bias, norm, expert_map, ids, weights, *into, local, capacity, workspace, epsilon, m, h)
+
+
+def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
+    """Tokens, values of a hidden state, and what is special."""
+    knobs = variant.knobs
+    if variant.spec is routing.ROUTE:
+        workers = knobs.splits * knobs.parts
+        long = 32 * workers * knobs.depth + 40  # one round of chunks and a ragged piece of another
+        shapes = [(1, long, "ties"), (min(knobs.tokens, 3), 8, "nan"), (knobs.tokens + 3, 72, "plain")]
+        if knobs.tile:
+            shapes.append((32 // knobs.k + 1, 40, "plain"))
+        return shapes
+    if variant.spec is routing.TOPK:
+        return [(1, 8, "nan"), (2, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
+    per_block = 32 * knobs.warps // knobs.k
+    return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (knobs.cluster * per_block + 9, 8, "one expert")]
+
+
+def cases(variant: Variant) -> Iterator[Case]:
+    """Small ragged launches: ties, NaN, absent experts, more tokens than blocks share, experts that take all."""
+    for seed, (m, h, special) in enumerate(_shapes(variant)):
+        yield _case(variant, m, h, special, seed)
+
+
+def _expert_map(variant: Variant, generator: np.random.Generator) -> tuple[Array | None, int]:
+    """Every second expert, in another order, is here."""
+    experts = variant.knobs.experts
+    if not variant.knobs.mapped:
+        return None, experts
+    expert_map = np.full(experts, -1, np.int32)
+    here = generator.permutation(experts)[: (experts + 1) // 2]
+    expert_map[here] = np.arange(len(here))
+    return expert_map, len(here)
+
+
+def _logits(variant: Variant, m: int, special: str, generator: np.random.Generator) -> Array:
+    knobs = variant.knobs
+    logits = generator.standard_normal((m, knobs.experts)).astype(STORED[knobs.dtype])
+    if special == "ties":
+        logits[:, ::3] = 1.5
+        logits[:, 1::7] = 0.0
+        logits[:, 2::7] = -0.0
+    elif special == "nan":
+        logits[:, generator.permutation(knobs.experts)[: knobs.experts // 2]] = np.nan
+        logits[-1] = np.nan
+        logits[-1, -1] = -np.inf if m > 1 else 1
+    return logits
+
+
+def _case(variant: Variant, m: int, h: int, special: str, seed: int) -> Case:
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    expert_map, local = _expert_map(variant, generator)
+    inputs: dict[str, Any] = {}
+    outputs: list[Array] = []
+    if variant.spec is routing.SORT:
+        ids = generator.permuted(np.tile(np.arange(knobs.experts, dtype=np.int32), (m, 1)), axis=1)[:, : knobs.k].copy()
+        if special == "one expert":
+            ids[: m - m // 4] = ids[0]
+        elif special == "strangers":
+            ids[::2, 0], ids[1, -1] = -1, knobs.experts
+        inputs["ids"] = Buffer(ids)
+    else:
+        ids, weights = _choice(variant, m, h, special, generator, inputs)
+        inputs |= {"ids": Buffer(ids, output=True), "weights": Buffer(weights.astype(np.float32), output=True)}
+        outputs = [ids, weights]
+    if knobs.tile:
+        wanted = lists(ids, local, knobs.tile, expert_map)
+        arrays = (wanted.pairs, wanted.offsets, wanted.schedule, wanted.tiles)
+        outputs += arrays
+        inputs |= {"into": [Buffer(array, output=True) for array in arrays], "capacity": len(wanted.schedule)}
+        if expert_map is not None:
+            inputs["expert_map"] = Buffer(expert_map)
+    geometry = routing.launch(variant, m, local, 4)
+    if geometry.workspace:
+        inputs["workspace"] = Buffer(np.zeros(geometry.workspace, np.uint8), scratch=True)
+    return Case(
+        name=f"m={m} h={h} {special}",
+        grid=geometry.blocks,
+        shared_bytes=geometry.shared_bytes,
+        layout=routing.LAYOUT,
+        arguments=arguments(m, h, local=local, **inputs),
+        check=lambda found: _error(found, outputs),
+        gate=GATE,
+        cluster=geometry.cluster,
+    )
+
+
+def _choice(
+    variant: Variant, m: int, h: int, special: str, generator: np.random.Generator, inputs: dict[str, Any]
+) -> tuple[Array, Array]:
+    """Ids and weights of random inputs, which are added to `inputs`."""
+    knobs = variant.knobs
+    if variant.spec is routing.TOPK:
+        logits = _logits(variant, m, special, generator)
+        inputs["x"] = Buffer(logits)
+        return choose(logits, knobs.k, knobs.scoring)
+    x = generator.standard_normal((m, h)).astype(STORED[knobs.dtype])
+    weight = (generator.standard_normal((knobs.experts, h)) * 2 / np.sqrt(h)).astype(ml_dtypes.bfloat16)
+    bias = norm = None
+    if knobs.bias != "none":
+        bias = generator.standard_normal(knobs.experts).astype(STORED[knobs.bias.removeprefix("bias_")])
+    if knobs.norm:
+        norm = generator.uniform(0.5, 1.5, h).astype(STORED[knobs.dtype])
+    if special == "ties":
+        half = knobs.experts // 2
+        weight[half : 2 * half] = weight[:half]
+        if bias is not None:
+            bias[half : 2 * half] = bias[:half]
+    elif special == "nan":
+        weight[knobs.experts // 2, 0] = np.nan
+    inputs |= {"x": Buffer(x), "weight": Buffer(weight)}
+    if bias is not None:
+        inputs["bias"] = Buffer(bias)
+    if norm is not None:
+        inputs["norm"] = Buffer(norm)
+    return choose(router(x, weight, bias, norm), knobs.k, knobs.scoring)
+
+
+def _error(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """Relative L2 of the weights, the second output; infinite where anything else differs."""
+    error = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        if b.dtype == np.float64:
+            error = relative_l2(a, b)
+        elif mismatches(a, b):
+            return float("inf")
+    return error

@@ -1,0 +1,156 @@
+"""Launches of `routing`, planned once for each kind of call, and the tensors that they write."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from jitmx.dispatch.choose import choose
+from jitmx.errors import KnobError
+from jitmx.kernels import routing
+from jitmx.kernels.routing import RoutingProblem
+from jitmx.ops import checks
+from jitmx.registry.spec import Variant
+from jitmx.runtime import driver, load
+from jitmx.runtime.launch import Launcher
+
+PORTABLE_CLUSTER = 8  # blocks that a cluster may have on every chip with clusters
+_FUNCTION_ATTRIBUTE_NON_PORTABLE_CLUSTER = 14
+
+
+class Routing(NamedTuple):
+    """What `route` and `group_by_expert` return.
+
+    With E the number of local experts and `tile` rows a tile; the lists are None where no tile was asked for.
+
+    Attributes:
+        ids: int32 [m, k], experts of each token, the largest logit first.
+        weights: float32 [m, k]; None from `group_by_expert`.
+        pairs: int32 [m * k], token * k + slot by local expert, in the order of the tokens; -1 past offsets[E].
+        offsets: int32 [E + 1], where each local expert's pairs start.
+        schedule: int32 [capacity, 4], tiles of at most `tile` rows: local expert, first row, rows, number of the tile
+            within its expert; rows past the last tile have expert -1.
+        tiles: int32 [1], how many tiles there are.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor | None
+    pairs: torch.Tensor | None
+    offsets: torch.Tensor | None
+    schedule: torch.Tensor | None
+    tiles: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What decides the launches of a call."""
+
+    problem: RoutingProblem
+    local: int
+    device: int
+    knobs: tuple[tuple[str, Any], ...] = ()
+
+
+class Plan:
+    """Launches and outputs of one kind of call."""
+
+    def __init__(self, call: Call) -> None:
+        problem = call.problem
+        self.m, self.k, self.h, self.tile = problem.m, problem.k, problem.h, problem.tile
+        self.local, self.device = call.local, call.device
+        self.steps: list[_Step] = []
+        with torch.cuda.device(call.device):
+            for part in parts(problem):
+                self.steps.append(_Step(part, call, None if self.steps else dict(call.knobs) or None))
+        self.capacity = routing.capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
+        pairs, given = self.m * self.k, problem.source == "ids"
+        chosen = [] if given else [pairs, pairs]
+        lists = [pairs, call.local + 1, 1, 4 * self.capacity] if self.tile else []
+        # Every output starts on 16 bytes.
+        self.sizes = [size for wanted in chosen + lists for size in (wanted, -wanted % 4)]
+        self.words = sum(self.sizes)
+        given_ids = torch.empty(self.m, self.k, dtype=torch.int32, device="meta") if given else None
+        self.wanted = self.outputs(given_ids, torch.device("meta"))
+
+    def outputs(self, ids: torch.Tensor | None, device: torch.device) -> Routing:
+        """Views of one new allocation."""
+        views = torch.empty(self.words, dtype=torch.int32, device=device).split_with_sizes(self.sizes)[::2]
+        weights = None
+        if ids is None:
+            ids, weights = views[0].view(self.m, self.k), views[1].view(torch.float32).view(self.m, self.k)
+            views = views[2:]
+        if not self.tile:
+            return Routing(ids, weights, None, None, None, None)
+        pairs, offsets, tiles, schedule = views
+        return Routing(ids, weights, pairs, offsets, schedule.view(self.capacity, 4), tiles)
+
+
+class _Step:
+    """One launch."""
+
+    def __init__(self, problem: RoutingProblem, call: Call, knobs: Mapping[str, Any] | None) -> None:
+        arch, multiprocessors = checks.device_arch(call.device), checks.multiprocessors(call.device)
+        variant = choose("routing", problem, arch, multiprocessors=multiprocessors, knobs=knobs).variant
+        geometry = routing.launch(variant, problem.m, call.local, multiprocessors)
+        if geometry.shared_bytes > arch.shared_bytes:
+            raise KnobError(
+                f"{variant.name} for {problem.m} tokens needs {geometry.shared_bytes} B of shared memory; a block on "
+                f"{arch} has at most {arch.shared_bytes} B; choose fewer tokens, parts or warps"
+            )
+        self.launcher = Launcher(
+            variant, call.device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=routing.LAYOUT,
+            pdl=variant.knobs.pdl, cluster=geometry.cluster,
+        )  # fmt: skip
+        if geometry.cluster > PORTABLE_CLUSTER:
+            _allow_large_clusters(variant, call.device)
+        self.scratch = geometry.workspace
+        self.key = call.device, variant.identity, problem.m
+
+
+def _allow_large_clusters(variant: Variant, device: int) -> None:
+    """Let launches have clusters that not every chip with clusters can hold."""
+    function = ctypes.c_void_p(load.function(variant, device))
+    code = driver.library().cuFuncSetAttribute(function, _FUNCTION_ATTRIBUTE_NON_PORTABLE_CLUSTER, ctypes.c_int(1))
+    driver.check(code, "cuFuncSetAttribute(clusters of more than 8 blocks)")
+
+
+def parts(problem: RoutingProblem) -> list[RoutingProblem]:
+    """The problems of a call's launches: one where tokens are few, lists apart where they are many."""
+    fields = problem.as_dict()
+    if problem.source == "ids":
+        return [problem]
+    if not problem.tile:
+        return [problem] if problem.m else []
+    sort = RoutingProblem(**fields | {"source": "ids", "h": 8, "norm": False, "bias": "none", "dtype": "bf16"})
+    if not problem.m:
+        return [sort]
+    if problem.m <= routing.FEW_TOKENS:
+        return [problem]
+    return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]
+
+
+_workspaces: dict[tuple[Any, ...], torch.Tensor] = {}
+_captured: dict[int, tuple[int, dict[tuple[Any, ...], torch.Tensor]]] = {}
+
+
+def workspace(step: _Step, device: int, stream: int) -> int:
+    """Address of scratch memory that is zero, or was left as an earlier launch of this kind on the stream left it.
+
+    A graph gets memory of its own, zeroed as part of it: which stream it will run on, and beside what, is not known.
+    """
+    if not step.scratch:
+        return 0
+    found = _workspaces
+    if torch.cuda.is_current_stream_capturing():
+        number = driver.capture_number(stream)
+        if device not in _captured or _captured[device][0] != number:
+            _captured[device] = number, {}
+        found = _captured[device][1]
+    key = stream, *step.key
+    if key not in found:
+        found[key] = torch.zeros(step.scratch, dtype=torch.uint8, device=f"cuda:{device}")
+    return int(found[key].data_ptr())

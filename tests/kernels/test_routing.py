@@ -1,0 +1,205 @@
+"""`routing`: what Python says of a launch is what the kernels need, and every case passes thread for thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import choose, default_variants
+from jitmx.errors import KnobError
+from jitmx.kernels import routing, routing_cases
+from jitmx.kernels.routing import ROUTE, SORT, TOPK, RoutingProblem, capacity, launch
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict
+from strategies import ARCHES, variants
+
+FAMILY = kernels.family("routing")
+PROBLEMS = st.builds(
+    lambda experts, k, **fields: RoutingProblem(experts=experts, k=min(k, experts), **fields),
+    m=st.integers(0, 20_000),
+    experts=st.integers(1, 512),
+    k=st.integers(1, 8),
+    h=st.integers(1, 2048).map(lambda eights: 8 * eights),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    bias=st.sampled_from(routing.BIASES),
+    norm=st.booleans(),
+    scoring=st.sampled_from(routing.SCORING),
+    mapped=st.booleans(),
+    tile=st.sampled_from(routing.TILES),
+)
+
+
+def route(target: str, **knobs: Any) -> Variant:
+    return ROUTE.variant(arch.parse(target), **knobs)
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@settings(max_examples=200)
+@given(problem=PROBLEMS, source=st.sampled_from(routing.SOURCES), multiprocessors=st.integers(1, 256))
+@example(problem=RoutingProblem(64, 512, 8, tile=8, norm=True, mapped=True), source="hidden", multiprocessors=132)
+@example(problem=RoutingProblem(64, 512, 8, tile=8), source="logits", multiprocessors=132)
+def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
+    target: Arch, problem: RoutingProblem, source: str, multiprocessors: int
+) -> None:
+    fields = problem.as_dict() | {"source": source}
+    if source == "ids":
+        fields["tile"] = fields["tile"] or 64
+    elif fields["m"] > routing.FEW_TOKENS:
+        fields |= {"tile": 0, "mapped": False}
+    asked = RoutingProblem(**fields)
+    variant = choose("routing", asked, target, multiprocessors=multiprocessors).variant
+    geometry = launch(variant, asked.m, asked.experts, multiprocessors)
+    assert geometry.shared_bytes <= target.shared_bytes
+    assert geometry.blocks % geometry.cluster == 0
+
+
+@given(data=st.data(), m=st.integers(1, 60), experts=st.integers(1, 40), tile=st.sampled_from([1, 3, 8, 64]))
+def test_no_routing_needs_more_tiles_than_the_capacity_and_one_needs_as_many(
+    data: st.DataObject, m: int, experts: int, tile: int
+) -> None:
+    k = data.draw(st.integers(1, min(8, experts)))
+    ids = np.array([data.draw(st.permutations(range(experts)))[:k] for _ in range(m)], np.int32)
+    found = routing_cases.lists(ids, experts, tile)
+    assert found.tiles[0] <= capacity(m, k, experts, tile) <= m * k // tile + experts
+
+
+def test_the_capacity_is_reached_where_experts_have_one_row_over_whole_tiles() -> None:
+    ids = np.array([[0], [1], [2], [3], [0], [0], [0], [0]], np.int32)
+    assert routing_cases.lists(ids, 4, 4).tiles[0] == capacity(8, 1, 4, 4) == 5
+
+
+@given(data=st.data(), m=st.integers(1, 6), experts=st.integers(1, 64))
+def test_the_reference_agrees_with_torch_on_ids_and_weights(data: st.DataObject, m: int, experts: int) -> None:
+    k = data.draw(st.integers(1, min(8, experts)))
+    logits = np.random.default_rng(data.draw(st.integers(0, 99))).standard_normal((m, experts))
+    values, ids = torch.from_numpy(logits).topk(k)
+    for scoring, among in (("softmax_topk", values), ("softmax_all", torch.from_numpy(logits))):
+        found, weights = routing_cases.choose(logits, k, scoring)
+        assert (found == ids.numpy()).all()
+        shares = torch.exp(values - torch.logsumexp(among, 1, keepdim=True))
+        np.testing.assert_allclose(weights, shares.numpy(), rtol=1e-12)
+
+
+def test_the_reference_takes_the_lower_of_equal_logits_and_nan_last() -> None:
+    logits = np.array([[np.nan, 1.0, -np.inf, 1.0, 0.0, -0.0]])
+    ids, weights = routing_cases.choose(logits, 6, "softmax_topk")
+    assert ids.tolist() == [[1, 3, 4, 5, 2, 0]]
+    assert weights[0, 4] == weights[0, 5] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: RoutingProblem(experts=3, k=4), "k=4 is over experts=3"),
+        (lambda: RoutingProblem(h=2884), "h=2884 is not a multiple of 8, .* the nearest legal value is 2888"),
+        (lambda: RoutingProblem(experts=513), "experts=513 is above its limit; the nearest legal value is 512"),
+        (lambda: route("sm_90a", parts=8), "parts=8 with experts=128 is a block of 64 warps, over 32; .* is 4"),
+        (lambda: route("sm_90a", splits=32), "splits=32 is over the 16 blocks of a cluster; .* is 16"),
+        (lambda: route("sm_90a", splits=1), "splits=1 is no cluster; use cluster=False"),
+        (lambda: route("sm_90a", mapped=True), "mapped=True is for the lists, and tile=0 makes none"),
+        (lambda: route("sm_80", parts=2, pdl=False), "a cluster of 8 blocks needs sm_90 .* on sm_80 use cluster=False"),
+        (lambda: route("sm_80", cluster=False), "pdl=True needs sm_90 or newer"),
+        (lambda: route("sm_90a", depth=12, parts=2), "depth=12 holds 144 registers a thread, .* legal value is 7"),
+        (lambda: route("sm_90a", parts=1, tokens=64, experts=512), "over the 1 MB that an mbarrier .* use tokens=32"),
+        (lambda: SORT.variant(arch.parse("sm_86"), cluster=2, pdl=False), "a cluster of 2 blocks .* use cluster=1"),
+        (lambda: SORT.variant(arch.parse("sm_90"), tile=0), "tile=0 is not one of 8, 16"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_the_rule_and_the_remedy(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(KnobError, match=said):
+        make()
+
+
+def test_hidden_states_in_fp32_are_refused_and_logits_in_fp32_are_not() -> None:
+    target = arch.parse("sm_90")
+    with pytest.raises(KnobError, match="takes hidden states in bf16 or fp16, not fp32"):
+        choose("routing", RoutingProblem(dtype="fp32"), target)
+    assert choose("routing", RoutingProblem(dtype="fp32", source="logits"), target).variant.spec is TOPK
+
+
+def test_too_many_tokens_for_one_block_are_refused_with_both_numbers() -> None:
+    problem = RoutingProblem(m=50_000, k=8, source="logits", tile=8)
+    with pytest.raises(KnobError, match=r"needs \d+ B of shared memory; a block on sm_90a has at most 232448 B"):
+        choose("routing", problem, arch.parse("sm_90"))
+
+
+# The knobs that shape the code, each value with others in turn; between them all branches of the templates.
+_ROUTE = (
+    {"experts": 128, "k": 4, "bias": "bias_bf16", "tile": 64},
+    {"experts": 60, "k": 4, "norm": True, "mapped": True, "tile": 16, "bias": "bias_fp32", "parts": 2, "depth": 1},
+    {"experts": 256, "k": 8, "scoring": "softmax_all", "tile": 8, "parts": 1, "depth": 2},
+    {"experts": 512, "k": 7, "dtype": "fp16", "bias": "bias_fp16", "parts": 1, "depth": 1, "tile": 32},
+    {"experts": 32, "k": 2, "tokens": 16, "splits": 1, "depth": 2, "norm": True},
+    {"experts": 300, "k": 3, "tokens": 32, "splits": 2, "parts": 1, "depth": 2, "dtype": "fp16", "norm": True},
+    {"experts": 5, "k": 5, "tokens": 64, "splits": 4, "parts": 4, "depth": 1, "tile": 128, "mapped": True},
+)
+TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
+
+
+def suited(target: Arch, knobs: dict[str, Any]) -> dict[str, Any]:
+    cluster = "cluster" in target.features and knobs.get("splits") != 1
+    return {"depth": 2, **knobs, "cluster": cluster, "pdl": "pdl" in target.features}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("knobs", _ROUTE, ids=lambda knobs: f"{knobs['experts']}-experts")
+def test_route_is_right_on_every_target(
+    target: str, knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(ROUTE.variant(arch.parse(target), **suited(arch.parse(target), knobs)))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_partial_logits_meet_in_the_workspace_where_clusters_could_be_too(
+    target: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(route(target, cluster=False, splits=16, parts=2, tile=64))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_gpt_oss_takes_is_right_on_every_target(target: str, simulated: Callable[[Variant], Verdict]) -> None:
+    for variant in default_variants("routing", arch.parse(target)):
+        if variant.knobs.experts == 128:
+            simulated(variant)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"experts": 128, "k": 4, "dtype": "bf16"},
+        {"experts": 60, "k": 4, "dtype": "fp32", "tile": 8, "mapped": True, "scoring": "softmax_all", "warps": 4},
+        {"experts": 300, "k": 7, "dtype": "fp16", "tile": 64, "warps": 8},
+        {"experts": 7, "k": 1, "dtype": "fp32", "tile": 16, "warps": 1},
+    ],
+    ids=lambda knobs: f"{knobs['experts']}-experts",
+)
+def test_topk_is_right_on_every_target(
+    target: str, knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(TOPK.variant(arch.parse(target), **knobs, pdl="pdl" in arch.parse(target).features))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_sort_is_right_on_every_target(target: str, mapped: bool, simulated: Callable[[Variant], Verdict]) -> None:
+    item = arch.parse(target)
+    blocks = 8 if "cluster" in item.features else 1
+    pdl = "pdl" in item.features
+    assert simulated(SORT.variant(item, cluster=blocks, mapped=mapped, warps=4, tile=8, pdl=pdl)).error == 0.0
+    assert simulated(SORT.variant(item, experts=500, k=7, mapped=mapped, warps=8, pdl=pdl)).error == 0.0
+
+
+@settings(max_examples=12)
+@given(variant=st.one_of(variants(ROUTE, changes=8), variants(TOPK), variants(SORT)))
+def test_legal_variants_name_themselves_and_have_cases(variant: Variant) -> None:
+    assert variant.name.startswith("routing.")
+    assert next(iter(FAMILY.cases(variant))).grid >= 1
