@@ -1,0 +1,79 @@
+"""`moe`: a mixture of experts, y[t] = sum over slots of w[t, slot] (W2[e] act(W13[e] x[t] + b13[e]) + b2[e]).
+
+Kernels, a module and a template each:
+    decode    at most 64 rows: both products in one persistent launch
+
+Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
+turn, W2 [experts, hidden, intermediate]; both in MXFP4, packed expert by expert as `linear` packs one weight. hidden
+and intermediate are multiples of 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels import Family
+from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.kernels.moe import decode
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.case import Case
+from jitmx.registry.spec import Variant
+
+__all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
+
+KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode,)}
+TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """Geometry of a launch of `variant` for a problem."""
+    return KERNELS[variant.spec.name].launch(variant.knobs, problem, multiprocessors)
+
+
+def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
+    """Layers of gpt-oss-120b; those of 20b run the same variants."""
+    return tuple(MoeProblem(m, encoding=preferred_encoding(arch)) for m in TYPICAL_ROWS)
+
+
+def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
+    """Kernels that can serve the problem on a target."""
+    found = []
+    for name, kernel in KERNELS.items():
+        try:
+            kernel.fixed(problem)
+        except KnobError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
+    return "decode", KERNELS["decode"].heuristic(problem, arch, multiprocessors)
+
+
+def _cases(variant: Variant) -> Iterable[Case]:
+    return KERNELS[variant.spec.name].cases(variant)
+
+
+def _check(problem: MoeProblem, variant: Variant) -> None:
+    KERNELS[variant.spec.name].check(problem, variant)
+
+
+FAMILY = Family(
+    name="moe",
+    summary="mixture of experts with weights in MXFP4",
+    specs=tuple(kernel.spec for kernel in KERNELS.values()),
+    problem=MoeProblem,
+    typical=_typical,
+    serving=serving,
+    fixed=lambda problem, kernel: KERNELS[kernel].fixed(problem),
+    heuristic=_heuristic,
+    tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
+    cases=_cases,
+    check=_check,
+    max_rows=lambda kernel: KERNELS[kernel].max_rows,
+)

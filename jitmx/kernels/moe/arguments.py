@@ -1,0 +1,107 @@
+"""The argument struct of every kernel of `moe` (templates/include/jitmx/moe.cuh), and cases made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jitmx import formats
+from jitmx.kernels.linear.layout import NORMAL_SCALES
+from jitmx.kernels.moe.kernel import Launch
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, pack_experts, reference
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.case import Buffer, Case, relative_l2
+from jitmx.registry.spec import Variant
+
+# x, w13 and its scales, w2 and its scales, b13, b2, ids, weights, map, count, y, workspace; alpha, limit; rows, top,
+# experts, map_size, hidden, intermediate.
+LAYOUT = "@13P2f6i0P"
+GATE = 0.006  # relative L2 against float64: h and y are rounded to bf16
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the rows of a case go.
+
+    Attributes:
+        ids: [rows, top], before the map.
+        map: from those ids to the experts at hand, or None.
+        count: rows that count, or None.
+    """
+
+    ids: npt.NDArray[np.int32]
+    map: npt.NDArray[np.int32] | None = None
+    count: int | None = None
+
+    @property
+    def local(self) -> npt.NDArray[np.int32]:
+        """The experts at hand, -1 where there is none."""
+        ids = self.ids
+        if self.map is not None:
+            known = (ids >= 0) & (ids < len(self.map))
+            ids = np.where(known, self.map[np.where(known, ids, 0)], -1)
+        rows = np.arange(len(ids))[:, None]
+        return np.where(rows < (len(ids) if self.count is None else self.count), ids, -1).astype(np.int32)
+
+
+def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+    """A launch of `variant` on random inputs, with the layer in float64.
+
+    Where all scale bytes are allowed, the last expert has a NaN in a row of W2, and 2^-127 among its scales.
+    """
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    rows, top = routing.ids.shape
+    hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
+    x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
+    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    w13, packed13 = _weight(knobs, experts, 2 * inner, hidden, generator)
+    w2, packed2 = _weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
+    b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
+    b2 = generator.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
+    biases = (b13.astype(np.float64), b2.astype(np.float64)) if knobs.bias else (None, None)
+    wanted = reference(
+        x.astype(np.float64), routing.local, weights.astype(np.float64), w13, w2, *biases, activation=knobs.activation
+    )
+
+    def check(outputs: Any) -> float:
+        return relative_l2(outputs[0], wanted)
+
+    counted = routing.count is not None
+    return Case(
+        name=f"rows={rows} top={top} experts={experts} hidden={hidden} intermediate={inner} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(x), *map(Buffer, (*packed13, *packed2)),
+            *((Buffer(b13), Buffer(b2)) if knobs.bias else (0, 0)),
+            Buffer(routing.ids), Buffer(weights),
+            Buffer(routing.map) if routing.map is not None else 0,
+            Buffer(np.array([routing.count], np.int32)) if counted else 0,
+            Buffer(np.empty((rows, hidden), ml_dtypes.bfloat16), output=True),
+            Buffer(np.zeros(launch.workspace, np.uint8), scratch=True),
+            ALPHA, LIMIT, rows, top, experts, 0 if routing.map is None else len(routing.map), hidden, inner,
+        ),
+        check=check,
+        gate=GATE,
+        cluster=launch.cluster,
+    )  # fmt: skip
+
+
+def _weight(
+    knobs: Any, experts: int, n: int, k: int, generator: np.random.Generator, nan: bool = False
+) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
+    """Values of a random weight of each expert, and its packed words and scales."""
+    codes = generator.integers(0, 16, (experts, n, k)).astype(np.uint8)
+    centre = formats.SCALE_ONE - 2 - round(np.log2(k) / 2)
+    scales = generator.integers(centre - 2, centre + 2, (experts, n, k // 32)).astype(np.uint8)
+    if knobs.scale_range == "full":
+        scales[:, 0, 0] = NORMAL_SCALES[0] - 2
+    if nan:
+        scales[-1, -1, -1] = formats.SCALE_NAN
+    values = formats.dequantize(codes, scales, formats.get("mxfp4"))
+    return values, pack_experts(codes, scales, knobs.encoding)

@@ -1,0 +1,40 @@
+"""The form that every kernel of `moe` fills in, so that dispatch and launch need not know which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.case import Case
+from jitmx.registry.spec import KernelSpec, Variant
+
+__all__ = ["Launch", "MoeKernel"]
+
+
+@dataclass(frozen=True)
+class MoeKernel:
+    """What the family needs of one kernel.
+
+    Attributes:
+        spec: the kernel.
+        max_rows: rows of x that one launch takes at most, or None.
+        fixed: knobs that a problem decides; KnobError where the kernel cannot serve it.
+        launch: geometry, from knobs, problem and the multiprocessors of the device.
+        heuristic: tuned knobs where no table has a row.
+        cases: launches with known results, small and ragged.
+        check: KnobError where a legal variant cannot serve a problem on so many multiprocessors.
+        candidates: knobs that tuning tries, best guesses first.
+    """
+
+    spec: KernelSpec
+    max_rows: int | None
+    fixed: Callable[[MoeProblem], dict[str, Any]]
+    launch: Callable[[Any, MoeProblem, int], Launch]
+    heuristic: Callable[[MoeProblem, Arch, int], dict[str, Any]]
+    cases: Callable[[Variant], Iterable[Case]]
+    check: Callable[[MoeProblem, Variant], None]
+    candidates: Callable[[MoeProblem, Arch, int], list[dict[str, Any]]]

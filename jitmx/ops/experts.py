@@ -1,0 +1,145 @@
+"""MXFP4 weights of experts in the layout that `moe` reads: that of `linear`, one expert after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jitmx import formats
+from jitmx.errors import InputError
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_ROWS, packed_tiles
+from jitmx.ops import checks
+from jitmx.ops.mx import MXTensor
+from jitmx.ops.packed import pack_weight
+
+ROWS = ("as_is", "halves")
+_AT_ONCE = 1 << 27  # bytes of codes that are packed together: packing takes several times as many
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExperts:
+    """Weights [experts, n, k] in MXFP4, packed for `jitmx.moe`.
+
+    Attributes:
+        words: int32 [experts, tile rows, tiles of k, 32 lanes, 4].
+        scales: int32 [experts, tile rows, tiles of k, 8], four E8M0 bytes each.
+        n, k: output and input features of an expert.
+        encoding: order of bits in a word, "swizzle" or "nibble".
+        scale_range: "normal" where every scale byte is within NORMAL_SCALES, else "full".
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    n: int
+    k: int
+    encoding: str
+    scale_range: str
+    # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tiles = packed_tiles(self.n, self.k)
+        experts = self.words.shape[0] if isinstance(self.words, torch.Tensor) and self.words.dim() else 0
+        for name, shape in (("words", (experts, *tiles, 32, 4)), ("scales", (experts, *tiles, 8))):
+            tensor = getattr(self, name)
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
+                raise InputError(
+                    f"{name} of packed experts [{experts}, {self.n}, {self.k}] must be int32 {list(shape)}; "
+                    "use pack_experts"
+                )
+            checks.require_layout(name, tensor)
+        if self.words.device != self.scales.device:
+            raise InputError(
+                f"words are on {self.words.device} and scales on {self.scales.device}; put both on one device"
+            )
+        if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
+            raise InputError(
+                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "plans"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, plans={})
+
+    @property
+    def experts(self) -> int:
+        """How many there are."""
+        return int(self.words.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(experts, n, k)."""
+        return self.experts, self.n, self.k
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.words.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts."""
+        size: int = self.words.numel() * 4 + self.scales.numel() * 4
+        return size
+
+
+def pack_experts(
+    weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, rows: str = "as_is", encoding: str | None = None
+) -> PackedExperts:
+    """Pack the MXFP4 weights of all experts of a layer, once, for every batch size.
+
+    Args:
+        weight: mxfp4 [experts, n, k], or its (codes, scales): uint8 [experts, n, k / 2] with even k in the low nibble,
+            and uint8 [experts, n, k / 32]. The layout of Hugging Face's gpt-oss blocks, [experts, n, k / 32, 16], is
+            taken too. `jitmx.moe` wants gate and up rows of W13 in turn, as gpt-oss stores them.
+        rows: "as_is", or "halves" where all gate rows come before all up rows: they are put in turn. The bias has to be
+            in turn as well: `b.view(experts, 2, -1).transpose(1, 2).reshape(experts, -1)`.
+        encoding: "swizzle" or "nibble"; by default what the weights' device wants.
+
+    Returns:
+        The packed weights on the same device, expert by expert as `jitmx.pack_weight` packs one. Work is complete on
+        return.
+
+    Raises:
+        InputError: wrong format, dtype, shape or device.
+        CaptureError: a CUDA graph is being captured.
+    """
+    if isinstance(weight, tuple) and len(weight) == 2:
+        codes, scales = weight
+        if isinstance(codes, torch.Tensor) and codes.dim() == 4 and codes.shape[-1] == formats.BLOCK // 2:
+            codes = codes.flatten(2)
+        weight = MXTensor(codes, scales)
+    if not isinstance(weight, MXTensor):
+        raise InputError(f"weight is a {type(weight).__name__}; pass an MXTensor or its (codes, scales)")
+    if weight.format != "mxfp4":
+        raise InputError(f"weight is {weight.format}; moe kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
+    if len(weight.shape) != 3 or 0 in weight.shape:
+        raise InputError(f"weight has shape {list(weight.shape)}; experts' weights are [experts, n, k], each 1 or more")
+    if rows not in ROWS:
+        raise InputError(f"rows={rows!r} is not one of {', '.join(ROWS)}")
+    experts, n, k = weight.shape
+    if rows == "halves" and n % 2:
+        raise InputError(f"rows='halves' of n={n} rows: gates and ups must be as many; n must be even")
+
+    padded = -(-n // TILE_ROWS) * TILE_ROWS
+    group = max(1, _AT_ONCE // (n * k // 2))
+    parts = []
+    for first in range(0, experts, group):
+        codes, scales = (t[first : first + group] for t in (weight.codes, weight.scales))
+        if rows == "halves":
+            codes, scales = (t.unflatten(1, (2, n // 2)).transpose(1, 2).flatten(1, 2) for t in (codes, scales))
+        if padded != n:
+            codes = torch.nn.functional.pad(codes, (0, 0, 0, padded - n))
+            scales = torch.nn.functional.pad(scales, (0, 0, 0, padded - n), value=formats.SCALE_ONE)
+        parts.append(pack_weight(MXTensor(codes.flatten(0, 1), scales.flatten(0, 1)), encoding=encoding))
+    tiles = packed_tiles(n, k)
+    words = torch.cat([part.words for part in parts]).view(experts, *tiles, 32, 4)
+    packed = torch.cat([part.scales for part in parts]).view(experts, *tiles, 8)
+    if words.is_cuda:
+        torch.cuda.current_stream(words.device).synchronize()
+    full = any(part.scale_range == "full" for part in parts)
+    return PackedExperts(words, packed, n, k, parts[0].encoding, "full" if full else "normal")

@@ -1,0 +1,80 @@
+// Which rows go to which expert, found by every block for itself from the ids on the device.
+#pragma once
+#include "jitmx/moe.cuh"
+
+namespace jitmx {
+
+// In shared memory. An entry is a pair of a row and one of its experts; entries are in the order of experts, those of one
+// expert in the order of rows, and that many of them in turn are an item.
+struct alignas(16) Items {
+  int id[kEntries];  // of an expert; -1 where there is none
+  float weight[kEntries];
+  u16 entry[kEntries];      // by position in that order; bit 15 where an item starts
+  u16 token[kEntries];      // by position
+  u16 expert[kEntries];     // by item
+  u16 start[kEntries + 2];  // position of an item's first row; the end of the last
+  int count;
+
+  // Positions of an item's rows: from start[item] on.
+  __device__ __forceinline__ int columns(int item) const { return start[item + 1] - start[item]; }
+  __device__ __forceinline__ float weight_at(int position) const { return weight[entry[position] & 0x7FFFu]; }
+};
+
+// Finds the items in ids: experts in order, the entries of each in theirs, so that all blocks agree and no timing counts.
+template <int kColumns, int kThreads> __device__ __forceinline__ void find_items(const MoeArguments& args, Items& found) {
+  const int entries = args.rows * args.top;
+  const int counted = args.count ? min(max(*args.count, 0), args.rows) * args.top : entries;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < (entries + 3) / 4 * 4; i += kThreads) {
+    int id = i < counted ? args.ids[i] : -1;
+    if (i < counted) found.weight[i] = args.weights[i];
+    if (args.map) id = u32(id) < u32(args.map_size) ? args.map[id] : -1;
+    found.id[i] = u32(id) < u32(args.experts) ? id : -1;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < entries; i += kThreads) {
+    const int id = found.id[i];
+    if (id < 0) continue;
+    int before = 0, rank = 0;
+#pragma unroll 1
+    for (int j = 0; j < entries; j += 4) {
+      const Vec4 four = *reinterpret_cast<const Vec4*>(found.id + j);
+      const int others[4] = {int(four.x), int(four.y), int(four.z), int(four.w)};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        before += u32(others[e]) < u32(id);
+        rank += others[e] == id && j + e < i;
+      }
+    }
+    found.entry[before + rank] = u16(i | (rank % kColumns == 0 ? 0x8000 : 0));
+    found.token[before + rank] = u16(i / args.top);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    int total = 0, items = 0;
+#pragma unroll 1
+    for (int i = lane; i < (entries + 31) / 32 * 32; i += 32)
+      total += __popc(__ballot_sync(0xFFFFFFFFu, i < entries && found.id[i] >= 0));
+#pragma unroll 1
+    for (int p = lane; p < (total + 31) / 32 * 32; p += 32) {
+      const u32 entry = p < total ? found.entry[p] : 0u;
+      const bool starts = entry >> 15;
+      const u32 all = __ballot_sync(0xFFFFFFFFu, starts);
+      if (starts) {
+        const int item = items + __popc(all & ((1u << lane) - 1u));
+        found.start[item] = u16(p);
+        found.expert[item] = u16(found.id[entry & 0x7FFFu]);
+      }
+      items += __popc(all);
+    }
+    if (lane == 0) {
+      found.start[items] = u16(total);
+      found.count = items;
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace jitmx

@@ -1,0 +1,226 @@
+"""`jitmx.moe` on the card, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import jitmx
+from jitmx.dispatch.choose import choose
+from jitmx.errors import InputError
+from jitmx.kernels.moe import MoeProblem
+from jitmx.ops import checks
+
+GATE = 0.006
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# experts, top, hidden, intermediate
+SHAPES = {
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "many small": (256, 8, 2048, 512),
+    "sixty": (60, 4, 2048, 1408),
+    "half tiles": (5, 2, 96, 160),
+}
+
+Evidence = Callable[[object, float | None, str], None]
+
+
+class Layer:
+    """Random experts, packed, with the layer in float64."""
+
+    def __init__(self, experts: int, hidden: int, intermediate: int, bias: bool = True, full: bool = False) -> None:
+        self.hidden, self.experts = hidden, experts
+        self.weights = [self._weight(n, k, full) for n, k in ((2 * intermediate, hidden), (hidden, intermediate))]
+        self.packed = [jitmx.pack_experts(weight) for weight in self.weights]
+        self.biases = [
+            torch.randn(experts, n, device="cuda").bfloat16() if bias else None for n in (2 * intermediate, hidden)
+        ]
+
+    def _weight(self, n: int, k: int, full: bool) -> jitmx.MXTensor:
+        codes = torch.randint(0, 256, (self.experts, n, k // 2), dtype=torch.uint8, device="cuda")
+        scales = torch.randint(118, 122, (self.experts, n, k // 32), device="cuda").to(torch.uint8)
+        if full:
+            scales[:, 0, 0] = 0
+        return jitmx.MXTensor(codes, scales)
+
+    def __call__(self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor], **more: object) -> torch.Tensor:
+        return jitmx.moe(x, routing, *self.packed, *self.biases, **more)  # type: ignore[arg-type]
+
+    def wanted(
+        self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor], activation: str = "swiglu_oai"
+    ) -> torch.Tensor:
+        ids, weights = routing
+        y = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
+        for e in range(self.experts):
+            rows, slots = (ids == e).nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            a = x[rows].double() @ self._values(0, e).T
+            a = a if self.biases[0] is None else a + self.biases[0][e].double()
+            gate, up = a[:, 0::2], a[:, 1::2]
+            if activation == "swiglu_oai":
+                gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+                h = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            else:
+                h = up * torch.nn.functional.silu(gate)
+            out = h @ self._values(1, e).T
+            out = out if self.biases[1] is None else out + self.biases[1][e].double()
+            y.index_add_(0, rows, out * weights[rows, slots].double()[:, None])
+        return y
+
+    def _values(self, which: int, expert: int) -> torch.Tensor:
+        table = torch.tensor(E2M1, dtype=torch.float64, device="cuda")
+        codes, scales = self.weights[which].codes[expert], self.weights[which].scales[expert]
+        values = table[torch.stack([codes & 15, codes >> 4], -1).long()].view(*scales.shape, 32)
+        return (values * torch.exp2(scales.double() - 127)[..., None]).flatten(1)
+
+
+def routed(m: int, top: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = torch.randn(m, experts, device="cuda") * 1.5 + torch.randn(experts, device="cuda")
+    chosen, ids = logits.topk(top, -1)
+    return ids.int().contiguous(), chosen.softmax(-1).contiguous()
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture(scope="module")
+def small() -> Layer:
+    return Layer(8, 256, 192)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layers_are_within_the_gate_eagerly_and_replayed_from_a_graph(shape: str, evidence: Evidence) -> None:
+    experts, top, hidden, intermediate = SHAPES[shape]
+    layer = Layer(experts, hidden, intermediate)
+    for m in (1, 2, 5, 8, 16, 64):
+        x, routing = torch.randn(m, hidden, device="cuda").bfloat16(), routed(m, top, experts)
+        y = torch.full((m, hidden), torch.nan, device="cuda").bfloat16()
+        eager = error(layer(x, routing, out=y), layer.wanted(x, routing))
+        assert eager <= GATE, m
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layer(x, routing, out=y)
+        x.copy_(torch.randn(m, hidden, device="cuda"))
+        for old, new in zip(routing, routed(m, top, experts), strict=True):
+            old.copy_(new)
+        y.fill_(torch.nan)
+        graph.replay()
+        replayed = error(y, layer.wanted(x, routing))
+        assert replayed <= GATE, m
+        problem = MoeProblem(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding)
+        variant = choose("moe", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+        evidence(variant, max(eager, replayed), f"{shape} m={m}, eager and graph replay")
+
+
+@pytest.mark.parametrize("m", [1, 7, 64])
+def test_every_row_may_go_to_one_expert(small: Layer, m: int) -> None:
+    x = torch.randn(m, 256, device="cuda").bfloat16()
+    ids = torch.full((m, 2), 3, dtype=torch.int32, device="cuda")
+    ids[:, 1] = -1
+    routing = ids, torch.rand(m, 2, device="cuda")
+    assert error(small(x, routing), small.wanted(x, routing)) <= GATE
+
+
+def test_a_row_may_name_an_expert_twice(small: Layer) -> None:
+    x = torch.randn(9, 256, device="cuda").bfloat16()
+    routing = torch.full((9, 4), 5, dtype=torch.int32, device="cuda"), torch.rand(9, 4, device="cuda")
+    assert error(small(x, routing), small.wanted(x, routing)) <= GATE
+
+
+def test_rows_without_an_expert_are_zero(small: Layer) -> None:
+    x = torch.randn(6, 256, device="cuda").bfloat16()
+    ids = torch.tensor([-1, 8, 1 << 30, -(1 << 31), 99, -2], dtype=torch.int32, device="cuda").view(6, 1)
+    out = torch.full_like(x, torch.nan)
+    assert not small(x, (ids, torch.ones(6, 1, device="cuda")), out=out).any()
+
+
+def test_no_rows_are_no_launch(small: Layer) -> None:
+    x = torch.empty(0, 256, device="cuda").bfloat16()
+    empty = torch.empty(0, 2, dtype=torch.int32, device="cuda"), torch.empty(0, 2, device="cuda")
+    assert small(x, empty).shape == (0, 256)
+
+
+def test_a_map_takes_ids_of_all_experts_to_those_at_hand(small: Layer) -> None:
+    x = torch.randn(16, 256, device="cuda").bfloat16()
+    ids, weights = routed(16, 4, 32)
+    to = torch.full((32,), -1, dtype=torch.int32, device="cuda")
+    to[::4] = torch.randperm(8, device="cuda").int()
+    local = to[ids.long()].contiguous()
+    y = small(x, (ids, weights), expert_map=to)
+    assert error(y, small.wanted(x, (local, weights))) <= GATE
+
+
+def test_padding_past_the_count_costs_no_expert_and_is_zero(small: Layer) -> None:
+    x, routing = torch.randn(8, 256, device="cuda").bfloat16(), routed(8, 2, 8)
+    whole = small(x, routing)
+    for rows in (0, 3, 8):
+        part = small(x, routing, count=torch.tensor([rows], dtype=torch.int32, device="cuda"))
+        assert not part[rows:].any()
+        assert error(part[:rows], small.wanted(x, routing)[:rows]) <= GATE if rows else True
+    assert torch.equal(part, whole)
+
+
+@pytest.mark.parametrize("activation", ["swiglu_oai", "silu"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_activations_biases_and_scales_of_every_kind(activation: str, bias: bool, full: bool) -> None:
+    layer = Layer(4, 160, 96, bias, full)
+    x, routing = torch.randn(11, 160, device="cuda").bfloat16(), routed(11, 3, 4)
+    assert error(layer(x, routing, activation=activation), layer.wanted(x, routing, activation)) <= GATE
+
+
+def test_a_hundred_runs_and_replays_give_the_same_bits() -> None:
+    layer = Layer(32, 2880, 2880)
+    x, routing = torch.randn(16, 2880, device="cuda").bfloat16(), routed(16, 4, 32)
+    first = layer(x, routing)
+    out = torch.empty_like(first)
+    for _ in range(100):
+        assert torch.equal(layer(x, routing), first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, routing, out=out)
+    for _ in range(100):
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, first)
+
+
+def test_calls_that_feed_one_another_wait_for_one_another(small: Layer) -> None:
+    x, routing = torch.randn(4, 256, device="cuda").bfloat16(), routed(4, 2, 8)
+    serial = chained = x
+    for _ in range(30):
+        serial = small(serial, routing)
+        torch.cuda.synchronize()
+    for _ in range(30):
+        chained = small(chained, routing)
+    assert torch.equal(serial, chained)
+
+
+def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> None:
+    x, (ids, weights) = torch.randn(2, 256, device="cuda").bfloat16(), routed(2, 2, 8)
+    w13, w2 = small.packed
+    b13, b2 = small.biases
+    more = torch.zeros(65, 256, device="cuda").bfloat16()
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"x": x.half()}, "moe takes bfloat16"),
+        ({"x": x[:, :128].contiguous()}, "hidden=256"),
+        ({"x": more, "routing": routed(65, 2, 8)}, "at most 64"),
+        ({"routing": (ids.long(), weights)}, "ids is int64"),
+        ({"routing": (ids, weights.half())}, "weights is float16"),
+        ({"routing": (ids[:1], weights)}, "ids is int32"),
+        ({"routing": ids}, "routing is a Tensor"),
+        ({"w2": w13}, "do not fit"),
+        ({"b2": None}, "pass both or neither"),
+        ({"b13": b13[:, :-1]}, "b13 is bfloat16"),  # type: ignore[index]
+        ({"expert_map": torch.zeros(4, device="cuda")}, "expert_map is float32"),
+        ({"count": torch.zeros(2, dtype=torch.int32, device="cuda")}, "count is int32"),
+        ({"out": x}, "out is x itself"),
+        ({"out": torch.empty(2, 255, device="cuda").bfloat16()}, "out is bfloat16"),
+    ]
+    usual = {"x": x, "routing": (ids, weights), "w13": w13, "w2": w2, "b13": b13, "b2": b2}
+    for change, message in cases:
+        with pytest.raises(InputError, match=message):
+            jitmx.moe(**{**usual, **change})  # type: ignore[arg-type]
