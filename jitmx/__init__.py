@@ -3,6 +3,8 @@
     packed = jitmx.pack_weight(jitmx.quantize(weight, "mxfp4"))
     y = jitmx.linear(x, packed, bias)
 
+    layer = jitmx.nn.MXFP4Linear.from_linear(torch_linear)  # the same as a module: import jitmx.nn
+
 Importing this module imports neither torch nor CuPy and touches no GPU; the operators below bring in torch when they
 are first used.
 """
@@ -13,21 +15,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jitmx.ops.argmax import linear_argmax
+    from jitmx.ops.experts import PackedExperts, pack_experts
     from jitmx.ops.linear import linear
+    from jitmx.ops.moe import moe
     from jitmx.ops.mx import MXTensor
     from jitmx.ops.packed import PackedWeight, pack_weight
     from jitmx.ops.quantize import dequantize, quantize
+    from jitmx.ops.routing import Routing, group_by_expert, route
 
 _WHERE = {
     "MXTensor": "jitmx.ops.mx",
+    "PackedExperts": "jitmx.ops.experts",
     "PackedWeight": "jitmx.ops.packed",
+    "Routing": "jitmx.ops.routing",
     "dequantize": "jitmx.ops.quantize",
+    "group_by_expert": "jitmx.ops.routing",
     "linear": "jitmx.ops.linear",
+    "linear_argmax": "jitmx.ops.argmax",
+    "moe": "jitmx.ops.moe",
+    "pack_experts": "jitmx.ops.experts",
     "pack_weight": "jitmx.ops.packed",
     "quantize": "jitmx.ops.quantize",
+    "route": "jitmx.ops.routing",
 }
 
-__all__ = ["MXTensor", "PackedWeight", "dequantize", "linear", "pack_weight", "quantize"]
+__all__ = [
+    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "dequantize", "group_by_expert", "linear", "linear_argmax",
+    "moe", "pack_experts", "pack_weight", "quantize", "route",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,24 @@ def _knobs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+_TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?:s([1-9]\d*))?")
+
+
+def _tile(text: str) -> str:
+    if not _TILE.fullmatch(text.strip().lower()):
+        raise ValueError
+    return text.strip().lower()
+
+
+def tile(text: str) -> tuple[int, int, int | None, int | None]:
+    """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE spells it."""
+    found = _TILE.fullmatch(text)
+    assert found is not None, text
+    m, n, k, stages = (None if part is None else int(part) for part in found.groups())
+    assert m is not None and n is not None
+    return m, n, k, stages
+
+
 TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_CACHE_DIR",
@@ -194,7 +213,15 @@ TABLE: tuple[Setting, ...] = (
         _knobs,
         tuple,
         "knob=value pairs, separated by ','",
-        "knobs of the linear kernel that override every table, such as split_k=8,stages=6",
+        "knobs of the linear kernel that override every table, such as split_k=8,stages=6 or kernel=tile",
+    ),
+    Setting(
+        "JITMX_LINEAR_TILE",
+        "linear_tile",
+        _tile,
+        lambda: None,
+        "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
+        "tile of the linear kernels that have one: M rows of X by N rows of W, K columns a stage",
     ),
 )
 
@@ -216,6 +243,7 @@ class Settings:
     verbose: bool
     tactics_dir: Path
     linear_knobs: tuple[tuple[str, str], ...]
+    linear_tile: str | None
 
 
 def origin(field: str, environ: Mapping[str, str] | None = None) -> str:

@@ -7,7 +7,9 @@ family is added (a file in kernels/, a folder in templates/), for tests that nee
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
+import json
 import os
 import resource
 import shutil
@@ -25,6 +27,7 @@ import pytest
 import jitmx
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
+from jitmx.dispatch import tactics
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import headers
@@ -106,6 +109,30 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     monkeypatch.undo()
     probe.next_process()
     settings.current.cache_clear()
+
+
+@pytest.fixture
+def only_gemv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """`linear` with one kernel for every problem and shipped tables of its own, for tests that name knobs."""
+    everything, linear = dict(kernels.families()), kernels.family("linear")
+    everything["linear"] = dataclasses.replace(
+        linear,
+        serving=lambda problem, arch: tuple(name for name in linear.serving(problem, arch) if name == "gemv"),
+        heuristic=lambda problem, arch, count: ("gemv", linear.tuned(problem, arch, count, "gemv")),
+    )
+    row = {"when": {"m": [1, 8], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"stages": 2, "chunk": 3}, "us": 4.5}
+    guessed, measured = {"kind": "heuristic"}, {"kind": "measured", "card": "NVIDIA H200", "date": "2026-11-21"}
+    for target, origin in (("sm_90a", measured), ("sm_120a", guessed), ("sm_121a", guessed)):
+        path = tmp_path / "shipped" / target / "linear.json"
+        path.parent.mkdir(parents=True)
+        table = {"schema_version": 1, "family": "linear", "arch": target, "origin": origin, "rows": [row]}
+        path.write_text(json.dumps(table))
+    real = resources.directory
+    monkeypatch.setattr(resources, "directory", lambda name: tmp_path / "shipped" if name == "tactics" else real(name))
+    monkeypatch.setattr(kernels, "families", lambda: everything)
+    tactics.tables.cache_clear()
+    yield
+    tactics.tables.cache_clear()
 
 
 @dataclass(frozen=True)

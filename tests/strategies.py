@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from jitmx import kernels
 from jitmx.arch import SUPPORTED, Arch
 from jitmx.errors import KnobError
+from jitmx.kernels import Problem
 from jitmx.registry.spec import KernelSpec, Variant
 
 ARCHES = tuple(SUPPORTED.values())
@@ -26,10 +28,31 @@ def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
     return tuple(range(item.metadata["low"], item.metadata["high"] + 1))
 
 
-def usual(spec: KernelSpec, arch: Arch) -> Variant:
-    """What the heuristic makes of the first typical problem that the kernel serves: legal on `arch`."""
+@functools.cache
+def served(spec: KernelSpec, arch: Arch) -> Problem | None:
+    """A problem that the kernel serves on a target: a typical one, or one that asks for a thing that is not typical."""
     family = kernels.family(spec.family)
-    problem = next(problem for problem in family.typical(arch) if spec.name in family.serving(problem, arch))
+    problems = list(family.typical(arch))
+    for item in dataclasses.fields(problems[0]):
+        if isinstance(item.default, bool) or item.metadata.get("choices"):
+            problems += [dataclasses.replace(problems[0], **{item.name: value}) for value in values(item)]
+    for problem in problems:
+        larger = [problem, dataclasses.replace(problem, m=512)] if hasattr(problem, "m") else [problem]
+        for asked in larger:
+            if spec.name in family.serving(asked, arch):
+                return asked
+    return None
+
+
+def arches_of(spec: KernelSpec) -> tuple[Arch, ...]:
+    """The targets that a kernel has variants for."""
+    return tuple(arch for arch in ARCHES if served(spec, arch) is not None)
+
+
+def usual(spec: KernelSpec, arch: Arch) -> Variant:
+    """What the heuristic makes of a problem that the kernel serves: legal on `arch`."""
+    family, problem = kernels.family(spec.family), served(spec, arch)
+    assert problem is not None, f"{spec.family}.{spec.name} serves nothing on {arch}"
     tuned = family.tuned(problem, arch, arch.multiprocessors, spec.name)
     return spec.variant(arch, **{**tuned, **family.fixed(problem, spec.name)})
 
@@ -43,9 +66,9 @@ def changed(variant: Variant, **knobs: Any) -> Variant | None:
 
 
 @st.composite
-def variants(draw: st.DrawFn, spec: KernelSpec, arches: tuple[Arch, ...] = ARCHES, changes: int = 24) -> Variant:
+def variants(draw: st.DrawFn, spec: KernelSpec, arches: tuple[Arch, ...] = (), changes: int = 24) -> Variant:
     """A legal variant: the usual one after up to so many changes of one knob, of which illegal ones are passed over."""
-    variant = usual(spec, draw(st.sampled_from(arches)))
+    variant = usual(spec, draw(st.sampled_from(arches or arches_of(spec))))
     options = [(item.name, value) for item in dataclasses.fields(spec.knobs) for value in values(item)]
     for name, value in draw(st.lists(st.sampled_from(options), max_size=changes)):
         variant = changed(variant, **{name: value}) or variant

@@ -36,6 +36,7 @@ READ: dict[str, list[tuple[str, Any]]] = {
         ("split_k=8,stages=6", (("split_k", "8"), ("stages", "6"))),
         (" split_k = 8 , ", (("split_k", "8"),)),
     ],
+    "linear_tile": [("64x128", "64x128"), (" 64X128x256 ", "64x128x256"), ("16x64x128S4", "16x64x128s4")],
 }
 
 # For each field, texts that are refused.
@@ -51,6 +52,7 @@ REFUSED: dict[str, list[str]] = {
     "log_level": ["6", "-1", "debug"],
     "verbose": ["maybe"],
     "linear_knobs": ["split_k", "=8", "split_k=", "split_k=8;stages=6,x"],
+    "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4"],
 }
 
 NAMES = [(setting, name) for setting in TABLE for name in (setting.name, *setting.aliases)]
@@ -161,7 +163,13 @@ def test_defaults_follow_the_platform() -> None:
     assert read.tactics_dir == Path(platformdirs.user_config_dir("jitmx")) / "tactics"
     assert (read.mode, read.allow_shared_cache, read.lock_timeout) == ("auto", False, 120.0)
     assert (read.arches, read.jobs, read.site_cache, read.linear_knobs) == ((), None, (), ())
-    assert (read.log_level, read.verbose) == (2, False)
+    assert (read.log_level, read.verbose, read.linear_tile) == (2, False, None)
+
+
+@given(st.integers(1, 999), st.integers(1, 999), st.none() | st.integers(1, 999), st.none() | st.integers(1, 99))
+def test_a_tile_is_read_as_it_is_spelled(m: int, n: int, k: int | None, stages: int | None) -> None:
+    text = f"{m}x{n}" + ("" if k is None else f"x{k}") + ("" if stages is None else f"s{stages}")
+    assert settings.tile(settings.read({"JITMX_LINEAR_TILE": text}).linear_tile) == (m, n, k, stages)
 
 
 def test_the_environment_is_read_once_until_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx.cli import output
+from jitmx.cli import output, roofline
 from jitmx.cli.options import json_option
 from jitmx.errors import DriverError, KnobError
 
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 WHAT = ("linear", "quantize", "launch")
 
 
-def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+PEERS = ("humming", "marlin", "triton_kernels")
+ROWS = (1, 4, 16, 64, 512, 8192)
+
+# An output layer sees one row a sequence, not one a token.
+_WIDE, _WIDE_ROWS = 100_000, 512
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -35,25 +44,40 @@ Examples:
   jitmx bench                             every benchmark
   jitmx bench linear -m 1,8               gpt-oss-120b's dense products at 1 and 8 rows
   jitmx bench linear -n 4096 -k 4096 --plot roofline.png
+  jitmx bench linear --peers humming      beside Humming only; --peers none: beside cuBLAS only
   jitmx bench launch --json               host time of a warm call
 
 \b
-linear    medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16
+linear    medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and
+          the other libraries' MXFP4 products that are installed
 quantize  64 MB of bf16 to each format and back
 launch    host time a call
 Read, copy and matmul rates are measured in the same run.
 """,
 )
 @click.argument("what", type=click.Choice(WHAT), nargs=-1)
-@click.option("-m", "rows", default="1,2,4,8", callback=_numbers, help="Row counts for linear.", show_default=True)
+@click.option(
+    "-m", "rows", callback=_numbers, metavar="M,...",
+    help="Row counts for linear (default: 1,4,16,64,512,8192, for an output layer up to 512).",
+)  # fmt: skip
+@click.option(
+    "--peers", "asked", default="all", show_default=True, metavar="NAME,...",
+    help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels.",
+)  # fmt: skip
 @click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
 @click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw linear against the roofline into this PNG."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw linear under the roofline into this PNG."
 )
 @json_option
 def command(
-    what: tuple[str, ...], rows: tuple[int, ...], n: int | None, k: int | None, plot: Path | None, as_json: bool
+    what: tuple[str, ...],
+    rows: tuple[int, ...],
+    asked: str,
+    n: int | None,
+    k: int | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure the kernels on the present card."""
     if (n is None) != (k is None):
@@ -62,11 +86,12 @@ def command(
         raise click.UsageError(
             f"-k {k} is not a multiple of 32; the nearest are {k // 32 * 32} and {k // 32 * 32 + 32}"
         )
+    peers = _peers(asked)
     wanted = what or WHAT
     if plot and "linear" not in wanted:
         raise click.UsageError("--plot draws linear; name it among the benchmarks")
     if plot:
-        _require_matplotlib()
+        roofline.require_matplotlib()
     try:
         import torch
     except ImportError:
@@ -80,17 +105,35 @@ def command(
     payload: dict[str, Any] = {"ceilings": dataclasses.asdict(limits)}
     if "linear" in wanted:
         shapes = [("", n, k)] if n and k else [(name, *shape) for name, shape in benchmarks.GPT_OSS.items()]
-        payload["linear"] = benchmarks.bench_linear(shapes, rows)
+        payload["linear"] = [
+            row
+            for shape in shapes
+            for row in benchmarks.bench_linear([shape], rows or _usual(shape[1]), peers)
+        ]
     if "quantize" in wanted:
         payload["quantize"] = benchmarks.bench_quantize()
     if "launch" in wanted:
         payload["launch"] = benchmarks.bench_launch()
     if plot:
-        _draw(payload["linear"], limits, plot)
+        roofline.draw(payload["linear"], limits, plot)
     if as_json:
         output.emit(payload)
     else:
         _show(payload, limits)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    if text in ("all", "none"):
+        return PEERS if text == "all" else ()
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in PEERS:
+            raise click.UsageError(f"--peers {name} is not one of {', '.join(PEERS)}, all or none")
+    return names
+
+
+def _usual(n: int) -> tuple[int, ...]:
+    return tuple(m for m in ROWS if n < _WIDE or m <= _WIDE_ROWS)
 
 
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:
@@ -100,19 +143,7 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
     )
     if "linear" in payload:
         click.echo()
-        output.table(
-            ("SHAPE", "N", "K", "M", "US", "TB/S", "OF READ", "CUBLAS BF16 US", "SPEED-UP"),
-            [
-                (
-                    row["name"], row["n"], row["k"], row["m"],
-                    f"{row['us']:.2f}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
-                    f"{row['bytes'] / row['us'] * 1e6 / limits.read:.0%}", f"{row['cublas_us']:.2f}",
-                    f"{row['cublas_us'] / row['us']:.2f}",
-                )
-                for row in payload["linear"]
-            ],
-            right=("N", "K", "M", "US", "TB/S", "OF READ", "CUBLAS BF16 US", "SPEED-UP"),
-        )  # fmt: skip
+        _show_linear(payload["linear"], limits)
     if "quantize" in payload:
         click.echo()
         output.table(
@@ -135,49 +166,29 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
         )
 
 
-def _require_matplotlib() -> None:
-    import importlib.util
+def _show_linear(rows: list[dict[str, Any]], limits: Ceilings) -> None:
+    names = list(rows[0]["peers"])
+    headers = ["SHAPE", "N", "K", "M", "KERNEL", "US", "TB/S", "OF READ", "TFLOP/S", "CUBLAS BF16 US", "SPEED-UP"]
+    peers = [f"{name.upper()} US" for name in names]
 
-    if importlib.util.find_spec("matplotlib") is None:
-        raise KnobError("--plot needs matplotlib; install it with: pip install 'jitmx[bench]'")
+    def us(row: dict[str, Any], name: str) -> str | None:
+        found = row["peers"][name]["us"]
+        return None if found is None else f"{found:.2f}"
 
-
-def _draw(rows: list[dict[str, Any]], limits: Ceilings, path: Path) -> None:
-    """TFLOP/s over operations a byte, under the roof of this run's read bandwidth and matmul rate."""
-    import matplotlib
-    import numpy as np
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    intensity = np.geomspace(1, 1e4, 200)
-    axes.loglog(
-        intensity,
-        np.minimum(intensity * limits.read, limits.matmul) / 1e12,
-        color="black",
-        label="roof, measured in this run",
-    )
-    for name, marker in zip(dict.fromkeys((row["name"], row["n"], row["k"]) for row in rows), "osD^vP*X", strict=False):
-        mine = [row for row in rows if (row["name"], row["n"], row["k"]) == name]
-        x = [row["flops"] / row["bytes"] for row in mine]
-        axes.loglog(
-            x,
-            [row["flops"] / row["us"] / 1e6 for row in mine],
-            marker=marker,
-            label=f"jitmx {name[0]} [{name[1]}, {name[2]}]",
-        )
-        for row, at in zip(mine, x, strict=True):
-            axes.annotate(
-                f"m={row['m']}",
-                (at, row["flops"] / row["us"] / 1e6),
-                textcoords="offset points",
-                xytext=(4, -10),
-                fontsize=7,
+    output.table(
+        (*headers, *peers),
+        [
+            (
+                row["name"], row["n"], row["k"], row["m"], row["kernel"], f"{row['us']:.2f}",
+                f"{row['bytes'] / row['us'] / 1e6:.2f}", f"{row['bytes'] / row['us'] * 1e6 / limits.read:.0%}",
+                f"{row['flops'] / row['us'] / 1e6:.1f}", f"{row['cublas_us']:.2f}",
+                f"{row['cublas_us'] / row['us']:.2f}", *(us(row, name) for name in names),
             )
-    axes.set(
-        xlabel="operations a byte of packed weight, X and Y", ylabel="TFLOP/s", title=f"jitmx linear on {limits.card}"
-    )
-    axes.grid(which="both", alpha=0.2)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+            for row in rows
+        ],
+        right=(*headers[1:4], *headers[5:], *peers),
+    )  # fmt: skip
+    for name in names:
+        reasons = dict.fromkeys(row["peers"][name]["reason"] for row in rows if row["peers"][name]["reason"])
+        for text in reasons:
+            click.echo(f"{name}: {text}", err=True)

@@ -1,13 +1,14 @@
 """Choosing the variant for a call.
 
-Order of authority for the tuned knobs: the call's own, the environment's (JITMX_LINEAR_KNOBS), the user's table, the
-shipped table, the heuristic. What the problem fixes (rows, dtype, bias …) is never up for choice. `explain` answers
-with the same function that a call uses.
+Order of authority for the tuned knobs: the call's own, the environment's (JITMX_LINEAR_KNOBS, and below it
+JITMX_LINEAR_TILE where the kernel has a tile), the user's table, the shipped table, the heuristic. What the problem
+fixes (rows, dtype, bias …) is never up for choice. `explain` answers with the same function that a call uses.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -103,24 +104,32 @@ def choose(
         raise KnobError(_unserved(family, problem, arch))
     # What an override leaves out comes from the best source below it.
     base_sources, kernel, base = _base(family, problem, arch, count, able)
-    asked = [("argument", "knobs of the call", dict(knobs) if knobs else None), _environment(family)]
+    own = dict(knobs) if knobs else None
+    asked = [("argument", "knobs of the call" if own else "knobs of the call: none", own), _environment(family)]
     named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), kernel)
     if named != kernel:
         family.spec(named)
         if named not in able:
             raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {_refusal(family, problem, named)}")
-        kernel, base = named, family.tuned(problem, arch, count, named)
+        kernel, base = named, dict(_tuned(family, problem, arch, count, named))
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
+    tile, asked[1] = _tile(family, kernel, asked[1])
     merged = dict(base)
     sources: list[Source] = []
     decided = False
     for name, detail, values in asked:
-        sources.append(Source(name, detail if values else f"{detail}: none", values, bool(values) and not decided))
+        sources.append(Source(name, detail, values, bool(values) and not decided))
         decided = decided or bool(values)
     for _name, _detail, values in reversed(asked):
         merged.update({name: value for name, value in (values or {}).items() if name != "kernel"})
     sources += [dataclasses.replace(source, decided=source.decided and not decided) for source in base_sources]
-    return Choice(problem, _variant(family, problem, arch, kernel, merged), count, tuple(sources))
+    try:
+        variant = _variant(family, problem, arch, kernel, merged)
+    except KnobError as error:
+        if not tile:
+            raise
+        raise KnobError(f"{tile}: {error}") from error
+    return Choice(problem, variant, count, tuple(sources))
 
 
 def split(
@@ -144,6 +153,19 @@ def split(
 
     full = (part(most, choice.variant.spec.name), rows // most)
     return (full, (part(rows % most, None), 1)) if rows % most else (full,)
+
+
+def fits_one_launch(op: str, problem: Problem, arch: Arch) -> bool:
+    """Whether some kernel of family `op` serves all rows of `problem` in one launch on `arch`."""
+    family, rows = kernels.family(op), getattr(problem, "m", 1)
+    most = [family.max_rows(name) for name in family.serving(problem, arch)]
+    if not any(limit is None or rows <= limit for limit in most):
+        return False
+    try:
+        _guess(family, problem, arch, arch.multiprocessors)
+    except KnobError:  # none of them has room for the shape
+        return False
+    return True
 
 
 def _text(problem: Problem) -> str:
@@ -181,8 +203,28 @@ def _environment(family: Family) -> tuple[str, str, dict[str, Any] | None]:
     field = f"{family.name}_knobs"
     pairs = dict(getattr(settings.current(), field, ()))
     if not pairs:
-        return "environment", f"JITMX_{field.upper()}", None
+        return "environment", f"JITMX_{field.upper()}: none", None
     return "environment", f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}", pairs
+
+
+def _tile(
+    family: Family, kernel: str, environment: tuple[str, str, dict[str, Any] | None]
+) -> tuple[str, tuple[str, str, dict[str, Any] | None]]:
+    """The variable that sets a tile where it applies, else an empty text; and what the environment says with it."""
+    name, detail, values = environment
+    field = f"{family.name}_tile"
+    text = getattr(settings.current(), field, None)
+    if text is None:
+        return "", environment
+    said = f"{settings.origin(field)}={text}"
+    make = family.tile(kernel)
+    if make is None:
+        return "", (name, f"{said} does not apply, {family.name}.{kernel} has no tile; {detail}", values)
+    try:
+        knobs = make(*settings.tile(text))
+    except KnobError as error:
+        raise KnobError(f"{said}: {error}") from error
+    return said, (name, f"{said},{detail}" if values else said, {**knobs, **(values or {})})
 
 
 def _typed(family: Family, kernel: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:
@@ -210,7 +252,7 @@ def _base(
         elif row is None:
             detail = f"no row fits ({table.provenance})"
         else:
-            detail = f"{table.provenance}" + (f", {row.us:.2f} us" if row.us else "")
+            detail = f"{table.provenance}" + (f", {row.timing}" if row.timing else "")
         decided = row is not None and found is None
         if row is not None and table is not None and found is None:
             found = row.kernel, dict(row.knobs)
@@ -219,9 +261,21 @@ def _base(
             except KnobError as error:
                 raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
         sources.append(Source(name, detail, None if row is None else row.knobs, decided))
-    guess = family.heuristic(problem, arch, multiprocessors)
+    guess = _guess(family, problem, arch, multiprocessors)
     sources.append(Source("heuristic", "computed from shape and target, not measured", guess[1], found is None))
     return sources, *(guess if found is None else found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _guess(family: Family, problem: Problem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
+    """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model."""
+    return family.heuristic(problem, arch, multiprocessors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tuned(family: Family, problem: Problem, arch: Arch, multiprocessors: int, kernel: str) -> Mapping[str, Any]:
+    """The same for a kernel that something else named."""
+    return family.tuned(problem, arch, multiprocessors, kernel)
 
 
 def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Choice:

@@ -5,7 +5,8 @@
      "rows": [{"when": {"m": [1, 1], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"split_k": 8}, "us": 4.3}]}
 
 `when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included. The
-first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds.
+first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that
+did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jitmx import resources
 from jitmx.arch import Arch
+from jitmx.cache import files
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels import Family, Problem
 
@@ -35,6 +37,14 @@ class Row:
     kernel: str
     knobs: Mapping[str, Any]
     us: float | None
+    spread: float | None = None
+
+    @property
+    def timing(self) -> str:
+        """Its measured time in words, empty where there is none."""
+        if self.us is None:
+            return ""
+        return f"{self.us:.2f} us" + (f", not stable: times lay {self.spread:.0%} apart" if self.spread else "")
 
     def fits(self, problem: Problem) -> bool:
         """Whether the row applies to `problem`."""
@@ -86,7 +96,7 @@ def load(path: Path, family: Family, arch: Arch) -> Table:
 
 
 def _row(where: str, row: Any, family: Family) -> Row:
-    when, kernel, knobs, us = row["when"], row["kernel"], row["knobs"], row.get("us")
+    when, kernel, knobs, us, spread = row["when"], row["kernel"], row["knobs"], row.get("us"), row.get("spread")
     fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
     unknown = when.keys() - fields
     if unknown:
@@ -103,7 +113,60 @@ def _row(where: str, row: Any, family: Family) -> Row:
         raise TacticError(f"{where}: {error}") from error
     if not isinstance(knobs, dict) or not isinstance(us, int | float | None):
         raise TacticError(f"{where}: knobs must be an object, and us a number where there is one")
-    return Row(when, kernel, knobs, us)
+    if not isinstance(spread, int | float | None):
+        raise TacticError(f"{where}: spread must be a number where there is one")
+    return Row(when, kernel, knobs, us, spread)
+
+
+def merged(
+    path: Path, family: Family, arch: Arch, origin: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A table of new `rows` and of those in `path` that were measured on the same card for other problems.
+
+    Raises:
+        TacticError: `path` holds what was measured on another card, or cannot be read.
+    """
+    kept: list[Mapping[str, Any]] = []
+    if path.is_file():
+        old = load(path, family, arch)
+        if old.origin["kind"] == "measured":
+            if old.origin.get("card") != origin.get("card"):
+                raise TacticError(
+                    f"{path} holds rows measured on {old.origin.get('card', 'an unnamed card')}, not on "
+                    f"{origin.get('card')}; name another file with --out, or move it away"
+                )
+            served = {_kind(row) for row in rows}
+            kept = [row for row in json.loads(path.read_text())["rows"] if _kind(row) not in served]
+    return {
+        "schema_version": SCHEMA_VERSION, "family": family.name, "arch": arch.name, "origin": dict(origin),
+        "rows": [*map(dict, rows), *kept],
+    }  # fmt: skip
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """What a row is for, rows of X aside; formats that it does not name are the usual ones."""
+    usual = {"weight": "mxfp4", "activation": "none"}
+    return json.dumps(sorted({**usual, **{name: value for name, value in row["when"].items() if name != "m"}}.items()))
+
+
+def save(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a table, whole or not at all.
+
+    Raises:
+        TacticError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, _text(table).encode(), permissions=0o644)
+    except OSError as error:
+        raise TacticError(f"{path}: the table cannot be written there ({error}); name another file") from error
+
+
+def _text(table: Mapping[str, Any]) -> str:
+    """JSON with a line for each row, so that tables can be read and compared."""
+    head = json.dumps({name: value for name, value in table.items() if name != "rows"}, indent=1)
+    rows = ",\n  ".join(json.dumps(row) for row in table["rows"])
+    return f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
 @functools.cache

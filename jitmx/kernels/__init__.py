@@ -38,6 +38,11 @@ def _unlimited(kernel: str) -> int | None:
     return None
 
 
+def _untiled(kernel: str) -> Callable[[int, int, int | None, int | None], dict[str, Any]] | None:
+    """A family whose kernels have no tiles to choose."""
+    return None
+
+
 @dataclass(frozen=True)
 class Family:
     """A set of kernels that together serve one operator.
@@ -55,6 +60,7 @@ class Family:
         cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
         max_rows: rows (the problem's field m) that one launch of a kernel takes at most, or None.
+        tile: of a kernel, what gives knobs for a tile M x N (x K) with so many stages, or None.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Family:
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[Any, Variant], None] = _unchecked
     max_rows: Callable[[str], int | None] = _unlimited
+    tile: Callable[[str], Callable[[int, int, int | None, int | None], dict[str, Any]] | None] = _untiled
 
     def spec(self, name: str) -> KernelSpec:
         """The kernel called `name`.

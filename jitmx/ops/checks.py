@@ -15,17 +15,27 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
 
 
+def require_tensor(name: str, tensor: object) -> torch.Tensor:
+    """`tensor` as a tensor.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}, not a torch tensor")
+    return tensor
+
+
 def require_cuda(name: str, tensor: object) -> torch.Tensor:
     """`tensor` as a CUDA tensor.
 
     Raises:
         InputError: not a tensor, or not on a GPU.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise InputError(f"{name} is a {type(tensor).__name__}, not a torch tensor")
-    if not tensor.is_cuda:
-        raise InputError(f"{name} is {describe(tensor)}; jitmx runs on CUDA tensors: move it with {name}.cuda()")
-    return tensor
+    found = require_tensor(name, tensor)
+    if not found.is_cuda:
+        raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors: move it with {name}.cuda()")
+    return found
 
 
 def require_layout(name: str, tensor: torch.Tensor) -> None:

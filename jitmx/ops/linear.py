@@ -1,214 +1,305 @@
-"""`jitmx.linear`: Y = X W^T (+ bias) with W in MXFP4."""
+"""`jitmx.linear`: Y = X W^T (+ bias) with W in MXFP4 or MXFP8, and what may be fused with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import torch
 
-from jitmx.dispatch.choose import split
 from jitmx.errors import InputError
-from jitmx.kernels.linear import LinearProblem, launch_of
-from jitmx.kernels.linear.arguments import LAYOUT
-from jitmx.ops import checks
+from jitmx.ops import checks, compose, custom, operand
+from jitmx.ops.operand import Operand, Weight
 from jitmx.ops.packed import PackedWeight
-from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.ops.plan import DTYPES, Plan, remember
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-class Plan:
-    """The launches of one call: everything that does not change from call to call.
-
-    Most calls are one launch; one with more rows than its kernel takes is several.
-    """
-
-    __slots__ = ("shared", "steps", "weight")
-
-    def __init__(
-        self,
-        weight: PackedWeight,
-        rows: int,
-        dtype: torch.dtype,
-        device: int,
-        extras: Mapping[str, Any] | None = None,
-        knobs: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.weight = weight.words.data_ptr(), weight.scales.data_ptr()
-        self.steps: list[Step] = []
-        if not rows:
-            return
-        problem = LinearProblem(
-            rows, weight.n, weight.k, _DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range,
-            **{"weight": weight.format, **(extras or {})},
-        )  # fmt: skip
-        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
-        for choice, count in split("linear", problem, arch, multiprocessors=multiprocessors, knobs=knobs):
-            step = Step(choice.variant, choice.problem.as_dict()["m"], weight.n, weight.k, device, multiprocessors)
-            self.steps += [step] * count
-
-    def __call__(
-        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
-    ) -> None:
-        """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
-        words, scales = self.weight
-        for step in self.steps:
-            workspace = step.workspace(stream) if step.scratch else 0
-            step.launcher(
-                stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape
-            )  # fmt: skip
-            x += step.x_bytes
-            y += step.y_bytes
-            residual += step.y_bytes if residual else 0
-
-
-class Step:
-    """One launch over some of the rows of a call."""
-
-    __slots__ = ("_device", "_workspaces", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
-
-    def __init__(self, variant: Variant, rows: int, n: int, k: int, device: int, multiprocessors: int) -> None:
-        geometry = launch_of(variant, rows, n, k, multiprocessors)
-        self.launcher = Launcher(
-            variant,
-            device,
-            blocks=geometry.blocks,
-            shared_bytes=geometry.shared_bytes,
-            cluster=geometry.cluster,
-            layout=LAYOUT,
-            pdl=variant.knobs.pdl,
-        )
-        self.shape = rows, n, k
-        self.x_bytes = rows * k * 2
-        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
-        self.scratch = geometry.workspace
-        self._device = device
-        self._workspaces: dict[int, torch.Tensor] = {}
-
-    def workspace(self, stream: int) -> int:
-        """Address of scratch memory that is zero, or was left zero by an earlier launch on the same stream.
-
-        A graph gets memory of its own at every capture, zeroed as part of it: which stream it will run on, and beside
-        what, is not known yet.
-        """
-        if torch.cuda.is_current_stream_capturing():
-            return int(torch.zeros(self.scratch, dtype=torch.uint8, device=self._device).data_ptr())
-        if stream not in self._workspaces:
-            self._workspaces[stream] = torch.zeros(self.scratch, dtype=torch.uint8, device=self._device)
-        return int(self._workspaces[stream].data_ptr())
-
-
 def linear(
-    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    epsilon: float = 1e-5,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    """Y = X W^T (+ bias), accumulated in fp32 and rounded once.
+    """Y = X W^T (+ bias) (+ residual), accumulated in fp32 and rounded once.
 
-    Runs on the current stream of x's device and works under `torch.cuda.graph` once the shape has been called before
-    capture.
+    Runs on the current stream of x's device. It works under `torch.cuda.graph` once the shape has been called before
+    capture, and under `torch.compile`, where it is the operator `torch.ops.jitmx.linear`.
+
+    With `norm`, X is first x / sqrt(mean(x^2) + epsilon) * norm over k, in fp32. With `activation`, it is then
+    quantized in blocks of 32 as `jitmx.quantize` does it. Where a kernel has these steps fused they cost no pass over
+    memory. Where none takes so many rows with them, they run as steps of their own, which round once more each: the
+    normalised X to x's dtype, and the product before the residual is added.
 
     Args:
         x: [..., k], bfloat16 or float16, contiguous, on the weight's GPU.
         weight: [n, k], from `jitmx.pack_weight`.
         bias: [n], x's dtype.
-        out: [..., n], x's dtype, contiguous; written and returned. It must not overlap x.
+        out: [..., n], x's dtype, contiguous; written and returned. It must overlap neither x nor residual.
+        residual: [..., n], x's dtype, contiguous; added to the product.
+        norm: [k], x's dtype: the weight of an RMSNorm of x.
+        epsilon: of that RMSNorm, 0 or more.
+        activation: "mxfp8", "mxfp6" or "mxfp4": the format that X is quantized to on the way in; None leaves it.
 
     Returns:
         [..., n] in x's dtype.
 
     Raises:
-        InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
+        InputError: a device, dtype, shape or layout that the kernel cannot take, or a tensor that requires a gradient;
+            nothing was launched.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
+    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        return _traced(x, weight, bias, out, residual, norm, epsilon, activation)
+    return run(x, weight, bias, out, residual, norm, epsilon, activation)
+
+
+def run(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    epsilon: float = 1e-5,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """`linear` on plain tensors."""
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
         dtype, device = x.dtype, x.get_device()
-        plan, shape = weight.plans[x.shape, dtype, device, bias is None]
+        plan, shape, apart = weight.plans[
+            x.shape, dtype, device, bias is None, residual is None, norm is None, activation
+        ]
     except (KeyError, AttributeError, TypeError):
-        plan, shape = _plan(x, weight, bias)
+        plan, shape, apart = _plan(x, weight, bias, residual, norm, activation)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
-    if bias is None:
-        addend = 0
-    elif (
-        isinstance(bias, torch.Tensor)
-        and bias.dtype is dtype
-        and bias.get_device() == device
-        and bias.shape == (weight.n,)
-        and bias.is_contiguous()
-    ):
-        addend = bias.data_ptr()
-        if bias.requires_grad:
-            checks.require_no_grad("bias", bias)
-    else:
-        raise _bad_bias(bias, weight, x)
+    added = 0 if bias is None else vector("bias", bias, weight.n, x)
+    carried = scaled = 0
+    if residual is not None:
+        if not _is(residual, dtype, device, shape):
+            raise _mismatch("residual", residual, shape, x)
+        carried = residual.data_ptr()
+        if carried & 15 or residual.requires_grad:
+            checks.require_layout("residual", residual)
+            checks.require_no_grad("residual", residual)
+    if norm is not None:
+        scaled = vector("norm", norm, weight.k, x)
+        require_norm(norm, epsilon)
     if out is None:
         out = x.new_empty(shape)
-    elif not (
-        isinstance(out, torch.Tensor)
-        and out.dtype is dtype
-        and out.get_device() == device
-        and out.shape == shape
-        and out.is_contiguous()
-    ):
-        raise _bad_out(out, shape, x)
+    elif not _is(out, dtype, device, shape):
+        raise _mismatch("out", out, shape, x)
     target = out.data_ptr()
+    if target & 15:
+        checks.require_layout("out", out)
     if target == pointer and plan.steps:
         raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
+    if carried and target == carried:
+        raise InputError("out is residual itself; a product cannot be written over what it adds: pass another tensor")
+    if apart:
+        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation)
     if device == torch._C._cuda_getDevice():
-        plan(_raw_stream(device), pointer, target, addend)
+        plan(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
     else:
         with torch.cuda.device(device):
-            plan(_raw_stream(device), pointer, target, addend)
+            plan(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
     return out
 
 
-def _plan(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> tuple[Plan, torch.Size]:
+def _run_apart(
+    apart: tuple[str, ...],
+    plan: Plan,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    added: int,
+    residual: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    epsilon: float,
+    activation: str | None,
+) -> torch.Tensor:
+    """The same where some steps are not fused; all that came in was checked."""
+    device = x.get_device()
+    with torch.cuda.device(device), torch.no_grad():
+        if "norm" in apart and norm is not None:
+            x, norm = compose.rms_norm(x, norm, epsilon), None
+        if "activation" in apart and activation is not None:
+            x = compose.rounded(x, activation)
+        fused = residual is not None and "residual" not in apart
+        carried = residual.data_ptr() if residual is not None and fused else 0
+        scaled = 0 if norm is None else norm.data_ptr()
+        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon)
+        if residual is not None and not fused:
+            out.add_(residual)
+    return out
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    activation: str | None,
+) -> tuple[Plan, torch.Size, tuple[str, ...]]:
     """Check what a plan rests on, make it and remember it with the weight."""
-    if not isinstance(weight, PackedWeight):
-        raise InputError(f"weight is a {type(weight).__name__}; pack it once with jitmx.pack_weight")
-    checks.require_cuda("x", x)
-    if x.dtype not in _DTYPES:
-        raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
-    if x.dim() == 0 or x.shape[-1] != weight.k:
-        raise InputError(
-            f"x has shape {list(x.shape)}; its last dimension must be k={weight.k} of the weight "
-            f"[{weight.n}, {weight.k}]"
-        )
-    if weight.device != x.device:
-        raise InputError(f"x is on {x.device} and the weight on {weight.device}; put both on one GPU")
-    if bias is not None:
-        checks.require_cuda("bias", bias)
-        if (
-            bias.shape != (weight.n,)
-            or bias.dtype is not x.dtype
-            or bias.device != x.device
-            or not bias.is_contiguous()
-        ):
-            raise _bad_bias(bias, weight, x)
+    require_product(x, weight, bias, norm)
+    if activation is not None and activation not in compose.ACTIVATIONS:
+        raise InputError(f"activation={activation!r} is not one of {', '.join(compose.ACTIVATIONS)}, or None")
+    shape = torch.Size((*x.shape[:-1], weight.n))
+    if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):
+        raise _mismatch("residual", residual, shape, x)
+    wanted = {"bias": bias is not None, "residual": residual is not None, "norm": norm is not None}
+    extras = wanted | {"activation": activation or "none"}
+    rows, device = x.numel() // weight.k, x.get_device()
     with torch.cuda.device(x.device):
-        plan = Plan(weight, x.numel() // weight.k, x.dtype, x.get_device(), {"bias": bias is not None})
-    entry = plan, torch.Size((*x.shape[:-1], weight.n))
-    weight.plans[x.shape, x.dtype, x.get_device(), bias is None] = entry
+        apart = compose.apart(weight, rows, x.dtype, device, extras)
+        entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), shape, apart
+    key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation
+    remember(weight, key, entry)
     return entry
 
 
-def _bad_bias(bias: object, weight: PackedWeight, x: torch.Tensor) -> InputError:
-    bias = checks.require_cuda("bias", bias)
-    wanted = f"{str(x.dtype).removeprefix('torch.')} [{weight.n}] on {x.device}"
-    return InputError(f"bias is {checks.describe(bias)}; it must be contiguous {wanted}")
+def require_product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor | None) -> None:
+    """X, W, bias and norm fit one another.
+
+    Raises:
+        InputError: they do not.
+    """
+    if not isinstance(weight, PackedWeight | Operand):
+        raise InputError(f"weight is a {type(weight).__name__}; pack it once with jitmx.pack_weight")
+    checks.require_cuda("x", x)
+    require_columns(x, weight.n, weight.k)
+    if weight.device != x.device:
+        raise InputError(f"x is on {x.device} and the weight on {weight.device}; put both on one GPU")
+    for name, tensor, count in (("bias", bias, weight.n), ("norm", norm, weight.k)):
+        if tensor is not None and not _is(tensor, x.dtype, x.get_device(), (count,)):
+            raise _mismatch(name, tensor, (count,), x)
 
 
-def _bad_out(out: object, shape: torch.Size, x: torch.Tensor) -> InputError:
-    tensor = checks.require_cuda("out", out)
-    wanted = f"{str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
-    return InputError(
-        f"out is {checks.describe(tensor)} with strides {list(tensor.stride())}; it must be contiguous {wanted}"
+def require_columns(x: torch.Tensor, n: int, k: int) -> None:
+    """X has a dtype that products take, and k columns.
+
+    Raises:
+        InputError: it has not.
+    """
+    if x.dtype not in DTYPES:
+        raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise InputError(
+            f"x has shape {list(x.shape)}; its last dimension must be k={k} of the weight [{n}, {k}]"
+        )  # fmt: skip
+
+
+def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
+    """Address of a bias or a norm, a contiguous tensor of `count` values on x's device and of its dtype.
+
+    Raises:
+        InputError: it is none, or requires a gradient.
+    """
+    if not _is(tensor, x.dtype, x.get_device(), (count,)):
+        raise _mismatch(name, tensor, (count,), x)
+    if tensor.requires_grad:
+        checks.require_no_grad(name, tensor)
+    return int(tensor.data_ptr())
+
+
+def _is(tensor: object, dtype: torch.dtype, device: int, shape: tuple[int, ...]) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is dtype
+        and tensor.get_device() == device
+        and tensor.shape == shape
+        and tensor.is_contiguous()
     )
+
+
+def _mismatch(name: str, tensor: object, shape: tuple[int, ...], x: torch.Tensor) -> InputError:
+    found = checks.require_cuda(name, tensor)
+    wanted = f"{str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
+    strides = "" if found.is_contiguous() else f" with strides {list(found.stride())}"
+    return InputError(f"{name} is {checks.describe(found)}{strides}; it must be contiguous {wanted}")
+
+
+def require_norm(norm: torch.Tensor, epsilon: float) -> None:
+    """An RMSNorm that kernels take.
+
+    Raises:
+        InputError: its weight is not aligned, or epsilon is no finite number of 0 or more.
+    """
+    checks.require_layout("norm", norm)
+    if not 0 <= epsilon < math.inf:
+        raise InputError(f"epsilon={epsilon} is not a finite number of 0 or more")
+
+
+def _traced(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    epsilon: float,
+    activation: str | None,
+) -> torch.Tensor:
+    """`linear` as an operator, which can be traced through."""
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, PackedWeight):
+        require_product(x, weight, bias, norm)
+    packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
+    if out is None:
+        y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation)
+        return y
+    torch.ops.jitmx.linear_out(x, *packed, bias, residual, norm, epsilon, activation, out)
+    return out
+
+
+def _run_operator(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
+) -> torch.Tensor:
+    bias, *others = rest
+    return run(custom.plain(x), operand.find(words, scales, n, k, layout), bias, None, *others)
+
+
+def _fake_operator(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
+) -> torch.Tensor:
+    bias, residual, norm = rest[:3]
+    custom.refuse_gradients(x=x, bias=bias, residual=residual, norm=norm)
+    require_columns(x, n, k)
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _run_into(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
+) -> None:
+    bias, *others, out = rest
+    run(custom.plain(x), operand.find(words, scales, n, k, layout), bias, out, *others)
+
+
+def _fake_into(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
+) -> None:
+    *others, out = rest
+    y = _fake_operator(x, words, scales, n, k, layout, *others)
+    if out.dtype is not y.dtype or out.shape != y.shape:
+        raise _mismatch("out", out, tuple(y.shape), x)
+
+
+_ARGUMENTS = (
+    "Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, Tensor? norm, "
+    "float epsilon, str? activation"
+)
+custom.define(f"linear({_ARGUMENTS}) -> Tensor", _run_operator, _fake_operator)
+custom.define(f"linear_out({_ARGUMENTS}, Tensor(a!) out) -> ()", _run_into, _fake_into)

@@ -8,7 +8,6 @@ import torch
 
 from jitmx import formats
 from jitmx.errors import InputError
-from jitmx.ops import checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +56,3 @@ class MXTensor:
 
     def __repr__(self) -> str:
         return f"MXTensor({self.format}, {list(self.shape)}, {self.device})"
-
-
-def require_layout(tensor: MXTensor) -> None:
-    """Codes and scales are contiguous and aligned, as kernels read them.
-
-    Raises:
-        InputError: they are not.
-    """
-    checks.require_layout("codes", tensor.codes)
-    checks.require_layout("scales", tensor.scales)

@@ -1,4 +1,4 @@
-"""MXFP4 weights in the layout that every linear kernel reads.
+"""Weights in the layout that every linear kernel reads.
 
 docs/packed-layout.md draws it and says why. In short: tiles of 16 rows by 64 k, 512 bytes each, in which lane 4 g + t
 finds rows g and g + 8, k = 8 t … 8 t + 7 of both 32-blocks, in one 16-byte load.
@@ -17,6 +17,7 @@ from jitmx.kernels.linear.layout import NORMAL_SCALES, TILE_K, TILE_ROWS, packed
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
+from jitmx.ops.packed_mxfp8 import pack_mxfp8_weight
 
 ENCODINGS = ("swizzle", "nibble")
 
@@ -86,6 +87,11 @@ class PackedWeight:
         return self.words.device
 
     @property
+    def addresses(self) -> tuple[int, int]:
+        """Device addresses of words and scales."""
+        return self.words.data_ptr(), self.scales.data_ptr()
+
+    @property
     def nbytes(self) -> int:
         """Bytes that a product reads of this weight."""
         size: int = self.words.numel() * 4 + self.scales.numel() * 4
@@ -93,13 +99,14 @@ class PackedWeight:
 
 
 def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encoding: str | None = None) -> PackedWeight:
-    """Pack an MXFP4 weight, once, for every batch size.
+    """Pack an MXFP4 or MXFP8 weight, once, for every batch size.
 
     Args:
-        weight: mxfp4 [n, k], or its (codes, scales): uint8 [n, k / 2] with even k in the low nibble, and uint8
-            [n, k / 32]. k is a multiple of 32, n is any. The layout of Hugging Face's gpt-oss blocks,
+        weight: mxfp4 or mxfp8 [n, k], or the (codes, scales) of an mxfp4 one: uint8 [n, k / 2] with even k in the low
+            nibble, and uint8 [n, k / 32]. k is a multiple of 32, n is any. The layout of Hugging Face's gpt-oss blocks,
             [n, k / 32, 16], is taken too.
-        encoding: "swizzle" or "nibble"; by default what the weight's device wants.
+        encoding: of mxfp4, "swizzle" or "nibble"; by default what the weight's device wants. An mxfp8 weight has one
+            layout.
 
     Returns:
         The packed weight on the same device; n is padded to 16 rows and k to 64. Work is complete on return, so that
@@ -122,8 +129,13 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         raise CaptureError(
             "pack_weight was called while a CUDA graph is captured; pack weights when the model is loaded"
         )
+    if weight.format == "mxfp8":
+        words, packed, scale_range = pack_mxfp8_weight(weight)
+        return PackedWeight(words, packed, weight.shape[0], weight.shape[1], "swizzle", scale_range, "mxfp8")
     if weight.format != "mxfp4":
-        raise InputError(f"weight is {weight.format}; linear kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
+        raise InputError(
+            f"weight is {weight.format}; linear kernels take mxfp4 and mxfp8 weights (jitmx.quantize(w, 'mxfp4'))"
+        )
     if len(weight.shape) != 2:
         raise InputError(f"weight has shape {list(weight.shape)}; a linear weight is [n, k]")
     n, k = weight.shape

@@ -10,7 +10,7 @@ from jitmx import formats
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.quantize import VALUES_A_VECTOR, QuantizeProblem, blocks
-from jitmx.ops import checks, mx
+from jitmx.ops import checks, custom
 from jitmx.ops.mx import MXTensor
 from jitmx.registry.spec import Variant
 from jitmx.runtime.launch import Launcher
@@ -61,22 +61,40 @@ def quantize(x: torch.Tensor, format: str = "mxfp4", *, scale_rule: str = "floor
 
     Source: templates/quantize/quantize.cu.j2; reference: jitmx.formats.quantize.
     """
+    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        checks.require_tensor("x", x)
+        codes, scales = torch.ops.jitmx.quantize(x, format, scale_rule)
+    else:
+        codes, scales = _quantize(x, format, scale_rule)
+    return MXTensor(codes, scales, format)
+
+
+def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales."""
+    x = custom.plain(x)
+    checks.require_cuda("x", x)
+    checks.require_layout("x", x)
+    codes, scales = _quantized(x, format, scale_rule)
+    problem = QuantizeProblem("quantize", format, _DTYPES[x.dtype], scale_rule)
+    _launch(problem, x.device, x.numel(), x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+    return codes, scales
+
+
+def _quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales that are not written yet."""
     item = formats.get(format)
     if scale_rule not in formats.SCALE_RULES:
         raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
-    checks.require_cuda("x", x)
+    checks.require_tensor("x", x)
     if x.dtype not in _DTYPES:
         raise InputError(f"x is {checks.describe(x)}; quantize takes bfloat16, float16 or float32")
     if x.dim() == 0 or x.shape[-1] % formats.BLOCK or x.shape[-1] == 0:
         raise InputError(f"x has shape {list(x.shape)}; its last dimension must be a multiple of {formats.BLOCK}")
-    checks.require_layout("x", x)
     checks.require_no_grad("x", x)
     k = x.shape[-1]
     codes = x.new_empty((*x.shape[:-1], k // item.codes_per_byte), dtype=torch.uint8)
     scales = x.new_empty((*x.shape[:-1], k // formats.BLOCK), dtype=torch.uint8)
-    problem = QuantizeProblem("quantize", format, _DTYPES[x.dtype], scale_rule)
-    _launch(problem, x.device, x.numel(), x.data_ptr(), codes.data_ptr(), scales.data_ptr())
-    return MXTensor(codes, scales, format)
+    return codes, scales
 
 
 def dequantize(tensor: MXTensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -98,11 +116,31 @@ def dequantize(tensor: MXTensor, dtype: torch.dtype = torch.bfloat16) -> torch.T
         raise InputError(
             f"tensor is a {type(tensor).__name__}; dequantize takes an MXTensor, as jitmx.quantize returns"
         )
-    checks.require_cuda("codes", tensor.codes)
+    if type(tensor.codes) is not torch.Tensor or torch.compiler.is_compiling():
+        y: torch.Tensor = torch.ops.jitmx.dequantize(tensor.codes, tensor.scales, tensor.format, dtype)
+        return y
+    return _dequantize(tensor.codes, tensor.scales, tensor.format, dtype)
+
+
+def _dequantize(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: torch.dtype) -> torch.Tensor:
+    codes, scales = custom.plain(codes), custom.plain(scales)
+    checks.require_cuda("codes", codes)
+    y = _dequantized(codes, scales, format, dtype)
+    checks.require_layout("codes", codes)
+    checks.require_layout("scales", scales)
+    problem = QuantizeProblem("dequantize", format, _DTYPES[dtype])
+    _launch(problem, y.device, y.numel(), codes.data_ptr(), scales.data_ptr(), y.data_ptr())
+    return y
+
+
+def _dequantized(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: torch.dtype) -> torch.Tensor:
+    """Values that are not written yet."""
     if dtype not in _DTYPES:
         raise InputError(f"dtype is {dtype}; dequantize yields bfloat16, float16 or float32")
-    mx.require_layout(tensor)
-    y = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
-    problem = QuantizeProblem("dequantize", tensor.format, _DTYPES[dtype])
-    _launch(problem, tensor.device, y.numel(), tensor.codes.data_ptr(), tensor.scales.data_ptr(), y.data_ptr())
-    return y
+    return codes.new_empty(MXTensor(codes, scales, format).shape, dtype=dtype)
+
+
+custom.define("quantize(Tensor x, str format, str scale_rule) -> (Tensor, Tensor)", _quantize, _quantized)
+custom.define(
+    "dequantize(Tensor codes, Tensor scales, str format, ScalarType dtype) -> Tensor", _dequantize, _dequantized
+)

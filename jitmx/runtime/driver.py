@@ -135,3 +135,13 @@ def allow_dynamic_shared(function: int, size: int) -> None:
         ctypes.c_void_p(function), _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED, ctypes.c_int(size)
     )
     check(code, f"cuFuncSetAttribute(max dynamic shared memory = {size} B)")
+
+
+def capture_number(stream: int) -> int:
+    """A number that no other graph capture of this process has; 0 where `stream` is not being captured."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    code = library().cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+    )
+    check(code, "cuStreamGetCaptureInfo")
+    return number.value if status.value == 1 else 0  # CU_STREAM_CAPTURE_STATUS_ACTIVE

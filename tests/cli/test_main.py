@@ -17,7 +17,7 @@ from jitmx import errors
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 
-VERBS = ("warmup", "variants", "explain", "verify", "bench", "env", "doctor", "cache")
+VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "env", "doctor", "cache")
 CACHE_VERBS = ("ls", "show", "why", "verify", "prune", "stats", "path")
 HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes")
 

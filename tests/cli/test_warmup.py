@@ -54,15 +54,8 @@ class ToyProblem(Problem):
     name: str = "add"
     steps: int = 1
 
-    @property
-    def kernel(self) -> str:
-        return self.name
 
-    def fixed(self) -> dict[str, Any]:
-        return {"steps": self.steps}
-
-
-def heuristic(_problem: ToyProblem, _arch: arches.Arch, multiprocessors: int) -> dict[str, Any]:
+def tuned(_problem: ToyProblem, _arch: arches.Arch, multiprocessors: int, _kernel: str) -> dict[str, Any]:
     """Wide on large chips."""
     return {"wide": multiprocessors > 150}
 
@@ -83,7 +76,16 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..
         problems = tuple(ToyProblem(item.name, steps) for item in specs for steps in (1, 2))
         found = {
             "toy": Family(
-                "toy", "kernels for tests", specs, ToyProblem, lambda _arch: problems, heuristic, lambda _variant: ()
+                name="toy",
+                summary="kernels for tests",
+                specs=specs,
+                problem=ToyProblem,
+                typical=lambda _arch: problems,
+                serving=lambda problem, _arch: (problem.name,),
+                fixed=lambda problem, _kernel: {"steps": problem.steps},
+                heuristic=lambda problem, arch, count: (problem.name, tuned(problem, arch, count, problem.name)),
+                tuned=tuned,
+                cases=lambda _variant: (),
             )
         }
         monkeypatch.setattr(kernels, "families", lambda: found)
@@ -197,7 +199,7 @@ def test_warmup_of_an_operator_compiles_what_its_calls_take_and_no_more(run, rea
     assert [kernel["name"] for kernel in read("warmup", "toy")["kernels"]] == ["toy.add.wide"]
 
 
-def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch) -> None:
+def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch, only_gemv) -> None:
     asked: list[str] = []
 
     def build_all(variants: list[Variant], **_options: Any) -> list[Any]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from jitmx import arch, kernels, settings
-from jitmx.arch import Arch
-from jitmx.dispatch.choose import Choice, call_variants, choose, default_variants, explain
+from jitmx.dispatch.choose import Choice, call_variants, choose, explain
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
-from jitmx.kernels.quantize import QuantizeProblem
-from strategies import ARCHES
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, knob
+
+pytestmark = pytest.mark.usefixtures("only_gemv")
 
 SM_90, SM_121 = arch.parse("sm_90"), arch.parse("sm_121")
 QKV = LinearProblem(1, 5120, 2880)
@@ -166,6 +165,98 @@ def test_an_illegal_override_is_refused_with_the_variable_and_the_rule(
     assert str(error.value).startswith(said)
 
 
+@dataclass(frozen=True)
+class ToyKnobs(Knobs):
+    tile_m: int = knob(16, choices=(16, 64), doc="rows of X")
+    tile_n: int = knob(64, choices=(64, 128), doc="rows of W")
+    tile_k: int = knob(64, choices=(64, 128), doc="columns")
+    stages: int = knob(2, low=1, high=8, doc="buffers")
+
+
+def _square(m: int, n: int, k: int | None, stages: int | None) -> dict[str, int]:
+    if m > n:
+        raise KnobError(f"a tile of {m} rows of X by {n} of W is taller than wide; the nearest legal value is {n}x{n}")
+    return {"tile_m": m, "tile_n": n} | ({"tile_k": k} if k else {}) | ({"stages": stages} if stages else {})
+
+
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> None:
+    """`linear` with two kernels: gemv has no tile and is preferred up to 8 rows, tiled has one."""
+    specs = tuple(
+        KernelSpec("linear", name, ToyKnobs, lambda *_: Contract(), lambda *_: None, lambda _: 0, lambda _: 32, "toy")
+        for name in ("gemv", "tiled")
+    )
+    family = dataclasses.replace(
+        kernels.family("linear"),
+        specs=specs,
+        serving=lambda _problem, _arch: ("gemv", "tiled"),
+        fixed=lambda _problem, _kernel: {},
+        heuristic=lambda problem, _arch, _count: ("gemv" if problem.m <= 8 else "tiled", {"tile_k": 128}),
+        tuned=lambda _problem, _arch, _count, _kernel: {"tile_k": 128},
+        check=lambda _problem, _variant: None,
+        max_rows=lambda _kernel: None,
+        tile=lambda kernel: _square if kernel == "tiled" else None,
+    )
+    monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
+
+
+def set_tile(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("JITMX_LINEAR_TILE", text)
+    settings.reload()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("64x128", (64, 128, 128, 2)), ("16x64x64", (16, 64, 64, 2)), ("64x64s4", (64, 64, 128, 4))],
+)
+@pytest.mark.usefixtures("tiled")
+def test_a_tile_in_the_environment_is_that_of_a_kernel_that_has_one(
+    text: str, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tile(monkeypatch, text)
+    choice = choose("linear", dataclasses.replace(ODD, m=9), SM_90)
+    assert tuple(choice.variant.knobs.as_dict().values()) == wanted
+    assert decided(choice) == "environment" and choice.decided_by.detail == f"JITMX_LINEAR_TILE={text}"
+
+
+@pytest.mark.usefixtures("tiled")
+def test_a_tile_leaves_kernels_without_one_alone_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tile(monkeypatch, "64x128")
+    choice = choose("linear", ODD, SM_90)
+    assert (choice.variant.spec.name, choice.variant.knobs.tile_n, decided(choice)) == ("gemv", 64, "heuristic")
+    assert choice.sources[1].detail == (
+        "JITMX_LINEAR_TILE=64x128 does not apply, linear.gemv has no tile; JITMX_LINEAR_KNOBS: none"
+    )
+
+
+@pytest.mark.usefixtures("tiled")
+def test_a_named_kernel_takes_the_tile_and_named_knobs_come_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tile(monkeypatch, "16x128s4")
+    environment(monkeypatch, "kernel=tiled,stages=3")
+    choice = choose("linear", ODD, SM_90)
+    assert (choice.variant.spec.name, *choice.variant.knobs.as_dict().values()) == ("tiled", 16, 128, 128, 3)
+    assert choice.decided_by.detail == "JITMX_LINEAR_TILE=16x128s4,JITMX_LINEAR_KNOBS=kernel=tiled,stages=3"
+    assert choose("linear", ODD, SM_90, knobs={"stages": 5}).variant.knobs.stages == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("64x32", "a tile of 64 rows of X by 32 of W is taller than wide; the nearest legal value is 32x32"),
+        ("48x128", "ToyKnobs.tile_m=48 is not one of 16, 64; the nearest is 64"),
+        ("64x128s9", "ToyKnobs.stages=9 is above its limit; the nearest legal value is 8"),
+    ],
+)
+@pytest.mark.usefixtures("tiled")
+def test_an_illegal_tile_is_refused_with_the_variable_the_limit_and_the_nearest_that_is_legal(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tile(monkeypatch, text)
+    with pytest.raises(KnobError) as error:
+        choose("linear", dataclasses.replace(ODD, m=64), SM_90)
+    assert str(error.value) == f"JITMX_LINEAR_TILE={text}: {said}"
+
+
 def test_an_override_that_does_not_serve_the_shape_is_refused() -> None:
     with pytest.raises(KnobError, match="split_k=8 is over the 2 tiles of k=96"):
         choose("linear", LinearProblem(1, 64, 96), SM_90, knobs={"warps": 8, "split_k": 8})
@@ -198,36 +289,6 @@ def test_a_question_about_what_there_is_not_is_answered_with_what_there_is(
     assert str(error.value).startswith(said)
 
 
-def test_explain_on_sm_121_says_that_nothing_was_measured() -> None:
-    for m in range(1, 9):
-        in_table = explain("linear", SM_121, m=m, n=5120, k=2880)
-        assert decided(in_table) == "shipped table"
-        assert "heuristic, not measured" in in_table.decided_by.detail
-    elsewhere = explain("linear", SM_121, m=1, n=777, k=2880)
-    assert decided(elsewhere) == "heuristic"
-    assert "not measured" in elsewhere.decided_by.detail
-
-
-def test_explain_on_sm_90_names_card_date_and_time() -> None:
-    choice = explain("linear", SM_90, m=1, n=5120, k=2880)
-    assert decided(choice) == "shipped table"
-    assert choice.decided_by.detail.startswith("measured on NVIDIA H200, 20")
-    assert choice.decided_by.detail.endswith(" us")
-
-
-def test_a_problem_explained_without_an_encoding_is_that_of_a_weight_packed_there() -> None:
-    assert explain("linear", SM_121, n=5120, k=2880).variant.knobs.encoding == "nibble"
-    assert explain("linear", SM_90, n=5120, k=2880).variant.knobs.encoding == "swizzle"
-
-
-@pytest.mark.parametrize("target", ARCHES, ids=str)
-def test_fields_that_a_question_leaves_out_are_those_of_the_first_typical_call(target: Arch) -> None:
-    for name, family in kernels.families().items():
-        first = family.typical(target)[0]
-        assert explain(name, target).problem == first
-        assert call_variants(name, target) == (choose(name, first, target).variant,)
-
-
 def test_the_first_typical_call_decides_even_where_the_fields_have_other_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,47 +306,3 @@ def test_the_variants_of_a_call_are_those_of_its_full_passes_and_of_the_rows_lef
     assert [variant.knobs.m for variant in call_variants("linear", SM_90, m=m)] == passes
 
 
-@given(
-    target=st.sampled_from(ARCHES), m=st.integers(1, 8), n=st.integers(1, 300_000), k=st.integers(1, 2048),
-    count=st.none() | st.integers(1, 200),
-)  # fmt: skip
-@hypothesis_settings(max_examples=200)
-def test_every_shape_has_a_choice_that_keeps_what_the_call_fixes(
-    target: Arch, m: int, n: int, k: int, count: int | None
-) -> None:
-    problem = LinearProblem.on(target, m=m, n=n, k=32 * k)
-    choice = choose("linear", problem, target, multiprocessors=count)
-    assert choice.multiprocessors == (count or target.multiprocessors)
-    assert choice.variant.arch is target
-    knobs, fixed = choice.variant.knobs.as_dict(), kernels.family("linear").fixed(problem, choice.variant.spec.name)
-    assert {name: knobs[name] for name in fixed} == fixed
-    assert decided(choice) in ("shipped table", "heuristic")
-
-
-@pytest.mark.parametrize("target", ARCHES, ids=str)
-def test_warm_up_compiles_what_the_calls_of_gpt_oss_take(target: Arch) -> None:
-    warmed = default_variants("linear", target)
-    assert len({variant.identity for variant in warmed}) == len(warmed)
-    dense = [(n, k, bias) for n, k in ((5120, 2880), (2880, 4096)) for bias in (False, True)]
-    for n, k, bias in (*dense, (201088, 2880, False)):
-        for m in range(1, 9):
-            problem = LinearProblem.on(target, m=m, n=n, k=k, bias=bias)
-            assert choose("linear", problem, target).variant in warmed
-
-
-@pytest.mark.parametrize("target", ARCHES, ids=str)
-@pytest.mark.parametrize("count", [None, 48, 132])
-def test_warm_up_compiles_what_every_typical_problem_takes(target: Arch, count: int | None) -> None:
-    for name, family in kernels.families().items():
-        warmed = default_variants(name, target, multiprocessors=count)
-        taken = [choose(name, problem, target, multiprocessors=count).variant for problem in family.typical(target)]
-        assert taken and all(variant in warmed for variant in taken)
-        assert all(variant in taken for variant in warmed)
-
-
-def test_warm_up_compiles_quantization_to_every_format_and_back() -> None:
-    warmed = default_variants("quantize", SM_121)
-    for format_ in ("mxfp4", "mxfp6e2m3", "mxfp6e3m2", "mxfp8"):
-        for dtype in ("bf16", "fp16", "fp32"):
-            for direction in ("quantize", "dequantize"):
-                assert choose("quantize", QuantizeProblem(direction, format_, dtype), SM_121).variant in warmed

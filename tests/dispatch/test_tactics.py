@@ -152,9 +152,15 @@ def test_a_row_fits_where_all_it_asks_for_holds_ends_of_ranges_included(wanted: 
     assert tactics.Row(wanted, "gemv", {}, None).fits(LinearProblem(4, 5120, 2880)) is fits
 
 
-def test_a_row_of_another_kernel_does_not_fit() -> None:
-    row = tactics.Row({"format": "mxfp4"}, "dequantize", {}, None)
-    assert row.fits(QuantizeProblem("dequantize")) and not row.fits(QuantizeProblem("quantize"))
+def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(
+    write: Write, tactics_folder: Path
+) -> None:
+    rows = [{"when": {"format": "mxfp4"}, "kernel": "dequantize", "knobs": {"pdl": False}}]
+    write("sm_90a", *rows, family="quantize").rename(tactics_folder / "sm_90a" / "quantize.json")
+    back, there = (choose("quantize", QuantizeProblem(way), SM_90) for way in ("dequantize", "quantize"))
+    assert back.decided_by.name == "user table" and not back.variant.knobs.pdl
+    assert there.decided_by.name == "heuristic" and there.variant.spec.name == "quantize"
+    assert next(s.detail for s in there.sources if s.name == "user table").startswith("no row fits (measured on ")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +177,7 @@ def test_a_row_of_another_kernel_does_not_fit() -> None:
         ({"rows": [3]}, "is no tuning table"),
         ({"rows": [{"when": {}, "kernel": "gemv"}]}, "is no tuning table (KeyError: 'knobs')"),
         ({"rows": [ROW | {"when": [["m", 1]]}]}, "is no tuning table"),
-        ({"rows": [ROW | {"when": {"rows": 1}}]}, "row 0 asks for rows; linear problems have bias, dtype, "),
+        ({"rows": [ROW | {"when": {"rows": 1}}]}, "row 0 asks for rows; linear problems have activation, argmax, "),
         ({"rows": [ROW, ROW | {"when": {"m": [1]}}]}, "row 1: m is [1], neither one int nor [low, high]"),
         ({"rows": [ROW | {"when": {"m": [1, 2, 3]}}]}, "row 0: m is [1, 2, 3], neither one int nor [low, high]"),
         ({"rows": [ROW | {"when": {"m": ["1", 2]}}]}, "row 0: m is ['1', 2], neither one int nor [low, high]"),

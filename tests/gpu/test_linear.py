@@ -89,7 +89,7 @@ def test_gpt_oss_shapes_are_within_the_gate_eagerly_and_replayed_from_a_graph(
 def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
     copying: str, encoding: str, engine: str, dtype: torch.dtype, environment: Environment, evidence: Evidence
 ) -> None:
-    environment(JITMX_LINEAR_KNOBS=f"engine={engine},copy={copying}")
+    environment(JITMX_LINEAR_KNOBS=f"kernel=gemv,engine={engine},copy={copying}")
     for n, k in ((1, 32), (17, 96), (100, 64), (129, 2880), (2051, 544)):
         for scales in ((100, 130), (0, 140)):
             weight = Weight(n, k, scales, encoding)
@@ -134,7 +134,7 @@ def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
 )
 @pytest.mark.parametrize("engine", ["fma", "mma"])
 def test_every_way_to_split_the_work_agrees_with_float64(engine: str, knobs: str, environment: Environment) -> None:
-    environment(JITMX_LINEAR_KNOBS=f"engine={engine},{knobs}")
+    environment(JITMX_LINEAR_KNOBS=f"kernel=gemv,engine={engine},{knobs}")
     for n, k in ((5120, 2880), (40000, 384)):
         weight = Weight(n, k)
         for m in (1, 7):
@@ -150,6 +150,40 @@ def test_any_number_of_rows_in_any_leading_shape_works(m: int) -> None:
     assert y.shape == (m, 2, 320)
     if m:
         assert error(y, weight.times(x)) <= GATE
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (17, 96), (320, 2880)])
+def test_there_is_no_gap_among_row_counts(n: int, k: int) -> None:
+    weight = Weight(n, k)
+    x = torch.randn(300, k, device="cuda").bfloat16()
+    bias = torch.randn(n, device="cuda").bfloat16()
+    wanted = weight.times(x, bias)
+    for m in range(1, 301):
+        y = jitmx.linear(x[:m], weight.packed, bias, out=poisoned(m, n))
+        assert error(y, wanted[:m]) <= GATE, m
+
+
+@pytest.mark.parametrize("shape", ["qkv", "o"])
+@pytest.mark.parametrize("m", [16, 64, 512, 8192])
+def test_many_rows_of_gpt_oss_are_within_the_gate_eagerly_and_replayed(
+    shape: str, m: int, evidence: Evidence
+) -> None:
+    n, k = SHAPES[shape]
+    weight, x, y = Weight(n, k), torch.randn(m, k, device="cuda").bfloat16(), poisoned(m, n)
+    wanted = weight.times(x)
+    eager = error(jitmx.linear(x, weight.packed, out=y), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            jitmx.linear(x, weight.packed, out=y)
+    for _ in range(3):
+        y.fill_(torch.nan)
+        graph.replay()
+    replayed = error(y, wanted)
+    assert max(eager, replayed) <= GATE
+    problem = LinearProblem(m, n, k, encoding=weight.packed.encoding)
+    variant = choose("linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+    evidence(variant, max(eager, replayed), f"[{n}, {k}] m={m}, eager and graph replay")
 
 
 def test_k_too_long_for_shared_memory_is_read_from_global_memory() -> None:
@@ -226,7 +260,7 @@ def test_a_stream_of_ones_own_and_threads_work() -> None:
 def test_loading_during_capture_is_refused_with_kernel_and_command(environment: Environment) -> None:
     weight = Weight(208, 224)
     x = torch.randn(1, 224, device="cuda").bfloat16()
-    environment(JITMX_LINEAR_KNOBS="stages=7,chunk=1,unroll=1")  # a variant that nothing else loads
+    environment(JITMX_LINEAR_KNOBS="kernel=gemv,stages=7,chunk=1,unroll=1")  # a variant that nothing else loads
     graph = torch.cuda.CUDAGraph()
     with (
         pytest.raises(
@@ -277,7 +311,7 @@ def test_a_product_over_its_own_input_is_refused() -> None:
 
 def test_knobs_that_cannot_serve_the_shape_are_refused_before_launch(environment: Environment) -> None:
     weight = Weight(64, 128).packed
-    environment(JITMX_LINEAR_KNOBS="split_k=8,warps=8")
+    environment(JITMX_LINEAR_KNOBS="kernel=gemv,split_k=8,warps=8")
     with pytest.raises(KnobError, match="split_k=8 is over the 2 tiles of k=128; the nearest legal value is 2"):
         jitmx.linear(torch.randn(1, 128, device="cuda").bfloat16(), weight)
 

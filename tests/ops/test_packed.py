@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import jitmx
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
+from jitmx.kernels.linear.mxfp8 import pack_mxfp8
 
 # Where pair i of a half-word lies: lowest magnitude bit and sign bit, from the drawing in docs/packed-layout.md.
 PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}
@@ -92,7 +93,7 @@ def test_packing_pads_to_whole_tiles_only() -> None:
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (lambda: jitmx.MXTensor(zeros(4, 32), zeros(4, 1), "mxfp8"), "weight is mxfp8; linear kernels take mxfp4"),
+        (lambda: jitmx.MXTensor(zeros(4, 32), zeros(4, 1), "mxfp6e2m3"), "linear kernels take mxfp4 and mxfp8 weights"),
         (lambda: jitmx.MXTensor(zeros(2, 4, 16), zeros(2, 4, 1)), r"\[2, 4, 32\]; a linear weight is \[n, k\]"),
         (lambda: jitmx.MXTensor(zeros(0, 16), zeros(0, 1)), "n and k must be 1 or more"),
         (lambda: (zeros(4, 16), zeros(4, 2)), "do not fit"),
@@ -102,6 +103,17 @@ def test_packing_pads_to_whole_tiles_only() -> None:
 def test_a_weight_that_is_none_is_refused_with_the_reason(weight: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         jitmx.pack_weight(weight())  # type: ignore[operator]
+
+
+def test_an_mxfp8_weight_is_packed_as_the_reference_packs_it() -> None:
+    generator = torch.Generator().manual_seed(5)
+    codes = torch.randint(0, 256, (40, 96), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(100, 130, (40, 3), dtype=torch.uint8, generator=generator)
+    packed = jitmx.pack_weight(jitmx.MXTensor(codes, scales, "mxfp8"))
+    assert (packed.shape, packed.format, packed.encoding) == ((40, 96), "mxfp8", "swizzle")
+    words, bytes_of_scales = pack_mxfp8(codes.numpy(), scales.numpy())
+    np.testing.assert_array_equal(packed.words.numpy().view(np.uint32), words)
+    np.testing.assert_array_equal(packed.scales.numpy().view(np.uint32), bytes_of_scales)
 
 
 def test_an_unknown_encoding_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
@@ -40,13 +39,6 @@ SCALE = KernelSpec(
 class ScaleProblem(Problem):
     factor: int = 2
 
-    @property
-    def kernel(self) -> str:
-        return "scale"
-
-    def fixed(self) -> dict[str, Any]:
-        return {"factor": self.factor}
-
 
 FAMILY = Family(
     name="probe",
@@ -54,6 +46,9 @@ FAMILY = Family(
     specs=(SCALE,),
     problem=ScaleProblem,
     typical=lambda arch: tuple(map(ScaleProblem, (2, 3, 4))),
-    heuristic=lambda problem, arch, multiprocessors: {},
+    serving=lambda problem, arch: ("scale",),
+    fixed=lambda problem, kernel: {"factor": problem.factor},
+    heuristic=lambda problem, arch, multiprocessors: ("scale", {}),
+    tuned=lambda problem, arch, multiprocessors, kernel: {},
     cases=lambda variant: (),
 )

@@ -1,0 +1,103 @@
+"""What a tuning run has measured so far, on disk, so that an interrupted run goes on where it was.
+
+JSON lines: the first says what the run is of, each further one is one outcome. A line that was cut short by a crash
+ends the file: it is dropped when the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from jitmx.errors import TacticError
+
+SCHEMA_VERSION = 1
+
+
+class Journal:
+    """Timings and finished rows of one run, by text keys.
+
+    Args:
+        path: the file; its folder is made.
+        about: what the run is of, such as family, card, driver and digest of the code. A journal about anything else is
+            started anew.
+
+    Attributes:
+        timings: microseconds of the first pass, by task and candidate; None where a candidate failed.
+        rows: finished rows, by task.
+        resumed: whether an earlier run's outcomes were taken over.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.about = {"schema_version": SCHEMA_VERSION, **about}
+        self.timings: dict[tuple[str, str], float | None] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.resumed = False
+        self._stream: IO[bytes] | None = None
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole = self._read()
+            self._stream = self.path.open("ab")
+            self._stream.truncate(whole)
+        except OSError as error:
+            raise TacticError(f"{self.path}: the journal of the run cannot be kept there ({error})") from error
+        if not whole:
+            self._append(self.about)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def _read(self) -> int:
+        """Take over what is there, and say how many bytes of it are whole lines of this run; 0 for another run's."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        size = 0
+        for number, line in enumerate(data.splitlines(keepends=True)):
+            try:
+                entry = json.loads(line)
+                whole = line.endswith(b"\n") and isinstance(entry, dict)
+            except ValueError:
+                whole = False
+            if not whole:
+                break
+            if number == 0:
+                if entry != json.loads(json.dumps(self.about)):
+                    return 0
+            elif "row" in entry:
+                self.rows[entry["task"]] = entry["row"]
+            else:
+                self.timings[entry["task"], entry["candidate"]] = entry["us"]
+            size += len(line)
+        self.resumed = bool(self.rows or self.timings)
+        return size
+
+    def timed(self, task: str, candidate: str, us: float | None) -> None:
+        """Note a timing of the first pass."""
+        self.timings[task, candidate] = us
+        self._append({"task": task, "candidate": candidate, "us": us})
+
+    def finished(self, task: str, row: dict[str, Any]) -> None:
+        """Note a finished row."""
+        self.rows[task] = row
+        self._append({"task": task, "row": row})
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        assert self._stream is not None
+        # One write a line: an interrupt comes between lines or not at all.
+        self._stream.write(json.dumps(entry).encode() + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def remove(self) -> None:
+        """The run is done."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""Tuning: which kernel and knobs are fastest for each problem, by a timing function that the caller brings.
+
+Every candidate is timed once, cheaply; those beyond `PRUNE` times the best are out. The others are timed again in
+rounds until one wins twice in a row at the same time, within `AGREE`. Where that does not happen the row says how far
+the winner's times lie apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import choose
+from jitmx.dispatch.journal import Journal
+from jitmx.errors import JitmxError, KnobError, TacticError
+from jitmx.kernels import Problem, family
+from jitmx.registry.spec import Variant
+
+PRUNE = 1.3
+AGREE = 0.02
+FINALISTS = 5
+ROUNDS = 8
+QUICK, THOROUGH = 5, 15  # repeats of a timing: in the first pass, and in rounds
+_FIRST_PASS = 0.7  # of a task's time, where time is limited
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row to be: a problem, and the fewest rows of X that the row will serve."""
+
+    problem: Problem
+    low: int
+
+    @property
+    def key(self) -> str:
+        """As the journal calls it."""
+        return json.dumps([self.low, self.problem.as_dict()])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel with tuned knobs, and the variants that they make of the ends of a task's range."""
+
+    kernel: str
+    knobs: Mapping[str, Any]
+    variants: tuple[Variant, ...]
+
+    @property
+    def key(self) -> str:
+        """As the journal calls it."""
+        return json.dumps([self.kernel, dict(sorted(self.knobs.items()))])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The winner of a task.
+
+    Attributes:
+        us: median microseconds a call.
+        spread: how far its times lie apart, relative to `us`.
+        stable: whether it won twice in a row at the same time.
+        tried, failed: candidates that were timed, and that could not be.
+    """
+
+    task: Task
+    kernel: str
+    knobs: Mapping[str, Any]
+    us: float
+    spread: float
+    stable: bool
+    tried: int
+    failed: int
+
+
+# Microseconds a call of the problem with a candidate, as the median of so many repeats.
+Measure = Callable[[Problem, Candidate, int], float]
+
+
+def tasks(shapes: Sequence[tuple[Problem, Sequence[int]]]) -> list[Task]:
+    """Tasks for each shape and row count: each serves the rows above the next smaller count."""
+    found = []
+    for problem, counts in shapes:
+        ordered = sorted(set(counts))
+        for below, m in zip([0, *ordered], ordered, strict=False):
+            fields: dict[str, Any] = {"m": m}
+            found.append(Task(dataclasses.replace(problem, **fields), below + 1))
+    return found
+
+
+def candidates(
+    op: str, task: Task, arch: Arch, multiprocessors: int, offered: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[Candidate]:
+    """Those of the kernels and knobs on offer that serve both ends of the task's range, each variant once.
+
+    What a call would take today comes first, so that tuning never makes it slower. Kernels that would need several
+    launches are left out where another needs one.
+    """
+    fields: dict[str, Any] = {"m": task.low}
+    lowest = dataclasses.replace(task.problem, **fields)
+    today = choose(op, task.problem, arch, multiprocessors=multiprocessors)
+    limits = {name: family(op).max_rows(name) for name in family(op).serving(task.problem, arch)}
+    rows = getattr(task.problem, "m", 1)
+    whole = {name for name, most in limits.items() if most is None or most >= rows} or set(limits)
+    usual: dict[str, dict[str, Any]] = {}
+    for name in whole:
+        with contextlib.suppress(KnobError):
+            usual[name] = family(op).tuned(task.problem, arch, multiprocessors, name)
+    found: dict[str, Candidate] = {}
+    for kernel, some in ((today.variant.spec.name, _tuned(op, task.problem, today.variant)), *offered):
+        if kernel not in usual:
+            continue
+        # A row stands alone: it holds every knob that the problem leaves open.
+        knobs = {**usual[kernel], **some, "kernel": kernel}
+        try:
+            variant = choose(op, task.problem, arch, multiprocessors=multiprocessors, knobs=knobs).variant
+            knobs = _tuned(op, task.problem, variant)
+            low = choose(op, lowest, arch, multiprocessors=multiprocessors, knobs={**knobs, "kernel": kernel}).variant
+        except KnobError:
+            continue
+        found.setdefault(variant.identity, Candidate(kernel, knobs, (variant, low)))
+    return list(found.values())
+
+
+def _tuned(op: str, problem: Problem, variant: Variant) -> dict[str, Any]:
+    """Knobs of a variant that the problem does not fix."""
+    fixed = family(op).fixed(problem, variant.spec.name)
+    return {name: value for name, value in variant.knobs.as_dict().items() if name not in fixed}
+
+
+class Tuner:
+    """A run over tasks.
+
+    Args:
+        measure: times one candidate; raises JitmxError where it cannot run.
+        offer: candidates of a task.
+        journal: where outcomes are kept.
+        prepare: called with all candidates of a task before the first is timed, to compile them side by side.
+        seconds: time for the whole run, or None; what is left is shared evenly among the tasks that are left.
+        clock: seconds, monotonic.
+        step: called after each timing with the task, how many are done and how many there may be.
+    """
+
+    def __init__(
+        self,
+        measure: Measure,
+        offer: Callable[[Task], list[Candidate]],
+        journal: Journal,
+        *,
+        prepare: Callable[[list[Candidate]], None] = lambda _: None,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        step: Callable[[Task, int, int], None] = lambda _task, _done, _all: None,
+    ) -> None:
+        self._measure, self._offer, self._journal, self._prepare = measure, offer, journal, prepare
+        self._clock, self._step = clock, step
+        self._end = None if seconds is None else clock() + seconds
+
+    def run(self, wanted: Sequence[Task], done: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
+        """The outcome of each task, in order; those that the journal has are not measured again.
+
+        Raises:
+            TacticError: no candidate of a task could be timed.
+        """
+        outcomes = []
+        for number, task in enumerate(wanted):
+            kept = self._journal.rows.get(task.key)
+            if kept is None:
+                outcome = self._one(task, len(wanted) - number)
+                fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__ if name != "task"}
+                self._journal.finished(task.key, {**fields, "knobs": dict(outcome.knobs)})
+            else:
+                outcome = Outcome(task, **kept)
+            outcomes.append(outcome)
+            done(outcome)
+        return outcomes
+
+    def _one(self, task: Task, left: int) -> Outcome:
+        offered = self._offer(task)
+        until = None if self._end is None else self._clock() + (self._end - self._clock()) / left
+        begun = self._clock()
+        self._prepare(offered)
+        times, failed = self._first_pass(task, offered, begun, until)
+        if not times:
+            raise TacticError(f"none of {len(offered)} candidates for {task.problem.as_dict()} could be timed")
+        best = min(times.values())
+        ranked = sorted(times, key=lambda candidate: times[candidate])
+        finalists = [offered[index] for index in ranked if times[index] <= PRUNE * best][:FINALISTS]
+        rounds, stable = self._rounds(task, finalists, until, len(offered))
+        judged = rounds[-2:] if stable else rounds
+        winner = min(range(len(finalists)), key=lambda index: statistics.median(turn[index] for turn in judged))
+        taken = [turn[winner] for turn in judged]
+        us = statistics.median(taken)
+        chosen = finalists[winner]
+        return Outcome(
+            task, chosen.kernel, chosen.knobs, us, (max(taken) - min(taken)) / us, stable, len(times), failed
+        )  # fmt: skip
+
+    def _first_pass(
+        self, task: Task, offered: list[Candidate], begun: float, until: float | None
+    ) -> tuple[dict[int, float], int]:
+        """Microseconds of each candidate by its place, and how many failed; the first ones only where time is short."""
+        times: dict[int, float] = {}
+        failed = 0
+        for index, candidate in enumerate(offered):
+            if times and until is not None and self._clock() > begun + _FIRST_PASS * (until - begun):
+                break
+            key = task.key, candidate.key
+            if key not in self._journal.timings:
+                self._journal.timed(*key, self._time(task, candidate, QUICK))
+            us = self._journal.timings[key]
+            if us is None:
+                failed += 1
+            else:
+                times[index] = us
+            self._step(task, index + 1, len(offered) + FINALISTS * 2)
+        return times, failed
+
+    def _time(self, task: Task, candidate: Candidate, repeats: int) -> float | None:
+        try:
+            return self._measure(task.problem, candidate, repeats)
+        except JitmxError:
+            return None
+
+    def _rounds(
+        self, task: Task, finalists: list[Candidate], until: float | None, before: int
+    ) -> tuple[list[list[float]], bool]:
+        """Times of all finalists in each round, and whether the last two rounds agree."""
+        rounds: list[list[float]] = []
+        for number in range(ROUNDS):
+            if number >= 2 and until is not None and self._clock() > until:
+                break
+            turn = [self._measure(task.problem, candidate, THOROUGH) for candidate in finalists]
+            rounds.append(turn)
+            self._step(task, before + (number + 1) * len(finalists), before + max(2, number + 1) * len(finalists))
+            if number and agree(rounds[-2], turn):
+                return rounds, True
+        return rounds, False
+
+
+def agree(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether two rounds have one winner, or winners that are as fast, and see it at the same time, within `AGREE`."""
+    first, second = min(before), min(after)
+    same = after[before.index(first)] <= (1 + AGREE) * second and before[after.index(second)] <= (1 + AGREE) * first
+    return same and abs(first - second) <= AGREE * min(first, second)
+
+
+def row(outcome: Outcome) -> dict[str, Any]:
+    """The row of a tuning table: it serves the task's range of m and what else the problem asks for, bias or not."""
+    problem = outcome.task.problem.as_dict()
+    usual = {item.name: item.default for item in dataclasses.fields(outcome.task.problem)}
+    always = ("n", "k", "dtype", "scale_range", "weight", "activation")
+    when: dict[str, Any] = {"m": [outcome.task.low, problem["m"]]}
+    when |= {name: problem[name] for name in always if name in problem}
+    when |= {name: value for name, value in problem.items() if isinstance(value, bool) and value != usual[name]}
+    made = {"when": when, "kernel": outcome.kernel, "knobs": dict(outcome.knobs), "us": round(outcome.us, 3)}
+    return made if outcome.stable else made | {"spread": round(outcome.spread, 3)}

@@ -1,0 +1,50 @@
+"""Operators that torch knows by name, for torch.compile, torch.export and whatever else traces a program.
+
+They are defined straight in torch's dispatcher: a call costs a few microseconds less than through
+`torch.library.custom_op`, and nothing once it lies in a CUDA graph. None has a derivative: `refuse_gradients` says so
+while the program is traced, and the kernels' own checks do when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitmx.ops import checks
+
+_LIBRARY: Any = torch.library.Library("jitmx", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register an operator under `jitmx::`.
+
+    Args:
+        schema: such as `linear(Tensor x, Tensor words) -> Tensor`.
+        run: what a call does, on every backend; it refuses the tensors that it cannot take.
+        fake: the same for tensors without data: shapes, dtypes and strides of what comes back.
+    """
+    _LIBRARY.define(schema, tags=_TAGS)
+    name = schema.partition("(")[0]
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"jitmx::{name}", fake, lib=_LIBRARY)
+
+
+def refuse_gradients(**tensors: torch.Tensor | None) -> None:
+    """No gradient is expected to flow through any of them.
+
+    Raises:
+        InputError: one is.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            checks.require_no_grad(name, tensor)
+
+
+def plain(tensor: Any) -> Any:
+    """A parameter or another subclass as a plain tensor, which the operators take without a detour; None as it is."""
+    if isinstance(tensor, torch.Tensor) and type(tensor) is not torch.Tensor:
+        return tensor.as_subclass(torch.Tensor)
+    return tensor

@@ -1,0 +1,66 @@
+"""The weight of an operator that torch knows by name, found again by where it lies.
+
+Such an operator takes tensors, numbers and texts only. What was planned for a weight depends on its addresses and sizes
+and on nothing else, so that is how it is kept: an entry stays right whoever owns the memory, and holds none of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jitmx.errors import InputError
+from jitmx.ops.packed import PackedWeight
+
+_MOST = 8192  # entries; a model has some hundreds of weights
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A packed weight [n, k] as calls need it. Attributes as those of PackedWeight."""
+
+    n: int
+    k: int
+    encoding: str
+    scale_range: str
+    format: str
+    device: torch.device
+    addresses: tuple[int, int]
+    plans: dict[Any, Any] = field(default_factory=dict)
+
+
+Weight = PackedWeight | Operand
+
+_known: dict[tuple[Any, ...], Operand] = {}
+
+
+def layout(weight: PackedWeight) -> str:
+    """How a weight is packed, as one text."""
+    return text(weight.format, weight.encoding, weight.scale_range)
+
+
+def text(format: str, encoding: str, scale_range: str) -> str:
+    """A layout as one text."""
+    return f"{format}/{encoding}/{scale_range}"
+
+
+def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str) -> Operand:
+    """The weight [n, k] that lies in `words` and `scales`.
+
+    Raises:
+        InputError: they are no packed weight of that layout.
+    """
+    key = words.data_ptr(), scales.data_ptr(), words.shape, n, k, layout
+    found = _known.get(key)
+    if found is None:
+        parts = layout.split("/")
+        if len(parts) != 3:
+            raise InputError(f"layout={layout!r} is not format/encoding/scale range, such as mxfp4/swizzle/normal")
+        format, encoding, scale_range = parts
+        checked = PackedWeight(words, scales, n, k, encoding, scale_range, format)
+        while len(_known) >= _MOST:
+            _known.pop(next(iter(_known)), None)
+        found = _known[key] = Operand(n, k, encoding, scale_range, format, checked.device, checked.addresses)
+    return found

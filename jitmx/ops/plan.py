@@ -1,0 +1,168 @@
+"""Launches of `linear`, planned once for a weight and a number of rows."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jitmx import settings
+from jitmx.dispatch.choose import split
+from jitmx.kernels.linear import LinearProblem, launch_of
+from jitmx.kernels.linear.arguments import LAYOUT
+from jitmx.ops import checks
+from jitmx.ops.operand import Weight
+from jitmx.registry.spec import Variant
+from jitmx.runtime import driver
+from jitmx.runtime.launch import Launcher
+
+# Row counts vary from call to call where prompts are read: what is kept for them has a limit.
+_MOST_PROBLEMS, _MOST_PLANS = 2048, 1024
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def problem(weight: Weight, rows: int, dtype: torch.dtype, extras: Mapping[str, Any] | None = None) -> LinearProblem:
+    """What a call with so many rows of x asks for; `extras` are further fields of the problem."""
+    return LinearProblem(
+        rows, weight.n, weight.k, DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range,
+        **{"weight": weight.format, **(extras or {})},
+    )  # fmt: skip
+
+
+class Plan:
+    """The launches of one call: everything that does not change from call to call.
+
+    Most calls are one launch; one with more rows than its kernel takes is several.
+    """
+
+    __slots__ = ("steps", "weight")
+
+    def __init__(
+        self,
+        weight: Weight,
+        rows: int,
+        dtype: torch.dtype,
+        device: int,
+        extras: Mapping[str, Any] | None = None,
+        knobs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.weight = weight.addresses
+        self.steps: tuple[Step, ...] = ()
+        if rows:
+            asked = problem(weight, rows, dtype, extras)
+            self.steps = _steps(asked, device, tuple((knobs or {}).items()), settings.current())
+
+    def over(self, weight: Weight) -> Plan:
+        """The same launches over another weight of the same shape, packed alike."""
+        other = object.__new__(Plan)
+        other.weight, other.steps = weight.addresses, self.steps
+        return other
+
+    def __call__(
+        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
+    ) -> None:
+        """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
+        words, scales = self.weight
+        for step in self.steps:
+            workspace = step.workspace(stream) if step.scratch else 0
+            step.launcher(
+                stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape
+            )  # fmt: skip
+            x += step.x_bytes
+            y += step.y_bytes
+            residual += step.y_bytes if residual else 0
+
+
+@functools.lru_cache(maxsize=_MOST_PROBLEMS)
+def _steps(
+    asked: LinearProblem, device: int, knobs: tuple[tuple[str, Any], ...], _chosen_under: settings.Settings
+) -> tuple[Step, ...]:
+    """The launches of a problem, which all weights of a shape share: the many layers of a model plan once."""
+    steps: list[Step] = []
+    arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
+    for choice, count in split("linear", asked, arch, multiprocessors=multiprocessors, knobs=dict(knobs)):
+        rows = choice.problem.as_dict()["m"]
+        steps += [Step(choice.variant, rows, asked.n, asked.k, device, multiprocessors)] * count
+    return tuple(steps)
+
+
+def remember(weight: Weight, key: tuple[Any, ...], entry: Any) -> None:
+    """Keep what was planned for a call with the weight, among the plans of no more than so many shapes."""
+    if len(weight.plans) >= _MOST_PLANS:
+        weight.plans.clear()
+    weight.plans[key] = entry
+
+
+class Step:
+    """One launch over some of the rows of a call."""
+
+    __slots__ = ("_device", "_key", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
+
+    def __init__(self, variant: Variant, rows: int, n: int, k: int, device: int, multiprocessors: int) -> None:
+        geometry = launch_of(variant, rows, n, k, multiprocessors)
+        self.launcher = Launcher(
+            variant,
+            device,
+            blocks=geometry.blocks,
+            shared_bytes=geometry.shared_bytes,
+            cluster=geometry.cluster,
+            layout=LAYOUT,
+            pdl=variant.knobs.pdl,
+        )
+        self.shape = rows, n, k
+        self.x_bytes = rows * k * 2
+        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
+        self.scratch = geometry.workspace
+        self._device = device
+        self._key = variant.identity, rows, n, k
+
+    def workspace(self, stream: int) -> int:
+        """Address of scratch memory that is zero, or was left as an earlier launch of this kind on the stream left it.
+
+        Launches on one stream follow one another, so all of a kind share it, whatever weight they read.
+        """
+        if _is_of_inductor(self._device, stream):
+            # Its graphs allow no memory that outlives a call; what is freed here is free after the launch, in order.
+            return int(_zeroed(self.scratch, self._device).data_ptr())
+        if torch.cuda.is_current_stream_capturing():
+            return _workspace(_of_capture(self._device, stream), self, stream)
+        return _workspace(_workspaces, self, stream)
+
+
+_Workspaces = dict[tuple[Any, ...], torch.Tensor]
+_workspaces: _Workspaces = {}
+_captured: dict[int, tuple[int, _Workspaces]] = {}
+
+
+def _workspace(found: _Workspaces, step: Step, stream: int) -> int:
+    key = step._device, stream, step._key
+    memory = found.get(key)
+    if memory is None:
+        memory = found.setdefault(key, _zeroed(step.scratch, step._device))  # another thread's, if it was quicker
+    return int(memory.data_ptr())
+
+
+def _is_of_inductor(device: int, stream: int) -> bool:
+    """Whether it is the stream on which Inductor records its CUDA graphs, and runs what it will record."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = trees.get_manager(device, create_if_none_exists=False) if trees else None
+    return manager is not None and manager.stream.cuda_stream == stream
+
+
+def _zeroed(size: int, device: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def _of_capture(device: int, stream: int) -> _Workspaces:
+    """Scratch memory of the graph that is being captured, zeroed as part of it: what it runs beside is not known yet.
+
+    It is kept until the next capture on the device begins; until then no other allocation of this graph may have it.
+    """
+    number = driver.capture_number(stream)
+    if device not in _captured or _captured[device][0] != number:
+        _captured[device] = number, {}
+    return _captured[device][1]

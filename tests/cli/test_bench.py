@@ -1,0 +1,86 @@
+"""`jitmx bench`: its table and its plot, from figures of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx.cli import bench, roofline
+from jitmx.ops.benchmarks import Ceilings
+from jitmx.ops.peers import PEERS
+
+LIMITS = Ceilings("a card", read=4e12, copy=4e12, matmul=7e14)
+
+
+def row(m: int, us: float, humming: float | None, shape: tuple[str, int, int] = ("qkv", 5120, 2880)) -> dict[str, Any]:
+    name, n, k = shape
+    reason = None if humming is not None else "humming.layer cannot be imported"
+    return {
+        "name": name, "n": n, "k": k, "m": m, "kernel": "gemv", "us": us, "bytes": n * k * 17 // 32 + m * (n + k) * 2,
+        "flops": 2 * m * n * k, "cublas_us": 4 * us, "peers": {"humming": {"us": humming, "reason": reason}},
+    }  # fmt: skip
+
+
+def test_an_absent_library_is_a_dash_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    bench._show({"linear": [row(1, 2.5, 9.25), row(4, 3.0, None)]}, LIMITS)
+    out, err = capsys.readouterr()
+    header, first, second = [line.split() for line in out.splitlines() if line][1:4]
+    assert header[-2:] == ["HUMMING", "US"] and "KERNEL" in header and "TFLOP/S" in header
+    assert first[-2:] == ["4.00", "9.25"] and second[-1] == "–"
+    assert err == "humming: humming.layer cannot be imported\n"
+
+
+def test_a_line_of_the_plot_holds_what_was_measured() -> None:
+    rows = [row(1, 2.5, None), row(4, 3.0, 9.5), row(16, 4.0, None)]
+    assert roofline.lines(rows) == {
+        "jitmx": [(1, 2.5), (4, 3.0), (16, 4.0)],
+        "cuBLAS bf16": [(1, 10.0), (4, 12.0), (16, 16.0)],
+        "humming": [(4, 9.5)],
+    }
+    assert "humming" not in roofline.lines(rows[:1])
+
+
+def test_the_plot_is_a_png_with_a_column_a_shape(tmp_path: Path) -> None:
+    shapes = (("qkv", 5120, 2880), ("o", 2880, 4096), ("", 64, 64))
+    widths = []
+    for count in (1, 3):
+        path = tmp_path / f"{count}.png"
+        roofline.draw([row(m, m + 1.0, 9.0, shape) for shape in shapes[:count] for m in (1, 16, 512)], LIMITS, path)
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        widths.append(int.from_bytes(data[16:20], "big"))
+    assert widths[1] > 2 * widths[0]
+
+
+def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
+    assert bench._usual(5120) == (1, 4, 16, 64, 512, 8192) and bench._usual(201088) == (1, 4, 16, 64, 512)
+
+
+def test_libraries_are_chosen_by_name() -> None:
+    assert tuple(PEERS) == bench.PEERS
+    assert bench._peers("all") == bench.PEERS and bench._peers("none") == ()
+    assert bench._peers("marlin,humming,marlin") == ("marlin", "humming")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("linear", "-n", "64"), "-n and -k go together"),
+        (("linear", "-n", "64", "-k", "65"), "-k 65 is not a multiple of 32; the nearest are 64 and 96"),
+        (("linear", "-m", "1,x"), "is not a list of whole numbers"),
+        (("linear", "-m", "0"), "0 is below 1"),
+        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels"),
+        (("quantize", "--plot", "x.png"), "--plot draws linear"),
+        (("gemm",), "'gemm' is not one of"),
+    ],
+)
+def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:
+    assert said in run("bench", *arguments, code=2).stderr
+
+
+def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:
+    done = process("bench", "linear", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "bench needs a GPU that torch can use" in done.stderr

@@ -1,0 +1,147 @@
+"""`jitmx tune` from the command to the table, on a card of the test's own that times by arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx import arch, settings
+from jitmx.cli import tune as verb
+from jitmx.dispatch import tactics, tune
+from jitmx.ops import checks, tuning
+
+SHAPE = ("-n", "512", "-k", "256")
+CARD = {"kind": "measured", "card": "a card", "driver": "1.2"}
+
+
+class Card:
+    """A stand-in for tuning.Bench: more stages are faster; raises KeyboardInterrupt after so many timings."""
+
+    timings = 0
+    stop_after: int | None = None
+
+    def candidates(self, task: tune.Task) -> list[tune.Candidate]:
+        offered = [("gemv", {"stages": stages, "chunk": 1, "unroll": 1}) for stages in (1, 2, 3)]
+        return tune.candidates("linear", task, arch.parse("sm_90"), 132, offered)
+
+    def __call__(self, problem: Any, candidate: tune.Candidate, repeats: int) -> float:
+        if Card.timings == Card.stop_after:
+            raise KeyboardInterrupt
+        Card.timings += 1
+        return 10.0 * problem.m / candidate.knobs["stages"] + candidate.knobs["chunk"]
+
+
+pytestmark = pytest.mark.usefixtures("only_gemv")
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The card, and a folder for tables; returns the table that is written by default."""
+    monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
+    settings.reload()
+    monkeypatch.setattr(verb, "_require_gpu", lambda: None)
+    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
+    monkeypatch.setattr(tuning, "Bench", Card)
+    monkeypatch.setattr(tuning, "prepare", lambda _candidates: None)
+    monkeypatch.setattr(tuning, "origin", lambda: dict(CARD))
+    monkeypatch.setattr(Card, "timings", 0)
+    monkeypatch.setattr(Card, "stop_after", None)
+    return tmp_path / "tactics" / "sm_90a" / "linear.json"
+
+
+def test_the_table_that_it_writes_decides_from_then_on(run: Any, read: Any, card: Path) -> None:
+    said = run("tune", "linear", *SHAPE, "-m", "1,4", "dtype=fp16")
+    assert f"wrote {card}" in said.stdout and "gemv" in said.stdout
+    assert [line.split(":")[0] for line in said.stderr.splitlines()] == ["[1/2] [512, 256] m=1", "[2/2] [512, 256] m=4"]
+    table = json.loads(card.read_text())
+    assert table["origin"] | CARD == table["origin"] and "date" in table["origin"]
+    assert [(row["when"]["m"], row["when"]["dtype"], row["us"]) for row in table["rows"]] == [
+        ([1, 1], "fp16", round(10 / 3 + 1, 3)), ([2, 4], "fp16", round(40 / 3 + 1, 3))
+    ]  # fmt: skip
+    assert not list(card.parent.glob("*.journal"))
+    tactics.tables.cache_clear()
+    told = read("explain", "linear", "--arch", "sm_90", "-m", "3", *SHAPE, "dtype=fp16")
+    assert told["decided_by"]["source"] == "user table" and told["knobs"]["stages"] == 3
+    tactics.tables.cache_clear()
+
+
+def test_an_interrupted_run_says_where_it_is_kept_and_the_same_command_goes_on(
+    run: Any, read: Any, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("tune", "linear", *SHAPE, "-m", "1,2,8")
+    monkeypatch.setattr(Card, "stop_after", 8)
+    stopped = run(*command, code=130)
+    journal = card.with_name("linear.json.journal")
+    assert f"interrupted: 1 of 3 rows are in {journal}; the same command goes on there" in stopped.stderr
+    assert not card.exists()
+    for line in journal.read_text().splitlines():
+        json.loads(line)
+    monkeypatch.setattr(Card, "stop_after", None)
+    resumed = run(*command)
+    assert f"going on from {journal}: 1 rows are done" in resumed.stderr
+    timings = Card.timings
+    monkeypatch.setattr(Card, "timings", 0)
+    assert len(json.loads(card.read_text())["rows"]) == 3
+    again = read(*command, "-q")
+    assert Card.timings == timings and [row["stable"] for row in again["rows"]] == [True] * 3
+    assert again["path"] == str(card)
+
+
+def test_a_model_is_its_shapes_and_an_output_layer_has_fewer_rows(read: Any, card: Path) -> None:
+    said = read("tune", "linear", "--model", "gpt-oss-120b", "-m", "4", "-q")
+    assert [(row["problem"]["n"], row["problem"]["k"]) for row in said["rows"]] == [
+        (5120, 2880), (2880, 4096), (201088, 2880)
+    ]  # fmt: skip
+    assert verb._rows(5120) == verb.ROWS and max(verb._rows(201088)) == 512
+
+
+def test_the_table_goes_where_it_is_asked_to(run: Any, card: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mine.json"
+    run("tune", "linear", *SHAPE, "-m", "1", "--out", str(target), "-q")
+    assert target.is_file() and not card.exists()
+
+
+def test_rows_of_another_card_stop_it_before_anything_is_timed(
+    run: Any, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("tune", "linear", *SHAPE, "-m", "1", "-q")
+    monkeypatch.setattr(tuning, "origin", lambda: {**CARD, "card": "another card"})
+    monkeypatch.setattr(Card, "timings", 0)
+    said = run("tune", "linear", *SHAPE, "-m", "1", "-q", code=1)
+    assert "holds rows measured on a card, not on another card" in said.stderr and Card.timings == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --model, or -n and -k"),
+        (("--model", "gpt-oss-120b", "-n", "64"), "give --model, or -n and -k"),
+        (("-n", "64"), "-n and -k go together"),
+        (("-n", "64", "-k", "65"), "k=65 is not a multiple of 32"),
+        ((*SHAPE, "m=4"), "give m as -m"),
+        ((*SHAPE, "dtype=fp64"), "fp64"),
+        ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
+        ((*SHAPE, "-m", "0"), "'0' is no whole number of 1 or more"),
+        ((*SHAPE, "--seconds", "0"), "--seconds"),
+        (("--model", "gpt-5"), "gpt-oss-120b"),
+    ],
+)
+def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:
+    assert said in run("tune", "linear", *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("JITMX_LINEAR_KNOBS", "stages=1"), ("JITMX_LINEAR_TILE", "64x128")])
+def test_an_override_is_refused_that_would_be_in_every_timing(
+    run: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert f"{name} overrides what is to be measured; unset it" in run("tune", "linear", *SHAPE, code=2).stderr
+
+
+def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:
+    done = process("tune", "linear", *SHAPE, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "tune needs a GPU that torch can use" in done.stderr

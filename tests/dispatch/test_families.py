@@ -1,0 +1,100 @@
+"""Choosing among all kernels of all families: every problem is served, and warm-up compiles what calls take."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from jitmx import arch, kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import Choice, call_variants, choose, default_variants, explain
+from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.quantize import QuantizeProblem
+from strategies import ARCHES
+
+SM_90, SM_121 = arch.parse("sm_90"), arch.parse("sm_121")
+
+
+def decided(choice: Choice) -> str:
+    """The source that decided, of which there must be exactly one."""
+    (name,) = [source.name for source in choice.sources if source.decided]
+    assert choice.decided_by.name == name
+    return name
+
+
+def test_explain_on_sm_121_says_that_nothing_was_measured() -> None:
+    for m in range(1, 9):
+        in_table = explain("linear", SM_121, m=m, n=5120, k=2880)
+        assert decided(in_table) == "shipped table"
+        assert "heuristic, not measured" in in_table.decided_by.detail
+    elsewhere = explain("linear", SM_121, m=1, n=777, k=2880)
+    assert decided(elsewhere) == "heuristic"
+    assert "not measured" in elsewhere.decided_by.detail
+
+
+def test_explain_on_sm_90_names_card_date_and_time() -> None:
+    choice = explain("linear", SM_90, m=1, n=5120, k=2880)
+    assert decided(choice) == "shipped table"
+    assert choice.decided_by.detail.startswith("measured on NVIDIA H200, 20")
+    assert choice.decided_by.detail.endswith(" us")
+
+
+def test_a_problem_explained_without_an_encoding_is_that_of_a_weight_packed_there() -> None:
+    assert explain("linear", SM_121, n=5120, k=2880).variant.knobs.encoding == "nibble"
+    assert explain("linear", SM_90, n=5120, k=2880).variant.knobs.encoding == "swizzle"
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+def test_fields_that_a_question_leaves_out_are_those_of_the_first_typical_call(target: Arch) -> None:
+    for name, family in kernels.families().items():
+        first = family.typical(target)[0]
+        assert explain(name, target).problem == first
+        assert call_variants(name, target) == (choose(name, first, target).variant,)
+
+
+@given(
+    target=st.sampled_from(ARCHES), m=st.integers(1, 8), n=st.integers(1, 300_000), k=st.integers(1, 2048),
+    count=st.none() | st.integers(1, 200),
+)  # fmt: skip
+@hypothesis_settings(max_examples=200)
+def test_every_shape_has_a_choice_that_keeps_what_the_call_fixes(
+    target: Arch, m: int, n: int, k: int, count: int | None
+) -> None:
+    problem = LinearProblem.on(target, m=m, n=n, k=32 * k)
+    choice = choose("linear", problem, target, multiprocessors=count)
+    assert choice.multiprocessors == (count or target.multiprocessors)
+    assert choice.variant.arch is target
+    knobs, fixed = choice.variant.knobs.as_dict(), kernels.family("linear").fixed(problem, choice.variant.spec.name)
+    assert {name: knobs[name] for name in fixed} == fixed
+    assert decided(choice) in ("shipped table", "heuristic")
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+def test_warm_up_compiles_what_the_calls_of_gpt_oss_take(target: Arch) -> None:
+    warmed = default_variants("linear", target)
+    assert len({variant.identity for variant in warmed}) == len(warmed)
+    dense = [(n, k, bias) for n, k in ((5120, 2880), (2880, 4096)) for bias in (False, True)]
+    for n, k, bias in (*dense, (201088, 2880, False)):
+        for m in range(1, 9):
+            problem = LinearProblem.on(target, m=m, n=n, k=k, bias=bias)
+            assert choose("linear", problem, target).variant in warmed
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@pytest.mark.parametrize("count", [None, 48, 132])
+def test_warm_up_compiles_what_every_typical_problem_takes(target: Arch, count: int | None) -> None:
+    for name, family in kernels.families().items():
+        warmed = default_variants(name, target, multiprocessors=count)
+        taken = [choose(name, problem, target, multiprocessors=count).variant for problem in family.typical(target)]
+        assert taken and all(variant in warmed for variant in taken)
+        assert all(variant in taken for variant in warmed)
+
+
+def test_warm_up_compiles_quantization_to_every_format_and_back() -> None:
+    warmed = default_variants("quantize", SM_121)
+    for format_ in ("mxfp4", "mxfp6e2m3", "mxfp6e3m2", "mxfp8"):
+        for dtype in ("bf16", "fp16", "fp32"):
+            for direction in ("quantize", "dequantize"):
+                assert choose("quantize", QuantizeProblem(direction, format_, dtype), SM_121).variant in warmed

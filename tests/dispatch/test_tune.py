@@ -1,0 +1,289 @@
+"""Tuning with a clock and a card of the test's own: what is timed, what wins, and what an interruption costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitmx import arch, kernels
+from jitmx.dispatch import tactics, tune
+from jitmx.dispatch.choose import choose
+from jitmx.dispatch.journal import Journal
+from jitmx.dispatch.tune import Candidate, Outcome, Task, Tuner
+from jitmx.errors import CompileError, KnobError, TacticError
+from jitmx.kernels.linear import LinearProblem
+
+SM_90 = arch.parse("sm_90")
+ABOUT = {"family": "linear", "card": "a card", "code": "1"}
+TASKS = tune.tasks([(LinearProblem(n=512, k=256), (4, 1, 8))])
+
+
+def named(count: int) -> list[Candidate]:
+    return [Candidate("gemv", {"stages": number}, ()) for number in range(count)]
+
+
+class Card:
+    """Times candidates: `us` by their stages, times noise; counts what it was asked, and stops where told to."""
+
+    def __init__(self, us: list[float | None], noise: float = 0.0, stop_after: int | None = None) -> None:
+        self.us, self.noise, self.stop_after = us, noise, stop_after
+        self.asked: list[tuple[int, int, int]] = []
+        self.now = 0.0
+        self._random = random.Random(7)
+
+    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+        if self.stop_after is not None and len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked.append((problem.m, candidate.knobs["stages"], repeats))
+        self.now += 1.0
+        us = self.us[candidate.knobs["stages"]]
+        if us is None:
+            raise CompileError("it does not compile")
+        return us * problem.m * (1 + self.noise * self._random.uniform(-1, 1))
+
+    def first_pass(self) -> list[tuple[int, int]]:
+        return [(m, stages) for m, stages, repeats in self.asked if repeats == tune.QUICK]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
+    """Runs the tasks on a card, with a journal in the test's folder."""
+
+    def call(card: Card, tasks: list[Task] = TASKS, about: dict[str, str] = ABOUT, **more: Any) -> list[Outcome]:
+        with Journal(tmp_path / "linear.json.journal", about) as journal:
+            offered = named(len(card.us))
+            return Tuner(card, lambda _: offered, journal, clock=lambda: card.now, **more).run(tasks)
+
+    return call
+
+
+def test_each_row_serves_from_above_the_next_smaller_count() -> None:
+    assert [(task.low, task.problem.as_dict()["m"]) for task in TASKS] == [(1, 1), (2, 4), (5, 8)]
+
+
+@given(st.lists(st.floats(1, 100), min_size=1, max_size=12, unique_by=lambda us: round(us * 4)))
+def test_without_noise_the_fastest_wins(us: list[float]) -> None:
+    card = Card(list(us))
+    outcome = tuner(card).run(TASKS[:1])[0]
+    assert (outcome.knobs["stages"], outcome.us, outcome.stable) == (us.index(min(us)), min(us), True)
+    assert (outcome.spread, outcome.tried, outcome.failed) == (0.0, len(us), 0)
+
+
+def tuner(card: Card, **more: Any) -> Tuner:
+    """A tuner whose journal goes nowhere."""
+
+    class Nowhere(Journal):
+        def _append(self, entry: Any) -> None:
+            pass
+
+    offered = named(len(card.us))
+    return Tuner(card, lambda _: offered, Nowhere(Path("nowhere"), ABOUT), clock=lambda: card.now, **more)
+
+
+def test_what_is_far_from_the_best_is_timed_once_and_the_rest_again() -> None:
+    card = Card([10.0, 12.9, 13.1, 50.0])
+    tuner(card).run(TASKS[:1])
+    again = {stages for _, stages, repeats in card.asked if repeats == tune.THOROUGH}
+    assert again == {0, 1}
+    assert card.first_pass() == [(1, stages) for stages in range(4)]
+
+
+def test_no_more_than_the_finalists_are_timed_again() -> None:
+    card = Card([10.0 + stages / 100 for stages in range(40)])
+    tuner(card).run(TASKS[:1])
+    assert {stages for _, stages, repeats in card.asked if repeats == tune.THOROUGH} == set(range(tune.FINALISTS))
+
+
+def test_a_candidate_that_cannot_run_is_counted_and_passed_over() -> None:
+    outcome = tuner(Card([None, 5.0, None])).run(TASKS[:1])[0]
+    assert (outcome.knobs["stages"], outcome.tried, outcome.failed) == (1, 1, 2)
+    with pytest.raises(TacticError, match=r"none of 2 candidates for .*'n': 512.* could be timed"):
+        tuner(Card([None, None])).run(TASKS[:1])
+
+
+def test_rounds_go_on_until_two_agree() -> None:
+    class Settling(Card):
+        def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+            us = super().__call__(problem, candidate, repeats)
+            return us * (1 + 1 / len(self.asked))  # each time is closer to the last
+
+    card = Settling([10.0])
+    outcome = tuner(card).run(TASKS[:1])[0]
+    assert outcome.stable and 3 <= len(card.asked) < 1 + tune.ROUNDS
+    assert outcome.spread <= tune.AGREE
+
+
+def test_a_result_that_never_agrees_with_itself_is_marked_with_its_spread(tmp_path: Path) -> None:
+    card = Card([10.0], noise=0.4)
+    outcome = tuner(card).run(TASKS[:1])[0]
+    assert not outcome.stable and outcome.spread > tune.AGREE
+    assert len(card.asked) == 1 + tune.ROUNDS
+    assert tune.row(outcome)["spread"] == round(outcome.spread, 3)
+    path = tmp_path / "linear.json"
+    tactics.save(path, table(path, [tune.row(outcome)]))
+    (row,) = tactics.load(path, kernels.family("linear"), SM_90).rows
+    assert row.spread == round(outcome.spread, 3) and "not stable" in row.timing
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ([10.0, 11.0], [10.1, 11.0], True),
+        ([10.0, 11.0], [10.3, 11.0], False),  # one winner, at another time
+        ([10.0, 10.1], [10.1, 10.0], True),  # two that are as fast
+        ([10.0, 10.5], [10.5, 10.0], False),
+        ([10.0], [10.2], True),
+    ],
+)
+def test_rounds_agree_where_one_winner_is_as_fast_twice(before: list[float], after: list[float], same: bool) -> None:
+    assert tune.agree(before, after) is same and tune.agree(after, before) is same
+
+
+def test_a_finished_run_is_taken_from_its_journal(run: Callable[..., list[Outcome]]) -> None:
+    first = run(Card([3.0, 2.0, 4.0]))
+    card = Card([3.0, 2.0, 4.0])
+    assert run(card) == first and not card.asked
+
+
+@pytest.mark.parametrize("stop_after", range(15))
+def test_an_interrupted_run_goes_on_where_it_was(stop_after: int, run: Callable[..., list[Outcome]]) -> None:
+    us: list[float | None] = [30.0, 20.0, None]
+    stopped = Card(us, stop_after=stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    rest = Card(us)
+    outcomes = run(rest)
+    assert [(outcome.knobs["stages"], outcome.us) for outcome in outcomes] == [(1, 20.0), (1, 80.0), (1, 160.0)]
+    # No first timing is taken twice.
+    timed = stopped.first_pass() + rest.first_pass()
+    assert len(timed) == len(set(timed)) == 9
+
+
+def test_a_journal_whose_last_line_was_cut_short_goes_on(run: Callable[..., list[Outcome]], tmp_path: Path) -> None:
+    wanted = run(Card([3.0, 2.0]))
+    path = tmp_path / "linear.json.journal"
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        assert run(Card([3.0, 2.0])) == wanted
+        for line in path.read_text().splitlines():
+            json.loads(line)
+
+
+def test_a_journal_about_something_else_is_started_anew(run: Callable[..., list[Outcome]]) -> None:
+    run(Card([3.0, 2.0]))
+    card = Card([1.0, 2.0])
+    outcomes = run(card, about={**ABOUT, "code": "2"})
+    assert [outcome.knobs["stages"] for outcome in outcomes] == [0, 0, 0] and len(card.first_pass()) == 6
+
+
+def test_a_journal_that_cannot_be_kept_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TacticError, match=r"file/linear\.journal: the journal of the run cannot be kept there"):
+        Journal(tmp_path / "file" / "linear.journal", ABOUT).__enter__()
+
+
+def test_a_limit_of_time_cuts_the_first_pass_and_shares_what_is_left() -> None:
+    card = Card([10.0 - stages / 100 for stages in range(30)])  # a second each
+    outcomes = tuner(card, seconds=60).run(TASKS)
+    assert all(5 <= outcome.tried < 30 for outcome in outcomes)
+    assert card.now <= 60 + 2 * tune.FINALISTS
+
+
+def test_even_without_time_each_row_gets_a_candidate_and_two_rounds() -> None:
+    outcomes = tuner(Card([10.0, 9.0]), seconds=0.1).run(TASKS)
+    assert [(outcome.knobs["stages"], outcome.tried, outcome.stable) for outcome in outcomes] == [(0, 1, True)] * 3
+
+
+def test_steps_are_told_and_never_exceed_what_there_may_be() -> None:
+    told: list[tuple[int, int]] = []
+    tuner(Card([10.0, 11.0, 12.0], noise=0.1), step=lambda _task, done, of: told.append((done, of))).run(TASKS)
+    assert told and all(0 < done <= of for done, of in told)
+
+
+@pytest.mark.usefixtures("only_gemv")
+def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_choice() -> None:
+    task = tune.tasks([(LinearProblem(n=5120, k=2880), (2, 4))])[1]
+    offered = [("gemv", {"stages": 2, "chunk": 2}), ("gemv", {"stages": 99}), ("gemv", {"stages": 2, "chunk": 2})]
+    found = tune.candidates("linear", task, SM_90, 132, offered)
+    today = choose("linear", task.problem, SM_90, multiprocessors=132).variant
+    assert found[0].variants[0] == today
+    assert [candidate.knobs["stages"] for candidate in found[1:]] == [2]
+    for candidate in found:
+        for problem, variant in zip((task.problem, LinearProblem(3, 5120, 2880)), candidate.variants, strict=True):
+            knobs = {"kernel": candidate.kernel, **candidate.knobs}
+            assert choose("linear", problem, SM_90, multiprocessors=132, knobs=knobs).variant == variant
+
+
+def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(
+    only_gemv: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tuned(problem: Any, target: Any, count: int, kernel: str) -> dict[str, Any]:
+        if kernel == "roomy":
+            raise KnobError("nothing of it fits")
+        return gemv.tuned(problem, target, count, kernel)
+
+    gemv = kernels.family("linear")
+    family = dataclasses.replace(gemv, serving=lambda _problem, _arch: ("gemv", "roomy"), tuned=tuned,
+                                 max_rows=lambda _kernel: 8)  # fmt: skip
+    monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
+    task = tune.tasks([(LinearProblem(n=777, k=2880), (4,))])[0]
+    found = tune.candidates("linear", task, SM_90, 132, [("roomy", {}), ("gemv", {"stages": 2, "chunk": 2})])
+    assert [candidate.kernel for candidate in found] == ["gemv", "gemv"]
+
+
+@pytest.mark.usefixtures("only_gemv")
+def test_a_row_that_was_written_is_the_choice_that_was_timed(write: Callable[..., Path], tactics_folder: Path) -> None:
+    task = tune.tasks([(LinearProblem(n=777, k=2880), (2, 4))])[1]
+    (_, found) = tune.candidates("linear", task, SM_90, 132, [("gemv", {"stages": 3, "chunk": 2, "unroll": 1})])
+    outcome = Outcome(task, found.kernel, found.knobs, 4.25, 0.0, True, 1, 0)
+    write("sm_90a", tune.row(outcome))
+    for m in (3, 4):
+        choice = choose("linear", LinearProblem(m, 777, 2880, bias=True), SM_90)
+        assert choice.decided_by.name == "user table" and choice.decided_by.detail.endswith("4.25 us")
+        assert choice.variant.knobs.as_dict() == {**found.variants[0].knobs.as_dict(), "bias": True}
+    assert choose("linear", LinearProblem(2, 777, 2880), SM_90).decided_by.name == "heuristic"
+
+
+ORIGIN = {"kind": "measured", "card": "a card", "driver": "1.2", "date": "2026-01-02"}
+
+
+def table(path: Path, rows: list[dict[str, Any]], **origin: str) -> dict[str, Any]:
+    return tactics.merged(path, kernels.family("linear"), SM_90, {**ORIGIN, **origin}, rows)
+
+
+def row(n: int, **when: Any) -> dict[str, Any]:
+    return {"when": {"m": [1, 4], "n": n, **when}, "kernel": "gemv", "knobs": {}, "us": 1.5}
+
+
+def test_rows_for_other_problems_stay_and_those_for_the_same_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "linear.json"
+    tactics.save(path, table(path, [row(1), row(2), row(2, activation="mxfp8")]))
+    later = table(path, [{**row(2, weight="mxfp4"), "us": 1.25}])
+    tactics.save(path, later)
+    assert [(r["when"]["n"], r["us"]) for r in later["rows"]] == [(2, 1.25), (1, 1.5), (2, 1.5)]
+    loaded = tactics.load(path, kernels.family("linear"), SM_90)
+    assert loaded.origin == ORIGIN and [dict(r.when) for r in loaded.rows] == [r["when"] for r in later["rows"]]
+
+
+def test_what_was_measured_on_another_card_is_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "linear.json"
+    tactics.save(path, table(path, [row(1)]))
+    with pytest.raises(TacticError, match=r"holds rows measured on a card, not on another; name another file"):
+        table(path, [row(2)], card="another")
+    tactics.save(path, {**table(path, [row(1)]), "origin": {"kind": "heuristic"}})
+    assert table(path, [row(2)], card="another")["rows"] == [row(2)]
+
+
+def test_a_table_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TacticError, match=r"file/linear\.json: the table cannot be written there"):
+        tactics.save(tmp_path / "file" / "linear.json", table(tmp_path / "none", [row(1)]))
