@@ -24,14 +24,14 @@ def table(target: str, note: str) -> dict[str, Any]:
     chip = arch.parse(target)
     family = kernels.family("linear")
     rows: list[dict[str, Any]] = []
-    below: dict[tuple[int, int], int] = {}
+    below: dict[tuple[Any, ...], int] = {}
     for problem in sorted(family.typical(chip), key=lambda problem: problem.m):
         kernel, knobs = family.heuristic(problem, chip, chip.multiprocessors)
-        shape = problem.n, problem.k
-        when = {"m": [below.get(shape, 0) + 1, problem.m], "n": problem.n, "k": problem.k}
-        if when["m"][0] <= problem.m:  # with and without a bias: once
-            rows.append({"when": when, "kernel": kernel, "knobs": knobs})
-        below[shape] = problem.m
+        kind = {name: getattr(problem, name) for name in ("n", "k", "weight", "activation")}
+        low = below.get(tuple(kind.values()), 0) + 1
+        if low <= problem.m:  # with and without a bias: once
+            rows.append({"when": {"m": [low, problem.m], **kind}, "kernel": kernel, "knobs": knobs})
+        below[tuple(kind.values())] = problem.m
     origin = {"kind": "heuristic", "note": f"cost model for {note}, 101,376 B of shared memory a block"}
     return {"schema_version": 1, "family": "linear", "arch": chip.name, "origin": origin, "rows": rows}
 

@@ -19,7 +19,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family
-from jitmx.kernels.linear import gemv
+from jitmx.kernels.linear import gemv, scaled, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
@@ -28,11 +28,17 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "launch_of"]
 
-KERNELS: dict[str, LinearKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (gemv,)}
+KERNELS: dict[str, LinearKernel] = {
+    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, tile, wgmma, scaled)
+}
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
 GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
-TYPICAL_ROWS = (1, 2, 4, 8)
+TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MOST_LOGITS = 512  # rows of lm_head: prompts need only their last
+
+# Up to this many rows, bytes in flight count for more than products.
+FEW_ROWS = 32
 
 
 def launch_of(variant: Variant, m: int, n: int, k: int, multiprocessors: int) -> Launch:
@@ -41,30 +47,52 @@ def launch_of(variant: Variant, m: int, n: int, k: int, multiprocessors: int) ->
 
 
 def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
-    return tuple(
-        LinearProblem(m, n, k, "bf16", bias, preferred_encoding(arch))
+    encoding = preferred_encoding(arch)
+    dense = tuple(
+        LinearProblem(m, n, k, "bf16", bias, encoding)
         for n, k, biases in GPT_OSS
         for bias in biases
         for m in TYPICAL_ROWS
+        if n < 100_000 or m <= MOST_LOGITS
     )
+    # What is asked for by name: eight-bit weights for O, quantized activations.
+    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in (1, 16, 64, 512))
+    quantized = tuple(
+        LinearProblem(m, 5120, 2880, "bf16", True, encoding, activation=activation)
+        for activation in ("mxfp8", "mxfp6", "mxfp4")
+        for m in (16, 512)
+    )
+    return dense + eight + quantized
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     """The first kernel by falling preference for this many rows that serves the problem on the target."""
+    able, reasons = serving(problem, arch), []
     for name in _preference(problem, arch):
-        if name in serving(problem, arch):
+        if name not in able:
+            continue
+        try:
             return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
-    raise KnobError(f"no kernel of linear serves {problem.as_dict()} on {arch}")
+        except KnobError as error:  # it would not fit this shape
+            reasons.append(str(error))
+    raise KnobError("; ".join(reasons) or f"no kernel of linear serves {problem.as_dict()} on {arch}")
 
 
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
-    return ("gemv",)
+    if problem.activation != "none":
+        return ("scaled",)
+    few = ("stream", "gemv") if "cluster" in arch.features and arch.major in (9, 10) else ("gemv",)
+    if problem.m <= (FEW_ROWS if len(few) > 1 else gemv.MAX_ROWS):
+        return (*few, "tile")
+    return ("wgmma", "tile", "gemv") if problem.m >= 2 * FEW_ROWS else ("tile", "gemv")
 
 
 def serving(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     """Kernels that can serve the problem on a target."""
     found = []
     for name, kernel in KERNELS.items():
+        if not kernel.runs_on(arch):
+            continue
         try:
             kernel.fixed(problem)
         except KnobError:
@@ -94,4 +122,5 @@ FAMILY = Family(
     cases=_cases,
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
+    tile=lambda kernel: KERNELS[kernel].tile,
 )

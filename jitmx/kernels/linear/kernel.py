@@ -30,6 +30,11 @@ class Launch:
     workspace: int = 0
 
 
+def _anywhere(arch: Arch) -> bool:
+    """A kernel that has variants for every target."""
+    return True
+
+
 @dataclass(frozen=True)
 class LinearKernel:
     """What the family needs of one kernel.
@@ -43,6 +48,7 @@ class LinearKernel:
         cases: launches with known results, small and ragged.
         check: KnobError where a legal variant cannot serve a problem.
         candidates: knobs that tuning tries, best guesses first.
+        runs_on: whether the kernel has variants for a target.
         tile: knobs for a tile M x N (x K) with so many stages, as JITMX_LINEAR_TILE asks; None where there is no tile.
     """
 
@@ -54,6 +60,7 @@ class LinearKernel:
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[LinearProblem, Variant], None]
     candidates: Callable[[LinearProblem, Arch, int], list[dict[str, Any]]]
+    runs_on: Callable[[Arch], bool] = _anywhere
     tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
 
 

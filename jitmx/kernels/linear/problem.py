@@ -29,6 +29,7 @@ class LinearProblem(Problem):
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")
+    scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
     residual: bool = knob(False, doc="add [m, n] values on the way out")
     argmax: bool = knob(False, doc="yield the index of each row's largest value in place of Y")
