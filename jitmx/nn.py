@@ -162,13 +162,19 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         """
         if state["format"] != self.format:
             raise InputError(f"the state dict holds an {state['format']} weight; make the module with that format")
-        self.encoding, self.scale_range, self._packed = state["encoding"], state["scale_range"], None
+        self.encoding, self.scale_range = state["encoding"], state["scale_range"]
+        self._changed()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # Moved or converted: what was planned holds addresses of the old buffers.
-        self._packed = None
         super()._apply(fn, recurse)
+        self._changed()
         return self
+
+    def _changed(self) -> None:
+        """Forget what was planned for other buffers, and wait until those of now are written: kernels prefetch them."""
+        self._packed = None
+        if self.words.is_cuda and torch.cuda.is_initialized():  # else it has no data
+            torch.cuda.current_stream(self.words.device).synchronize()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packed": None}

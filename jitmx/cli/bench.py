@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx.cli import output, roofline
+from jitmx.cli import output, roofline, shapes
 from jitmx.cli.options import json_option
 from jitmx.errors import DriverError, KnobError
 
@@ -16,25 +16,8 @@ if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
 
 WHAT = ("linear", "quantize", "launch")
-
-
 PEERS = ("humming", "marlin", "triton_kernels")
 ROWS = (1, 4, 16, 64, 512, 8192)
-
-# An output layer sees one row a sequence, not one a token.
-_WIDE, _WIDE_ROWS = 100_000, 512
-
-
-def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 1,2,4,8") from None
-    if min(numbers) < 1:
-        raise click.BadParameter(f"{min(numbers)} is below 1")
-    return numbers
 
 
 @click.command(
@@ -57,7 +40,7 @@ Read, copy and matmul rates are measured in the same run.
 )
 @click.argument("what", type=click.Choice(WHAT), nargs=-1)
 @click.option(
-    "-m", "rows", callback=_numbers, metavar="M,...",
+    "-m", "rows", multiple=True, callback=shapes.size_list, metavar="M,...",
     help="Row counts for linear (default: 1,4,16,64,512,8192, for an output layer up to 512).",
 )  # fmt: skip
 @click.option(
@@ -92,6 +75,8 @@ def command(
         raise click.UsageError("--plot draws linear; name it among the benchmarks")
     if plot:
         roofline.require_matplotlib()
+        if not plot.parent.is_dir():
+            raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
     try:
         import torch
     except ImportError:
@@ -104,11 +89,11 @@ def command(
     limits = benchmarks.ceilings()
     payload: dict[str, Any] = {"ceilings": dataclasses.asdict(limits)}
     if "linear" in wanted:
-        shapes = [("", n, k)] if n and k else [(name, *shape) for name, shape in benchmarks.GPT_OSS.items()]
+        sizes = [("", n, k)] if n and k else [(name, *shape) for name, shape in benchmarks.GPT_OSS.items()]
         payload["linear"] = [
             row
-            for shape in shapes
-            for row in benchmarks.bench_linear([shape], rows or _usual(shape[1]), peers)
+            for size in sizes
+            for row in benchmarks.bench_linear([size], rows or shapes.usual_rows(size[1], ROWS), peers)
         ]
     if "quantize" in wanted:
         payload["quantize"] = benchmarks.bench_quantize()
@@ -130,10 +115,6 @@ def _peers(text: str) -> tuple[str, ...]:
         if name not in PEERS:
             raise click.UsageError(f"--peers {name} is not one of {', '.join(PEERS)}, all or none")
     return names
-
-
-def _usual(n: int) -> tuple[int, ...]:
-    return tuple(m for m in ROWS if n < _WIDE or m <= _WIDE_ROWS)
 
 
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:

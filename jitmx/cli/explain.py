@@ -21,9 +21,9 @@ Examples:
   jitmx explain linear --arch sm_121 -m 1 -n 5120 -k 2880
   jitmx explain linear --arch sm_90 -m 4 -n 201088 -k 2880 bias=1 dtype=fp16 --json
   jitmx explain quantize --arch sm_121 format=mxfp8
-  jitmx explain linear --arch sm_90 -m 16 -n 201088 -k 2880 norm=1 argmax=1
+  jitmx explain linear --arch sm_121 -m 64 -n 5120 -k 2880 activation=mxfp8 residual=1
   JITMX_LINEAR_KNOBS=stages=2 jitmx explain linear --arch sm_121 -m 1 -n 5120 -k 2880
-  JITMX_LINEAR_TILE=64x128x128s4 jitmx explain linear --arch sm_90 -m 512 -n 5120 -k 2880
+  JITMX_LINEAR_TILE=64x128x128s4 jitmx explain linear --arch sm_121 -m 512 -n 5120 -k 2880
 
 \b
 Order of authority: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from jitmx.kernels import Problem
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+# An output layer sees one row a sequence, not one a token.
+_WIDE, _WIDE_ROWS = 100_000, 512
+
+
+def usual_rows(n: int, counts: Sequence[int]) -> tuple[int, ...]:
+    """Those of the row counts that a product with n output features meets."""
+    return tuple(m for m in counts if n < _WIDE or m <= _WIDE_ROWS)
 
 
 def size_options(function: _F) -> _F:

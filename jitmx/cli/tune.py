@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 
-# An output layer sees one row a sequence, not one a token.
-_WIDE, _WIDE_ROWS = 100_000, 512
-
 
 @click.command(
     "tune",
@@ -74,7 +71,7 @@ def command(
 ) -> None:
     """Time the legal variants of OP on the present card and write a tuning table of the fastest.
 
-    FIELD=VALUE are further fields of the calls, as `jitmx explain` takes them: dtype, activation, norm, argmax.
+    FIELD=VALUE are further fields of the calls, as `jitmx explain` takes them: dtype, activation, weight, residual.
     """
     sizes = _sizes(model, n, k)
     _require_no_override()
@@ -91,7 +88,7 @@ def command(
         raise click.UsageError(f"give {given[0]} as -{given[0]}")
     wanted = tune.tasks(
         [
-            (family.problem.on(arch, n=size_n, k=size_k, **asked), m or _rows(size_n))
+            (family.problem.on(arch, n=size_n, k=size_k, **asked), m or shapes.usual_rows(size_n, ROWS))
             for size_n, size_k in sizes
         ]
     )  # fmt: skip
@@ -146,10 +143,6 @@ def _require_no_override() -> None:
     for field in ("linear_knobs", "linear_tile"):
         if getattr(settings.current(), field):
             raise click.UsageError(f"{settings.origin(field)} overrides what is to be measured; unset it")
-
-
-def _rows(n: int) -> tuple[int, ...]:
-    return tuple(m for m in ROWS if n < _WIDE or m <= _WIDE_ROWS)
 
 
 def _require_gpu() -> None:

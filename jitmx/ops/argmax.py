@@ -32,9 +32,8 @@ def linear_argmax(
     The lowest index of several that share the largest value; a NaN is never the largest. Runs on the current stream of
     x's device, under `torch.cuda.graph` as `jitmx.linear` does, and under `torch.compile`.
 
-    Where a kernel compares the sums itself, in fp32, no product is written. Where none takes so many rows, the product
-    is made in x's dtype, some rows at a time, so that values which round to the same number share it. `norm` is as in
-    `jitmx.linear`.
+    Where a kernel compares the sums itself, in fp32, no product is written. Where none does, the product is made in x's
+    dtype, some rows at a time, so that values which round to the same number share it. `norm` is as in `jitmx.linear`.
 
     Args:
         x: [..., k], bfloat16 or float16, contiguous, on the weight's GPU.
@@ -52,7 +51,7 @@ def linear_argmax(
             nothing was launched.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
-    Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear argmax=1`).
+    Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         if not isinstance(x, torch.Tensor) or not isinstance(weight, PackedWeight):

@@ -32,6 +32,9 @@ def linear(
     Runs on the current stream of x's device. It works under `torch.cuda.graph` once the shape has been called before
     capture, and under `torch.compile`, where it is the operator `torch.ops.jitmx.linear`.
 
+    On sm_90, blocks of a product of more than 32 rows may take a multiprocessor each and wait for one another: do not
+    run two of them, or one and a `jitmx.moe`, at a time on two streams.
+
     With `norm`, X is first x / sqrt(mean(x^2) + epsilon) * norm over k, in fp32. With `activation`, it is then
     quantized in blocks of 32 as `jitmx.quantize` does it. Where a kernel has these steps fused they cost no pass over
     memory. Where none takes so many rows with them, they run as steps of their own, which round once more each: the
@@ -156,7 +159,7 @@ def _plan(
 ) -> tuple[Plan, torch.Size, tuple[str, ...]]:
     """Check what a plan rests on, make it and remember it with the weight."""
     require_product(x, weight, bias, norm)
-    if activation is not None and activation not in compose.ACTIVATIONS:
+    if activation is not None and activation not in tuple(compose.ACTIVATIONS):  # it may be anything, hashable or not
         raise InputError(f"activation={activation!r} is not one of {', '.join(compose.ACTIVATIONS)}, or None")
     shape = torch.Size((*x.shape[:-1], weight.n))
     if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):

@@ -13,17 +13,16 @@ from jitmx.kernels.moe.arguments import LAYOUT
 from jitmx.kernels.moe.decode import MAX_ROWS
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import MAX_TOP
-from jitmx.ops import checks
+from jitmx.ops import checks, scratch
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.routing import Routing
-from jitmx.runtime import driver
 from jitmx.runtime.launch import Launcher
 
 
 class Plan:
     """One launch: everything that does not change from call to call of one shape and pair of weights."""
 
-    __slots__ = ("_device", "_keep", "_key", "_sizes", "_weights", "launcher", "scratch")
+    __slots__ = ("_device", "_keep", "_kind", "_sizes", "_weights", "launcher", "scratch")
 
     def __init__(self, problem: MoeProblem, w13: PackedExperts, w2: PackedExperts, device: int) -> None:
         arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
@@ -43,7 +42,7 @@ class Plan:
         self._sizes = problem.m, problem.top, problem.experts, problem.hidden, problem.intermediate
         self.scratch = geometry.workspace
         self._device = device
-        self._key = device, variant.identity, self._sizes
+        self._kind = variant.identity, self._sizes
 
     def __call__(
         self, stream: int, x: int, ids: int, weights: int, y: int, b13: int = 0, b2: int = 0,
@@ -51,31 +50,11 @@ class Plan:
     ) -> None:  # fmt: skip
         """Launch on the CUstream `stream`; addresses on the device, 0 for what the call lacks."""
         rows, top, experts, hidden, intermediate = self._sizes
+        memory = scratch.memory(self.scratch, self._kind, self._device, stream)
         self.launcher(
-            stream, x, *self._weights, b13, b2, ids, weights, expert_map, count, y, self._workspace(stream),
+            stream, x, *self._weights, b13, b2, ids, weights, expert_map, count, y, memory.data_ptr(),
             alpha, limit, rows, top, experts, map_size, hidden, intermediate,
         )  # fmt: skip
-
-    def _workspace(self, stream: int) -> int:
-        """Address of scratch memory whose counters are zero, or were left so by an earlier launch of the kind.
-
-        Launches on one stream follow one another, so that layers share it. A graph gets memory of its own, zeroed as
-        part of it: which stream it will run on, and beside what, is not known. It is kept until the next capture.
-        """
-        found = _workspaces
-        if torch.cuda.is_current_stream_capturing():
-            number = driver.capture_number(stream)
-            if _captured.get(self._device, (0, {}))[0] != number:
-                _captured[self._device] = number, {}
-            found = _captured[self._device][1]
-        key = stream, *self._key
-        if key not in found:
-            found[key] = torch.zeros(self.scratch, dtype=torch.uint8, device=f"cuda:{self._device}")
-        return int(found[key].data_ptr())
-
-
-_workspaces: dict[tuple[Any, ...], torch.Tensor] = {}
-_captured: dict[int, tuple[int, dict[tuple[Any, ...], torch.Tensor]]] = {}
 
 
 def moe(
@@ -99,7 +78,8 @@ def moe(
     same bits. Nothing of the routing has to be known on the host. Runs on the current stream of x's device and works
     under `torch.cuda.graph` once the shape has been called before capture.
 
-    The launch takes all multiprocessors, and its blocks wait for one another: do not run two at a time, on two streams.
+    The launch takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
+    `jitmx.linear` of many rows, at a time on two streams.
 
     Args:
         x: [..., hidden], bfloat16, contiguous, on the weights' GPU; at most 64 rows.
@@ -212,4 +192,6 @@ def _require(name: str, tensor: Any, x: torch.Tensor, dtype: torch.dtype, shape:
         raise InputError(
             f"{name} is {checks.describe(tensor)} with strides {list(tensor.stride())}; it must be contiguous {wanted}"
         )
+    if dtype is torch.bfloat16:  # read and written several at a time
+        checks.require_layout(name, tensor)
     checks.require_no_grad(name, tensor)

@@ -52,7 +52,7 @@ def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str)
     Raises:
         InputError: they are no packed weight of that layout.
     """
-    key = words.data_ptr(), scales.data_ptr(), words.shape, n, k, layout
+    key = words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape, n, k, layout
     found = _known.get(key)
     if found is None:
         parts = layout.split("/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +12,9 @@ from jitmx import settings
 from jitmx.dispatch.choose import split
 from jitmx.kernels.linear import LinearProblem, launch_of
 from jitmx.kernels.linear.arguments import LAYOUT
-from jitmx.ops import checks
+from jitmx.ops import checks, scratch
 from jitmx.ops.operand import Weight
 from jitmx.registry.spec import Variant
-from jitmx.runtime import driver
 from jitmx.runtime.launch import Launcher
 
 # Row counts vary from call to call where prompts are read: what is kept for them has a limit.
@@ -68,7 +66,8 @@ class Plan:
         """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
         words, scales = self.weight
         for step in self.steps:
-            workspace = step.workspace(stream) if step.scratch else 0
+            memory = scratch.memory(step.scratch, step.kind, step.device, stream) if step.scratch else None
+            workspace = 0 if memory is None else memory.data_ptr()
             step.launcher(
                 stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape
             )  # fmt: skip
@@ -100,7 +99,7 @@ def remember(weight: Weight, key: tuple[Any, ...], entry: Any) -> None:
 class Step:
     """One launch over some of the rows of a call."""
 
-    __slots__ = ("_device", "_key", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
+    __slots__ = ("device", "kind", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
 
     def __init__(self, variant: Variant, rows: int, n: int, k: int, device: int, multiprocessors: int) -> None:
         geometry = launch_of(variant, rows, n, k, multiprocessors)
@@ -117,52 +116,5 @@ class Step:
         self.x_bytes = rows * k * 2
         self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
         self.scratch = geometry.workspace
-        self._device = device
-        self._key = variant.identity, rows, n, k
-
-    def workspace(self, stream: int) -> int:
-        """Address of scratch memory that is zero, or was left as an earlier launch of this kind on the stream left it.
-
-        Launches on one stream follow one another, so all of a kind share it, whatever weight they read.
-        """
-        if _is_of_inductor(self._device, stream):
-            # Its graphs allow no memory that outlives a call; what is freed here is free after the launch, in order.
-            return int(_zeroed(self.scratch, self._device).data_ptr())
-        if torch.cuda.is_current_stream_capturing():
-            return _workspace(_of_capture(self._device, stream), self, stream)
-        return _workspace(_workspaces, self, stream)
-
-
-_Workspaces = dict[tuple[Any, ...], torch.Tensor]
-_workspaces: _Workspaces = {}
-_captured: dict[int, tuple[int, _Workspaces]] = {}
-
-
-def _workspace(found: _Workspaces, step: Step, stream: int) -> int:
-    key = step._device, stream, step._key
-    memory = found.get(key)
-    if memory is None:
-        memory = found.setdefault(key, _zeroed(step.scratch, step._device))  # another thread's, if it was quicker
-    return int(memory.data_ptr())
-
-
-def _is_of_inductor(device: int, stream: int) -> bool:
-    """Whether it is the stream on which Inductor records its CUDA graphs, and runs what it will record."""
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    manager = trees.get_manager(device, create_if_none_exists=False) if trees else None
-    return manager is not None and manager.stream.cuda_stream == stream
-
-
-def _zeroed(size: int, device: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
-
-
-def _of_capture(device: int, stream: int) -> _Workspaces:
-    """Scratch memory of the graph that is being captured, zeroed as part of it: what it runs beside is not known yet.
-
-    It is kept until the next capture on the device begins; until then no other allocation of this graph may have it.
-    """
-    number = driver.capture_number(stream)
-    if device not in _captured or _captured[device][0] != number:
-        _captured[device] = number, {}
-    return _captured[device][1]
+        self.device = device
+        self.kind = variant.identity, rows, n, k

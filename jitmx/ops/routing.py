@@ -11,8 +11,8 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
 from jitmx.kernels.routing import RoutingProblem
-from jitmx.ops import checks
-from jitmx.ops.routing_plan import Call, Plan, Routing, workspace
+from jitmx.ops import checks, scratch
+from jitmx.ops.routing_plan import Call, Plan, Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
 
@@ -20,8 +20,10 @@ SCORING = ("softmax_topk", "softmax_all", "softmax_all_renorm")
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-# By everything that decides the launches: calls that were checked and planned before.
+# By everything that decides the launches: calls that were checked and planned before. Row counts vary from call to call
+# where prompts are read: what is kept for them has a limit.
 _plans: dict[tuple[Any, ...], Plan] = {}
+_MOST_PLANS = 1024
 
 
 def _kind(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -42,6 +44,8 @@ def _seen(key: tuple[Any, ...], **tensors: torch.Tensor | None) -> Plan | None:
 
 
 def _remember(key: tuple[Any, ...], call: Call) -> Plan:
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
     plan = _plans[key] = Plan(call)
     return plan
 
@@ -74,9 +78,10 @@ def _launch(
 ) -> None:
     stream, outputs = _raw_stream(plan.device), [_address(tensor) for tensor in out]
     for step in plan.steps:
+        memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
         step.launcher(
-            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity,
-            workspace(step, plan.device, stream), epsilon, plan.m, plan.h,
+            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, _address(memory), epsilon,
+            plan.m, plan.h,
         )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class _Step:
         if geometry.cluster > PORTABLE_CLUSTER:
             _allow_large_clusters(variant, call.device)
         self.scratch = geometry.workspace
-        self.key = call.device, variant.identity, problem.m
+        self.kind = variant.identity, problem.m
 
 
 def _allow_large_clusters(variant: Variant, device: int) -> None:
@@ -131,26 +131,3 @@ def parts(problem: RoutingProblem) -> list[RoutingProblem]:
     if problem.m <= routing.FEW_TOKENS:
         return [problem]
     return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]
-
-
-_workspaces: dict[tuple[Any, ...], torch.Tensor] = {}
-_captured: dict[int, tuple[int, dict[tuple[Any, ...], torch.Tensor]]] = {}
-
-
-def workspace(step: _Step, device: int, stream: int) -> int:
-    """Address of scratch memory that is zero, or was left as an earlier launch of this kind on the stream left it.
-
-    A graph gets memory of its own, zeroed as part of it: which stream it will run on, and beside what, is not known.
-    """
-    if not step.scratch:
-        return 0
-    found = _workspaces
-    if torch.cuda.is_current_stream_capturing():
-        number = driver.capture_number(stream)
-        if device not in _captured or _captured[device][0] != number:
-            _captured[device] = number, {}
-        found = _captured[device][1]
-    key = stream, *step.key
-    if key not in found:
-        found[key] = torch.zeros(step.scratch, dtype=torch.uint8, device=f"cuda:{device}")
-    return int(found[key].data_ptr())

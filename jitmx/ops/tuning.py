@@ -100,12 +100,15 @@ class Bench:
             extras = {name: getattr(problem, name) for name in ("bias", "norm", "residual", "argmax", "activation")}
             dtype = _TYPES[problem.dtype]
             plan = Plan(self._weights[0], problem.m, dtype, self._device, extras, knobs)
-            if repeats <= tune.QUICK:
-                self._check(plan, problem)
             plans = [plan.over(weight) for weight in self._weights]
             count = calls_of(self._weights[0].nbytes, len(plans), problem.m, problem.n, problem.k)
             calls = [self._call(plans[index % len(plans)]) for index in range(count)]
-            return measure.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats) * 1e6
+            try:
+                if repeats <= tune.QUICK:
+                    self._check(plan, problem)
+                return measure.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats) * 1e6
+            except torch.OutOfMemoryError as error:
+                raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
 
     def _call(self, plan: Plan) -> Callable[[torch.Tensor, torch.Tensor], None]:
         bias, residual, norm = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jitmx.cli import bench, roofline
+from jitmx.cli import bench, roofline, shapes
 from jitmx.ops.benchmarks import Ceilings
 from jitmx.ops.peers import PEERS
 
@@ -56,7 +56,8 @@ def test_the_plot_is_a_png_with_a_column_a_shape(tmp_path: Path) -> None:
 
 
 def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
-    assert bench._usual(5120) == (1, 4, 16, 64, 512, 8192) and bench._usual(201088) == (1, 4, 16, 64, 512)
+    assert shapes.usual_rows(5120, bench.ROWS) == (1, 4, 16, 64, 512, 8192)
+    assert shapes.usual_rows(201088, bench.ROWS) == (1, 4, 16, 64, 512)
 
 
 def test_libraries_are_chosen_by_name() -> None:
@@ -70,8 +71,9 @@ def test_libraries_are_chosen_by_name() -> None:
     [
         (("linear", "-n", "64"), "-n and -k go together"),
         (("linear", "-n", "64", "-k", "65"), "-k 65 is not a multiple of 32; the nearest are 64 and 96"),
-        (("linear", "-m", "1,x"), "is not a list of whole numbers"),
-        (("linear", "-m", "0"), "0 is below 1"),
+        (("linear", "-m", "1,x"), "'x' is no whole number of 1 or more"),
+        (("linear", "-m", "0"), "'0' is no whole number of 1 or more"),
+        (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
         (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels"),
         (("quantize", "--plot", "x.png"), "--plot draws linear"),
         (("gemm",), "'gemm' is not one of"),

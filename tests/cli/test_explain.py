@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from jitmx import arch, kernels
+from jitmx.cli.explain import command
 from jitmx.dispatch import choose
 
 SHAPE = ("-m", "1", "-n", "5120", "-k", "2880")
@@ -25,6 +28,17 @@ def test_fields_are_read_as_their_types(read) -> None:
         "m": 4, "n": 5120, "k": 2880, "bias": True, "dtype": "fp16"
     }  # fmt: skip
     assert read("explain", "quantize", "--arch", "sm_90", "format=mxfp8")["knobs"]["format"] == "mxfp8"
+
+
+def test_the_examples_of_the_help_work(run, monkeypatch) -> None:
+    examples = [shlex.split(line) for line in (command.epilog or "").splitlines() if "jitmx explain " in line]
+    assert len(examples) >= 5
+    for words in examples:
+        at = words.index("jitmx")
+        with monkeypatch.context() as environment:
+            for word in words[:at]:
+                environment.setenv(*word.split("=", 1))
+            assert "decided" in run(*words[at + 1 :]).stdout
 
 
 def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:

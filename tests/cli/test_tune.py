@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
+from jitmx.cli import shapes
 from jitmx.cli import tune as verb
 from jitmx.dispatch import tactics, tune
 from jitmx.ops import checks, tuning
@@ -96,7 +97,7 @@ def test_a_model_is_its_shapes_and_an_output_layer_has_fewer_rows(read: Any, car
     assert [(row["problem"]["n"], row["problem"]["k"]) for row in said["rows"]] == [
         (5120, 2880), (2880, 4096), (201088, 2880)
     ]  # fmt: skip
-    assert verb._rows(5120) == verb.ROWS and max(verb._rows(201088)) == 512
+    assert shapes.usual_rows(5120, verb.ROWS) == verb.ROWS and max(shapes.usual_rows(201088, verb.ROWS)) == 512
 
 
 def test_the_table_goes_where_it_is_asked_to(run: Any, card: Path, tmp_path: Path) -> None:

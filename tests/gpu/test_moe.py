@@ -219,6 +219,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
         ({"count": torch.zeros(2, dtype=torch.int32, device="cuda")}, "count is int32"),
         ({"out": x}, "out is x itself"),
         ({"out": torch.empty(2, 255, device="cuda").bfloat16()}, "out is bfloat16"),
+        ({"out": more.view(-1)[1:513].view(2, 256)}, "out starts at an address that is no multiple of 16 bytes"),
     ]
     usual = {"x": x, "routing": (ids, weights), "w13": w13, "w2": w2, "b13": b13, "b2": b2}
     for change, message in cases:

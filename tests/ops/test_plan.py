@@ -13,7 +13,7 @@ import torch
 import jitmx
 from jitmx import arch
 from jitmx.kernels.linear import Launch
-from jitmx.ops import checks, plan
+from jitmx.ops import checks, plan, scratch
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import Plan
 from jitmx.runtime import driver
@@ -39,9 +39,9 @@ def card(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> Iterator[None]:
     """An sm_90a card, scratch memory on the CPU, and no plan from before."""
     monkeypatch.setattr(Launcher, "made", [], raising=False)
     monkeypatch.setattr(plan, "Launcher", Launcher)
-    monkeypatch.setattr(plan, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(plan, "_workspaces", {})
-    monkeypatch.setattr(plan, "_captured", {})
+    monkeypatch.setattr(scratch, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(scratch, "_of_streams", {})
+    monkeypatch.setattr(scratch, "_of_captures", {})
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
     plan._steps.cache_clear()
@@ -105,7 +105,7 @@ def test_what_is_kept_for_row_counts_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Kernels that want scratch memory; returns the number of the graph being captured, 0 for none."""
     state = {"capture": 0}
     launch = plan.launch_of
@@ -123,7 +123,7 @@ def used(made: Plan, stream: int) -> int:
     return int(Launcher.made[-1].calls[-1][8])
 
 
-def test_scratch_memory_belongs_to_a_stream_and_a_kind_of_launch(scratch: dict[str, int]) -> None:
+def test_scratch_memory_belongs_to_a_stream_and_a_kind_of_launch(wanted: dict[str, int]) -> None:
     first = make(weight(), 4)
     at = used(first, 1)
     assert at and used(first, 1) == at
@@ -133,30 +133,44 @@ def test_scratch_memory_belongs_to_a_stream_and_a_kind_of_launch(scratch: dict[s
     assert used(make(weight(96), 4), 1) != at
 
 
-def test_a_graph_has_scratch_memory_of_its_own_for_each_of_its_streams(scratch: dict[str, int]) -> None:
+def test_the_oldest_scratch_memory_of_streams_goes_where_there_would_be_too_much(
+    wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "_MOST_BYTES", 150)
+    first, second, third = (make(weight(), rows) for rows in (1, 2, 4))
+    for each in (first, second, third, second):
+        each(1, 1000, 5000)
+    assert [key[2][1] for key in scratch._of_streams] == [2, 4]  # rows
+
+
+def test_a_graph_has_scratch_memory_of_its_own_for_each_of_its_streams(wanted: dict[str, int]) -> None:
     made = make(weight(), 4)
     eager = used(made, 1)
-    scratch["capture"] = 5
+    wanted["capture"] = 5
     first = used(made, 1)
     assert first != eager and used(made, 1) == first and used(made, 2) not in (first, eager)
-    held = plan._captured[0][1]
-    scratch["capture"] = 6
+    for later in (6, 7, 8):
+        wanted["capture"] = later
+        assert used(made, 1) not in (first, eager)
+    wanted["capture"] = 5  # captures in several threads overlap
+    assert used(made, 1) == first
+    wanted["capture"] = 9
     used(made, 1)
-    assert plan._captured[0][1] is not held and len(plan._captured[0][1]) == 1
-    scratch["capture"] = 0
+    assert list(scratch._of_captures) == [6, 7, 8, 9]
+    wanted["capture"] = 0
     assert used(made, 1) == eager
 
 
 def test_a_graph_of_inductor_has_fresh_scratch_memory_for_each_launch(
-    scratch: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = ModuleType("torch._inductor.cudagraph_trees")
     stream = SimpleNamespace(cuda_stream=3)
     trees.get_manager = lambda _device, create_if_none_exists: SimpleNamespace(stream=stream)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, trees.__name__, trees)
     made, kept = make(weight(), 4), []
-    monkeypatch.setattr(plan, "_zeroed", lambda size, _device: kept.append(torch.zeros(size)) or kept[-1])
-    for scratch["capture"] in (0, 5):
+    monkeypatch.setattr(scratch, "_zeroed", lambda size, _device: kept.append(torch.zeros(size)) or kept[-1])
+    for wanted["capture"] in (0, 5):
         assert len({used(made, 3) for _ in range(3)}) == 3
-    assert not plan._workspaces and not plan._captured and len(kept) == 6
+    assert not scratch._of_streams and not scratch._of_captures and len(kept) == 6
     assert used(made, 4) == used(made, 4)

@@ -238,7 +238,10 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """A tile of m rows of X by n of W; steps of k are always 64."""
     if k not in (None, TILE_K):
         raise KnobError(f"linear.wgmma takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
-    return {"tile_m": m, "groups": n // 64 if n % 64 == 0 else n, "stages": stages or 6}
+    if n not in (128, 192, 256):
+        nearest = min((128, 192, 256), key=lambda legal: abs(legal - n))
+        raise KnobError(f"linear.wgmma takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
+    return {"tile_m": m, "groups": n // 64, "stages": stages or 6}
 
 
 KERNEL = LinearKernel(

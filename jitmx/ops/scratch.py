@@ -1,0 +1,72 @@
+"""Scratch memory of launches: zero before the first one, then as each leaves it for the next of its kind.
+
+Launches on one stream follow one another, so that all of a kind share it, whatever weight they read. A CUDA graph gets
+memory of its own, zeroed as part of it: which stream it will run on, and beside what, is not known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from jitmx.runtime import driver
+
+# Row counts vary from call to call where prompts are read, and products of many rows want megabytes each.
+_MOST_BYTES = 256 << 20
+# Captures may overlap, in two threads; until one has ended no other allocation of its graph may have this memory.
+_MOST_CAPTURES = 4
+
+_Kept = dict[tuple[Any, ...], torch.Tensor]
+_of_streams: _Kept = {}
+_of_captures: dict[int, _Kept] = {}
+_lock = threading.Lock()
+
+
+def memory(size: int, kind: tuple[Any, ...], device: int, stream: int) -> torch.Tensor:
+    """Scratch memory for a launch on the CUstream `stream`, torch's current one; to be held until it is launched.
+
+    Args:
+        size: bytes.
+        kind: what launches have in common that leave it as the next one wants it.
+
+    Returns:
+        uint8 [size].
+    """
+    if _is_of_inductor(device, stream):
+        # Its graphs allow no memory that outlives a call; what is freed after a launch is free after it, in order.
+        return _zeroed(size, device)
+    capture = driver.capture_number(stream) if torch.cuda.is_current_stream_capturing() else 0
+    key = device, stream, kind
+    kept = _of_captures.get(capture) if capture else _of_streams
+    found = kept.get(key) if kept else None
+    return _new(size, key, capture) if found is None else found
+
+
+def _new(size: int, key: tuple[Any, ...], capture: int) -> torch.Tensor:
+    with _lock:
+        if capture:
+            kept = _of_captures.setdefault(capture, {})
+            while len(_of_captures) > _MOST_CAPTURES:
+                del _of_captures[next(iter(_of_captures))]
+        else:
+            kept = _of_streams
+            total = size + sum(found.nbytes for found in kept.values())
+            while kept and total > _MOST_BYTES:
+                total -= kept.pop(next(iter(kept))).nbytes
+        if key not in kept:  # another thread may have been quicker
+            kept[key] = _zeroed(size, key[0])
+        return kept[key]
+
+
+def _is_of_inductor(device: int, stream: int) -> bool:
+    """Whether it is the stream on which Inductor records its CUDA graphs, and runs what it will record."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = trees.get_manager(device, create_if_none_exists=False) if trees else None
+    return manager is not None and manager.stream.cuda_stream == stream
+
+
+def _zeroed(size: int, device: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
