@@ -75,31 +75,54 @@ def multiply(
     weight: Weight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Y, or with argmax the indices; `workspace` is that of a launch before, or none."""
     rows, geometry = len(x), launch(variant.knobs, len(x), weight.n, weight.k, checks.multiprocessors(0))
     launcher = Launcher(
         variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT, pdl=variant.knobs.pdl,
         cluster=geometry.cluster,
     )  # fmt: skip
     y = torch.full((rows, weight.n), torch.nan, dtype=x.dtype, device="cuda")
+    if variant.knobs.argmax:
+        y = torch.full((rows,), -1, dtype=torch.int64, device="cuda")
+        workspace = scratch(variant) if workspace is None else workspace
+    bias_, residual_, norm_, workspace_ = (
+        0 if tensor is None else tensor.data_ptr() for tensor in (bias, residual, norm, workspace)
+    )
     launcher(
         torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
-        0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, y.data_ptr(), 0, 0,
-        EPSILON, rows, weight.n, weight.k,
+        bias_, residual_, norm_, y.data_ptr(), workspace_, 0, EPSILON, rows, weight.n, weight.k,
     )  # fmt: skip
     return y
 
 
+def scratch(variant: Variant) -> torch.Tensor:
+    size = launch(variant.knobs, 1, 16, 64 * variant.knobs.cluster, checks.multiprocessors(0)).workspace
+    return torch.zeros(size, dtype=torch.uint8, device="cuda")
+
+
 def checked(variant: Variant, weight: Weight, rows: int) -> float:
-    """Error of a product of random rows, with bias and residual where the variant takes them."""
+    """Error of a product of random rows, with bias, residual and norm where the variant takes them.
+
+    With argmax, how far the values at the indices are below the largest, relative to it.
+    """
     dtype = DTYPES[variant.knobs.dtype]
     x = torch.randn(rows, weight.k, device="cuda").to(dtype)
     bias = torch.randn(weight.n, device="cuda").to(dtype) if variant.knobs.bias else None
     residual = torch.randn(rows, weight.n, device="cuda").to(dtype) if variant.knobs.residual else None
-    wanted = x.double() @ weight.values.T
+    norm = torch.rand(weight.k, device="cuda").to(dtype) + 0.5 if variant.knobs.norm else None
+    wide = x.double()
+    if norm is not None:
+        wide = wide / (wide.square().mean(1, keepdim=True) + EPSILON).sqrt() * norm.double()
+    wanted = wide @ weight.values.T
     for addend in (bias, residual):
         wanted = wanted if addend is None else wanted + addend.double()
-    found = multiply(variant, x, weight, bias, residual)
+    found = multiply(variant, x, weight, bias, residual, norm)
+    if variant.knobs.argmax:
+        best, chosen = wanted.max(1).values, wanted.gather(1, found[:, None])[:, 0]
+        return float(((best - chosen) / torch.maximum(best.abs(), wanted.std(1, correction=0))).max())
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
@@ -137,6 +160,43 @@ def test_ragged_features_and_k_agree_with_float64(
                         evidence(variant, error, "ragged shapes")
                         served += 1
     assert served >= 40
+
+
+@pytest.mark.parametrize("extras", [{"norm": True, "residual": True}, {"argmax": True, "bias": True},
+                                    {"norm": True, "argmax": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_norm_and_argmax_agree_with_float64(way: dict[str, Any], extras: dict[str, Any], evidence: Evidence) -> None:
+    served = 0
+    for n, k in ((17, 96), (2051, 544), (1000, 4096)):
+        for rows in (1, 2, 3, 7, 8, 13, 32):
+            variant = made(n, k, m=next(m for m in ROWS if m >= rows), **extras, **way)
+            if variant is not None:
+                error = checked(variant, weight_of(n, k), rows)
+                assert error <= GATE, (n, k, rows)
+                evidence(variant, error, f"[{n}, {k}] m={rows}")
+                served += 1
+    assert served >= 10 or target().name != "sm_90a"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_run_after_run(way: dict[str, Any]) -> None:
+    """Launches follow one another on one workspace, which each leaves zero."""
+    n, k = 5000, 256
+    variant = made(n, k, m=4, argmax=True, bias=True, **way)
+    if variant is None:
+        assert target().name != "sm_90a"
+        return
+    weight, codes = Weight(n, k), np.zeros((n, k), np.uint8)
+    codes[[4999, 777, 2500, 778]] = 7
+    words, packed = pack(codes, np.full((n, k // 32), 127, np.uint8), "swizzle")
+    weight.words, weight.scales = (torch.from_numpy(a.view(np.int32)).cuda() for a in (words, packed))
+    bias = torch.zeros(n, device="cuda").bfloat16()
+    bias[[0, 778]] = torch.nan
+    x = torch.stack([torch.full((k,), value) for value in (1.0, -1.0, torch.nan, 0.0)]).cuda().bfloat16()
+    workspace = scratch(variant)
+    found = [multiply(variant, x, weight, bias, workspace=workspace) for _ in range(100)]
+    assert all(indices.tolist() == [777, 1, 0, 1] for indices in found)
+    assert not workspace.any()
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -81,6 +81,8 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tupl
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     if problem.activation != "none":
         return ("scaled",)
+    if problem.norm or problem.argmax:
+        return ("stream",)
     few = ("stream", "gemv") if "cluster" in arch.features and arch.major in (9, 10) else ("gemv",)
     if problem.m <= (FEW_ROWS if len(few) > 1 else gemv.MAX_ROWS):
         return (*few, "tile")

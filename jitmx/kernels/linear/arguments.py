@@ -104,9 +104,16 @@ def _weight(
 
 
 def _shortfall(found: npt.NDArray[np.int64], wanted: npt.NDArray[np.float64]) -> float:
-    """How far the values at the indices found are below the largest, relative to them; a NaN is never the largest."""
-    if ((found < 0) | (found >= wanted.shape[1])).any():
+    """How far the values at the indices found are below the largest, relative to them; a NaN is never the largest.
+
+    Where a row is all NaN, the index must be 0.
+    """
+    lost = np.isnan(wanted).all(axis=1)
+    if ((found < 0) | (found >= wanted.shape[1])).any() or found[lost].any():
         return float("inf")
+    if lost.all():
+        return 0.0
+    found, wanted = found[~lost], wanted[~lost]
     best = np.nanmax(wanted, axis=1)
     chosen = np.take_along_axis(wanted, found[:, None], axis=1)[:, 0]
     spread = np.maximum(np.abs(best), np.nanstd(wanted, axis=1))

@@ -52,6 +52,8 @@ class StreamKnobs(Knobs):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = knob(False, doc="add a bias of n values")
     residual: bool = knob(False, doc="add [m, n] values")
+    norm: bool = knob(False, doc="RMSNorm of X, whose product with the norm's weight is rounded once as it is staged")
+    argmax: bool = knob(False, doc="no Y, but the n of each row's largest sum, compared in fp32 with all that is added")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob(
@@ -97,11 +99,19 @@ def _slot_bytes(knobs: StreamKnobs) -> int:
     return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
 
 
+def _tail_bytes(knobs: StreamKnobs, longest: int) -> int:
+    """What argmax and norm take where a block has so many tiles of k: ranks of warps, and sums of squares, bytes."""
+    ranks = knobs.argmax * knobs.warps * 8
+    squares = knobs.norm * (knobs.cluster + -(-longest // 4)) * 4
+    return knobs.m * (ranks + squares)
+
+
 def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
     """Dynamic shared memory of a launch of so many clusters, bytes."""
     tiles = packed_tiles(n, k)[1]
     longest = -(-tiles // knobs.cluster)
     x = (knobs.m if _splits_columns(knobs) else -(-knobs.m // 8) * 8) * (longest * TILE_K * 2 + 64)
+    x += _tail_bytes(knobs, longest)
     if not knobs.share:
         ring = knobs.warps * knobs.stages * (knobs.chunk * knobs.tile_rows * TILE_BYTES + 8 * (knobs.copy == "bulk"))
         return -(-ring // 16) * 16 + x
@@ -188,16 +198,19 @@ SPEC = KernelSpec(
 def launch(knobs: StreamKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """One block a multiprocessor, in clusters."""
     clusters = _clusters(knobs, n, multiprocessors)
-    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+    # A counter, and the rank of what is largest in each row.
+    workspace = 8 * (1 + knobs.m) if knobs.argmax else 0
+    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster, workspace)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
-    require_plain("stream", problem, "residual")
+    require_plain("stream", problem, "residual", "norm", "argmax")
     rows = next(rows for rows in ROWS if rows >= min(problem.m, MAX_ROWS))
     return {
         "m": rows, "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
+        "norm": problem.norm, "argmax": problem.argmax, "encoding": problem.encoding,
+        "scale_range": problem.scale_range,
     }  # fmt: skip
 
 
@@ -333,6 +346,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 max(long, knobs.chunk + 2) * TILE_K,
             ),
         ]
+    if knobs.norm:
+        shapes.append((knobs.m, TILE_ROWS + 1, 21 * knobs.cluster * TILE_K))  # sums of squares of many pieces
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
         geometry = launch(knobs, rows, n, k, spare)

@@ -29,6 +29,12 @@ __device__ __forceinline__ void store_remote(u32 address, float a, float b, floa
                :: "r"(address), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
 }
 
+// The same of 4 bytes.
+__device__ __forceinline__ void store_remote(u32 address, float value, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+               :: "r"(address), "f"(value), "r"(barrier) : "memory");
+}
+
 // Arrives at an mbarrier of this block; what the thread wrote before is known to whoever has waited.
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");

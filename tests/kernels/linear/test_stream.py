@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,12 +17,14 @@ from jitmx import arch, build
 from jitmx.arch import Arch
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.linear.arguments import LAYOUT, make_case
+from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.sim.launch import simulate
+from jitmx.sim.memory import Memory
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES, variants
@@ -32,6 +38,8 @@ PROBLEMS = st.builds(
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
     residual=st.booleans(),
+    norm=st.booleans(),
+    argmax=st.booleans(),
     encoding=st.sampled_from(["swizzle", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
@@ -50,6 +58,19 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "streamed, two rows of tiles": {
         "m": 32, "share": False, "warps": 2, "chunk": 2, "stages": 3, "tile_rows": 2, "unroll": 1,
     },
+    "norm": {"m": 2, "scaling": "post", "warps": 4, "split_k": 2, "predecode": 1, "norm": True, "bias": True},
+    "norm, streamed": {
+        "m": 8, "dtype": "fp16", "scaling": "post", "share": False, "warps": 3, "chunk": 2, "norm": True,
+        "residual": True,
+    },
+    "argmax": {"m": 16, "warps": 3, "split_k": 1, "unroll": 1, "argmax": True, "bias": True},
+    "argmax, streamed": {
+        "m": 4, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "argmax": True, "scale_range": "full",
+    },
+    "norm and argmax": {"warps": 4, "split_k": 2, "tile_rows": 2, "norm": True, "argmax": True},
+    "norm and argmax, streamed": {
+        "m": 16, "share": False, "warps": 2, "chunk": 2, "unroll": 1, "norm": True, "argmax": True,
+    },
 }  # fmt: skip
 HOPPER: dict[str, dict[str, Any]] = {
     "bare bf16 in clusters": {
@@ -58,6 +79,9 @@ HOPPER: dict[str, dict[str, Any]] = {
     "bare bf16 of any scale": {"m": 4, "scaling": "bare", "scale_range": "full", "encoding": "nibble", "warps": 4},
     "four to a cluster, fp16": {"m": 8, "dtype": "fp16", "scaling": "post", "cluster": 4, "warps": 4, "split_k": 2},
     "eight to a cluster": {"m": 16, "cluster": 8, "warps": 2, "split_k": 1, "late": True, "residual": True},
+    "norm in clusters": {"scaling": "bare", "cluster": 2, "warps": 8, "unroll": 1, "norm": True, "residual": True},
+    "norm and argmax in clusters": {"m": 8, "cluster": 4, "warps": 4, "split_k": 2, "norm": True, "argmax": True},
+    "argmax in clusters": {"m": 2, "scaling": "bare", "cluster": 2, "warps": 4, "unroll": 1, "argmax": True},
     "bare bf16, streamed": {"m": 8, "scaling": "bare", "share": False, "warps": 4, "chunk": 2},
 }  # fmt: skip
 
@@ -97,7 +121,17 @@ def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
         assert error <= case.gate, case.name
 
 
-@pytest.mark.parametrize("knobs", [SAMPLE["one row, folded"], SAMPLE["streamed"], HOPPER["bare bf16 in clusters"]])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        SAMPLE["one row, folded"],
+        SAMPLE["streamed"],
+        HOPPER["bare bf16 in clusters"],
+        SAMPLE["norm and argmax"],
+        SAMPLE["norm and argmax, streamed"],
+        HOPPER["norm in clusters"],
+    ],
+)
 def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) -> None:
     """All of it is used, but for the 64 bytes that pad a row of X: with 80 less, some access is outside."""
     picked = variant("sm_90a", **knobs)
@@ -105,9 +139,36 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
     whole = launch(picked.knobs, rows, n, k, 4)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     assert run(make_case(picked, whole, rows, n, k, 0), picked, ptx)[0] <= 0.005
-    short = Launch(whole.blocks, whole.shared_bytes - 80, whole.cluster)
+    short = dataclasses.replace(whole, shared_bytes=whole.shared_bytes - 80)
     with pytest.raises(SimulationError, match="shared memory"):
         run(make_case(picked, short, rows, n, k, 0), picked, ptx)
+
+
+@pytest.mark.parametrize("way", [{}, {"cluster": 2}, {"share": False}], ids=str)
+def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_workspace_zero(way: dict[str, Any]) -> None:
+    """Rows of W that yield the same are in several tiles, warps and blocks; one row of X is all NaN."""
+    n, k = 150, 128
+    split = {} if "share" in way else {"split_k": 2}
+    picked = variant("sm_90a", m=4, scaling="post", warps=2, argmax=True, bias=True, **split, **way)
+    codes = np.zeros((n, k), np.uint8)
+    codes[[90, 37, 141, 38]] = 7  # the code of 6
+    bias = np.zeros(n, ml_dtypes.bfloat16)
+    bias[[0, 38, 149]] = np.nan
+    words, scales = pack(codes, np.full((n, k // 32), 127, np.uint8), picked.knobs.encoding)
+    x = np.stack([np.ones(k), -np.ones(k), np.full(k, np.nan), np.zeros(k)]).astype(ml_dtypes.bfloat16)
+    geometry, memory = launch(picked.knobs, len(x), n, k, 8), Memory()
+    addresses = [memory.upload(array) for array in (x, words, scales, bias)]
+    workspace = memory.upload(np.zeros(geometry.workspace, np.uint8), writable=True)
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    for _ in range(2):
+        y = memory.allocate(8 * len(x))
+        arguments = struct.pack(LAYOUT, *addresses, 0, 0, y, workspace, 0, 0.0, len(x), n, k)
+        simulate(
+            ptx, (geometry.blocks, 1, 1), (picked.spec.threads(picked.knobs), 1, 1), arguments, memory,
+            entry=picked.spec.entry, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
+        )  # fmt: skip
+        assert memory.download(y, np.int64, (len(x),)).tolist() == [37, 1, 0, 1]
+        assert not memory.download(workspace, np.uint8, (geometry.workspace,)).any()
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
@@ -153,6 +214,11 @@ def test_candidates_are_legal_and_open_with_what_the_heuristic_picks(m: int, tar
             KERNEL.check(problem, SPEC.variant(chip, **KERNEL.fixed(problem), **knobs))
 
 
+def keeps_contract(chip: Arch, problem: LinearProblem) -> None:
+    tuned = KERNEL.heuristic(problem, chip, chip.multiprocessors)
+    assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **tuned), strict=True).breaches == ()
+
+
 @pytest.mark.parametrize(
     ("target", "m"), [("sm_80", 4), ("sm_90a", 1), ("sm_90a", 2), ("sm_90a", 8), ("sm_90a", 32), ("sm_121a", 2)]
 )
@@ -160,10 +226,15 @@ def test_the_machine_code_of_what_the_heuristic_picks_keeps_its_contract(target:
     chip = arch.parse(target)
     for n, k, biases in GPT_OSS:
         problem = LinearProblem.on(chip, m=m, n=n, k=k, bias=biases[-1])
-        picked = SPEC.variant(
-            chip, **KERNEL.fixed(problem), **KERNEL.heuristic(problem, chip, chip.multiprocessors)
-        )
-        assert build.obtain(picked, strict=True).breaches == ()
+        keeps_contract(chip, problem)
+
+
+@pytest.mark.parametrize(("target", "m"), [("sm_90a", 1), ("sm_90a", 4), ("sm_90a", 32), ("sm_121a", 1)])
+@pytest.mark.parametrize("extras", [{"norm": True, "residual": True}, {"norm": True, "argmax": True}], ids=str)
+def test_so_does_that_with_norm_and_argmax(extras: dict[str, bool], target: str, m: int) -> None:
+    chip = arch.parse(target)
+    n, k = (201_088, 2880) if "argmax" in extras else (5120, 2880)
+    keeps_contract(chip, LinearProblem.on(chip, m=m, n=n, k=k, bias=n == 5120, **extras))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +269,7 @@ def test_weights_that_do_not_fit_are_refused_with_both_numbers_and_a_remedy() ->
         KERNEL.check(problem, picked)
 
 
-@pytest.mark.parametrize("field", [{"norm": True}, {"argmax": True}, {"activation": "mxfp8"}, {"weight": "mxfp8"}])
+@pytest.mark.parametrize("field", [{"activation": "mxfp8"}, {"weight": "mxfp8"}])
 def test_what_it_lacks_is_refused_by_name(field: dict[str, Any]) -> None:
     with pytest.raises(KnobError, match=f"linear.stream does not take {next(iter(field))}"):
         KERNEL.fixed(LinearProblem(**field))
