@@ -10,11 +10,11 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import LAYOUT
-from jitmx.kernels.moe.decode import MAX_ROWS
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.moe.problem import MAX_TOP
+from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP
 from jitmx.ops import checks, scratch
 from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe_grouped import GroupedPlan, check_lists
 from jitmx.ops.routing import Routing
 from jitmx.runtime.launch import Launcher
 
@@ -78,11 +78,14 @@ def moe(
     same bits. Nothing of the routing has to be known on the host. Runs on the current stream of x's device and works
     under `torch.cuda.graph` once the shape has been called before capture.
 
-    The launch takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
+    Up to 64 rows are one launch. More are four: lists by expert, the two products, and the sum over a row's experts in
+    the order of its slots; each expert's part is then rounded to bf16.
+
+    The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.
 
     Args:
-        x: [..., hidden], bfloat16, contiguous, on the weights' GPU; at most 64 rows.
+        x: [..., hidden], bfloat16, contiguous, on the weights' GPU.
         routing: from `jitmx.route`, or ids int32 and weights float32 [..., top], contiguous; top is at most 8. An id
             that is not in 0 … experts - 1 (-1, say) is skipped.
         w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, gate and up rows in turn.
@@ -91,7 +94,8 @@ def moe(
         activation: "swiglu_oai", (up + 1) gate sigmoid(alpha gate) of gate up to `limit` and up within ± `limit`; or
             "silu", up gate sigmoid(gate).
         alpha, limit: of swiglu_oai.
-        expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere.
+        expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere. For
+            more than 64 rows it has at least as many ids as there are experts at hand, and at most 512.
         count: int32, one element: rows that count; y of the others is zero. For batches padded to the rows of a graph.
         out: like x; written and returned. It must not overlap x.
 
@@ -123,12 +127,15 @@ def moe(
                 rows, w13.experts, top, w13.k, w2.k, activation, b13 is not None, w13.encoding,
                 "normal" if w13.scale_range == w2.scale_range == "normal" else "full",
             )  # fmt: skip
-            plan = w13.plans[key] = Plan(problem, w13, w2, x.get_device())
-        plan(
-            torch.cuda.current_stream().cuda_stream, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), out.data_ptr(),
-            _address(b13), _address(b2), alpha, limit,
-            _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count),
-        )  # fmt: skip
+            kind = Plan if rows <= MAX_ROWS else GroupedPlan
+            plan = w13.plans[key] = kind(problem, w13, w2, x.get_device())
+        stream = torch.cuda.current_stream().cuda_stream
+        common = weights.data_ptr(), out.data_ptr(), _address(b13), _address(b2), alpha, limit
+        if isinstance(plan, GroupedPlan):
+            plan(stream, x.data_ptr(), ids, *common, expert_map, count)
+        else:
+            to = _address(expert_map), 0 if expert_map is None else expert_map.numel()
+            plan(stream, x.data_ptr(), ids.data_ptr(), *common, *to, _address(count))
     return out
 
 
@@ -160,9 +167,6 @@ def _check(
         raise InputError(f"x is on {x.device}, w13 on {w13.device} and w2 on {w2.device}; put all on one GPU")
     checks.require_layout("x", x)
     checks.require_no_grad("x", x)
-    rows = x.numel() // w13.k
-    if rows > MAX_ROWS:
-        raise InputError(f"x has {rows} rows; moe takes at most {MAX_ROWS}: call it with parts of them")
     if not isinstance(routing, Routing) and (not isinstance(routing, tuple) or len(routing) != 2):
         raise InputError(f"routing is a {type(routing).__name__}; pass (ids, weights), or what jitmx.route returns")
     ids, weights = routing[:2]
@@ -181,6 +185,8 @@ def _check(
         _require("expert_map", expert_map, x, torch.int32, (getattr(expert_map, "numel", int)(),))
     if count is not None:
         _require("count", count, x, torch.int32, (1,))
+    if x.numel() // w13.k > MAX_ROWS:
+        check_lists(w13.experts, expert_map)
     return ids, weights
 
 

@@ -95,7 +95,7 @@ def small() -> Layer:
 def test_layers_are_within_the_gate_eagerly_and_replayed_from_a_graph(shape: str, evidence: Evidence) -> None:
     experts, top, hidden, intermediate = SHAPES[shape]
     layer = Layer(experts, hidden, intermediate)
-    for m in (1, 2, 5, 8, 16, 64):
+    for m in (1, 2, 5, 8, 16, 64, 65, 300):
         x, routing = torch.randn(m, hidden, device="cuda").bfloat16(), routed(m, top, experts)
         y = torch.full((m, hidden), torch.nan, device="cuda").bfloat16()
         eager = error(layer(x, routing, out=y), layer.wanted(x, routing))
@@ -110,12 +110,14 @@ def test_layers_are_within_the_gate_eagerly_and_replayed_from_a_graph(shape: str
         graph.replay()
         replayed = error(y, layer.wanted(x, routing))
         assert replayed <= GATE, m
-        problem = MoeProblem(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding)
-        variant = choose("moe", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
-        evidence(variant, max(eager, replayed), f"{shape} m={m}, eager and graph replay")
+        for product in ("layer",) if m <= 64 else ("up", "down", "combine"):
+            encoding = layer.packed[0].encoding
+            problem = MoeProblem(m, experts, top, hidden, intermediate, encoding=encoding, product=product)
+            variant = choose("moe", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+            evidence(variant, max(eager, replayed), f"{shape} m={m}, eager and graph replay")
 
 
-@pytest.mark.parametrize("m", [1, 7, 64])
+@pytest.mark.parametrize("m", [1, 7, 64, 200])
 def test_every_row_may_go_to_one_expert(small: Layer, m: int) -> None:
     x = torch.randn(m, 256, device="cuda").bfloat16()
     ids = torch.full((m, 2), 3, dtype=torch.int32, device="cuda")
@@ -130,11 +132,12 @@ def test_a_row_may_name_an_expert_twice(small: Layer) -> None:
     assert error(small(x, routing), small.wanted(x, routing)) <= GATE
 
 
-def test_rows_without_an_expert_are_zero(small: Layer) -> None:
-    x = torch.randn(6, 256, device="cuda").bfloat16()
-    ids = torch.tensor([-1, 8, 1 << 30, -(1 << 31), 99, -2], dtype=torch.int32, device="cuda").view(6, 1)
+@pytest.mark.parametrize("times", [1, 20])
+def test_rows_without_an_expert_are_zero(small: Layer, times: int) -> None:
+    x = torch.randn(6 * times, 256, device="cuda").bfloat16()
+    ids = torch.tensor([-1, 8, 1 << 30, -(1 << 31), 99, -2], dtype=torch.int32, device="cuda").repeat(times).view(-1, 1)
     out = torch.full_like(x, torch.nan)
-    assert not small(x, (ids, torch.ones(6, 1, device="cuda")), out=out).any()
+    assert not small(x, (ids, torch.ones(6 * times, 1, device="cuda")), out=out).any()
 
 
 def test_no_rows_are_no_launch(small: Layer) -> None:
@@ -143,9 +146,10 @@ def test_no_rows_are_no_launch(small: Layer) -> None:
     assert small(x, empty).shape == (0, 256)
 
 
-def test_a_map_takes_ids_of_all_experts_to_those_at_hand(small: Layer) -> None:
-    x = torch.randn(16, 256, device="cuda").bfloat16()
-    ids, weights = routed(16, 4, 32)
+@pytest.mark.parametrize("m", [16, 130])
+def test_a_map_takes_ids_of_all_experts_to_those_at_hand(small: Layer, m: int) -> None:
+    x = torch.randn(m, 256, device="cuda").bfloat16()
+    ids, weights = routed(m, 4, 32)
     to = torch.full((32,), -1, dtype=torch.int32, device="cuda")
     to[::4] = torch.randperm(8, device="cuda").int()
     local = to[ids.long()].contiguous()
@@ -153,10 +157,11 @@ def test_a_map_takes_ids_of_all_experts_to_those_at_hand(small: Layer) -> None:
     assert error(y, small.wanted(x, (local, weights))) <= GATE
 
 
-def test_padding_past_the_count_costs_no_expert_and_is_zero(small: Layer) -> None:
-    x, routing = torch.randn(8, 256, device="cuda").bfloat16(), routed(8, 2, 8)
+@pytest.mark.parametrize("m", [8, 100])
+def test_padding_past_the_count_costs_no_expert_and_is_zero(small: Layer, m: int) -> None:
+    x, routing = torch.randn(m, 256, device="cuda").bfloat16(), routed(m, 2, 8)
     whole = small(x, routing)
-    for rows in (0, 3, 8):
+    for rows in (0, 3, m):
         part = small(x, routing, count=torch.tensor([rows], dtype=torch.int32, device="cuda"))
         assert not part[rows:].any()
         assert error(part[:rows], small.wanted(x, routing)[:rows]) <= GATE if rows else True
@@ -166,15 +171,17 @@ def test_padding_past_the_count_costs_no_expert_and_is_zero(small: Layer) -> Non
 @pytest.mark.parametrize("activation", ["swiglu_oai", "silu"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("full", [False, True])
-def test_activations_biases_and_scales_of_every_kind(activation: str, bias: bool, full: bool) -> None:
+@pytest.mark.parametrize("m", [11, 150])
+def test_activations_biases_and_scales_of_every_kind(activation: str, bias: bool, full: bool, m: int) -> None:
     layer = Layer(4, 160, 96, bias, full)
-    x, routing = torch.randn(11, 160, device="cuda").bfloat16(), routed(11, 3, 4)
+    x, routing = torch.randn(m, 160, device="cuda").bfloat16(), routed(m, 3, 4)
     assert error(layer(x, routing, activation=activation), layer.wanted(x, routing, activation)) <= GATE
 
 
-def test_a_hundred_runs_and_replays_give_the_same_bits() -> None:
+@pytest.mark.parametrize("m", [16, 512])
+def test_a_hundred_runs_and_replays_give_the_same_bits(m: int) -> None:
     layer = Layer(32, 2880, 2880)
-    x, routing = torch.randn(16, 2880, device="cuda").bfloat16(), routed(16, 4, 32)
+    x, routing = torch.randn(m, 2880, device="cuda").bfloat16(), routed(m, 4, 32)
     first = layer(x, routing)
     out = torch.empty_like(first)
     for _ in range(100):
@@ -188,8 +195,9 @@ def test_a_hundred_runs_and_replays_give_the_same_bits() -> None:
         assert torch.equal(out, first)
 
 
-def test_calls_that_feed_one_another_wait_for_one_another(small: Layer) -> None:
-    x, routing = torch.randn(4, 256, device="cuda").bfloat16(), routed(4, 2, 8)
+@pytest.mark.parametrize("m", [4, 96])
+def test_calls_that_feed_one_another_wait_for_one_another(small: Layer, m: int) -> None:
+    x, routing = torch.randn(m, 256, device="cuda").bfloat16(), routed(m, 2, 8)
     serial = chained = x
     for _ in range(30):
         serial = small(serial, routing)
@@ -203,11 +211,14 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
     x, (ids, weights) = torch.randn(2, 256, device="cuda").bfloat16(), routed(2, 2, 8)
     w13, w2 = small.packed
     b13, b2 = small.biases
-    more = torch.zeros(65, 256, device="cuda").bfloat16()
+    many = torch.zeros(65, 256, device="cuda").bfloat16()
     cases: list[tuple[dict[str, object], str]] = [
         ({"x": x.half()}, "moe takes bfloat16"),
         ({"x": x[:, :128].contiguous()}, "hidden=256"),
-        ({"x": more, "routing": routed(65, 2, 8)}, "at most 64"),
+        ({"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(4, dtype=torch.int32, device="cuda")},
+         "expert_map has 4 ids for 8 experts"),
+        ({"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(513, dtype=torch.int32, device="cuda")},
+         "at most 512"),
         ({"routing": (ids.long(), weights)}, "ids is int64"),
         ({"routing": (ids, weights.half())}, "weights is float16"),
         ({"routing": (ids[:1], weights)}, "ids is int32"),
@@ -219,7 +230,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
         ({"count": torch.zeros(2, dtype=torch.int32, device="cuda")}, "count is int32"),
         ({"out": x}, "out is x itself"),
         ({"out": torch.empty(2, 255, device="cuda").bfloat16()}, "out is bfloat16"),
-        ({"out": more.view(-1)[1:513].view(2, 256)}, "out starts at an address that is no multiple of 16 bytes"),
+        ({"out": many.view(-1)[1:513].view(2, 256)}, "out starts at an address that is no multiple of 16 bytes"),
     ]
     usual = {"x": x, "routing": (ids, weights), "w13": w13, "w2": w2, "b13": b13, "b2": b2}
     for change, message in cases:

@@ -2,6 +2,8 @@
 
 Kernels, a module and a template each:
     decode    at most 64 rows: both products in one persistent launch
+    grouped   any number of rows, by expert: one of the two products
+    combine   the sum over the experts of each row, after grouped
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
 turn, W2 [experts, hidden, intermediate]; both in MXFP4, packed expert by expert as `linear` packs one weight. hidden
@@ -17,16 +19,17 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import decode
+from jitmx.kernels.moe import combine, decode, grouped
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
-from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
-KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode,)}
+KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, combine)}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
+MANY_ROWS = (256, 8192)
 
 
 def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> Launch:
@@ -36,7 +39,13 @@ def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> La
 
 def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     """Layers of gpt-oss-120b; those of 20b run the same variants."""
-    return tuple(MoeProblem(m, encoding=preferred_encoding(arch)) for m in TYPICAL_ROWS)
+    encoding = preferred_encoding(arch)
+    few = tuple(MoeProblem(m, encoding=encoding) for m in TYPICAL_ROWS)
+    return few + tuple(
+        MoeProblem(m, encoding=encoding, product=product)
+        for m in MANY_ROWS
+        for product in ("up", "down", "combine")
+    )
 
 
 def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
@@ -52,7 +61,10 @@ def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
-    return "decode", KERNELS["decode"].heuristic(problem, arch, multiprocessors)
+    name = "decode" if problem.m <= MAX_ROWS else "grouped"
+    if problem.product != "layer":
+        name = "combine" if problem.product == "combine" else "grouped"
+    return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
 
 
 def _cases(variant: Variant) -> Iterable[Case]:

@@ -58,8 +58,8 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
-    w13, packed13 = _weight(knobs, experts, 2 * inner, hidden, generator)
-    w2, packed2 = _weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
+    w13, packed13 = random_weight(knobs, experts, 2 * inner, hidden, generator)
+    w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
     b2 = generator.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
     biases = (b13.astype(np.float64), b2.astype(np.float64)) if knobs.bias else (None, None)
@@ -92,7 +92,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     )  # fmt: skip
 
 
-def _weight(
+def random_weight(
     knobs: Any, experts: int, n: int, k: int, generator: np.random.Generator, nan: bool = False
 ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
     """Values of a random weight of each expert, and its packed words and scales."""

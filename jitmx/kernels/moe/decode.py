@@ -22,12 +22,11 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
 
-MAX_ROWS = 64
 ENTRIES = MAX_ROWS * MAX_TOP  # pairs of a row and an expert
 COLUMNS = (1, 2, 4, 8)
 WARPS = (1, 2, 4, 5, 8, 9, 10, 12, 14, 15, 16)
@@ -132,6 +131,8 @@ def launch(knobs: DecodeKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
+    if problem.product != "layer":
+        raise KnobError(f"moe.decode makes whole layers, not product={problem.product}; use product='layer'")
     return {
         "activation": problem.activation, "bias": problem.bias,
         "encoding": problem.encoding, "scale_range": problem.scale_range,

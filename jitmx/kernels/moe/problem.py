@@ -14,6 +14,8 @@ from jitmx.registry.spec import knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")
 MAX_TOP = 8
+MAX_ROWS = 64  # of a layer in one launch
+PRODUCTS = ("layer", "up", "down", "combine")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class MoeProblem(Problem):
     bias: bool = knob(True, doc="both products have a bias")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
+
+    product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its three launches")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,95 @@
+"""`moe.combine`: y from the parts that `moe.grouped` made of each row, in the order of its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.moe.arguments import Routing
+from jitmx.kernels.moe.grouped_arguments import combine_case
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+
+@dataclass(frozen=True)
+class CombineKnobs(Knobs):
+    """Compile-time choices of `moe.combine`."""
+
+    top: int = knob(4, low=1, high=MAX_TOP, doc="parts a row")
+    warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def _check(knobs: CombineKnobs, arch: Arch) -> None:
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="combine",
+    knobs=CombineKnobs,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32)), max_spill_bytes=0, require=(r"\bLDG\.E\..*128",)
+    ),
+    check=_check,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_moe_combine",
+)
+
+
+def launch(knobs: CombineKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block a row."""
+    return Launch(problem.m, 0)
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    """Parts a row."""
+    if problem.product != "combine":
+        raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}; use product='combine'")
+    return {"top": problem.top}
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """A vector of eight values a thread, more where a row is longer than a block."""
+    wanted = -(-problem.hidden // 256)
+    return {
+        "warps": next((warps for warps in (1, 2, 4, 8, 12) if warps >= wanted), 12), "pdl": "pdl" in arch.features,
+    }  # fmt: skip
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Blocks of every size, best guess first."""
+    base = _heuristic(problem, arch, multiprocessors)
+    return [base] + [base | {"warps": warps} for warps in (4, 8, 12, 16) if warps != base["warps"]]
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """All slots with experts; some without, a map, and a row longer than a block."""
+    knobs, generator = variant.knobs, np.random.default_rng(7)
+    mapped = np.array([2, -1, 1, 5, 0], np.int32)
+    for seed, (rows, hidden, low, to) in enumerate(((1, 32, 0, None), (5, knobs.warps * 256 + 32, -2, mapped))):
+        ids = generator.integers(low, 3 if to is None else 7, (rows, knobs.top)).astype(np.int32)
+        problem = MoeProblem(rows, 3, knobs.top, hidden, 32, product="combine")
+        yield combine_case(variant, launch(knobs, problem, 1), problem, Routing(ids, to), seed)
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=lambda problem, variant: None,
+    candidates=_candidates,
+)

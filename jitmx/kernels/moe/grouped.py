@@ -1,0 +1,262 @@
+"""`moe.grouped`: any number of rows on every target; one of the two products, for each expert on the rows it was given.
+
+Rows come in tiles of at most `tile_m` of one expert, from the schedule of `jitmx.group_by_expert`. How many there will
+be is not known on the host: the grid is for as many as there can be, and blocks without a tile end at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.tile_cost import Shape, microseconds
+from jitmx.kernels.moe.arguments import Routing
+from jitmx.kernels.moe.grouped_arguments import product_case
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.routing import capacity
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
+COLUMN = 8  # rows of x of an MMA
+TILES_M = (16, 32, 64, 128)
+ADDRESSED = 1 << 32  # bytes that offsets of rows reach
+
+
+@dataclass(frozen=True)
+class GroupedKnobs(Knobs):
+    """Compile-time choices of `moe.grouped`."""
+
+    product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    bias: bool = knob(True, doc="the product has a bias")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")
+    tile_n: int = knob(128, choices=(32, 64, 96, 128, 192, 256), doc="rows of W a block")
+    tile_m: int = knob(64, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    warps_n: int = knob(4, low=1, high=8, doc="warps that share tile_n")
+    warps_m: int = knob(1, low=1, high=4, doc="warps that share tile_m")
+    stages: int = knob(4, low=3, high=8, doc="stages of the ring")
+    group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of rows that take turns at a tile of weights")
+    blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def stage_bytes(knobs: GroupedKnobs) -> int:
+    """Shared memory of one stage of the ring."""
+    return knobs.tile_m * TILE_K * 2 + knobs.tile_n // TILE_ROWS * TILE_BYTES
+
+
+def shared_bytes(knobs: GroupedKnobs) -> int:
+    """Dynamic shared memory of a launch: the ring, in whose place the results and what their rows are go out."""
+    features, more = (knobs.tile_n // 2, 0) if knobs.product == "up" else (knobs.tile_n, 8)
+    return max(knobs.stages * stage_bytes(knobs), knobs.tile_m * (features * 2 + 16 + more))
+
+
+def threads(knobs: GroupedKnobs) -> int:
+    """Threads a block."""
+    return knobs.warps_n * knobs.warps_m * 32
+
+
+def sums_per_thread(knobs: GroupedKnobs) -> int:
+    """Accumulators of a thread, in registers."""
+    return knobs.tile_n * knobs.tile_m // threads(knobs)
+
+
+def _check(knobs: GroupedKnobs, arch: Arch) -> None:
+    for tile, warps, unit in (("tile_n", "warps_n", TILE_ROWS), ("tile_m", "warps_m", COLUMN)):
+        size, count = getattr(knobs, tile), getattr(knobs, warps)
+        if size % (count * unit):
+            legal = [fewer for fewer in range(1, 9) if size % (fewer * unit) == 0]
+            raise KnobError(
+                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}; "
+                f"the nearest legal {warps} is {min(legal, key=lambda value: abs(value - count))}"
+            )
+    if knobs.product == "down" and knobs.activation != ACTIVATIONS[0]:
+        raise KnobError(
+            f"activation={knobs.activation!r} is of the first product; with product='down' leave it at "
+            f"{ACTIVATIONS[0]!r}"
+        )
+    if sums_per_thread(knobs) > MAX_SUMS:
+        raise KnobError(
+            f"{sums_per_thread(knobs)} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave "
+            "registers for the rest; use more warps or a smaller tile"
+        )
+    if threads(knobs) < knobs.tile_m:
+        raise KnobError(
+            f"{threads(knobs)} threads are fewer than tile_m={knobs.tile_m} rows, each of which one looks up; "
+            "use more warps or a smaller tile"
+        )
+    if knobs.blocks_per_sm * threads(knobs) > 1536:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
+            f"the nearest legal value is {1536 // threads(knobs)}"
+        )
+    if knobs.pdl and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
+def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
+        max_spill_bytes=0,
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128"),
+    )
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="grouped",
+    knobs=GroupedKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=threads,
+    entry="jitmx_moe_grouped",
+)
+
+
+def _sizes(problem: MoeProblem, product: str) -> tuple[int, int]:
+    """n and k of a product."""
+    if product == "up":
+        return 2 * problem.intermediate, problem.hidden
+    return problem.hidden, problem.intermediate
+
+
+def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block for each tile of features of each tile that the schedule can have."""
+    tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
+    return Launch(tiles * -(-_sizes(problem, knobs.product)[0] // knobs.tile_n), shared_bytes(knobs))
+
+
+def product_of(problem: MoeProblem) -> str:
+    """The product that answers a problem: of a whole layer of many rows the first."""
+    if problem.product in ("up", "down"):
+        return problem.product
+    if problem.product == "layer" and problem.m > MAX_ROWS:
+        return "up"
+    raise KnobError(
+        f"moe.grouped makes one product of many rows, and not product={problem.product} of m={problem.m}; "
+        "use product='up' or product='down'"
+    )
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    """What weights and tensors bring with them."""
+    product = product_of(problem)
+    return {
+        "product": product, "activation": problem.activation if product == "up" else ACTIVATIONS[0],
+        "bias": problem.bias, "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _block(tile_m: int, arch: Arch, full: bool) -> dict[str, Any]:
+    """128 rows of W for a tile of rows: 64 sums a thread at most, 32 where sums of a scale's own come beside them."""
+    warps_n, warps_m = {16: (4, 1), 32: (4, 1), 64: (4, 2 if full else 1), 128: (4, 2)}[tile_m]
+    tile_n = 64 if full and tile_m == 128 else 128
+    return {
+        "tile_n": tile_n, "tile_m": tile_m, "warps_n": warps_n, "warps_m": warps_m,
+        "stages": 6 if tile_m < 64 else 4, "pdl": "pdl" in arch.features,
+    }  # fmt: skip
+
+
+def _cost(problem: MoeProblem, tile_m: int, arch: Arch, multiprocessors: int) -> float:
+    """Microseconds that linear.tile's model gives both products, of rows spread evenly and filled up to whole tiles."""
+    knobs = _block(tile_m, arch, problem.scale_range == "full")
+    pairs = problem.m * problem.top
+    busy = problem.experts * -math.expm1(pairs * math.log1p(-1 / problem.experts)) if problem.experts > 1 else 1.0
+    tiles = math.ceil(busy * math.ceil(pairs / busy / tile_m))
+    total = 0.0
+    for product in ("up", "down"):
+        n, k = _sizes(problem, product)
+        plain = GroupedKnobs(product=product, **knobs)
+        warps = plain.warps_n * plain.warps_m
+        shape = Shape(
+            plain.tile_n // TILE_ROWS // plain.warps_n, tile_m // COLUMN // plain.warps_m, warps, plain.tile_n, tile_m,
+            TILE_K, plain.stages, 1, stage_bytes(plain), 2 if warps == 4 else 1,
+        )  # fmt: skip
+        once = busy * n * k * (TILE_BYTES / (TILE_ROWS * TILE_K)) / arch.memory_gbps / 1e3
+        total += max(microseconds(shape, tiles * tile_m, n, k, arch, multiprocessors), once)
+    return total
+
+
+def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
+    """Rows of a tile of the schedule, which both products share.
+
+    64 or 128, whichever the model holds for faster, and where MMA are quick beside memory also fewer.
+    """
+    tiles = TILES_M[2:] if arch.major >= 12 else TILES_M
+    return min(tiles, key=lambda tile_m: (_cost(problem, tile_m, arch, multiprocessors), tile_m))
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """A block of 128 rows of W for the tile of rows that the cost model holds for fastest."""
+    return _block(tile_rows(problem, arch, multiprocessors), arch, problem.scale_range == "full")
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Tiles of all sizes, depths of the ring and orders of the blocks, best guess first."""
+    base = _heuristic(problem, arch, multiprocessors)
+    found = [base]
+    for tile_m in TILES_M:
+        block = _block(tile_m, arch, problem.scale_range == "full")
+        for stages in (3, 4, 6):
+            for group in (4, 8, 16):
+                knobs = block | {"stages": stages, "group": group}
+                if shared_bytes(GroupedKnobs(**knobs)) <= arch.shared_bytes and knobs != base | {"group": 8}:
+                    found.append(knobs)
+    return found
+
+
+def _check_problem(problem: MoeProblem, variant: Variant) -> None:
+    """Offsets of rows have 32 bits, and grids 2^31 - 1 blocks."""
+    blocks = launch(variant.knobs, problem, 1).blocks
+    if blocks >= 1 << 31:
+        raise KnobError(
+            f"{variant.name} takes {blocks} blocks for m={problem.m}; a grid has at most 2^31 - 1: use larger tiles or "
+            "fewer rows a call"
+        )
+    size = problem.m * problem.hidden * 2
+    if size > ADDRESSED:
+        raise KnobError(
+            f"x of m={problem.m} rows is {size} B; moe.grouped reaches {ADDRESSED} B: use at most "
+            f"{ADDRESSED // (2 * problem.hidden)} rows a call"
+        )
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row; a full tile, a ragged one, experts without rows, ids of none, ragged features, and the ring."""
+    knobs = variant.knobs
+    around = (knobs.stages + 1) * TILE_K - 32
+    spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
+    spread[1] = 3, 0
+    spread[-1] = -1, 7
+    ragged = knobs.tile_n + 32
+    for seed, (experts, n, k, ids) in enumerate(
+        ((1, 32, 32, np.zeros((1, 1), np.int32)), (4, ragged, around, spread))
+    ):
+        up = knobs.product == "up"
+        hidden, intermediate = (k, max(32, -(-n // 64) * 32)) if up else (n, k)
+        problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, intermediate, product=knobs.product)
+        yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+)

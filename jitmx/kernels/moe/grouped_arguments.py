@@ -1,0 +1,106 @@
+"""The argument struct of `moe.grouped` and `moe.combine` (include/jitmx/moe_grouped.cuh), and cases made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
+from jitmx.kernels.moe.kernel import Launch
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.routing import capacity
+from jitmx.registry.case import Buffer, Case, relative_l2
+from jitmx.registry.spec import Variant
+
+# x, weight, its scales, bias, pairs, schedule, weights, ids, map, y; alpha, limit; rows, top, experts, map_size, n, k,
+# tiles.
+LAYOUT = "@10P2f7i0P"
+
+
+def lists(local: npt.NDArray[np.int32], experts: int, tile: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Pairs by expert and the schedule, as `jitmx.group_by_expert` makes them of experts at hand."""
+    flat = local.ravel()
+    valid = (flat >= 0) & (flat < experts)
+    order = np.argsort(np.where(valid, flat, experts), kind="stable")
+    pairs = np.where(np.arange(len(flat)) < valid.sum(), order, -1).astype(np.int32)
+    schedule = np.zeros((capacity(local.shape[0], local.shape[1], experts, tile), 4), np.int32)
+    schedule[:, 0] = -1
+    at = first = 0
+    for expert, rows in enumerate(np.bincount(flat[valid], minlength=experts)):
+        for number, begin in enumerate(range(0, rows, tile)):
+            schedule[at] = expert, first + begin, min(tile, rows - begin), number
+            at += 1
+        first += rows
+    return pairs, schedule
+
+
+def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+    """One product of `variant` on random inputs, with its rows in float64; pairs of no expert come last."""
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    up = knobs.product == "up"
+    rows, top = routing.ids.shape
+    n, k = (2 * problem.intermediate, problem.hidden) if up else (problem.hidden, problem.intermediate)
+    pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
+    x = generator.standard_normal((rows if up else rows * top, k)).astype(ml_dtypes.bfloat16)
+    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=knobs.scale_range == "full" and not up)
+    bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
+
+    inner = n // 2 if up else n
+    wanted = np.zeros((int((pairs >= 0).sum()), inner))
+    for expert, first, count, _ in schedule[schedule[:, 0] >= 0]:
+        for at in range(first, first + count):
+            pair = pairs[at]
+            out = values[expert] @ x[pair // top if up else at].astype(np.float64)
+            out = out + bias[expert].astype(np.float64) if knobs.bias else out
+            place = at if up else pair
+            wanted[place] = activate(out, knobs.activation) if up else out * float(weights.flat[pair])
+
+    def check(outputs: Any) -> float:
+        return relative_l2(outputs[0], wanted)
+
+    return Case(
+        name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(x), *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs), Buffer(schedule),
+            Buffer(weights), 0, 0, Buffer(np.empty(wanted.shape, ml_dtypes.bfloat16), output=True),
+            ALPHA, LIMIT, rows, top, problem.experts, 0, n, k, len(schedule),
+        ),
+        check=check,
+        gate=GATE,
+    )  # fmt: skip
+
+
+def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+    """The sums of random parts; where there is no expert, the part is NaN."""
+    generator = np.random.default_rng(seed)
+    rows, top = routing.ids.shape
+    local = routing.local
+    there = (local >= 0) & (local < problem.experts)
+    parts = generator.standard_normal((rows, top, problem.hidden)).astype(ml_dtypes.bfloat16)
+    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1)
+    parts[~there] = np.nan
+
+    def check(outputs: Any) -> float:
+        return relative_l2(outputs[0], wanted)
+
+    return Case(
+        name=f"rows={rows} top={top} hidden={problem.hidden} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(parts), 0, 0, 0, 0, 0, 0, Buffer(routing.ids), 0 if routing.map is None else Buffer(routing.map),
+            Buffer(np.empty((rows, problem.hidden), ml_dtypes.bfloat16), output=True), ALPHA, LIMIT, rows, top,
+            problem.experts, 0 if routing.map is None else len(routing.map), problem.hidden, 0, 0,
+        ),
+        check=check,
+        gate=GATE,
+    )  # fmt: skip

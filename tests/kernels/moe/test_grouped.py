@@ -1,0 +1,181 @@
+"""`moe.grouped` and `moe.combine` compute products and sums, thread for thread, and their launches fit every target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build, kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import choose
+from jitmx.errors import KnobError
+from jitmx.kernels.moe import MoeProblem, grouped, launch_of
+from jitmx.kernels.moe.grouped_arguments import lists
+from jitmx.kernels.routing_cases import lists as lists_of_routing
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict, verify
+from strategies import ARCHES
+
+FAMILY = kernels.family("moe")
+PRODUCTS = ("up", "down", "combine")
+SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
+PROBLEMS = st.builds(
+    MoeProblem,
+    m=st.integers(65, 20_000),
+    experts=st.integers(1, 512),
+    top=st.integers(1, 8),
+    hidden=SIZES,
+    intermediate=SIZES,
+    product=st.sampled_from(PRODUCTS),
+    activation=st.sampled_from(["swiglu_oai", "silu"]),
+    bias=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+)
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@settings(max_examples=40)
+@given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
+def test_the_heuristic_is_legal_and_fits_shared_memory(
+    target: Arch, problem: MoeProblem, multiprocessors: int
+) -> None:
+    choice = choose("moe", problem, target, multiprocessors=multiprocessors)
+    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= target.shared_bytes
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@settings(max_examples=20)
+@given(problem=PROBLEMS)
+def test_both_products_take_the_same_tiles_of_rows(target: Arch, problem: MoeProblem) -> None:
+    tiles = {
+        choose("moe", MoeProblem(**problem.as_dict() | {"product": product}), target).variant.knobs.tile_m
+        for product in ("up", "down")
+    }
+    assert len(tiles) == 1
+
+
+@pytest.mark.parametrize("target", ["sm_120", "sm_121"])
+def test_few_rows_an_expert_take_tiles_of_64_and_many_of_128(target: str) -> None:
+    chip = arch.parse(target)
+    for m, rows in ((65, 64), (512, 64), (8192, 128), (32768, 128)):
+        knobs = choose("moe", MoeProblem.on(chip, m=m), chip).variant.knobs
+        assert (knobs.tile_m, knobs.tile_n) == (rows, 128)
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_the_lists_of_cases_are_those_of_routing(data: st.DataObject) -> None:
+    experts, rows, top = (data.draw(st.integers(1, high)) for high in (5, 40, 4))
+    drawn = data.draw(st.lists(st.integers(-2, experts), min_size=rows * top, max_size=rows * top))
+    ids = np.array(drawn, np.int32).reshape(rows, top)
+    wanted = lists_of_routing(ids, experts, 16, None)
+    pairs, schedule = lists(ids, experts, 16)
+    np.testing.assert_array_equal(pairs, wanted.pairs)
+    np.testing.assert_array_equal(schedule, wanted.schedule)
+
+
+# Knobs away from their defaults that change the instructions most, each on one target.
+SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "all scales, silu": ("sm_90a", {"scale_range": "full", "activation": "silu", "tile_n": 64, "stages": 3}),
+    "all scales, down": ("sm_80", {"scale_range": "full", "product": "down", "warps_m": 2, "pdl": False}),
+    "no bias": ("sm_120a", {"bias": False, "encoding": "nibble", "tile_m": 32, "group": 1}),
+    "no bias, down, odd warps": ("sm_90a", {"bias": False, "product": "down", "tile_n": 96, "warps_n": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_variant_passes_its_cases_and_they_reach_its_code(
+    name: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    target, knobs = SAMPLE[name]
+    assert simulated(grouped.SPEC.variant(arch.parse(target), **knobs)).error <= 0.006
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_a_target_runs_by_default_passes_its_cases(
+    target: str, product: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    chip = arch.parse(target)
+    for m in (256, 8192):
+        assert simulated(choose("moe", MoeProblem.on(chip, m=m, product=product), chip).variant).error <= 0.006
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_machine_code_keeps_its_contract(target: str, product: str) -> None:
+    chip = arch.parse(target)
+    for m, scales in ((65, "normal"), (8192, "normal"), (8192, "full")):
+        problem = MoeProblem.on(chip, m=m, product=product, scale_range=scales)
+        built = build.obtain(choose("moe", problem, chip).variant, strict=True)
+        assert built.status in ("compiled", "hit") and built.breaches == ()
+
+
+def test_weights_of_the_wrong_expert_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitmx.sim import verify as verifying
+
+    def broken(variant: Variant) -> str:
+        source = render(variant)
+        cut = source.replace("(u64(expert) * row_tiles + first_row)", "u64(first_row)")
+        assert cut != source
+        return cut
+
+    monkeypatch.setattr(verifying, "render", broken)
+    assert not verify(grouped.SPEC.variant(arch.parse("sm_90"))).passed
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"tile_n": 96}, "tile_n=96 is not a multiple of 16 for each of warps_n=4; the nearest legal warps_n is 3"),
+        ({"tile_n": 256, "tile_m": 128}, "256 sums a thread .* are over 128"),
+        ({"tile_n": 32, "warps_n": 1}, "32 threads are fewer than tile_m=64 rows"),
+        ({"blocks_per_sm": 4, "warps_n": 8, "warps_m": 2}, "the nearest legal value is 3"),
+    ],
+)
+def test_knobs_that_do_not_go_together_are_refused(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=said):
+        grouped.SPEC.variant(arch.parse("sm_90"), **knobs)
+
+
+def test_what_a_kernel_does_not_make_is_refused() -> None:
+    for kernel, problem, said in (
+        ("decode", MoeProblem(product="up"), "moe.decode makes whole layers"),
+        ("grouped", MoeProblem(64), "moe.grouped makes one product of many rows, and not product=layer of m=64"),
+        ("combine", MoeProblem(product="down"), "moe.combine adds up parts"),
+    ):
+        with pytest.raises(KnobError, match=said):
+            FAMILY.fixed(problem, kernel)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_a_chip_without_dependent_launches_lacks_is_refused(product: str) -> None:
+    kernel = "combine" if product == "combine" else "grouped"
+    with pytest.raises(KnobError, match="pdl=True needs sm_90 or newer"):
+        FAMILY.spec(kernel).variant(arch.parse("sm_80"), pdl=True)
+
+
+def test_more_rows_than_offsets_reach_are_refused_with_the_limit() -> None:
+    problem = MoeProblem(1 << 20, hidden=4096, product="up")
+    variant = grouped.SPEC.variant(arch.parse("sm_90"), tile_m=128, warps_m=2)
+    with pytest.raises(KnobError, match="use at most 524288 rows a call"):
+        FAMILY.check(problem, variant)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(product: str) -> None:
+    from jitmx.kernels.moe import KERNELS
+
+    chip, kernel = arch.parse("sm_121a"), "combine" if product == "combine" else "grouped"
+    problem = MoeProblem.on(chip, m=256, product=product)
+    tried = KERNELS[kernel].candidates(problem, chip, chip.multiprocessors)
+    assert tried[0] == FAMILY.tuned(problem, chip, chip.multiprocessors, kernel)
+    for knobs in tried:
+        FAMILY.check(problem, FAMILY.spec(kernel).variant(chip, **knobs, **FAMILY.fixed(problem, kernel)))
