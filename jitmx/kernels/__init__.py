@@ -43,6 +43,18 @@ def _untiled(kernel: str) -> Callable[[int, int, int | None, int | None], dict[s
     return None
 
 
+def taking(fixed: Callable[[Any, str], dict[str, Any]], problem: Problem, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the kernels called `names` that take the problem: for which `fixed` raises no KnobError."""
+    found = []
+    for name in names:
+        try:
+            fixed(problem, name)
+        except KnobError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Family:
     """A set of kernels that together serve one operator.

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.arch import Arch
-from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
@@ -53,11 +52,6 @@ class DequantizeKnobs(Knobs):
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
-def _check(knobs: QuantizeKnobs | DequantizeKnobs, arch: Arch) -> None:
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
-
-
 def _contract(require: str) -> Contract:
     return Contract(max_registers=128, max_spill_bytes=0, require=(require,))
 
@@ -67,7 +61,6 @@ QUANTIZE = KernelSpec(
     name="quantize",
     knobs=QuantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bLDG\.E\..*128"),
-    check=_check,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_quantize",
@@ -78,7 +71,6 @@ DEQUANTIZE = KernelSpec(
     name="dequantize",
     knobs=DequantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bSTG\.E\..*128"),
-    check=_check,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_dequantize",

@@ -133,8 +133,6 @@ def _check_k(owner: str, fields: Any) -> None:
 
 def _check(knobs: Any, arch: Arch) -> None:
     _check_k(type(knobs).__name__, knobs)
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def _check_choice(knobs: RouteKnobs | TopkKnobs, arch: Arch) -> None:

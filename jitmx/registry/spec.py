@@ -106,6 +106,10 @@ def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str
     return "with the other knobs as they are, not even stages=1 fits"
 
 
+def _unchecked(knobs: Any, arch: Arch) -> None:
+    """A kernel whose knobs all fit each other."""
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """One template and what may be made of it.
@@ -115,20 +119,21 @@ class KernelSpec:
         name: the kernel within its family; `<family>/<name>.cu.j2` is its template.
         knobs: the dataclass of its knobs.
         contract: what the machine code of every variant must be, given knobs and target.
-        check: raises KnobError where knobs do not fit each other or the target.
         shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
         threads: threads a block.
         entry: name of the `extern "C"` function in the source.
+        check: raises KnobError where knobs do not fit each other or the target. `copy` and `pdl` mean the same in every
+            kernel and are checked with the variant.
     """
 
     family: str
     name: str
     knobs: type[Knobs]
     contract: Callable[[Any, Arch], Contract]
-    check: Callable[[Any, Arch], None]
     shared_bytes: Callable[[Any], int]
     threads: Callable[[Any], int]
     entry: str
+    check: Callable[[Any, Arch], None] = _unchecked
 
     @property
     def template(self) -> str:
@@ -148,6 +153,14 @@ class KernelSpec:
         return Variant(self, self.knobs(**knobs), arch)
 
 
+def _check_features(knobs: Any, arch: Arch) -> None:
+    """Refuse what a target lacks, for knobs that mean the same in every kernel: `copy` and `pdl`."""
+    if getattr(knobs, "copy", None) == "bulk" and "tma" not in arch.features:
+        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
+    if getattr(knobs, "pdl", False) and "pdl" not in arch.features:
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+
+
 @dataclass(frozen=True)
 class Variant:
     """A kernel with every knob and its target fixed. Made only if legal."""
@@ -158,6 +171,7 @@ class Variant:
 
     def __post_init__(self) -> None:
         self.spec.check(self.knobs, self.arch)
+        _check_features(self.knobs, self.arch)
         need = self.spec.shared_bytes(self.knobs)
         if need > self.arch.shared_bytes:
             raise KnobError(

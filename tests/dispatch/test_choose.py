@@ -183,7 +183,7 @@ def _square(m: int, n: int, k: int | None, stages: int | None) -> dict[str, int]
 def tiled(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> None:
     """`linear` with two kernels: gemv has no tile and is preferred up to 8 rows, tiled has one."""
     specs = tuple(
-        KernelSpec("linear", name, ToyKnobs, lambda *_: Contract(), lambda *_: None, lambda _: 0, lambda _: 32, "toy")
+        KernelSpec("linear", name, ToyKnobs, lambda *_: Contract(), lambda _: 0, lambda _: 32, "toy")
         for name in ("gemv", "tiled")
     )
     family = dataclasses.replace(

@@ -2,7 +2,7 @@
 
 Kernels, a module and a template each:
     gemv    at most 8 rows of X; CUDA cores or m16n8k16 tensor cores
-    stream  at most 64 rows: one fat block a multiprocessor streams its share of W
+    stream  at most 32 rows: one fat block a multiprocessor streams its share of W
     tile    any number of rows, on every target
     wgmma   many rows, on sm_90a
     scaled  X quantized to an MX format on the way in; block-scaled MMA on sm_12x
@@ -18,7 +18,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family
+from jitmx.kernels import Family, taking
 from jitmx.kernels.linear import gemv, scaled, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel
 from jitmx.kernels.linear.layout import preferred_encoding
@@ -89,18 +89,13 @@ def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     return ("wgmma", "tile", "gemv") if problem.m >= 2 * FEW_ROWS else ("tile", "gemv")
 
 
+def _fixed(problem: LinearProblem, kernel: str) -> dict[str, Any]:
+    return KERNELS[kernel].fixed(problem)
+
+
 def serving(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     """Kernels that can serve the problem on a target."""
-    found = []
-    for name, kernel in KERNELS.items():
-        if not kernel.runs_on(arch):
-            continue
-        try:
-            kernel.fixed(problem)
-        except KnobError:
-            continue
-        found.append(name)
-    return tuple(found)
+    return taking(_fixed, problem, (name for name, kernel in KERNELS.items() if kernel.runs_on(arch)))
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
@@ -118,7 +113,7 @@ FAMILY = Family(
     problem=LinearProblem,
     typical=_typical,
     serving=serving,
-    fixed=lambda problem, kernel: KERNELS[kernel].fixed(problem),
+    fixed=_fixed,
     heuristic=_heuristic,
     tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
     cases=_cases,

@@ -87,10 +87,6 @@ def _check(knobs: GemvKnobs, arch: Arch) -> None:
             f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
             f"the nearest legal value is {48 // knobs.warps}"
         )
-    if knobs.copy == "bulk" and "tma" not in arch.features:
-        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def _contract(knobs: GemvKnobs, arch: Arch) -> Contract:

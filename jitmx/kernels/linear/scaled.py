@@ -148,8 +148,6 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
             f"tile_n={knobs.tile_n} by tile_m={knobs.tile_m} over {knobs.threads} threads takes {knobs.registers} "
             f"registers each, over the {knobs.register_limit} of blocks_per_sm={knobs.blocks_per_sm}: {remedy}"
         )
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:

@@ -149,10 +149,6 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
             raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
         if not knobs.share:
             raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out; use cluster=1")
-    if knobs.copy == "bulk" and "tma" not in arch.features:
-        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 # Knobs of one way to share the work, which select nothing in the other.

@@ -88,8 +88,6 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
         raise KnobError(
             f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'"
         )
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def sums_per_thread(knobs: TileKnobs) -> int:

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.errors import KnobError
-from jitmx.kernels import Family
+from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import combine, decode, grouped
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
@@ -48,16 +47,13 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     )
 
 
+def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
+    return KERNELS[kernel].fixed(problem)
+
+
 def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
     """Kernels that can serve the problem on a target."""
-    found = []
-    for name, kernel in KERNELS.items():
-        try:
-            kernel.fixed(problem)
-        except KnobError:
-            continue
-        found.append(name)
-    return tuple(found)
+    return taking(_fixed, problem, KERNELS)
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
@@ -82,7 +78,7 @@ FAMILY = Family(
     problem=MoeProblem,
     typical=_typical,
     serving=serving,
-    fixed=lambda problem, kernel: KERNELS[kernel].fixed(problem),
+    fixed=_fixed,
     heuristic=_heuristic,
     tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
     cases=_cases,

@@ -28,11 +28,6 @@ class CombineKnobs(Knobs):
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
-def _check(knobs: CombineKnobs, arch: Arch) -> None:
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
-
-
 SPEC = KernelSpec(
     family="moe",
     name="combine",
@@ -40,7 +35,6 @@ SPEC = KernelSpec(
     contract=lambda knobs, arch: Contract(
         max_registers=min(255, 65536 // (knobs.warps * 32)), max_spill_bytes=0, require=(r"\bLDG\.E\..*128",)
     ),
-    check=_check,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_moe_combine",

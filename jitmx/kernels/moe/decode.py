@@ -90,10 +90,6 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
             f"stages={knobs.stages} is not a multiple of teams={knobs.teams}, each of which has its own; "
             f"the nearest that is is {nearest}"
         )
-    if knobs.copy == "bulk" and "tma" not in arch.features:
-        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
     if knobs.cluster > 1 and arch.major not in (9, 10):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
 

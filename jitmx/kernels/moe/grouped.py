@@ -101,8 +101,6 @@ def _check(knobs: GroupedKnobs, arch: Arch) -> None:
             f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
             f"the nearest legal value is {1536 // threads(knobs)}"
         )
-    if knobs.pdl and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
 
 
 def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
