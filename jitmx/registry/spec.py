@@ -170,8 +170,8 @@ class Variant:
     arch: Arch
 
     def __post_init__(self) -> None:
-        self.spec.check(self.knobs, self.arch)
         _check_features(self.knobs, self.arch)
+        self.spec.check(self.knobs, self.arch)
         need = self.spec.shared_bytes(self.knobs)
         if need > self.arch.shared_bytes:
             raise KnobError(
