@@ -114,7 +114,7 @@ def _tile(text: str) -> str:
 
 
 def tile(text: str) -> tuple[int, int, int | None, int | None]:
-    """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE spells it."""
+    """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE and JITMX_MOE_TILE spell it."""
     found = _TILE.fullmatch(text)
     assert found is not None, text
     m, n, k, stages = (None if part is None else int(part) for part in found.groups())
@@ -223,6 +223,23 @@ TABLE: tuple[Setting, ...] = (
         "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
         "tile of the linear kernels that have one: M rows of X by N rows of W, K columns a stage",
     ),
+    Setting(
+        "JITMX_MOE_KNOBS",
+        "moe_knobs",
+        _knobs,
+        tuple,
+        "knob=value pairs, separated by ','",
+        "knobs of the moe kernels that override every table, such as tile_m=32,stages=4",
+    ),
+    Setting(
+        "JITMX_MOE_TILE",
+        "moe_tile",
+        _tile,
+        lambda: None,
+        "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128",
+        "tile of the moe kernels that have one: M tokens of an expert by N rows of its weight, K columns a stage",
+        ("FLASHINFER_MOE_TILE",),
+    ),
 )
 
 _BY_FIELD = {setting.field: setting for setting in TABLE}
@@ -244,6 +261,8 @@ class Settings:
     tactics_dir: Path
     linear_knobs: tuple[tuple[str, str], ...]
     linear_tile: str | None
+    moe_knobs: tuple[tuple[str, str], ...]
+    moe_tile: str | None
 
 
 def origin(field: str, environ: Mapping[str, str] | None = None) -> str:

@@ -37,6 +37,11 @@ READ: dict[str, list[tuple[str, Any]]] = {
         (" split_k = 8 , ", (("split_k", "8"),)),
     ],
     "linear_tile": [("64x128", "64x128"), (" 64X128x256 ", "64x128x256"), ("16x64x128S4", "16x64x128s4")],
+    "moe_knobs": [
+        ("tile_m=32,stages=4", (("tile_m", "32"), ("stages", "4"))),
+        ("kernel=grouped", (("kernel", "grouped"),)),
+    ],
+    "moe_tile": [("64x128", "64x128"), ("64X32X128s3", "64x32x128s3")],
 }
 
 # For each field, texts that are refused.
@@ -53,6 +58,8 @@ REFUSED: dict[str, list[str]] = {
     "verbose": ["maybe"],
     "linear_knobs": ["split_k", "=8", "split_k=", "split_k=8;stages=6,x"],
     "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4"],
+    "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x"],
+    "moe_tile": ["64", "x128", "64x0", "64*128"],
 }
 
 NAMES = [(setting, name) for setting in TABLE for name in (setting.name, *setting.aliases)]
@@ -68,7 +75,8 @@ def test_every_setting_is_covered_here() -> None:
 def test_names_are_those_that_scripts_already_have() -> None:
     assert all(setting.name.startswith("JITMX_") and setting.help for setting in TABLE)
     assert {alias for setting in TABLE for alias in setting.aliases} == {
-        "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_NVCC_THREADS", "FLASHINFER_LOGLEVEL", "FLASHINFER_JIT_VERBOSE"
+        "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_NVCC_THREADS", "FLASHINFER_LOGLEVEL", "FLASHINFER_JIT_VERBOSE",
+        "FLASHINFER_MOE_TILE",
     }  # fmt: skip
     assert len(set(IDS)) == len(IDS)
 
@@ -164,6 +172,7 @@ def test_defaults_follow_the_platform() -> None:
     assert (read.mode, read.allow_shared_cache, read.lock_timeout) == ("auto", False, 120.0)
     assert (read.arches, read.jobs, read.site_cache, read.linear_knobs) == ((), None, (), ())
     assert (read.log_level, read.verbose, read.linear_tile) == (2, False, None)
+    assert (read.moe_knobs, read.moe_tile) == ((), None)
 
 
 @given(st.integers(1, 999), st.integers(1, 999), st.none() | st.integers(1, 999), st.none() | st.integers(1, 99))
