@@ -113,6 +113,10 @@ def _tile(text: str) -> str:
     return text.strip().lower()
 
 
+def _tile_or_auto(text: str) -> str | None:
+    return None if text.strip().lower() == "auto" else _tile(text)
+
+
 def tile(text: str) -> tuple[int, int, int | None, int | None]:
     """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE and JITMX_MOE_TILE spell it."""
     found = _TILE.fullmatch(text)
@@ -234,9 +238,9 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MOE_TILE",
         "moe_tile",
-        _tile,
+        _tile_or_auto,
         lambda: None,
-        "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128",
+        "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128",
         "tile of the moe kernels that have one: M tokens of an expert by N rows of its weight, K columns a stage",
         ("FLASHINFER_MOE_TILE",),
     ),

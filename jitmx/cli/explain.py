@@ -24,6 +24,8 @@ Examples:
   jitmx explain linear --arch sm_121 -m 64 -n 5120 -k 2880 activation=mxfp8 residual=1
   JITMX_LINEAR_KNOBS=stages=2 jitmx explain linear --arch sm_121 -m 1 -n 5120 -k 2880
   JITMX_LINEAR_TILE=64x128x128s4 jitmx explain linear --arch sm_121 -m 512 -n 5120 -k 2880
+  jitmx explain moe --arch sm_121 -m 16
+  JITMX_MOE_TILE=64x128 jitmx explain moe --arch sm_121 -m 16 experts=32
 
 \b
 Order of authority: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
@@ -50,7 +52,8 @@ def command(
 ) -> None:
     """Say which kernel and knobs a call of OP takes on a target, and which table or rule decided.
 
-    Fields that are not given are those of the operator's first typical call.
+    Fields that are not given are those of the operator's first typical call: of moe, a layer of gpt-oss-120b. A tile in
+    the environment also decides that a layer runs on a kernel that has one.
     """
     from jitmx import kernels
     from jitmx.dispatch import choose
@@ -61,8 +64,14 @@ def command(
         raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")
     count = sms or next(iter(targets.multiprocessors(found[0])), None)
     explanation = choose.explain(op, found[0], multiprocessors=count, **shape)
+    others = choose.following(explanation)
     if as_json:
-        output.emit(explanation.to_dict())
+        more = {"following": [choice.to_dict() for choice in others]} if others else {}
+        output.emit({**explanation.to_dict(), **more})
         return
     for line in explanation.lines():
         click.echo(line)
+    if others:
+        click.echo("the same call also launches:")
+    for choice in others:
+        click.echo(f"     {choice.variant.name}, by {choice.decided_by.name}: {choice.decided_by.detail}")

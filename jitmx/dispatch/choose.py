@@ -103,17 +103,19 @@ def choose(
     if not able:
         raise KnobError(_unserved(family, problem, arch))
     # What an override leaves out comes from the best source below it.
-    base_sources, kernel, base = _base(family, problem, arch, count, able)
+    base_sources, kernel, base = _base(family, problem, arch, count, able, None)
     own = dict(knobs) if knobs else None
-    asked = [("argument", "knobs of the call" if own else "knobs of the call: none", own), _environment(family)]
-    named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), kernel)
+    environment = _environment(family, problem)
+    asked = [("argument", "knobs of the call" if own else "knobs of the call: none", own), environment]
+    named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), None)
+    named = named or _steered(family, problem, kernel, able)
     if named != kernel:
         family.spec(named)
         if named not in able:
             raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {_refusal(family, problem, named)}")
-        kernel, base = named, dict(_tuned(family, problem, arch, count, named))
+        base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
-    tile, asked[1] = _tile(family, kernel, asked[1])
+    tile, asked[1] = _tile(family, problem, kernel, asked[1])
     merged = dict(base)
     sources: list[Source] = []
     decided = False
@@ -155,6 +157,31 @@ def split(
     return (full, (part(rows % most, None), 1)) if rows % most else (full,)
 
 
+def launches(
+    op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None, knobs: Mapping[str, Any] | None = None
+) -> tuple[Choice, ...]:
+    """Every launch of one call, once each: those of `split`, and of what follows from the first of them."""
+    chosen = tuple(choice for choice, _ in split(op, problem, arch, multiprocessors=multiprocessors, knobs=knobs))
+    return chosen + following(dataclasses.replace(chosen[0], problem=problem))
+
+
+def following(choice: Choice) -> tuple[Choice, ...]:
+    """The launches that a call makes beside the one chosen for it."""
+    chosen = []
+    for item in kernels.family(choice.variant.spec.family).following(choice.problem, choice.variant):
+        arch, count = choice.variant.arch, choice.multiprocessors
+        one = choose(item.op, item.problem, arch, multiprocessors=count)
+        if not agrees(one.variant, item.agrees):
+            one = choose(item.op, item.problem, arch, multiprocessors=count, knobs={**item.otherwise, **item.agrees})
+        chosen.append(one)
+    return tuple(chosen)
+
+
+def agrees(variant: Variant, knobs: Mapping[str, Any]) -> bool:
+    """Whether a variant has these knobs."""
+    return all(getattr(variant.knobs, name, None) == value for name, value in knobs.items())
+
+
 def fits_one_launch(op: str, problem: Problem, arch: Arch) -> bool:
     """Whether some kernel of family `op` serves all rows of `problem` in one launch on `arch`."""
     family, rows = kernels.family(op), getattr(problem, "m", 1)
@@ -162,7 +189,7 @@ def fits_one_launch(op: str, problem: Problem, arch: Arch) -> bool:
     if not any(limit is None or rows <= limit for limit in most):
         return False
     try:
-        _guess(family, problem, arch, arch.multiprocessors)
+        _guess(family, problem, arch, arch.multiprocessors, None)
     except KnobError:  # none of them has room for the shape
         return False
     return True
@@ -199,21 +226,35 @@ def _variant(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: M
     return variant
 
 
-def _environment(family: Family) -> tuple[str, str, dict[str, Any] | None]:
+def _environment(family: Family, problem: Problem) -> tuple[str, str, dict[str, Any] | None]:
     field = f"{family.name}_knobs"
     pairs = dict(getattr(settings.current(), field, ()))
     if not pairs:
         return "environment", f"JITMX_{field.upper()}: none", None
+    if not problem.overridable:
+        return "environment", f"{settings.origin(field)} is not for this launch", None
     return "environment", f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}", pairs
 
 
+def _tile_asked(family: Family, problem: Problem) -> str | None:
+    """The tile that the environment sets, or None."""
+    return getattr(settings.current(), f"{family.name}_tile", None) if problem.overridable else None
+
+
+def _steered(family: Family, problem: Problem, kernel: str, able: tuple[str, ...]) -> str:
+    """The kernel that the environment's tile is for: the chosen one, or where that has none, the family's."""
+    if _tile_asked(family, problem) is None or family.tile(kernel) is not None:
+        return kernel
+    tiled = family.tiled(problem)
+    return tiled if tiled in able else kernel
+
+
 def _tile(
-    family: Family, kernel: str, environment: tuple[str, str, dict[str, Any] | None]
+    family: Family, problem: Problem, kernel: str, environment: tuple[str, str, dict[str, Any] | None]
 ) -> tuple[str, tuple[str, str, dict[str, Any] | None]]:
     """The variable that sets a tile where it applies, else an empty text; and what the environment says with it."""
     name, detail, values = environment
-    field = f"{family.name}_tile"
-    text = getattr(settings.current(), field, None)
+    field, text = f"{family.name}_tile", _tile_asked(family, problem)
     if text is None:
         return "", environment
     said = f"{settings.origin(field)}={text}"
@@ -238,9 +279,9 @@ def _typed(family: Family, kernel: str, values: Mapping[str, Any], said: str) ->
 
 
 def _base(
-    family: Family, problem: Problem, arch: Arch, multiprocessors: int, able: tuple[str, ...]
+    family: Family, problem: Problem, arch: Arch, multiprocessors: int, able: tuple[str, ...], named: str | None
 ) -> tuple[list[Source], str, dict[str, Any]]:
-    """Tables and heuristic: each as a source, and kernel and knobs of the first that has any."""
+    """Tables and heuristic, each as a source, and kernel and knobs of the first that has any; `named` is a must."""
     user = settings.current().tactics_dir
     found: tuple[str, dict[str, Any]] | None = None
     sources = []
@@ -261,21 +302,19 @@ def _base(
             except KnobError as error:
                 raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
         sources.append(Source(name, detail, None if row is None else row.knobs, decided))
-    guess = _guess(family, problem, arch, multiprocessors)
+    guess = _guess(family, problem, arch, multiprocessors, named)
     sources.append(Source("heuristic", "computed from shape and target, not measured", guess[1], found is None))
     return sources, *(guess if found is None else found)
 
 
 @functools.lru_cache(maxsize=4096)
-def _guess(family: Family, problem: Problem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
+def _guess(
+    family: Family, problem: Problem, arch: Arch, multiprocessors: int, named: str | None
+) -> tuple[str, dict[str, Any]]:
     """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model."""
+    if named is not None:
+        return named, family.tuned(problem, arch, multiprocessors, named)
     return family.heuristic(problem, arch, multiprocessors)
-
-
-@functools.lru_cache(maxsize=4096)
-def _tuned(family: Family, problem: Problem, arch: Arch, multiprocessors: int, kernel: str) -> Mapping[str, Any]:
-    """The same for a kernel that something else named."""
-    return family.tuned(problem, arch, multiprocessors, kernel)
 
 
 def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Choice:
@@ -292,7 +331,7 @@ def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **
     """Every variant that a call with this shape launches on `arch`; fields left out as for `explain`."""
     family = kernels.family(op)
     problem = family.problem.on(arch, **_asked(family, arch, shape))
-    return tuple(choice.variant for choice, _ in split(op, problem, arch, multiprocessors=multiprocessors))
+    return tuple(choice.variant for choice in launches(op, problem, arch, multiprocessors=multiprocessors))
 
 
 def _asked(family: Family, arch: Arch, shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,5 +350,9 @@ def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None)
         multiprocessors: SM count of the device; by default that of the card that `arch` stands for.
     """
     family = kernels.family(op)
-    chosen = (choose(op, problem, arch, multiprocessors=multiprocessors).variant for problem in family.typical(arch))
+    chosen = [
+        choice.variant
+        for problem in family.typical(arch)
+        for choice in launches(op, problem, arch, multiprocessors=multiprocessors)
+    ]
     return tuple({variant.identity: variant for variant in chosen}.values())

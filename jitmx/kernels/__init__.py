@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +28,28 @@ class Problem(Fields):
         """A problem with these fields, the others at the defaults that suit `arch`."""
         return cls(**shape)
 
+    @property
+    def overridable(self) -> bool:
+        """Whether knobs and tiles in the environment are meant for it."""
+        return True
+
+
+@dataclass(frozen=True)
+class Following:
+    """A launch that a call makes beside the one that was chosen for it.
+
+    Attributes:
+        op: its family.
+        problem: what it is asked.
+        agrees: knobs that it must share with the chosen one.
+        otherwise: kernel and knobs that it takes where what was chosen for it does not.
+    """
+
+    op: str
+    problem: Problem
+    agrees: Mapping[str, Any]
+    otherwise: Mapping[str, Any]
+
 
 def _unchecked(problem: Any, variant: Variant) -> None:
     """A family whose variants all serve all problems."""
@@ -40,6 +62,16 @@ def _unlimited(kernel: str) -> int | None:
 
 def _untiled(kernel: str) -> Callable[[int, int, int | None, int | None], dict[str, Any]] | None:
     """A family whose kernels have no tiles to choose."""
+    return None
+
+
+def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
+    """A family whose calls are all of one kind of launch."""
+    return ()
+
+
+def _steered(problem: Any) -> str | None:
+    """A family in which a tile chooses no kernel."""
     return None
 
 
@@ -73,6 +105,8 @@ class Family:
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
         max_rows: rows (the problem's field m) that one launch of a kernel takes at most, or None.
         tile: of a kernel, what gives knobs for a tile M x N (x K) with so many stages, or None.
+        tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
+        following: the launches of a call beside that of the variant chosen for it, in order.
     """
 
     name: str
@@ -88,6 +122,8 @@ class Family:
     check: Callable[[Any, Variant], None] = _unchecked
     max_rows: Callable[[str], int | None] = _unlimited
     tile: Callable[[str], Callable[[int, int, int | None, int | None], dict[str, Any]] | None] = _untiled
+    tiled: Callable[[Any], str | None] = _steered
+    following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
 
     def spec(self, name: str) -> KernelSpec:
         """The kernel called `name`.

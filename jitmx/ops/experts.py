@@ -81,6 +81,11 @@ class PackedExperts:
         return self.words.device
 
     @property
+    def addresses(self) -> tuple[int, int]:
+        """Where words and scales lie."""
+        return self.words.data_ptr(), self.scales.data_ptr()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all experts."""
         size: int = self.words.numel() * 4 + self.scales.numel() * 4

@@ -6,65 +6,31 @@ from typing import Any
 
 import torch
 
-from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
-from jitmx.kernels.moe import MoeProblem, launch_of
-from jitmx.kernels.moe.arguments import LAYOUT
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP
-from jitmx.ops import checks, scratch
+from jitmx.ops import custom, expert_operand
+from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe_checks import Chosen, require_data, require_experts, require_layer, require_out, taken_apart
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
-from jitmx.ops.routing import Routing
-from jitmx.runtime.launch import Launcher
+from jitmx.ops.moe_plan import Call, Plan, plan, problem_of
+from jitmx.ops.plan import remember
+from jitmx.ops.routing_calls import kind, run_route
+from jitmx.ops.routing_plan import Routing
 
-
-class Plan:
-    """One launch: everything that does not change from call to call of one shape and pair of weights."""
-
-    __slots__ = ("_device", "_keep", "_kind", "_sizes", "_weights", "launcher", "scratch")
-
-    def __init__(self, problem: MoeProblem, w13: PackedExperts, w2: PackedExperts, device: int) -> None:
-        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
-        variant = choose("moe", problem, arch, multiprocessors=multiprocessors).variant
-        geometry = launch_of(variant, problem, multiprocessors)
-        self.launcher = Launcher(
-            variant,
-            device,
-            blocks=geometry.blocks,
-            shared_bytes=geometry.shared_bytes,
-            cluster=geometry.cluster,
-            layout=LAYOUT,
-            pdl=variant.knobs.pdl,
-        )
-        self._keep = w2  # its identity is part of the key under which this plan is kept
-        self._weights = tuple(tensor.data_ptr() for w in (w13, w2) for tensor in (w.words, w.scales))
-        self._sizes = problem.m, problem.top, problem.experts, problem.hidden, problem.intermediate
-        self.scratch = geometry.workspace
-        self._device = device
-        self._kind = variant.identity, self._sizes
-
-    def __call__(
-        self, stream: int, x: int, ids: int, weights: int, y: int, b13: int = 0, b2: int = 0,
-        alpha: float = ALPHA, limit: float = LIMIT, expert_map: int = 0, map_size: int = 0, count: int = 0,
-    ) -> None:  # fmt: skip
-        """Launch on the CUstream `stream`; addresses on the device, 0 for what the call lacks."""
-        rows, top, experts, hidden, intermediate = self._sizes
-        memory = scratch.memory(self.scratch, self._kind, self._device, stream)
-        self.launcher(
-            stream, x, *self._weights, b13, b2, ids, weights, expert_map, count, y, memory.data_ptr(),
-            alpha, limit, rows, top, experts, map_size, hidden, intermediate,
-        )  # fmt: skip
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def moe(
     x: torch.Tensor,
-    routing: tuple[torch.Tensor, torch.Tensor] | Routing,
+    routing: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Routing,
     w13: PackedExperts,
     w2: PackedExperts,
     b13: torch.Tensor | None = None,
     b2: torch.Tensor | None = None,
     *,
+    top: int | None = None,
+    scoring: str = "softmax_topk",
     activation: str = "swiglu_oai",
     alpha: float = ALPHA,
     limit: float = LIMIT,
@@ -76,26 +42,32 @@ def moe(
 
     Accumulated in fp32; h, with the row's weight, and y are rounded to bf16. Deterministic: the same inputs give the
     same bits. Nothing of the routing has to be known on the host. Runs on the current stream of x's device and works
-    under `torch.cuda.graph` once the shape has been called before capture.
+    under `torch.cuda.graph` once the shape has been called before capture, and under `torch.compile`, where it is the
+    operator `torch.ops.jitmx.moe`.
 
-    Up to 64 rows are one launch. More are four: lists by expert, the two products, and the sum over a row's experts in
-    the order of its slots; each expert's part is then rounded to bf16.
+    Up to 64 rows are one launch, unless a table or the environment has them go by expert. More are four: lists by
+    expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
+    rounded to bf16. From logits, the choice of experts is one launch before them.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.
 
     Args:
         x: [..., hidden], bfloat16, contiguous, on the weights' GPU.
-        routing: from `jitmx.route`, or ids int32 and weights float32 [..., top], contiguous; top is at most 8. An id
-            that is not in 0 … experts - 1 (-1, say) is skipped.
+        routing: router logits [..., experts], bfloat16, float16 or float32; or ids int32 and weights float32
+            [..., top], top at most 8; or what `jitmx.route` returned. All contiguous. An id that is not in
+            0 … experts - 1 (-1, say) is skipped.
         w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, gate and up rows in turn.
         w2: [experts, hidden, intermediate], likewise.
         b13, b2: [experts, 2 intermediate] and [experts, hidden], bfloat16, contiguous; both or neither.
+        top: experts a row, for logits.
+        scoring: of logits: what the weights are, as for `jitmx.route`.
         activation: "swiglu_oai", (up + 1) gate sigmoid(alpha gate) of gate up to `limit` and up within ± `limit`; or
             "silu", up gate sigmoid(gate).
         alpha, limit: of swiglu_oai.
-        expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere. For
-            more than 64 rows it has at least as many ids as there are experts at hand, and at most 512.
+        expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere; there
+            are then as many logits as it has ids. For more than 64 rows it has at least as many ids as there are
+            experts at hand, and at most 512.
         count: int32, one element: rows that count; y of the others is zero. For batches padded to the rows of a graph.
         out: like x; written and returned. It must not overlap x.
 
@@ -103,101 +75,157 @@ def moe(
         [..., hidden] bfloat16.
 
     Raises:
-        InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
-        KnobError: the shape does not fit the shared memory of the device.
+        InputError: a device, dtype, shape or layout that the kernel cannot take, or a tensor that requires a gradient;
+            nothing was launched.
+        KnobError: an activation or scoring that there is not, or a shape that does not fit the shared memory of the
+            device.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/moe/, chosen by jitmx/dispatch (`jitmx explain moe`).
     """
-    ids, weights = _check(x, routing, w13, w2, b13, b2, expert_map, count)
+    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        return _traced(x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, activation, alpha, limit, out)
+    chosen = taken_apart(routing)
+    return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, activation, alpha, limit, out)
+
+
+def run(
+    x: torch.Tensor, chosen: Chosen, w13: Experts, w2: Experts, b13: torch.Tensor | None, b2: torch.Tensor | None,
+    expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, activation: str,
+    alpha: float, limit: float, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`moe` on plain tensors, its routing taken apart."""
+    ids, weights = chosen
+    # The warm path: one look-up says that a call like this one was checked and planned before.
+    key: tuple[Any, ...] = ()
+    found: tuple[Plan | None, Experts] | None = None
+    try:
+        key = (
+            kind(x), kind(ids), kind(weights), kind(b13), kind(b2), kind(expert_map), kind(count), id(w2), top,
+            scoring, activation,
+        )  # fmt: skip
+        found = w13.plans.get(key)
+    except (AttributeError, TypeError):  # what is no tensor, or not packed, is refused below
+        pass
+    if found is None:
+        require_experts(w13, w2)
+        top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, activation)
+    named = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
+    require_data(**named, weights=weights, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
     if out is None:
         out = torch.empty_like(x)
     else:
-        _require("out", out, x, torch.bfloat16, tuple(x.shape))
+        require_out(out, x)
         if out.data_ptr() == x.data_ptr() and x.numel():
             raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
-    rows, top = x.numel() // w13.k, ids.shape[-1]
-    if rows == 0:
-        return out
-    key = rows, top, id(w2), b13 is None, activation
-    with torch.cuda.device(x.device):
-        plan = w13.plans.get(key)
-        if plan is None:
-            problem = MoeProblem(
-                rows, w13.experts, top, w13.k, w2.k, activation, b13 is not None, w13.encoding,
-                "normal" if w13.scale_range == w2.scale_range == "normal" else "full",
+    device = x.get_device()
+    with torch.cuda.device(device):
+        if found is None:
+            found = _plan(x, top_found, w13, w2, activation, b13 is not None, expert_map), w2
+            remember(w13, key, found)  # with w2, whose identity is part of the key
+        made, _ = found
+        if made is not None:
+            call = Call(
+                x.data_ptr(), out.data_ptr(), (*w13.addresses, *w2.addresses), _address(b13), _address(b2),
+                _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count), alpha, limit,
             )  # fmt: skip
-            kind = Plan if rows <= MAX_ROWS else GroupedPlan
-            plan = w13.plans[key] = kind(problem, w13, w2, x.get_device())
-        stream = torch.cuda.current_stream().cuda_stream
-        common = weights.data_ptr(), out.data_ptr(), _address(b13), _address(b2), alpha, limit
-        if isinstance(plan, GroupedPlan):
-            plan(stream, x.data_ptr(), ids, *common, expert_map, count)
-        else:
-            to = _address(expert_map), 0 if expert_map is None else expert_map.numel()
-            plan(stream, x.data_ptr(), ids.data_ptr(), *common, *to, _address(count))
+            made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
     return out
+
+
+def _plan(
+    x: torch.Tensor, top: int, w13: Experts, w2: Experts, activation: str, bias: bool, expert_map: torch.Tensor | None
+) -> Plan | None:
+    """The launches of a call; None where there are no rows."""
+    rows = x.numel() // w13.k
+    if rows == 0:
+        return None
+    made = plan(problem_of(w13, w2, rows, top, activation, bias), x.get_device())
+    if isinstance(made, GroupedPlan):
+        check_lists(w13.experts, expert_map)
+    return made
+
+
+def _routed(
+    made: Plan, chosen: Chosen, w13: Experts, expert_map: torch.Tensor | None, count: torch.Tensor | None,
+    top: int | None, scoring: str,
+) -> Routing:  # fmt: skip
+    """Ids and weights of a call, and the lists where its launches read some."""
+    ids, weights = chosen
+    if weights is None:
+        assert top is not None
+        logits = ids.view(-1, ids.shape[-1])
+        if made.tile is not None and count is None:
+            local = w13.experts if expert_map is not None else None
+            return run_route(logits, None, None, None, expert_map, top, scoring, 0.0, made.tile, local)
+        ids, weights, *_ = run_route(logits, None, None, None, None, top, scoring, 0.0, None, None)
+    else:
+        ids = ids.view(-1, ids.shape[-1])
+    assert weights is not None
+    if isinstance(made, GroupedPlan):
+        return made.lists(ids, expert_map, count)._replace(weights=weights)
+    return Routing(ids, weights, None, None, None, None)
 
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _check(
-    x: torch.Tensor, routing: Any, w13: PackedExperts, w2: PackedExperts, b13: Any, b2: Any, expert_map: Any, count: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights, where everything fits together."""
-    for name, weight in (("w13", w13), ("w2", w2)):
-        if not isinstance(weight, PackedExperts):
-            raise InputError(f"{name} is a {type(weight).__name__}; pack it once with jitmx.pack_experts")
-    checks.require_cuda("x", x)
-    if x.dtype != torch.bfloat16 or x.dim() == 0 or x.shape[-1] != w13.k:
-        raise InputError(
-            f"x is {checks.describe(x)}; moe takes bfloat16 whose last dimension is hidden={w13.k} of w13 "
-            f"{list(w13.shape)}"
-        )
-    if (w2.experts, w2.n, 2 * w2.k) != (w13.experts, w13.k, w13.n):
-        raise InputError(
-            f"w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit: they must be [experts, 2 intermediate, hidden] "
-            "and [experts, hidden, intermediate]"
-        )
-    if w13.encoding != w2.encoding:
-        raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}; pack both alike")
-    if w13.device != x.device or w2.device != x.device:
-        raise InputError(f"x is on {x.device}, w13 on {w13.device} and w2 on {w2.device}; put all on one GPU")
-    checks.require_layout("x", x)
-    checks.require_no_grad("x", x)
-    if not isinstance(routing, Routing) and (not isinstance(routing, tuple) or len(routing) != 2):
-        raise InputError(f"routing is a {type(routing).__name__}; pass (ids, weights), or what jitmx.route returns")
-    ids, weights = routing[:2]
-    checks.require_cuda("ids", ids)
-    top = ids.shape[-1] if ids.dim() else 0
-    if not 1 <= top <= MAX_TOP:
-        raise InputError(f"ids is {checks.describe(ids)}; its last dimension, experts a row, must be 1 to {MAX_TOP}")
-    _require("ids", ids, x, torch.int32, (*x.shape[:-1], top))
-    _require("weights", weights, x, torch.float32, (*x.shape[:-1], top))
-    if (b13 is None) != (b2 is None):
-        raise InputError("one of b13 and b2 is missing; pass both or neither (zeros where one product has none)")
-    if b13 is not None:
-        _require("b13", b13, x, torch.bfloat16, (w13.experts, w13.n))
-        _require("b2", b2, x, torch.bfloat16, (w2.experts, w2.n))
-    if expert_map is not None:
-        _require("expert_map", expert_map, x, torch.int32, (getattr(expert_map, "numel", int)(),))
-    if count is not None:
-        _require("count", count, x, torch.int32, (1,))
-    if x.numel() // w13.k > MAX_ROWS:
-        check_lists(w13.experts, expert_map)
-    return ids, weights
+def _traced(
+    x: torch.Tensor, routing: Any, w13: PackedExperts, w2: PackedExperts, b13: torch.Tensor | None,
+    b2: torch.Tensor | None, expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str,
+    activation: str, alpha: float, limit: float, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`moe` as an operator, which can be traced through."""
+    require_experts(w13, w2)
+    chosen = taken_apart(routing)
+    packed = w13.words, w13.scales, w2.words, w2.scales, w13.k, w2.k
+    layouts = expert_operand.layout(w13), expert_operand.layout(w2)
+    rest = b13, b2, expert_map, count, top, scoring, activation, alpha, limit
+    if out is None:
+        y: torch.Tensor = torch.ops.jitmx.moe(x, *chosen, *packed, *layouts, *rest)
+        return y
+    torch.ops.jitmx.moe_out(x, *chosen, *packed, *layouts, *rest, out)
+    return out
 
 
-def _require(name: str, tensor: Any, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Raise InputError unless a tensor is contiguous, of this type and shape, on x's GPU."""
-    checks.require_cuda(name, tensor)
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != x.device or not tensor.is_contiguous():
-        wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
-        raise InputError(
-            f"{name} is {checks.describe(tensor)} with strides {list(tensor.stride())}; it must be contiguous {wanted}"
-        )
-    if dtype is torch.bfloat16:  # read and written several at a time
-        checks.require_layout(name, tensor)
-    checks.require_no_grad(name, tensor)
+def _run_operator(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
+    words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
+) -> torch.Tensor:  # fmt: skip
+    w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
+    w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
+    return run(custom.plain(x), (ids, weights), w13, w2, *rest)
+
+
+def _fake_operator(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
+    words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
+) -> torch.Tensor:  # fmt: skip
+    b13, b2, expert_map, count, top, scoring, activation, _, _ = rest
+    name = "weights" if weights is not None else "router logits"
+    custom.refuse_gradients(**{"x": x, name: ids if weights is None else weights, "b13": b13, "b2": b2})
+    w13 = expert_operand.without_data(words13, 2 * intermediate, hidden, layout13)
+    w2 = expert_operand.without_data(words2, hidden, intermediate, layout2)
+    require_experts(w13, w2)
+    require_layer(x, (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, activation)
+    return x.new_empty(x.shape)
+
+
+def _run_into(*arguments: Any) -> None:
+    _run_operator(*arguments)
+
+
+def _fake_into(x: torch.Tensor, *arguments: Any) -> None:
+    *others, out = arguments
+    _fake_operator(x, *others)
+    require_out(out, x)
+
+
+_ARGUMENTS = (
+    "Tensor x, Tensor ids_or_logits, Tensor? weights, Tensor words13, Tensor scales13, Tensor words2, Tensor scales2, "
+    "int hidden, int intermediate, str layout13, str layout2, Tensor? b13, Tensor? b2, Tensor? expert_map, "
+    "Tensor? count, int? top, str scoring, str activation, float alpha, float limit"
+)
+custom.define(f"moe({_ARGUMENTS}) -> Tensor", _run_operator, _fake_operator)
+custom.define(f"moe_out({_ARGUMENTS}, Tensor(a!) out) -> ()", _run_into, _fake_into)

@@ -6,13 +6,16 @@ and on nothing else, so that is how it is kept: an entry stays right whoever own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from jitmx.errors import InputError
 from jitmx.ops.packed import PackedWeight
+
+_T = TypeVar("_T")
 
 _MOST = 8192  # entries; a model has some hundreds of weights
 
@@ -33,7 +36,7 @@ class Operand:
 
 Weight = PackedWeight | Operand
 
-_known: dict[tuple[Any, ...], Operand] = {}
+_known: dict[tuple[Any, ...], Any] = {}
 
 
 def layout(weight: PackedWeight) -> str:
@@ -46,21 +49,44 @@ def text(format: str, encoding: str, scale_range: str) -> str:
     return f"{format}/{encoding}/{scale_range}"
 
 
+def parts(layout: str) -> tuple[str, str, str]:
+    """Format, encoding and scale range of a layout.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = layout.split("/")
+    if len(found) != 3:
+        raise InputError(f"layout={layout!r} is not format/encoding/scale range, such as mxfp4/swizzle/normal")
+    return found[0], found[1], found[2]
+
+
+def place(words: torch.Tensor, scales: torch.Tensor) -> tuple[Any, ...]:
+    """What tells a packed weight from every other that lives at the same time."""
+    return words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape
+
+
+def known(key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
+    """What was made for this key before, or now; no more than so many are kept."""
+    found: _T | None = _known.get(key)
+    if found is None:
+        found = make()
+        while len(_known) >= _MOST:
+            _known.pop(next(iter(_known)), None)
+        _known[key] = found
+    return found
+
+
 def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str) -> Operand:
     """The weight [n, k] that lies in `words` and `scales`.
 
     Raises:
         InputError: they are no packed weight of that layout.
     """
-    key = words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape, n, k, layout
-    found = _known.get(key)
-    if found is None:
-        parts = layout.split("/")
-        if len(parts) != 3:
-            raise InputError(f"layout={layout!r} is not format/encoding/scale range, such as mxfp4/swizzle/normal")
-        format, encoding, scale_range = parts
+
+    def make() -> Operand:
+        format, encoding, scale_range = parts(layout)
         checked = PackedWeight(words, scales, n, k, encoding, scale_range, format)
-        while len(_known) >= _MOST:
-            _known.pop(next(iter(_known)), None)
-        found = _known[key] = Operand(n, k, encoding, scale_range, format, checked.device, checked.addresses)
-    return found
+        return Operand(n, k, encoding, scale_range, format, checked.device, checked.addresses)
+
+    return known((*place(words, scales), n, k, layout), make)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -89,7 +89,14 @@ def _steps(
     return tuple(steps)
 
 
-def remember(weight: Weight, key: tuple[Any, ...], entry: Any) -> None:
+class Planned(Protocol):
+    """A weight with what was planned for calls with it."""
+
+    @property
+    def plans(self) -> dict[Any, Any]: ...
+
+
+def remember(weight: Planned, key: tuple[Any, ...], entry: Any) -> None:
     """Keep what was planned for a call with the weight, among the plans of no more than so many shapes."""
     if len(weight.plans) >= _MOST_PLANS:
         weight.plans.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,80 +9,11 @@ import torch
 
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing import RoutingProblem
-from jitmx.ops import checks, scratch
-from jitmx.ops.routing_plan import Call, Plan, Routing
+from jitmx.ops import checks, custom
+from jitmx.ops.routing_calls import SCORING, refuse_beside_logits, require_scoring, run_group, run_route
+from jitmx.ops.routing_plan import Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
-
-SCORING = ("softmax_topk", "softmax_all", "softmax_all_renorm")
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-# By everything that decides the launches: calls that were checked and planned before. Row counts vary from call to call
-# where prompts are read: what is kept for them has a limit.
-_plans: dict[tuple[Any, ...], Plan] = {}
-_MOST_PLANS = 1024
-
-
-def _kind(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
-
-
-def _seen(key: tuple[Any, ...], **tensors: torch.Tensor | None) -> Plan | None:
-    """The plan of an equal call before; of its tensors only what the key does not say is checked again."""
-    plan = _plans.get(key)
-    if plan is not None:
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                if tensor.data_ptr() & 15 or not tensor.is_contiguous():
-                    checks.require_layout(name, tensor)
-                if tensor.requires_grad:
-                    checks.require_no_grad(name, tensor)
-    return plan
-
-
-def _remember(key: tuple[Any, ...], call: Call) -> Plan:
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    plan = _plans[key] = Plan(call)
-    return plan
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else int(tensor.data_ptr())
-
-
-def _run(
-    plan: Plan, x: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    norm: torch.Tensor | None, expert_map: torch.Tensor | None, ids: torch.Tensor | None, epsilon: float,
-    out: Routing | None,
-) -> Routing:  # fmt: skip
-    if out is None:
-        out = plan.outputs(ids, torch.device("cuda", plan.device))
-    else:
-        _check_out(out, plan.wanted, plan.device)
-    if plan.device == torch._C._cuda_getDevice():
-        _launch(plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon)
-    else:
-        with torch.cuda.device(plan.device):
-            _launch(
-                plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon
-            )
-    return out
-
-
-def _launch(
-    plan: Plan, out: Routing, x: int, weight: int, bias: int, norm: int, expert_map: int, epsilon: float
-) -> None:
-    stream, outputs = _raw_stream(plan.device), [_address(tensor) for tensor in out]
-    for step in plan.steps:
-        memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
-        step.launcher(
-            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, _address(memory), epsilon,
-            plan.m, plan.h,
-        )  # fmt: skip
-
 
 def route(
     x: torch.Tensor,
@@ -130,28 +60,14 @@ def route(
         KnobError: k, scoring, tile or knobs outside their choices.
         CaptureError: a kernel would have to be compiled or loaded during CUDA-graph capture.
 
+    Under `torch.compile` it is `torch.ops.jitmx.route`, `topk` or `route_lists`; `out` and `knobs` are for eager code.
+
     Source: templates/routing/route.cu.j2 and topk.cu.j2; reference: jitmx/kernels/routing_cases.py.
     """
-    key: tuple[Any, ...] = ()
-    with contextlib.suppress(AttributeError, TypeError):  # what is no tensor is refused below
-        key = (
-            _kind(x), _kind(weight), _kind(bias), _kind(norm), _kind(expert_map), k, scoring, tile, local_experts,
-            tuple(knobs.items()) if knobs else (),
-        )  # fmt: skip
-    plan = _seen(key, x=x, weight=weight, bias=bias, norm=norm, expert_map=expert_map)
-    if plan is None:
-        if scoring not in SCORING:
-            raise KnobError(f"scoring={scoring!r} is not one of {', '.join(SCORING)}")
-        _check_matrix("x", x, tuple(_DTYPES) if weight is None else (torch.bfloat16, torch.float16))
-        experts = _check_router(x, weight, bias, norm)
-        call = _call(
-            x.device, knobs, expert_map, local_experts, m=x.shape[0], experts=experts, k=k,
-            h=8 if weight is None else x.shape[1], source="logits" if weight is None else "hidden",
-            dtype=_DTYPES[x.dtype], bias="none" if bias is None else f"bias_{_DTYPES[bias.dtype]}",
-            norm=norm is not None, scoring="softmax_all" if scoring == "softmax_all" else "softmax_topk", tile=tile,
-        )  # fmt: skip
-        plan = _remember(key, call)
-    return _run(plan, x, weight, bias, norm, expert_map, None, epsilon, out)
+    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        _refuse_eager_only(out, knobs)
+        return _route_traced(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts)
+    return run_route(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, out, knobs)
 
 
 def group_by_expert(
@@ -178,94 +94,155 @@ def group_by_expert(
         InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
         KnobError: experts, tile or knobs outside their choices.
 
+    Under `torch.compile` it is `torch.ops.jitmx.group_by_expert`; `out` and `knobs` are for eager code.
+
     Source: templates/routing/sort.cu.j2; reference: jitmx/kernels/routing_cases.py.
     """
-    key: tuple[Any, ...] = ()
-    with contextlib.suppress(AttributeError, TypeError):
-        key = _kind(ids), _kind(expert_map), experts, tile, local_experts, tuple(knobs.items()) if knobs else ()
-    plan = _seen(key, ids=ids, expert_map=expert_map)
-    if plan is None:
-        _check_matrix("ids", ids, (torch.int32,))
-        call = _call(
-            ids.device, knobs, expert_map, local_experts, m=ids.shape[0], experts=experts, k=ids.shape[1], h=8,
-            source="ids", tile=tile,
-        )  # fmt: skip
-        plan = _remember(key, call)
-    return _run(plan, None, None, None, None, expert_map, ids, 0.0, out if out is None else out._replace(ids=ids))
+    if type(ids) is not torch.Tensor or torch.compiler.is_compiling():
+        _refuse_eager_only(out, knobs)
+        checks.require_tensor("ids", ids)
+        return Routing(ids, None, *torch.ops.jitmx.group_by_expert(ids, experts, tile, expert_map, local_experts))
+    return run_group(ids, experts, tile, expert_map, local_experts, out, knobs)
 
 
-def _call(
-    device: torch.device, knobs: Mapping[str, Any] | None, expert_map: torch.Tensor | None, local_experts: int | None,
-    *, tile: int | None, **fields: Any,
-) -> Call:  # fmt: skip
-    experts = fields["experts"]
-    if tile is None and expert_map is not None:
-        raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
-    if tile == 0 or (tile is None and fields["source"] == "ids"):
-        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, routing.TILES[1:]))}")
-    if expert_map is not None:
-        _check_vector("expert_map", expert_map, experts, (torch.int32,), device)
-    local = experts if local_experts is None else local_experts
-    if not 1 <= local <= experts:
-        raise InputError(f"local_experts={local} is not between 1 and the {experts} experts there are")
-    if expert_map is None and local != experts:
-        raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
-    problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
-    return Call(problem, local, device.index, tuple(sorted((knobs or {}).items())))
+def _refuse_eager_only(out: Routing | None, knobs: Mapping[str, Any] | None) -> None:
+    for name, value in (("out", out), ("knobs", knobs)):
+        if value is not None:
+            raise InputError(f"{name} cannot be traced through; leave it out where the program is compiled or exported")
 
 
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    checks.require_cuda(name, tensor)
-    if tensor.dtype not in dtypes or tensor.dim() != 2:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must have two dimensions and be {_names(dtypes)}")
-    checks.require_layout(name, tensor)
-    checks.require_no_grad(name, tensor)
-
-
-def _check_vector(
-    name: str, tensor: torch.Tensor, size: int, dtypes: tuple[torch.dtype, ...], device: torch.device
-) -> None:
-    checks.require_cuda(name, tensor)
-    if tensor.shape != (size,) or tensor.dtype not in dtypes or tensor.device != device:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names(dtypes)} [{size}] on {device}")
-    checks.require_layout(name, tensor)
-    checks.require_no_grad(name, tensor)
-
-
-def _check_router(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None
-) -> int:
-    """How many experts there are."""
-    if weight is None:
-        for name, tensor in (("bias", bias), ("norm", norm)):
-            if tensor is not None:
-                raise InputError(f"{name} is for hidden states, and without a weight x are logits: leave {name} out")
-        return int(x.shape[1])
-    _check_matrix("weight", weight, (torch.bfloat16,))
-    if weight.shape[1] != x.shape[1] or weight.device != x.device:
-        raise InputError(f"weight is {checks.describe(weight)} and x {checks.describe(x)}; both need h values a row")
-    if bias is not None:
-        _check_vector("bias", bias, weight.shape[0], tuple(_DTYPES), x.device)
-    if norm is not None:
-        _check_vector("norm", norm, x.shape[1], (x.dtype,), x.device)
-    return int(weight.shape[0])
-
-
-def _check_out(out: Routing, wanted: Routing, device: int) -> None:
-    for name, tensor, like in zip(Routing._fields, out, wanted, strict=True):
-        if tensor is None and like is None:
-            continue
-        if tensor is None or like is None:
-            found = "None" if tensor is None else "a tensor"
-            raise InputError(f"out.{name} is {found}, unlike what this call writes; pass what an equal call returned")
-        if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.get_device() != device:
-            raise InputError(
-                f"out.{name} is {checks.describe(tensor)}; this call writes {_names((like.dtype,))} {list(like.shape)} "
-                f"on the device of its inputs"
+def _route_traced(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None, local_experts: int | None
+) -> Routing:  # fmt: skip
+    """`route` as an operator, which can be traced through."""
+    checks.require_tensor("x", x)
+    if tile is not None:
+        return Routing(
+            *torch.ops.jitmx.route_lists(
+                x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts
             )
-        if tensor.data_ptr() & 15 or not tensor.is_contiguous():
-            checks.require_layout(f"out.{name}", tensor)
+        )  # fmt: skip
+    if expert_map is not None:
+        raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
+    if weight is None:
+        refuse_beside_logits(bias=bias, norm=norm)
+        ids, weights = torch.ops.jitmx.topk(x, k, scoring)
+    else:
+        ids, weights = torch.ops.jitmx.route(x, weight, bias, norm, k, scoring, epsilon)
+    return Routing(ids, weights, None, None, None, None)
+
+
+def _new_choice(x: torch.Tensor, experts: int, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and weights that are not written yet."""
+    require_scoring(scoring)
+    if x.dim() != 2:
+        raise InputError(f"x is {checks.describe(x)}; it must have two dimensions")
+    if not 1 <= k <= min(routing.MAX_K, experts):
+        raise KnobError(f"k={k} is not 1 to {min(routing.MAX_K, experts)}, of {experts} experts")
+    return x.new_empty((x.shape[0], k), dtype=torch.int32), x.new_empty((x.shape[0], k), dtype=torch.float32)
+
+
+def _new_lists(like: torch.Tensor, m: Any, k: int, local: int, tile: int) -> tuple[torch.Tensor, ...]:
+    """Pairs, offsets, schedule and tiles that are not written yet; `m` may be unknown."""
+    if tile not in routing.TILES[1:]:
+        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, routing.TILES[1:]))}")
+    pairs = m * k
+    # routing.capacity, without asking which of the two is less.
+    capacity = (pairs + torch.sym_min(local, pairs) * (tile - 1)) // tile
+    return tuple(like.new_empty(shape, dtype=torch.int32) for shape in ((pairs,), (local + 1,), (capacity, 4), (1,)))
+
+
+def _run_route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, k: int, scoring: str,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    made = _new_choice(x, weight.shape[0], k, scoring)
+    out = Routing(*made, None, None, None, None)
+    x, weight, bias, norm = map(custom.plain, (x, weight, bias, norm))
+    run_route(x, weight, bias, norm, None, k, scoring, epsilon, None, None, out)
+    return made
+
+
+def _fake_route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, k: int, scoring: str,
+    _epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    custom.refuse_gradients(x=x, weight=weight, bias=bias, norm=norm)
+    return _new_choice(x, weight.shape[0], k, scoring)
+
+
+def _run_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _new_choice(logits, logits.shape[-1], k, scoring)
+    out = Routing(*made, None, None, None, None)
+    run_route(custom.plain(logits), None, None, None, None, k, scoring, 0.0, None, None, out)
+    return made
+
+
+def _fake_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
+    custom.refuse_gradients(logits=logits)
+    return _new_choice(logits, logits.shape[-1], k, scoring)
+
+
+def _new_routing(
+    x: torch.Tensor, weight: torch.Tensor | None, k: int, scoring: str, tile: int, local_experts: int | None
+) -> tuple[torch.Tensor, ...]:
+    experts = x.shape[-1] if weight is None else weight.shape[0]
+    chosen = _new_choice(x, experts, k, scoring)
+    return (*chosen, *_new_lists(x, x.shape[0], k, experts if local_experts is None else local_experts, tile))
+
+
+def _run_lists(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int, local_experts: int | None
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    made = _new_routing(x, weight, k, scoring, tile, local_experts)
+    x, weight, bias, norm, expert_map = map(custom.plain, (x, weight, bias, norm, expert_map))
+    run_route(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, Routing(*made))
+    return made
+
+
+def _fake_lists(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    _expert_map: torch.Tensor | None, k: int, scoring: str, _epsilon: float, tile: int, local_experts: int | None
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    custom.refuse_gradients(x=x, weight=weight, bias=bias, norm=norm)
+    return _new_routing(x, weight, k, scoring, tile, local_experts)
+
+
+def _run_group(
+    ids: torch.Tensor, experts: int, tile: int, expert_map: torch.Tensor | None, local_experts: int | None
+) -> tuple[torch.Tensor, ...]:
+    made = _fake_group(ids, experts, tile, expert_map, local_experts)
+    out = Routing(ids, None, *made)
+    run_group(custom.plain(ids), experts, tile, custom.plain(expert_map), local_experts, out)
+    return made
+
+
+def _fake_group(
+    ids: torch.Tensor, experts: int, tile: int, _expert_map: torch.Tensor | None, local_experts: int | None
+) -> tuple[torch.Tensor, ...]:
+    if ids.dim() != 2:
+        raise InputError(f"ids is {checks.describe(ids)}; it must have two dimensions")
+    return _new_lists(ids, ids.shape[0], ids.shape[1], experts if local_experts is None else local_experts, tile)
+
+
+_SCORED = "int k, str scoring, float epsilon"
+custom.define(
+    f"route(Tensor x, Tensor weight, Tensor? bias, Tensor? norm, {_SCORED}) -> (Tensor, Tensor)",
+    _run_route,
+    _fake_route,
+)
+custom.define("topk(Tensor logits, int k, str scoring) -> (Tensor, Tensor)", _run_topk, _fake_topk)
+custom.define(
+    f"route_lists(Tensor x, Tensor? weight, Tensor? bias, Tensor? norm, Tensor? expert_map, {_SCORED}, int tile, "
+    "int? local_experts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _run_lists,
+    _fake_lists,
+)
+custom.define(
+    "group_by_expert(Tensor ids, int experts, int tile, Tensor? expert_map, int? local_experts) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _run_group,
+    _fake_group,
+)

@@ -11,8 +11,9 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
 from jitmx.kernels.routing import RoutingProblem
-from jitmx.ops.routing import Routing, _check_out, group_by_expert, route
-from jitmx.ops.routing_plan import parts
+from jitmx.ops.routing import group_by_expert, route
+from jitmx.ops.routing_calls import _check_out
+from jitmx.ops.routing_plan import Routing, parts
 
 
 def sources(**fields: Any) -> list[tuple[str, int]]:

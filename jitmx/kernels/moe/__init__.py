@@ -13,12 +13,13 @@ and intermediate are multiples of 32.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, grouped
+from jitmx.kernels.moe import combine, decode, grouped, tiles
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
@@ -48,7 +49,14 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
 
 
 def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
+    """Of a layer, a kernel that makes products answers for the first of them."""
+    if problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec):
+        problem = replace(problem, product="up")
     return KERNELS[kernel].fixed(problem)
+
+
+def _tile(kernel: str) -> tiles.Maker | None:
+    return tiles.maker(KERNELS[kernel])
 
 
 def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
@@ -84,4 +92,7 @@ FAMILY = Family(
     cases=_cases,
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
+    tile=_tile,
+    tiled=lambda problem: None if problem.product == "combine" else "grouped",
+    following=lambda problem, variant: tiles.following(problem, variant, _tile),
 )

@@ -28,6 +28,7 @@ class MoeKernel:
         cases: launches with known results, small and ragged.
         check: KnobError where a legal variant cannot serve a problem on so many multiprocessors.
         candidates: knobs that tuning tries, best guesses first.
+        tile: knobs for a tile M x N (x K) with so many stages, where they are not those of moe/tiles.py.
     """
 
     spec: KernelSpec
@@ -38,3 +39,4 @@ class MoeKernel:
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[MoeProblem, Variant], None]
     candidates: Callable[[MoeProblem, Arch, int], list[dict[str, Any]]]
+    tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None

@@ -45,6 +45,11 @@ class MoeProblem(Problem):
                     f"the nearest legal value is {nearest}"
                 )
 
+    @property
+    def overridable(self) -> bool:
+        """Knobs and tiles in the environment are for layers and their products, not for the sum."""
+        return self.product != "combine"
+
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> MoeProblem:
         """A problem whose weights were packed for `arch`."""

@@ -1,0 +1,72 @@
+"""Tiles by name (`JITMX_MOE_TILE=64x128s4`), and the launches of a layer that share one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jitmx.errors import KnobError
+from jitmx.kernels import Following
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
+from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.routing import RoutingProblem
+from jitmx.registry.spec import KernelSpec, Variant
+
+Maker = Callable[[int, int, int | None, int | None], dict[str, Any]]
+
+_COLUMN = 8  # rows of x of an MMA
+_SUMS = 64  # accumulators a thread, where the tile allows so few
+
+
+def makes_products(spec: KernelSpec) -> bool:
+    """Whether a kernel makes one of the two products, and a layer takes several launches."""
+    return any(item.name == "product" for item in dataclasses.fields(spec.knobs))
+
+
+def maker(kernel: MoeKernel) -> Maker | None:
+    """What gives knobs of a kernel for a tile of M rows of x by N rows of W, or None where it has no such tile."""
+    if kernel.tile is not None:
+        return kernel.tile
+    names = {item.name for item in dataclasses.fields(kernel.spec.knobs)}
+    return functools.partial(_knobs, kernel.spec, names) if {"tile_m", "tile_n"} <= names else None
+
+
+def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+    """Warps of at least 16 rows of W, and as few beside each other over rows of x as their sums let."""
+    if k is not None and "tile_k" not in names and k != TILE_K:
+        raise KnobError(
+            f"{spec.family}.{spec.name} takes {TILE_K} columns a stage, not {k}; the nearest legal tile is "
+            f"{m}x{n}x{TILE_K}"
+        )
+    # A size outside its choices is refused first, with the nearest that is one.
+    sizes = {"tile_m": m, "tile_n": n}
+    spec.knobs(**sizes)
+    warps_n = max(count for count in range(1, 5) if n // TILE_ROWS % count == 0)
+    several = [count for count in (1, 2, 4) if m % (_COLUMN * count) == 0 and warps_n * count * 32 >= m] or [1]
+    warps_m = next((count for count in several if m * n <= _SUMS * warps_n * count * 32), several[-1])
+    wanted = {
+        "tile_m": m, "tile_n": n, "tile_k": k, "warps_n": warps_n, "warps_m": warps_m, "blocks_per_sm": 1,
+        "stages": stages or (6 if m < 64 else 4),
+    }  # fmt: skip
+    return {name: value for name, value in wanted.items() if name in names and value is not None}
+
+
+def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker | None]) -> tuple[Following, ...]:
+    """After the first product of a layer: its lists, made before, the second product on the same tiles, and the sum."""
+    if problem.product != "layer" or not makes_products(variant.spec):
+        return ()
+    knobs = variant.knobs
+    tile = make(variant.spec.name)
+    otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
+    lists = RoutingProblem(problem.m, problem.experts, min(problem.top, problem.experts), 8, "ids", tile=knobs.tile_m)
+    return (
+        Following("routing", lists, {}, {}),
+        Following(
+            "moe", dataclasses.replace(problem, product="down"), {"tile_m": knobs.tile_m},
+            {"kernel": variant.spec.name, **otherwise},
+        ),
+        Following("moe", dataclasses.replace(problem, product="combine"), {}, {}),
+    )  # fmt: skip

@@ -1,0 +1,162 @@
+"""What `jitmx.moe` asks of its tensors, with data and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from jitmx.errors import InputError, KnobError
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP
+from jitmx.ops import checks
+from jitmx.ops.expert_operand import ExpertOperand, Experts
+from jitmx.ops.experts import PackedExperts
+from jitmx.ops.routing_calls import SCORING
+from jitmx.ops.routing_plan import Routing
+
+LOGITS = (torch.bfloat16, torch.float16, torch.float32)
+
+# Ids and weights, or logits and None.
+Chosen = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def require_experts(w13: Any, w2: Any) -> None:
+    """Both weights are packed, and fit one another.
+
+    Raises:
+        InputError: they are not, or do not.
+    """
+    for name, weight in (("w13", w13), ("w2", w2)):
+        if not isinstance(weight, PackedExperts | ExpertOperand):
+            raise InputError(f"{name} is a {type(weight).__name__}; pack it once with jitmx.pack_experts")
+    if (w2.experts, w2.n, 2 * w2.k) != (w13.experts, w13.k, w13.n):
+        raise InputError(
+            f"w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit: they must be [experts, 2 intermediate, hidden] "
+            "and [experts, hidden, intermediate]"
+        )
+    if w13.encoding != w2.encoding:
+        raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}; pack both alike")
+
+
+def taken_apart(routing: Any) -> Chosen:
+    """Ids and weights of what was passed as routing, or logits and None.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(routing, Routing):
+        return routing.ids, routing.weights
+    if isinstance(routing, torch.Tensor):
+        return routing, None
+    if isinstance(routing, tuple) and len(routing) == 2:
+        return routing
+    raise InputError(
+        f"routing is a {type(routing).__name__}; pass router logits, (ids, weights), or what jitmx.route returns"
+    )
+
+
+def require_layer(
+    x: torch.Tensor, chosen: Chosen, w13: Experts, w2: Experts, b13: Any, b2: Any, expert_map: Any, count: Any,
+    top: int | None, scoring: str, activation: str,
+) -> int:  # fmt: skip
+    """Dtypes and shapes fit together; what has no data has these too.
+
+    Returns:
+        Experts a row.
+
+    Raises:
+        InputError: they do not.
+        KnobError: an activation or scoring that there is not.
+    """
+    if activation not in ACTIVATIONS:
+        raise KnobError(f"activation={activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    checks.require_tensor("x", x)
+    if x.dtype != torch.bfloat16 or x.dim() == 0 or x.shape[-1] != w13.k:
+        raise InputError(
+            f"x is {checks.describe(x)}; moe takes bfloat16 whose last dimension is hidden={w13.k} of w13 "
+            f"{list(w13.shape)}"
+        )
+    if w13.device != x.device or w2.device != x.device:
+        raise InputError(f"x is on {x.device}, w13 on {w13.device} and w2 on {w2.device}; put all on one GPU")
+    if expert_map is not None:
+        checks.require_tensor("expert_map", expert_map)
+        _require("expert_map", expert_map, x, (torch.int32,), (expert_map.numel(),))
+    top = _require_chosen(x, chosen, w13.experts if expert_map is None else expert_map.numel(), top, scoring)
+    if (b13 is None) != (b2 is None):
+        raise InputError("one of b13 and b2 is missing; pass both or neither (zeros where one product has none)")
+    if b13 is not None:
+        _require("b13", b13, x, (torch.bfloat16,), (w13.experts, w13.n))
+        _require("b2", b2, x, (torch.bfloat16,), (w2.experts, w2.n))
+    if count is not None:
+        _require("count", count, x, (torch.int32,), (1,))
+    return top
+
+
+def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | None, scoring: str) -> int:
+    """Ids and weights, or logits, are of x's rows; how many experts a row has."""
+    ids, weights = chosen
+    rows = tuple(x.shape[:-1])
+    if weights is None:
+        if scoring not in SCORING:
+            raise KnobError(f"scoring={scoring!r} is not one of {', '.join(SCORING)}")
+        checks.require_tensor("routing", ids)
+        if not ids.is_floating_point() and ids.dim() == x.dim():
+            raise InputError(
+                f"routing is {checks.describe(ids)}, which are no logits; of ids and weights pass both: (ids, weights)"
+            )
+        most = min(MAX_TOP, experts)
+        if top is None or not 1 <= top <= most:
+            raise InputError(f"top={top} of router logits is not 1 to {most}; say how many experts a row takes")
+        _require("router logits", ids, x, LOGITS, (*rows, experts))
+        return top
+    checks.require_tensor("ids", ids)
+    found = ids.shape[-1] if ids.dim() else 0
+    if not 1 <= found <= MAX_TOP:
+        raise InputError(f"ids is {checks.describe(ids)}; its last dimension, experts a row, must be 1 to {MAX_TOP}")
+    if top is not None and top != found:
+        raise InputError(f"top={top} is for router logits, and ids is {checks.describe(ids)}: leave top out")
+    _require("ids", ids, x, (torch.int32,), (*rows, found))
+    _require("weights", weights, x, (torch.float32,), (*rows, found))
+    return int(found)
+
+
+def _require(
+    name: str, tensor: Any, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
+) -> None:
+    """Raise InputError unless a tensor is of one of these types and of this shape, on x's device."""
+    checks.require_tensor(name, tensor)
+    if tensor.dtype not in dtypes or tuple(tensor.shape) != shape or tensor.device != x.device:
+        raise _unfit(name, tensor, x, dtypes, shape)
+
+
+def _unfit(name: str, tensor: torch.Tensor, x: torch.Tensor, dtypes: Any, shape: Any) -> InputError:
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return InputError(f"{name} is {checks.describe(tensor)}; it must be contiguous {names} {list(shape)} on {x.device}")
+
+
+def require_out(out: Any, x: torch.Tensor) -> None:
+    """What is written is like x.
+
+    Raises:
+        InputError: it is not.
+    """
+    _require("out", out, x, (torch.bfloat16,), tuple(x.shape))
+
+
+def require_data(**tensors: torch.Tensor | None) -> None:
+    """Tensors lie on a GPU, contiguous, and no gradient is asked of them; 16-bit ones start on 16 bytes.
+
+    Raises:
+        InputError: one does not.
+    """
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        checks.require_cuda(name, tensor)
+        if not tensor.is_contiguous():
+            raise InputError(
+                f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()"
+            )
+        if tensor.dtype is torch.bfloat16:  # read and written several at a time
+            checks.require_layout(name, tensor)
+        checks.require_no_grad(name, tensor)

@@ -1,0 +1,119 @@
+"""Launches of `moe`, planned once for a layer's shape and a number of rows; all layers of a model share them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx import settings
+from jitmx.dispatch.choose import Choice, choose
+from jitmx.dispatch.choose import following as following_of
+from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe.arguments import LAYOUT
+from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.kernels.moe.tiles import makes_products
+from jitmx.ops import checks, scratch
+from jitmx.ops.expert_operand import Experts
+from jitmx.ops.moe_grouped import GroupedPlan
+from jitmx.ops.routing_plan import Routing
+from jitmx.registry.spec import Variant
+from jitmx.runtime.launch import Launcher
+
+# Row counts vary from call to call where prompts are read: what is kept for them has a limit.
+_MOST_PLANS = 1024
+
+Knobs = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Addresses on the device of what one call reads and writes, 0 for what it lacks.
+
+    Attributes:
+        x, y: [rows, hidden].
+        weights: words and scales of W13, then of W2.
+        b13, b2: biases.
+        expert_map, map_size: the map, and how many ids it has.
+        count: rows that count.
+        alpha, limit: of the activation.
+    """
+
+    x: int
+    y: int
+    weights: tuple[int, int, int, int]
+    b13: int = 0
+    b2: int = 0
+    expert_map: int = 0
+    map_size: int = 0
+    count: int = 0
+    alpha: float = ALPHA
+    limit: float = LIMIT
+
+
+class LayerPlan:
+    """A layer in one launch."""
+
+    tile: int | None = None  # of lists: it reads none
+
+    def __init__(self, problem: MoeProblem, choice: Choice, device: int) -> None:
+        variant = choice.variant
+        geometry = launch_of(variant, problem, choice.multiprocessors)
+        self.launcher = Launcher(
+            variant, device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
+            layout=LAYOUT, pdl=variant.knobs.pdl,
+        )  # fmt: skip
+        self._sizes = problem.m, problem.top, problem.experts, problem.hidden, problem.intermediate
+        self._scratch, self._device = geometry.workspace, device
+        self._kind = variant.identity, self._sizes
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What it launches."""
+        return (self.launcher.variant,)
+
+    def __call__(self, stream: int, call: Call, found: Routing) -> None:
+        """Launch on the CUstream `stream`, torch's current one."""
+        assert found.weights is not None
+        rows, top, experts, hidden, intermediate = self._sizes
+        memory = scratch.memory(self._scratch, self._kind, self._device, stream)
+        self.launcher(
+            stream, call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), found.weights.data_ptr(),
+            call.expert_map, call.count, call.y, memory.data_ptr(), call.alpha, call.limit, rows, top, experts,
+            call.map_size, hidden, intermediate,
+        )  # fmt: skip
+
+
+Plan = LayerPlan | GroupedPlan
+
+
+def problem_of(
+    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True
+) -> MoeProblem:
+    """What a call with so many rows, each to `top` experts, asks for."""
+    scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
+    return MoeProblem(rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales)
+
+
+def plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:
+    """The launches of a problem.
+
+    Args:
+        knobs: as for `choose`; `down`, where it is among them, holds knobs of the second product.
+    """
+    own = dict(knobs or {})
+    down = own.pop("down", {})
+    return _plan(problem, device, tuple(own.items()), tuple(down.items()), settings.current())
+
+
+@functools.lru_cache(maxsize=_MOST_PLANS)
+def _plan(problem: MoeProblem, device: int, knobs: Knobs, down: Knobs, _chosen_under: settings.Settings) -> Plan:
+    arch, count = checks.device_arch(device), checks.multiprocessors(device)
+    choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
+    if not makes_products(choice.variant.spec):
+        return LayerPlan(problem, choice, device)
+    _, second, combine = following_of(choice)
+    if down:
+        second = choose("moe", second.problem, arch, multiprocessors=count, knobs=dict(down))
+    return GroupedPlan(problem, (choice, second, combine), device)

@@ -1,0 +1,220 @@
+"""Calls of `routing` on plain tensors: checked and planned once for each kind of call, then launched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jitmx.errors import InputError, KnobError
+from jitmx.kernels import routing
+from jitmx.kernels.routing import RoutingProblem
+from jitmx.ops import checks, scratch
+from jitmx.ops.routing_plan import Call, Plan, Routing
+
+SCORING = ("softmax_topk", "softmax_all", "softmax_all_renorm")
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+# By everything that decides the launches: calls that were checked and planned before. Row counts vary from call to call
+# where prompts are read: what is kept for them has a limit.
+_plans: dict[tuple[Any, ...], Plan] = {}
+_MOST_PLANS = 1024
+
+
+def kind(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """What of a tensor plans depend on."""
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
+
+
+def _seen(key: tuple[Any, ...], **tensors: torch.Tensor | None) -> Plan | None:
+    """The plan of an equal call before; of its tensors only what the key does not say is checked again."""
+    plan = _plans.get(key)
+    if plan is not None:
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                if tensor.data_ptr() & 15 or not tensor.is_contiguous():
+                    checks.require_layout(name, tensor)
+                if tensor.requires_grad:
+                    checks.require_no_grad(name, tensor)
+    return plan
+
+
+def _remember(key: tuple[Any, ...], call: Call) -> Plan:
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    plan = _plans[key] = Plan(call)
+    return plan
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else int(tensor.data_ptr())
+
+
+def _run(
+    plan: Plan, x: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    norm: torch.Tensor | None, expert_map: torch.Tensor | None, ids: torch.Tensor | None, epsilon: float,
+    out: Routing | None,
+) -> Routing:  # fmt: skip
+    if out is None:
+        out = plan.outputs(ids, torch.device("cuda", plan.device))
+    else:
+        _check_out(out, plan.wanted, plan.device)
+    if plan.device == torch._C._cuda_getDevice():
+        _launch(plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon)
+    else:
+        with torch.cuda.device(plan.device):
+            _launch(
+                plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon
+            )
+    return out
+
+
+def _launch(
+    plan: Plan, out: Routing, x: int, weight: int, bias: int, norm: int, expert_map: int, epsilon: float
+) -> None:
+    stream, outputs = _raw_stream(plan.device), [_address(tensor) for tensor in out]
+    for step in plan.steps:
+        memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
+        step.launcher(
+            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, _address(memory), epsilon,
+            plan.m, plan.h,
+        )  # fmt: skip
+
+
+def run_route(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None, local_experts: int | None,
+    out: Routing | None = None, knobs: Mapping[str, Any] | None = None,
+) -> Routing:  # fmt: skip
+    """`route` on plain tensors."""
+    key: tuple[Any, ...] = ()
+    with contextlib.suppress(AttributeError, TypeError):  # what is no tensor is refused below
+        key = (
+            kind(x), kind(weight), kind(bias), kind(norm), kind(expert_map), k, scoring, tile, local_experts,
+            tuple(knobs.items()) if knobs else (),
+        )  # fmt: skip
+    plan = _seen(key, x=x, weight=weight, bias=bias, norm=norm, expert_map=expert_map)
+    if plan is None:
+        require_scoring(scoring)
+        _check_matrix("x", x, tuple(_DTYPES) if weight is None else (torch.bfloat16, torch.float16))
+        experts = _check_router(x, weight, bias, norm)
+        call = _call(
+            x.device, knobs, expert_map, local_experts, m=x.shape[0], experts=experts, k=k,
+            h=8 if weight is None else x.shape[1], source="logits" if weight is None else "hidden",
+            dtype=_DTYPES[x.dtype], bias="none" if bias is None else f"bias_{_DTYPES[bias.dtype]}",
+            norm=norm is not None, scoring="softmax_all" if scoring == "softmax_all" else "softmax_topk", tile=tile,
+        )  # fmt: skip
+        plan = _remember(key, call)
+    return _run(plan, x, weight, bias, norm, expert_map, None, epsilon, out)
+
+
+def run_group(
+    ids: torch.Tensor, experts: int, tile: int, expert_map: torch.Tensor | None, local_experts: int | None,
+    out: Routing | None = None, knobs: Mapping[str, Any] | None = None,
+) -> Routing:  # fmt: skip
+    """`group_by_expert` on plain tensors."""
+    key: tuple[Any, ...] = ()
+    with contextlib.suppress(AttributeError, TypeError):
+        key = kind(ids), kind(expert_map), experts, tile, local_experts, tuple(knobs.items()) if knobs else ()
+    plan = _seen(key, ids=ids, expert_map=expert_map)
+    if plan is None:
+        _check_matrix("ids", ids, (torch.int32,))
+        call = _call(
+            ids.device, knobs, expert_map, local_experts, m=ids.shape[0], experts=experts, k=ids.shape[1], h=8,
+            source="ids", tile=tile,
+        )  # fmt: skip
+        plan = _remember(key, call)
+    return _run(plan, None, None, None, None, expert_map, ids, 0.0, out if out is None else out._replace(ids=ids))
+
+
+def _call(
+    device: torch.device, knobs: Mapping[str, Any] | None, expert_map: torch.Tensor | None, local_experts: int | None,
+    *, tile: int | None, **fields: Any,
+) -> Call:  # fmt: skip
+    experts = fields["experts"]
+    if tile is None and expert_map is not None:
+        raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
+    if tile == 0 or (tile is None and fields["source"] == "ids"):
+        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, routing.TILES[1:]))}")
+    if expert_map is not None:
+        _check_vector("expert_map", expert_map, experts, (torch.int32,), device)
+    local = experts if local_experts is None else local_experts
+    if not 1 <= local <= experts:
+        raise InputError(f"local_experts={local} is not between 1 and the {experts} experts there are")
+    if expert_map is None and local != experts:
+        raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
+    problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
+    return Call(problem, local, device.index, tuple(sorted((knobs or {}).items())))
+
+
+def require_scoring(scoring: str) -> None:
+    """Raise KnobError unless there is such a scoring."""
+    if scoring not in SCORING:
+        raise KnobError(f"scoring={scoring!r} is not one of {', '.join(SCORING)}")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    checks.require_cuda(name, tensor)
+    if tensor.dtype not in dtypes or tensor.dim() != 2:
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must have two dimensions and be {_names(dtypes)}")
+    checks.require_layout(name, tensor)
+    checks.require_no_grad(name, tensor)
+
+
+def _check_vector(
+    name: str, tensor: torch.Tensor, size: int, dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> None:
+    checks.require_cuda(name, tensor)
+    if tensor.shape != (size,) or tensor.dtype not in dtypes or tensor.device != device:
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names(dtypes)} [{size}] on {device}")
+    checks.require_layout(name, tensor)
+    checks.require_no_grad(name, tensor)
+
+
+def _check_router(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None
+) -> int:
+    """How many experts there are."""
+    if weight is None:
+        refuse_beside_logits(bias=bias, norm=norm)
+        return int(x.shape[1])
+    _check_matrix("weight", weight, (torch.bfloat16,))
+    if weight.shape[1] != x.shape[1] or weight.device != x.device:
+        raise InputError(f"weight is {checks.describe(weight)} and x {checks.describe(x)}; both need h values a row")
+    if bias is not None:
+        _check_vector("bias", bias, weight.shape[0], tuple(_DTYPES), x.device)
+    if norm is not None:
+        _check_vector("norm", norm, x.shape[1], (x.dtype,), x.device)
+    return int(weight.shape[0])
+
+
+def refuse_beside_logits(**tensors: torch.Tensor | None) -> None:
+    """Raise InputError for what goes with hidden states, where x are logits."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            raise InputError(f"{name} is for hidden states, and without a weight x are logits: leave {name} out")
+
+
+def _check_out(out: Routing, wanted: Routing, device: int) -> None:
+    for name, tensor, like in zip(Routing._fields, out, wanted, strict=True):
+        if tensor is None and like is None:
+            continue
+        if tensor is None or like is None:
+            found = "None" if tensor is None else "a tensor"
+            raise InputError(f"out.{name} is {found}, unlike what this call writes; pass what an equal call returned")
+        if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.get_device() != device:
+            raise InputError(
+                f"out.{name} is {checks.describe(tensor)}; this call writes {_names((like.dtype,))} {list(like.shape)} "
+                f"on the device of its inputs"
+            )
+        if tensor.data_ptr() & 15 or not tensor.is_contiguous():
+            checks.require_layout(f"out.{name}", tensor)
+
+
