@@ -350,9 +350,6 @@ def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None)
         multiprocessors: SM count of the device; by default that of the card that `arch` stands for.
     """
     family = kernels.family(op)
-    chosen = [
-        choice.variant
-        for problem in family.typical(arch)
-        for choice in launches(op, problem, arch, multiprocessors=multiprocessors)
-    ]
+    first = [choose(op, problem, arch, multiprocessors=multiprocessors) for problem in family.typical(arch)]
+    chosen = [choice.variant for one in first for choice in (one, *following(one))]
     return tuple({variant.identity: variant for variant in chosen}.values())

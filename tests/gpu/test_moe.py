@@ -222,7 +222,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
         ({"routing": (ids.long(), weights)}, "ids is int64"),
         ({"routing": (ids, weights.half())}, "weights is float16"),
         ({"routing": (ids[:1], weights)}, "ids is int32"),
-        ({"routing": ids}, "routing is a Tensor"),
+        ({"routing": ids}, "are no logits"),
         ({"w2": w13}, "do not fit"),
         ({"b2": None}, "pass both or neither"),
         ({"b13": b13[:, :-1]}, "b13 is bfloat16"),  # type: ignore[index]

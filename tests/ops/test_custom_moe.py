@@ -146,7 +146,7 @@ def test_the_number_of_rows_may_be_unknown() -> None:
         return jitmx.moe(x, found, W13, W2)
 
     traced = make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(inputs()["x"], logits(3))
-    node = [node for node in traced.graph.nodes if str(node.target) == "jitmx.moe.default"][0]
+    node = next(node for node in traced.graph.nodes if str(node.target) == "jitmx.moe.default")
     assert isinstance(node.meta["val"].shape[0], torch.SymInt) and node.meta["val"].shape[1] == HIDDEN
 
 

@@ -40,12 +40,7 @@ def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> La
 def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     """Layers of gpt-oss-120b; those of 20b run the same variants."""
     encoding = preferred_encoding(arch)
-    few = tuple(MoeProblem(m, encoding=encoding) for m in TYPICAL_ROWS)
-    return few + tuple(
-        MoeProblem(m, encoding=encoding, product=product)
-        for m in MANY_ROWS
-        for product in ("up", "down", "combine")
-    )
+    return tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
 
 
 def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
