@@ -24,7 +24,7 @@ class Buffer:
     Attributes:
         data: what it holds at launch; for an output, only shape and dtype count, and its bytes start uninitialised.
         output: whether the kernel writes it. What is neither output nor scratch may not be written.
-        scratch: memory with these bytes that the kernel reads and writes, and nobody looks at.
+        scratch: memory with these bytes that the kernel reads and writes; nobody looks at it, unless an output.
     """
 
     data: Array

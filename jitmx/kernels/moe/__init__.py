@@ -45,6 +45,7 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
 
 def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
     """Of a layer, a kernel that makes products answers for the first of them."""
+    KERNELS[kernel].require_usual(problem)
     if problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec):
         problem = replace(problem, product="up")
     return KERNELS[kernel].fixed(problem)

@@ -86,4 +86,5 @@ KERNEL = MoeKernel(
     cases=_cases,
     check=lambda problem, variant: None,
     candidates=_candidates,
+    beyond=("activation", "x_format", "weight_on"),
 )

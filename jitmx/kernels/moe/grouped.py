@@ -20,7 +20,7 @@ from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import product_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -28,7 +28,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
 COLUMN = 8  # rows of x of an MMA
-TILES_M = (16, 32, 64, 128)
+TILES_M = (8, 16, 32, 64, 128)
 ADDRESSED = 1 << 32  # bytes that offsets of rows reach
 
 
@@ -37,8 +37,10 @@ class GroupedKnobs(Knobs):
     """Compile-time choices of `moe.grouped`."""
 
     product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS + UNGATED, doc="what makes h of gate and up, or of up")
     bias: bool = knob(True, doc="the product has a bias")
+    weight_on: str = knob("output", choices=WEIGHT_ON, doc="whether the router's weight multiplies W2 h + b2 or W13 x")
+    reduction: str = knob("ordered", choices=REDUCTIONS, doc="parts of y by pair for moe.combine, or atomics on y")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")
     tile_n: int = knob(128, choices=(32, 64, 96, 128, 192, 256), doc="rows of W a block")
@@ -58,8 +60,13 @@ def stage_bytes(knobs: GroupedKnobs) -> int:
 
 def shared_bytes(knobs: GroupedKnobs) -> int:
     """Dynamic shared memory of a launch: the ring, in whose place the results and what their rows are go out."""
-    features, more = (knobs.tile_n // 2, 0) if knobs.product == "up" else (knobs.tile_n, 8)
-    return max(knobs.stages * stage_bytes(knobs), knobs.tile_m * (features * 2 + 16 + more))
+    return max(knobs.stages * stage_bytes(knobs), rows_bytes(knobs))
+
+
+def rows_bytes(knobs: Any) -> int:
+    """Shared memory of the rows that a block makes, with what they are (class TileRows of moe_epilogue.cuh)."""
+    features = knobs.tile_n // (2 if knobs.product == "up" and knobs.activation in ACTIVATIONS else 1)
+    return int(knobs.tile_m * (features * 2 + 16 + 8))
 
 
 def threads(knobs: GroupedKnobs) -> int:
@@ -81,11 +88,7 @@ def _check(knobs: GroupedKnobs, arch: Arch) -> None:
                 f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}; "
                 f"the nearest legal {warps} is {min(legal, key=lambda value: abs(value - count))}"
             )
-    if knobs.product == "down" and knobs.activation != ACTIVATIONS[0]:
-        raise KnobError(
-            f"activation={knobs.activation!r} is of the first product; with product='down' leave it at "
-            f"{ACTIVATIONS[0]!r}"
-        )
+    check_product(knobs, arch)
     if sums_per_thread(knobs) > MAX_SUMS:
         raise KnobError(
             f"{sums_per_thread(knobs)} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave "
@@ -101,6 +104,18 @@ def _check(knobs: GroupedKnobs, arch: Arch) -> None:
             f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
             f"the nearest legal value is {1536 // threads(knobs)}"
         )
+
+
+def check_product(knobs: Any, arch: Arch) -> None:
+    """Raise KnobError where a knob is of the other product, or the target has no such atomics."""
+    for name, product, usual in (("activation", "up", ACTIVATIONS[0]), ("reduction", "down", REDUCTIONS[0])):
+        value = getattr(knobs, name)
+        if knobs.product != product and value != usual:
+            raise KnobError(
+                f"{name}={value!r} is of product={product!r}; with product={knobs.product!r} leave it at {usual!r}"
+            )
+    if knobs.reduction == "atomic" and arch.major < 9:
+        raise KnobError(f"reduction='atomic' needs sm_90 or newer; on {arch} use reduction='ordered'")
 
 
 def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
@@ -123,43 +138,37 @@ SPEC = KernelSpec(
 )
 
 
-def _sizes(problem: MoeProblem, product: str) -> tuple[int, int]:
-    """n and k of a product."""
-    if product == "up":
-        return 2 * problem.intermediate, problem.hidden
-    return problem.hidden, problem.intermediate
-
-
-def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+def launch(knobs: Any, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block for each tile of features of each tile that the schedule can have."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
-    return Launch(tiles * -(-_sizes(problem, knobs.product)[0] // knobs.tile_n), shared_bytes(knobs))
+    return Launch(tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n), shared_bytes(knobs))
 
 
 def product_of(problem: MoeProblem) -> str:
-    """The product that answers a problem: of a whole layer of many rows the first."""
-    if problem.product in ("up", "down"):
-        return problem.product
-    if problem.product == "layer" and problem.m > MAX_ROWS:
-        return "up"
-    raise KnobError(
-        f"moe.grouped makes one product of many rows, and not product={problem.product} of m={problem.m}; "
-        "use product='up' or product='down'"
-    )
+    """The product that answers a problem: of a whole layer the first."""
+    if problem.product == "combine":
+        raise KnobError("moe.grouped makes one product, and not product=combine; use product='up' or product='down'")
+    return "down" if problem.product == "down" else "up"
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
+    return fixed_product(problem) | {"scale_range": problem.scale_range}
+
+
+def fixed_product(problem: MoeProblem) -> dict[str, Any]:
+    """Knobs that say which product it is, of which weights."""
     product = product_of(problem)
     return {
         "product": product, "activation": problem.activation if product == "up" else ACTIVATIONS[0],
-        "bias": problem.bias, "encoding": problem.encoding, "scale_range": problem.scale_range,
+        "reduction": problem.reduction if product == "down" else REDUCTIONS[0], "weight_on": problem.weight_on,
+        "bias": problem.bias, "encoding": problem.encoding,
     }  # fmt: skip
 
 
 def _block(tile_m: int, arch: Arch, full: bool) -> dict[str, Any]:
     """128 rows of W for a tile of rows: 64 sums a thread at most, 32 where sums of a scale's own come beside them."""
-    warps_n, warps_m = {16: (4, 1), 32: (4, 1), 64: (4, 2 if full else 1), 128: (4, 2)}[tile_m]
+    warps_n, warps_m = {8: (4, 1), 16: (4, 1), 32: (4, 1), 64: (4, 2 if full else 1), 128: (4, 2)}[tile_m]
     tile_n = 64 if full and tile_m == 128 else 128
     return {
         "tile_n": tile_n, "tile_m": tile_m, "warps_n": warps_n, "warps_m": warps_m,
@@ -167,15 +176,20 @@ def _block(tile_m: int, arch: Arch, full: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def spread(problem: MoeProblem, tile_m: int) -> tuple[float, int]:
+    """Experts that have rows, where all are as likely, and tiles that their rows fill, spread evenly."""
+    pairs = problem.m * problem.top
+    busy = problem.experts * -math.expm1(pairs * math.log1p(-1 / problem.experts)) if problem.experts > 1 else 1.0
+    return busy, math.ceil(busy * math.ceil(pairs / busy / tile_m))
+
+
 def _cost(problem: MoeProblem, tile_m: int, arch: Arch, multiprocessors: int) -> float:
     """Microseconds that linear.tile's model gives both products, of rows spread evenly and filled up to whole tiles."""
     knobs = _block(tile_m, arch, problem.scale_range == "full")
-    pairs = problem.m * problem.top
-    busy = problem.experts * -math.expm1(pairs * math.log1p(-1 / problem.experts)) if problem.experts > 1 else 1.0
-    tiles = math.ceil(busy * math.ceil(pairs / busy / tile_m))
+    busy, tiles = spread(problem, tile_m)
     total = 0.0
     for product in ("up", "down"):
-        n, k = _sizes(problem, product)
+        n, k = problem.sizes(product)
         plain = GroupedKnobs(product=product, **knobs)
         warps = plain.warps_n * plain.warps_m
         shape = Shape(
@@ -190,9 +204,10 @@ def _cost(problem: MoeProblem, tile_m: int, arch: Arch, multiprocessors: int) ->
 def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
     """Rows of a tile of the schedule, which both products share.
 
-    64 or 128, whichever the model holds for faster, and where MMA are quick beside memory also fewer.
+    64 or 128, whichever the model holds for faster, and where MMA are quick beside memory also fewer. Of few rows, an
+    expert has one or two: their tiles may be the smallest.
     """
-    tiles = TILES_M[2:] if arch.major >= 12 else TILES_M
+    tiles = TILES_M if problem.m <= MAX_ROWS else TILES_M[3:] if arch.major >= 12 else TILES_M[1:]
     return min(tiles, key=lambda tile_m: (_cost(problem, tile_m, arch, multiprocessors), tile_m))
 
 
@@ -243,8 +258,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
         ((1, 32, 32, np.zeros((1, 1), np.int32)), (4, ragged, around, spread))
     ):
         up = knobs.product == "up"
-        hidden, intermediate = (k, max(32, -(-n // 64) * 32)) if up else (n, k)
-        problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, intermediate, product=knobs.product)
+        inner = -(-n // 32) * 32 if knobs.activation in UNGATED else max(32, -(-n // 64) * 32)
+        hidden, intermediate = (k, inner) if up else (n, k)
+        problem = MoeProblem(
+            len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
+        )
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
 
 
@@ -257,4 +275,5 @@ KERNEL = MoeKernel(
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,
+    beyond=("activation", "weight_on", "reduction"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -9,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
+from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.kernel import Launch
-from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Buffer, Case, relative_l2
@@ -19,6 +21,7 @@ from jitmx.registry.spec import Variant
 # x, weight, its scales, bias, pairs, schedule, weights, ids, map, y; alpha, limit; rows, top, experts, map_size, n, k,
 # tiles.
 LAYOUT = "@10P2f7i0P"
+ATOMIC_GATE = 0.01  # relative L2: y is rounded to bf16 after each expert
 
 
 def lists(local: npt.NDArray[np.int32], experts: int, tile: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -43,24 +46,37 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     knobs, generator = variant.knobs, np.random.default_rng(seed)
     up = knobs.product == "up"
     rows, top = routing.ids.shape
-    n, k = (2 * problem.intermediate, problem.hidden) if up else (problem.hidden, problem.intermediate)
+    n, k = problem.sizes(knobs.product)
     pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
     x = generator.standard_normal((rows if up else rows * top, k)).astype(ml_dtypes.bfloat16)
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
     values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=knobs.scale_range == "full" and not up)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
+    x_format, rule = getattr(knobs, "x_format", "bf16"), getattr(knobs, "scale_rule", "floor")
+    seen = rounded(x.astype(np.float64), x_format, rule)
 
-    inner = n // 2 if up else n
-    wanted = np.zeros((int((pairs >= 0).sum()), inner))
+    parts = np.zeros((int((pairs >= 0).sum()), n))  # in the order of pairs
     for expert, first, count, _ in schedule[schedule[:, 0] >= 0]:
-        for at in range(first, first + count):
-            pair = pairs[at]
-            out = values[expert] @ x[pair // top if up else at].astype(np.float64)
-            out = out + bias[expert].astype(np.float64) if knobs.bias else out
-            place = at if up else pair
-            wanted[place] = activate(out, knobs.activation) if up else out * float(weights.flat[pair])
+        listed = pairs[first : first + count]
+        out = seen[listed // top if up else slice(first, first + count)] @ values[expert].T
+        weight = weights.ravel()[listed, None].astype(np.float64)
+        out = out * weight if up and knobs.weight_on == "input" else out
+        out = out + bias[expert].astype(np.float64) if knobs.bias else out
+        out = out * weight if not up and knobs.weight_on == "output" else out
+        parts[first : first + count] = out
+    wanted = activate(parts, knobs.activation) if up else _by_row(parts, pairs, rows, top, knobs.reduction)
+    quantized = up and x_format != "bf16"
+    if quantized:
+        shape = replace(problem, m=rows, top=top, x_format=x_format)
+        y = Buffer(np.full(hidden_bytes(shape), 255, np.uint8), output=True, scratch=True)
+        wanted = rounded(wanted.astype(ml_dtypes.bfloat16).astype(np.float64), x_format, rule)
+    else:
+        atomic = knobs.reduction == "atomic"
+        y = Buffer(np.zeros(wanted.shape, ml_dtypes.bfloat16), output=True, scratch=atomic)
 
     def check(outputs: Any) -> float:
+        if quantized:
+            return relative_l2(restore(outputs[0], rows * top, wanted.shape[1], x_format)[: len(wanted)], wanted)
         return relative_l2(outputs[0], wanted)
 
     return Case(
@@ -69,13 +85,25 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         shared_bytes=launch.shared_bytes,
         layout=LAYOUT,
         arguments=(
-            Buffer(x), *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs), Buffer(schedule),
-            Buffer(weights), 0, 0, Buffer(np.empty(wanted.shape, ml_dtypes.bfloat16), output=True),
-            ALPHA, LIMIT, rows, top, problem.experts, 0, n, k, len(schedule),
+            Buffer(x if up or x_format == "bf16" else arrange(x.astype(np.float64), x_format, rule)),
+            *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs), Buffer(schedule),
+            Buffer(weights), 0, 0, y, ALPHA, LIMIT, rows, top, problem.experts, 0, n, k, len(schedule),
         ),
         check=check,
-        gate=GATE,
+        gate=ATOMIC_GATE if knobs.reduction == "atomic" else GATE,
     )  # fmt: skip
+
+
+def _by_row(parts: Floats, pairs: npt.NDArray[np.int32], rows: int, top: int, reduction: str) -> Floats:
+    """Parts where a product leaves them: [pairs, n] in the order of rows and slots, or added up, [rows, n]."""
+    listed = pairs[: len(parts)]
+    if reduction == "atomic":
+        y = np.zeros((rows, parts.shape[1]))
+        np.add.at(y, listed // top, parts)
+        return y
+    y = np.zeros_like(parts)
+    y[listed] = parts
+    return y
 
 
 def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels.linear.kernel import Launch
-from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.spec import KernelSpec, Variant
 
 __all__ = ["Launch", "MoeKernel"]
+
+# What every kernel takes.
+USUAL = {
+    "activation": ACTIVATIONS, "x_format": X_FORMATS[:1], "weight_on": WEIGHT_ON[:1], "reduction": REDUCTIONS[:1],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class MoeKernel:
         check: KnobError where a legal variant cannot serve a problem on so many multiprocessors.
         candidates: knobs that tuning tries, best guesses first.
         tile: knobs for a tile M x N (x K) with so many stages, where they are not those of moe/tiles.py.
+        beyond: fields of a problem that it takes with any value; others of USUAL only with the usual ones.
     """
 
     spec: KernelSpec
@@ -40,3 +47,11 @@ class MoeKernel:
     check: Callable[[MoeProblem, Variant], None]
     candidates: Callable[[MoeProblem, Arch, int], list[dict[str, Any]]]
     tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
+    beyond: tuple[str, ...] = ()
+
+    def require_usual(self, problem: MoeProblem) -> None:
+        """Raise KnobError where the problem asks for something that the kernel lacks."""
+        for name, usual in USUAL.items():
+            value = getattr(problem, name)
+            if name not in self.beyond and value not in usual:
+                raise KnobError(f"moe.{self.spec.name} does not take {name}={value!r}, only {' or '.join(usual)}")

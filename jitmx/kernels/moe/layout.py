@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.kernels.linear.layout import pack
+from jitmx.kernels.moe.problem import UNGATED
 
 Floats = npt.NDArray[np.float64]
 ALPHA, LIMIT = 1.702, 7.0  # of gpt-oss
@@ -38,7 +39,9 @@ def interleave(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 
 def activate(rows: Floats, activation: str, alpha: float = ALPHA, limit: float = LIMIT) -> Floats:
-    """h [..., i] from rows [..., 2 i] of gates and ups in turn."""
+    """h [..., i] from rows [..., 2 i] of gates and ups in turn; without gates, from rows [..., i] of ups."""
+    if activation in UNGATED:
+        return np.maximum(rows, 0.0) ** 2 if activation == "relu2" else rows
     gate, up = rows[..., 0::2], rows[..., 1::2]
     if activation == "swiglu_oai":
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)

@@ -12,7 +12,11 @@ from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
 from jitmx.registry.spec import knob
 
-ACTIVATIONS = ("swiglu_oai", "silu")
+ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
+UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
+X_FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
+WEIGHT_ON = ("output", "input")
+REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
 MAX_ROWS = 64  # of a layer in one launch
 PRODUCTS = ("layer", "up", "down", "combine")
@@ -26,13 +30,22 @@ class MoeProblem(Problem):
     experts: int = knob(128, low=1, high=1 << 15, doc="experts whose weights are at hand")
     top: int = knob(4, low=1, high=MAX_TOP, doc="experts a row")
     hidden: int = knob(2880, low=formats.BLOCK, doc="columns of x and y, a multiple of 32")
-    intermediate: int = knob(2880, low=formats.BLOCK, doc="pairs of gate and up, a multiple of 32")
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="clamped SwiGLU of gpt-oss, or silu(gate) * up")
+    intermediate: int = knob(2880, low=formats.BLOCK, doc="features of h, a multiple of 32")
+    activation: str = knob(
+        "swiglu_oai", choices=ACTIVATIONS + UNGATED,
+        doc="clamped SwiGLU of gpt-oss, silu(gate) * up; without gates up itself, or max(up, 0)^2",
+    )  # fmt: skip
     bias: bool = knob(True, doc="both products have a bias")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
 
     product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its three launches")
+    x_format: str = knob("bf16", choices=X_FORMATS, doc="format that x and h are quantized to, or bf16")
+    scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
+    weight_on: str = knob("output", choices=WEIGHT_ON, doc="where the router's weight multiplies: W2 h + b2, or x")
+    reduction: str = knob(
+        "ordered", choices=REDUCTIONS, doc="of a row's experts: in the order of its slots, or by atomics in none"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +62,17 @@ class MoeProblem(Problem):
     def overridable(self) -> bool:
         """Knobs and tiles in the environment are for layers and their products, not for the sum."""
         return self.product != "combine"
+
+    @property
+    def gated(self) -> bool:
+        """Whether rows of W13 are gates and ups in turn; else they are ups alone."""
+        return self.activation in ACTIVATIONS
+
+    def sizes(self, product: str) -> tuple[int, int]:
+        """Rows and columns of an expert's weight in the product "up" or "down"."""
+        if product == "up":
+            return self.intermediate * (2 if self.gated else 1), self.hidden
+        return self.hidden, self.intermediate
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> MoeProblem:

@@ -33,7 +33,8 @@ PROBLEMS = st.builds(
     hidden=SIZES,
     intermediate=SIZES,
     product=st.sampled_from(PRODUCTS),
-    activation=st.sampled_from(["swiglu_oai", "silu"]),
+    activation=st.sampled_from(["swiglu_oai", "silu", "plain", "relu2"]),
+    weight_on=st.sampled_from(["output", "input"]),
     bias=st.booleans(),
     encoding=st.sampled_from(["swizzle", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
@@ -87,6 +88,13 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "all scales, down": ("sm_80", {"scale_range": "full", "product": "down", "warps_m": 2, "pdl": False}),
     "no bias": ("sm_120a", {"bias": False, "encoding": "nibble", "tile_m": 32, "group": 1}),
     "no bias, down, odd warps": ("sm_90a", {"bias": False, "product": "down", "tile_n": 96, "warps_n": 3}),
+    "eight rows, added by atomics": ("sm_121a", {"product": "down", "reduction": "atomic", "tile_m": 8}),
+    "eight rows, no gates, weights on the input": (
+        "sm_90a", {"activation": "plain", "weight_on": "input", "tile_m": 8, "scale_range": "full"},
+    ),
+    "no gates, squares": ("sm_80", {"activation": "relu2", "tile_n": 64, "tile_m": 16, "pdl": False}),
+    "gates, weights on the input": ("sm_120a", {"activation": "silu", "weight_on": "input", "encoding": "nibble"}),
+    "down, no weights": ("sm_90a", {"product": "down", "weight_on": "input", "tile_m": 128, "warps_m": 2}),
 }
 
 
@@ -138,6 +146,8 @@ def test_weights_of_the_wrong_expert_are_found(monkeypatch: pytest.MonkeyPatch) 
         ({"tile_n": 256, "tile_m": 128}, "256 sums a thread .* are over 128"),
         ({"tile_n": 32, "warps_n": 1}, "32 threads are fewer than tile_m=64 rows"),
         ({"blocks_per_sm": 4, "warps_n": 8, "warps_m": 2}, "the nearest legal value is 3"),
+        ({"reduction": "atomic"}, "reduction='atomic' is of product='down'; with product='up' leave it at 'ordered'"),
+        ({"product": "down", "activation": "silu"}, "activation='silu' is of product='up'"),
     ],
 )
 def test_knobs_that_do_not_go_together_are_refused(knobs: dict[str, Any], said: str) -> None:
@@ -148,11 +158,20 @@ def test_knobs_that_do_not_go_together_are_refused(knobs: dict[str, Any], said: 
 def test_what_a_kernel_does_not_make_is_refused() -> None:
     for kernel, problem, said in (
         ("decode", MoeProblem(product="up"), "moe.decode makes whole layers"),
-        ("grouped", MoeProblem(product="combine"), "moe.grouped makes one product of many rows, and not "),
+        ("grouped", MoeProblem(product="combine"), "moe.grouped makes one product, and not product=combine"),
         ("combine", MoeProblem(product="down"), "moe.combine adds up parts"),
+        ("combine", MoeProblem(product="combine", reduction="atomic"), "not take reduction='atomic', only ordered"),
+        ("decode", MoeProblem(activation="plain"), "not take activation='plain', only swiglu_oai or silu"),
+        ("decode", MoeProblem(weight_on="input"), "moe.decode does not take weight_on='input', only output"),
+        ("grouped", MoeProblem(x_format="mxfp8"), "moe.grouped does not take x_format='mxfp8', only bf16"),
     ):
         with pytest.raises(KnobError, match=said):
             FAMILY.fixed(problem, kernel)
+
+
+def test_a_chip_without_atomics_on_pairs_of_bf16_adds_up_in_order() -> None:
+    with pytest.raises(KnobError, match="reduction='atomic' needs sm_90 or newer; on sm_89 use reduction='ordered'"):
+        grouped.SPEC.variant(arch.parse("sm_89"), product="down", reduction="atomic", pdl=False)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
