@@ -39,8 +39,34 @@ GEOMETRIES = (
 )  # fmt: skip
 
 
+class Geometry:
+    """Threads and registers of knobs with a tile over warps, of whatever kernel multiplies this way."""
+
+    tile_n: int
+    tile_m: int
+    warps_n: int
+    warps_m: int
+    blocks_per_sm: int
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.warps_n * self.warps_m * 32
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread with which the compiler spills nothing."""
+        raise NotImplementedError
+
+    @property
+    def register_limit(self) -> int:
+        """Registers that a thread may use for blocks_per_sm blocks to fit."""
+        warps = -(-self.threads // 32 * self.blocks_per_sm // 4)  # on each of the four register files
+        return min(255, 512 // warps // 8 * 8)
+
+
 @dataclass(frozen=True)
-class ScaledKnobs(Knobs):
+class ScaledKnobs(Geometry, Knobs):
     """Compile-time choices of `linear.scaled`. Every scale byte of the weight is served, 0 and NaN included."""
 
     scale_range: ClassVar[str] = "full"
@@ -64,11 +90,6 @@ class ScaledKnobs(Knobs):
     pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
 
     @property
-    def threads(self) -> int:
-        """Threads a block."""
-        return self.warps_n * self.warps_m * 32
-
-    @property
     def registers(self) -> int:
         """Registers a thread with which the compiler spills nothing: sums, X on its way, W, and the rest."""
         sums = self.tile_n * self.tile_m // self.threads
@@ -78,19 +99,16 @@ class ScaledKnobs(Knobs):
         rest = 120 + 8 * max(0, vectors - 4) if self.atom == "twin" else 42
         return sums + 9 * vectors + rows * (4 * CHUNK + 1 + fragment) + rest
 
-    @property
-    def register_limit(self) -> int:
-        """Registers that a thread may use for blocks_per_sm blocks to fit."""
-        warps = -(-self.threads // 32 * self.blocks_per_sm // 4)  # on each of the four register files
-        return min(255, 512 // warps // 8 * 8)
+
+def stage_bytes(activation: str, tile_m: int) -> int:
+    """Shared memory of the codes and scales of a chunk of so many tokens."""
+    code_bits = 4 if activation == "mxfp4" else 8
+    return tile_m * (CHUNK * TILE_K // formats.BLOCK) * (formats.BLOCK * code_bits // 8 + 1)
 
 
 def shared_bytes(knobs: ScaledKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    code_bits = 4 if knobs.activation == "mxfp4" else 8
-    blocks = CHUNK * TILE_K // formats.BLOCK
-    stage = knobs.tile_m * blocks * (formats.BLOCK * code_bits // 8 + 1)
-    return 2 * stage + (16 if knobs.split_k > 1 else 0)
+    return 2 * stage_bytes(knobs.activation, knobs.tile_m) + (16 if knobs.split_k > 1 else 0)
 
 
 def chunks(k: int) -> int:
@@ -105,8 +123,8 @@ def atom(activation: str, arch: Arch) -> str:
     return "mxf4" if activation == "mxfp4" else "mxf8f6f4"
 
 
-def most_blocks(knobs: ScaledKnobs) -> int:
-    """Blocks that fit the registers of a multiprocessor; 0 where not one does."""
+def most_blocks(knobs: Any) -> int:
+    """Blocks with a Geometry that fit the registers of a multiprocessor; 0 where not one does."""
     fitting = (b for b in range(1, MOST_BLOCKS + 1) if b * knobs.threads <= MOST_THREADS)
     return max(
         (b for b in fitting if knobs.registers <= dataclasses.replace(knobs, blocks_per_sm=b).register_limit), default=0
@@ -114,10 +132,18 @@ def most_blocks(knobs: ScaledKnobs) -> int:
 
 
 def _check(knobs: ScaledKnobs, arch: Arch) -> None:
-    if knobs.atom not in ("twin", (best := atom(knobs.activation, arch))):
-        raise KnobError(
-            f"atom={knobs.atom!r} is not what multiplies activation={knobs.activation!r} on {arch}; use atom={best!r}"
-        )
+    check_atom(knobs.atom, "activation", knobs.activation, arch)
+    check_geometry(knobs)
+
+
+def check_atom(asked: str, name: str, value: str, arch: Arch) -> None:
+    """Raise KnobError where an atom does not multiply the format that the knob `name` has, on this target."""
+    if asked not in ("twin", (best := atom(value, arch))):
+        raise KnobError(f"atom={asked!r} is not what multiplies {name}={value!r} on {arch}; use atom={best!r}")
+
+
+def check_geometry(knobs: Geometry) -> None:
+    """Raise KnobError where a tile does not divide among its warps, or does not fit their registers."""
     for tile, size, warps, unit in (
         ("tile_n", knobs.tile_n, knobs.warps_n, TILE_ROWS), ("tile_m", knobs.tile_m, knobs.warps_m, 8)
     ):  # fmt: skip
@@ -151,12 +177,17 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
 
 
 def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:
+    return contract(knobs, knobs.atom)
+
+
+def contract(knobs: Geometry, atom: str, *more: str) -> Contract:
+    """What the machine code of a product by an atom must be; `more` are instructions that it must have besides."""
     require = {"twin": r"\bHMMA\.16816\.F32\.BF16", "mxf8f6f4": r"\bQMMA\.SF\.16832", "mxf4": r"\bOMMA\.SF\.16864"}
     return Contract(
         max_registers=knobs.register_limit,
         max_spill_bytes=0,
-        require=(require[knobs.atom], r"\bLDS\.(64|128)\b", r"\bLDG\.E\..*128"),
-        forbid=() if knobs.atom == "twin" else (r"\bHMMA",),
+        require=(require[atom], r"\bLDS\.(64|128)\b", r"\bLDG\.E\..*128", *more),
+        forbid=() if atom == "twin" else (r"\bHMMA",),
     )
 
 

@@ -3,7 +3,8 @@
 Kernels, a module and a template each:
     decode    at most 64 rows: both products in one persistent launch
     grouped   any number of rows, by expert: one of the two products
-    combine   the sum over the experts of each row, after grouped
+    scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
+    combine   the sum over the experts of each row, after grouped or scaled
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
 turn, W2 [experts, hidden, intermediate]; both in MXFP4, packed expert by expert as `linear` packs one weight. hidden
@@ -19,7 +20,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, grouped, tiles
+from jitmx.kernels.moe import combine, decode, grouped, scaled, tiles
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
@@ -27,7 +28,7 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
-KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, combine)}
+KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, combine)}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 

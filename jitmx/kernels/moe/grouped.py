@@ -138,10 +138,15 @@ SPEC = KernelSpec(
 )
 
 
-def launch(knobs: Any, problem: MoeProblem, multiprocessors: int) -> Launch:
+def blocks(knobs: Any, problem: MoeProblem) -> int:
     """A block for each tile of features of each tile that the schedule can have."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
-    return Launch(tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n), shared_bytes(knobs))
+    return tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n)
+
+
+def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block a tile, and the ring of each."""
+    return Launch(blocks(knobs, problem), shared_bytes(knobs))
 
 
 def product_of(problem: MoeProblem) -> str:
@@ -230,18 +235,18 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return found
 
 
-def _check_problem(problem: MoeProblem, variant: Variant) -> None:
+def check_reach(problem: MoeProblem, variant: Variant) -> None:
     """Offsets of rows have 32 bits, and grids 2^31 - 1 blocks."""
-    blocks = launch(variant.knobs, problem, 1).blocks
-    if blocks >= 1 << 31:
+    grid = blocks(variant.knobs, problem)
+    if grid >= 1 << 31:
         raise KnobError(
-            f"{variant.name} takes {blocks} blocks for m={problem.m}; a grid has at most 2^31 - 1: use larger tiles or "
+            f"{variant.name} takes {grid} blocks for m={problem.m}; a grid has at most 2^31 - 1: use larger tiles or "
             "fewer rows a call"
         )
     size = problem.m * problem.hidden * 2
     if size > ADDRESSED:
         raise KnobError(
-            f"x of m={problem.m} rows is {size} B; moe.grouped reaches {ADDRESSED} B: use at most "
+            f"x of m={problem.m} rows is {size} B; {variant.name} reaches {ADDRESSED} B: use at most "
             f"{ADDRESSED // (2 * problem.hidden)} rows a call"
         )
 
@@ -273,7 +278,7 @@ KERNEL = MoeKernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=_check_problem,
+    check=check_reach,
     candidates=_candidates,
     beyond=("activation", "weight_on", "reduction"),
 )

@@ -1,7 +1,7 @@
 """Codes of activations as `moe.scaled` leaves them between its two products (include/jitmx/moe_hidden.cuh).
 
-A row is chunks of 128 features, each 64 bytes (mxfp4) or two times 64 (mxfp8, mxfp6) in the order of the fragments of the
-MMA; behind all rows lie their scales, four bytes a chunk. Blocks past the last feature hold anything.
+A row is chunks of 128 features, each 64 bytes (mxfp4) or two times 64 (mxfp8, mxfp6) in the order of fragments of the MMA;
+behind all rows lie their scales, four bytes a chunk. Blocks past the last feature hold anything.
 """
 
 from __future__ import annotations

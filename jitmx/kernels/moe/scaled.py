@@ -1,0 +1,226 @@
+"""`moe.scaled`: as `moe.grouped`, with activations in an MX format, by block-scaled MMA of sm_12x or its twin.
+
+The first product gathers rows of x in bf16 and rounds them on the way in; it rounds h on its way out, and leaves codes in
+the order in which the second product's MMA take them (jitmx.kernels.moe.hidden). Each of the second product's blocks reads
+all of h: for hidden=2880 and 128 rows of W a block that is 23 times. With its one write, a value of h moves 24.8 bytes in
+mxfp8 and 12.8 in mxfp4, where rounding it when it is read would move 48, and would round it 23 times.
+
+No product is split along k. For few rows that would fill multiprocessors which have no block; narrower tiles of W do the
+same and need no second pass: one row to four experts of gpt-oss takes 180 blocks of 128 rows of W13 and 92 of W2, or 360
+and 180 of 64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jitmx import formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear import scaled as dense
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.moe import grouped
+from jitmx.kernels.moe.arguments import Routing
+from jitmx.kernels.moe.grouped_arguments import product_case
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+TILES_N, TILES_M = dense.TILES_N, dense.TILES_M
+STAGES = 4  # of the ring of the second product
+TUNED = ("atom", "tile_n", "tile_m", "warps_n", "warps_m", "stages", "group", "blocks_per_sm", "pdl")
+
+
+@dataclass(frozen=True)
+class ScaledKnobs(dense.Geometry, Knobs):
+    """Compile-time choices of `moe.scaled`. Every scale byte of the weight is served, 0 and NaN included."""
+
+    scale_range: ClassVar[str] = "full"
+
+    product: str = knob("up", choices=("up", "down"), doc="h = act(W13 Q(x) + b13), or its parts w (W2 Q(h) + b2)")
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS + UNGATED, doc="what makes h of gate and up, or of up")
+    bias: bool = knob(True, doc="the product has a bias")
+    weight_on: str = knob("output", choices=WEIGHT_ON, doc="whether the router's weight multiplies W2 h + b2 or W13 x")
+    reduction: str = knob("ordered", choices=REDUCTIONS, doc="parts of y by pair for moe.combine, or atomics on y")
+    encoding: str = knob("nibble", choices=ENCODINGS, doc="order of the bits in a packed word")
+    x_format: str = knob("mxfp8", choices=X_FORMATS[1:], doc="format that x and h are rounded to: E4M3, E2M3 or E2M1")
+    scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scales of x and h take their exponent")
+    atom: str = knob(
+        "twin", choices=("twin", "mxf8f6f4", "mxf4"),
+        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or bf16 MMA with scaled sums",
+    )  # fmt: skip
+    tile_n: int = knob(128, choices=TILES_N, doc="rows of W a block")
+    tile_m: int = knob(16, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    warps_n: int = knob(8, choices=(4, 8), doc="warps that share tile_n")
+    warps_m: int = knob(1, choices=(1, 2), doc="warps that share tile_m")
+    stages: int = knob(STAGES, low=2, high=8, doc="chunks of h in shared memory, in the second product")
+    group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of rows that take turns at a tile of weights")
+    blocks_per_sm: int = knob(1, low=1, high=dense.MOST_BLOCKS, doc="blocks that must fit a multiprocessor")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread with which the compiler spills nothing, from those of linear.scaled.
+
+        Beside it there are the next chunk of W and where rows start; h takes none.
+        """
+        rows = self.tile_n // TILE_ROWS // self.warps_n
+        vectors = -(-self.tile_m * dense.CHUNK * TILE_K // 8 // self.threads)
+        more = vectors if self.product == "up" else -9 * vectors
+        return _dense(self).registers + rows * (4 * dense.CHUNK + 1) + more
+
+
+def _dense(knobs: ScaledKnobs) -> dense.ScaledKnobs:
+    """The same product of one weight, which has a model of registers and time."""
+    return dense.ScaledKnobs(
+        activation=knobs.x_format, atom=knobs.atom, tile_n=knobs.tile_n, tile_m=knobs.tile_m, warps_n=knobs.warps_n,
+        warps_m=knobs.warps_m, blocks_per_sm=knobs.blocks_per_sm, pdl=knobs.pdl,
+    )  # fmt: skip
+
+
+def shared_bytes(knobs: ScaledKnobs) -> int:
+    """Dynamic shared memory of a launch, as union Shared of the template lays it out."""
+    stages = 2 if knobs.product == "up" else knobs.stages
+    return max(stages * dense.stage_bytes(knobs.x_format, knobs.tile_m), grouped.rows_bytes(knobs))
+
+
+def _check(knobs: ScaledKnobs, arch: Arch) -> None:
+    grouped.check_product(knobs, arch)
+    for name, product, usual in (("scale_rule", "up", formats.SCALE_RULES[0]), ("stages", "down", STAGES)):
+        value = getattr(knobs, name)
+        if knobs.product != product and value != usual:
+            raise KnobError(
+                f"{name}={value!r} is of product={product!r}; with product={knobs.product!r} leave it at {usual!r}"
+            )
+    dense.check_atom(knobs.atom, "x_format", knobs.x_format, arch)
+    dense.check_geometry(knobs)
+
+
+def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:
+    return dense.contract(knobs, knobs.atom, *(() if knobs.product == "up" else (r"\bLDGSTS\.E\..*128",)))
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="scaled",
+    knobs=ScaledKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=lambda knobs: knobs.threads,
+    entry="jitmx_moe_scaled",
+)
+
+
+def launch(knobs: ScaledKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block for each tile of features of each tile that the schedule can have."""
+    return Launch(grouped.blocks(knobs, problem), shared_bytes(knobs))
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    """What weights and tensors bring with them."""
+    fixed = grouped.fixed_product(problem)
+    if problem.x_format == "bf16":
+        raise KnobError("moe.scaled does not take x_format='bf16', only mxfp8, mxfp6 or mxfp4")
+    rule = problem.scale_rule if fixed["product"] == "up" else formats.SCALE_RULES[0]
+    return fixed | {"x_format": problem.x_format, "scale_rule": rule}
+
+
+def _blocks(problem: MoeProblem, product: str, arch: Arch) -> Iterator[ScaledKnobs]:
+    """Knobs of every geometry that fits."""
+    fixed = _fixed(dataclasses.replace(problem, product=product))
+    best = {"atom": dense.atom(problem.x_format, arch), "pdl": "pdl" in arch.features}
+    for tile_n, tile_m, warps_n, warps_m in dense.GEOMETRIES:
+        knobs = ScaledKnobs(**fixed, **best, tile_n=tile_n, tile_m=tile_m, warps_n=warps_n, warps_m=warps_m)
+        fitting = min(dense.most_blocks(knobs), arch.shared_bytes // shared_bytes(knobs))
+        if fitting and knobs.threads >= tile_m:
+            yield dataclasses.replace(knobs, blocks_per_sm=fitting)
+
+
+def _microseconds(knobs: ScaledKnobs, problem: MoeProblem, arch: Arch, multiprocessors: int) -> float:
+    """What the model of linear.scaled gives the product, of rows spread evenly and filled up to whole tiles."""
+    n, k = problem.sizes(knobs.product)
+    busy, tiles = grouped.spread(problem, knobs.tile_m)
+    one = LinearProblem(tiles * knobs.tile_m, n, k, encoding=knobs.encoding, activation=knobs.x_format)
+    once = busy * n * k * (TILE_BYTES / (TILE_ROWS * TILE_K)) / arch.memory_gbps / 1e3
+    return max(dense.microseconds(_dense(knobs), one, arch, multiprocessors), once)
+
+
+def _by_time(problem: MoeProblem, product: str, arch: Arch, multiprocessors: int) -> list[tuple[float, ScaledKnobs]]:
+    """Knobs of a product with the model's microseconds, fastest first."""
+    timed = ((_microseconds(knobs, problem, arch, multiprocessors), knobs) for knobs in _blocks(problem, product, arch))
+    return sorted(timed, key=lambda item: item[0])
+
+
+def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
+    """Rows of a tile of the schedule, which both products share: those with which the model holds both for fastest."""
+    best: dict[int, list[float]] = {}
+    for product in ("up", "down"):
+        fastest: dict[int, float] = {}
+        for time, knobs in _by_time(problem, product, arch, multiprocessors):
+            fastest.setdefault(knobs.tile_m, time)
+        for tile_m, time in fastest.items():
+            best.setdefault(tile_m, []).append(time)
+    return min((sum(times), tile_m) for tile_m, times in best.items() if len(times) == 2)[1]
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """What the model finds fastest: it rests on published rates, not on measurements of a card."""
+    tile_m = tile_rows(problem, arch, multiprocessors)
+    timed = _by_time(problem, grouped.product_of(problem), arch, multiprocessors)
+    return _tuned(next(knobs for _, knobs in timed if knobs.tile_m == tile_m))
+
+
+def _tuned(knobs: ScaledKnobs) -> dict[str, Any]:
+    return {name: getattr(knobs, name) for name in TUNED}
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Every geometry that fits, in orders of blocks and depths of the ring, best guess first."""
+    product = grouped.product_of(problem)
+    found = [_heuristic(problem, arch, multiprocessors)]
+    for _, knobs in _by_time(problem, product, arch, multiprocessors):
+        for stages in (3, STAGES, 6) if product == "down" else (STAGES,):
+            for group in (4, 8, 16):
+                choice = dataclasses.replace(knobs, stages=stages, group=group)
+                if shared_bytes(choice) <= arch.shared_bytes and _tuned(choice) not in found:
+                    found.append(_tuned(choice))
+    return found
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row of one block; a full tile, a ragged one, experts without rows, ids of none, and a ring that goes round."""
+    knobs = variant.knobs
+    deep = (knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
+    spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
+    spread[1] = 3, 0
+    spread[-1] = -1, 7
+    for seed, (experts, n, k, ids) in enumerate(
+        ((1, 32, 32, np.zeros((1, 1), np.int32)), (4, knobs.tile_n + 32, deep, spread))
+    ):
+        hidden, intermediate = (k, max(32, -(-n // 64) * 32)) if knobs.product == "up" else (n, k)
+        problem = MoeProblem(
+            len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
+        )
+        yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=grouped.check_reach,
+    candidates=_candidates,
+    beyond=("activation", "x_format", "weight_on", "reduction"),
+)
