@@ -22,7 +22,7 @@ from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import combine, decode, grouped, scaled, tiles
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
-from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.spec import Variant
 
@@ -31,6 +31,7 @@ __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"
 KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, combine)}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
+QUANTIZED_ROWS = (16, 512)
 
 
 def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> Launch:
@@ -41,7 +42,10 @@ def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> La
 def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     """Layers of gpt-oss-120b; those of 20b run the same variants."""
     encoding = preferred_encoding(arch)
-    return tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
+    plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
+    return plain + tuple(
+        MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
+    )
 
 
 def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
@@ -62,10 +66,21 @@ def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
-    name = "decode" if problem.m <= MAX_ROWS else "grouped"
-    if problem.product != "layer":
-        name = "combine" if problem.product == "combine" else "grouped"
+    name = "grouped" if problem.x_format == "bf16" else "scaled"
+    if problem.product == "combine":
+        name = "combine"
+    elif decodes(problem, arch, multiprocessors):
+        name = "decode"
     return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
+
+
+def decodes(problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
+    """Whether one launch can make the layer: it has few rows, asks for nothing unusual, and fits shared memory."""
+    if problem.m > MAX_ROWS or "decode" not in serving(problem, arch):
+        return False
+    kernel = KERNELS["decode"]
+    knobs = kernel.spec.knobs(**kernel.fixed(problem), **kernel.heuristic(problem, arch, multiprocessors))
+    return kernel.launch(knobs, problem, multiprocessors).shared_bytes <= arch.shared_bytes
 
 
 def _cases(variant: Variant) -> Iterable[Case]:

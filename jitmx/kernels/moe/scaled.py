@@ -36,6 +36,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 TILES_N, TILES_M = dense.TILES_N, dense.TILES_M
 STAGES = 4  # of the ring of the second product
+NEAR = 1.05  # times the fastest: what the model cannot tell apart
 TUNED = ("atom", "tile_n", "tile_m", "warps_n", "warps_m", "stages", "group", "blocks_per_sm", "pdl")
 
 
@@ -70,11 +71,14 @@ class ScaledKnobs(dense.Geometry, Knobs):
     def registers(self) -> int:
         """Registers a thread with which the compiler spills nothing, from those of linear.scaled.
 
-        Beside it there are the next chunk of W and where rows start; h takes none.
+        Beside it there are the next chunk of W and where rows start; h takes none on its way. Codes of eight bits are
+        read for all columns at once: that is what compiling every geometry showed.
         """
-        rows = self.tile_n // TILE_ROWS // self.warps_n
+        rows, columns = self.tile_n // TILE_ROWS // self.warps_n, self.tile_m // 8 // self.warps_m
         vectors = -(-self.tile_m * dense.CHUNK * TILE_K // 8 // self.threads)
         more = vectors if self.product == "up" else -9 * vectors
+        if self.product == "down" and self.atom == "mxf8f6f4":
+            more += (4 * columns if columns >= 8 else 0) + (4 if self.threads == 128 else 0)
         return _dense(self).registers + rows * (4 * dense.CHUNK + 1) + more
 
 
@@ -161,7 +165,11 @@ def _by_time(problem: MoeProblem, product: str, arch: Arch, multiprocessors: int
 
 
 def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
-    """Rows of a tile of the schedule, which both products share: those with which the model holds both for fastest."""
+    """Rows of a tile of the schedule, which both products share.
+
+    Of those with which the model holds both for fastest or next to it, the most up to four times an expert's rows: the
+    model spreads rows evenly, which no router does.
+    """
     best: dict[int, list[float]] = {}
     for product in ("up", "down"):
         fastest: dict[int, float] = {}
@@ -169,7 +177,10 @@ def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
             fastest.setdefault(knobs.tile_m, time)
         for tile_m, time in fastest.items():
             best.setdefault(tile_m, []).append(time)
-    return min((sum(times), tile_m) for tile_m, times in best.items() if len(times) == 2)[1]
+    total = {tile_m: sum(times) for tile_m, times in best.items() if len(times) == 2}
+    near = [tile_m for tile_m, time in total.items() if time <= NEAR * min(total.values())]
+    most = 4 * problem.m * problem.top / grouped.spread(problem, TILES_M[0])[0]
+    return max((tile_m for tile_m in near if tile_m <= most), default=min(near))
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
