@@ -28,7 +28,9 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
-KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, combine)}
+KERNELS: dict[str, MoeKernel] = {
+    module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, combine)
+}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)

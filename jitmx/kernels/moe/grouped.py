@@ -141,7 +141,7 @@ SPEC = KernelSpec(
 def blocks(knobs: Any, problem: MoeProblem) -> int:
     """A block for each tile of features of each tile that the schedule can have."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
-    return tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n)
+    return int(tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n))
 
 
 def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:

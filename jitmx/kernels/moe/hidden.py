@@ -1,7 +1,7 @@
 """Codes of activations as `moe.scaled` leaves them between its two products (include/jitmx/moe_hidden.cuh).
 
-A row is chunks of 128 features, each 64 bytes (mxfp4) or two times 64 (mxfp8, mxfp6) in the order of fragments of the MMA;
-behind all rows lie their scales, four bytes a chunk. Blocks past the last feature hold anything.
+A row is chunks of 128 features, each 64 bytes (mxfp4) or two times 64 (mxfp8, mxfp6) in the order of the MMA's
+fragments; behind all rows lie their scales, four bytes a chunk. Blocks past the last feature hold anything.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def restore(data: Bytes, rows: int, k: int, x_format: str) -> npt.NDArray[np.flo
         eights = nibbles[..., np.argsort(_NIBBLES)]
     else:
         eights = lanes.reshape(rows, chunks, 2, 4, 2, 8).transpose(0, 1, 2, 4, 3, 5)[..., np.argsort(_BYTES)]
-    codes = np.ascontiguousarray(eights).reshape(rows, chunks * CHUNK)[:, :k]
+    item = formats.get(FORMATS[x_format])
+    codes = np.ascontiguousarray(eights).reshape(rows, chunks * CHUNK)[:, :k] & np.uint8((1 << item.bits) - 1)
     scales = data[size:].reshape(rows, chunks * BLOCKS)[:, : k // formats.BLOCK]
-    return formats.dequantize(codes, scales, formats.get(FORMATS[x_format]))
+    return formats.dequantize(codes, scales, item)

@@ -1,13 +1,13 @@
 """`moe.scaled`: as `moe.grouped`, with activations in an MX format, by block-scaled MMA of sm_12x or its twin.
 
-The first product gathers rows of x in bf16 and rounds them on the way in; it rounds h on its way out, and leaves codes in
-the order in which the second product's MMA take them (jitmx.kernels.moe.hidden). Each of the second product's blocks reads
-all of h: for hidden=2880 and 128 rows of W a block that is 23 times. With its one write, a value of h moves 24.8 bytes in
-mxfp8 and 12.8 in mxfp4, where rounding it when it is read would move 48, and would round it 23 times.
+The first product gathers rows of x in bf16 and rounds them on the way in; it rounds h on its way out, and leaves codes
+in the order in which the second product's MMA take them (jitmx.kernels.moe.hidden). Each of the second product's blocks
+reads all of h: for hidden=2880 and 128 rows of W a block that is 23 times. With its one write, a value of h moves 24.8
+bytes in mxfp8 and 12.8 in mxfp4, where rounding it when it is read would move 48, and would round it 23 times.
 
-No product is split along k. For few rows that would fill multiprocessors which have no block; narrower tiles of W do the
-same and need no second pass: one row to four experts of gpt-oss takes 180 blocks of 128 rows of W13 and 92 of W2, or 360
-and 180 of 64.
+No product is split along k. For few rows that would fill multiprocessors which have no block; narrower tiles of W do
+the same and need no second pass: one row to four experts of gpt-oss takes 180 blocks of 128 rows of W13 and 92 of W2,
+or 360 and 180 of 64.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 def _blocks(problem: MoeProblem, product: str, arch: Arch) -> Iterator[ScaledKnobs]:
     """Knobs of every geometry that fits."""
     fixed = _fixed(dataclasses.replace(problem, product=product))
-    best = {"atom": dense.atom(problem.x_format, arch), "pdl": "pdl" in arch.features}
+    best: dict[str, Any] = {"atom": dense.atom(problem.x_format, arch), "pdl": "pdl" in arch.features}
     for tile_n, tile_m, warps_n, warps_m in dense.GEOMETRIES:
         knobs = ScaledKnobs(**fixed, **best, tile_n=tile_n, tile_m=tile_m, warps_n=warps_n, warps_m=warps_m)
         fitting = min(dense.most_blocks(knobs), arch.shared_bytes // shared_bytes(knobs))
@@ -208,7 +208,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One row of one block; a full tile, a ragged one, experts without rows, ids of none, and a ring that goes round."""
+    """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
     knobs = variant.knobs
     deep = (knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
     spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
