@@ -11,7 +11,7 @@ from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.ops import custom, expert_operand
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
-from jitmx.ops.moe_checks import Chosen, require_data, require_experts, require_layer, require_out, taken_apart
+from jitmx.ops.moe_checks import Chosen, Recipe, require_data, require_experts, require_layer, require_out, taken_apart
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
 from jitmx.ops.moe_plan import Call, Plan, plan, problem_of
 from jitmx.ops.plan import remember
@@ -32,6 +32,10 @@ def moe(
     top: int | None = None,
     scoring: str = "softmax_topk",
     activation: str = "swiglu_oai",
+    x_format: str = "bf16",
+    scale_rule: str = "floor",
+    weight_on: str = "output",
+    reduction: str = "ordered",
     alpha: float = ALPHA,
     limit: float = LIMIT,
     expert_map: torch.Tensor | None = None,
@@ -40,14 +44,16 @@ def moe(
 ) -> torch.Tensor:
     """y[t] = sum over slots of w[t, slot] (W2[e] h + b2[e]), h = act(W13[e] x[t] + b13[e]), e = ids[t, slot].
 
-    Accumulated in fp32; h, with the row's weight, and y are rounded to bf16. Deterministic: the same inputs give the
-    same bits. Nothing of the routing has to be known on the host. Runs on the current stream of x's device and works
-    under `torch.cuda.graph` once the shape has been called before capture, and under `torch.compile`, where it is the
-    operator `torch.ops.jitmx.moe`.
+    Accumulated in fp32; h, with the row's weight, and y are rounded to bf16. Deterministic, unless `reduction` is
+    "atomic": the same inputs give the same bits. Nothing of the routing has to be known on the host. Runs on the
+    current stream of x's device and works under `torch.cuda.graph` once the shape has been called before capture, and
+    under `torch.compile`, where it is the operator `torch.ops.jitmx.moe`.
 
     Up to 64 rows are one launch, unless a table or the environment has them go by expert. More are four: lists by
     expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
-    rounded to bf16. From logits, the choice of experts is one launch before them.
+    rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
+    `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
+    is one launch before them.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.
@@ -57,17 +63,27 @@ def moe(
         routing: router logits [..., experts], bfloat16, float16 or float32; or ids int32 and weights float32
             [..., top], top at most 8; or what `jitmx.route` returned. All contiguous. An id that is not in
             0 … experts - 1 (-1, say) is skipped.
-        w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, gate and up rows in turn.
+        w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, gate and up rows in turn; without gates
+            [experts, intermediate, hidden].
         w2: [experts, hidden, intermediate], likewise.
-        b13, b2: [experts, 2 intermediate] and [experts, hidden], bfloat16, contiguous; both or neither.
+        b13, b2: [experts, 2 intermediate] (without gates, intermediate) and [experts, hidden], bfloat16, contiguous;
+            both or neither.
         top: experts a row, for logits.
         scoring: of logits: what the weights are, as for `jitmx.route`.
         activation: "swiglu_oai", (up + 1) gate sigmoid(alpha gate) of gate up to `limit` and up within ± `limit`; or
-            "silu", up gate sigmoid(gate).
+            "silu", up gate sigmoid(gate). Without gates: "relu2", max(up, 0)^2; or "plain", up itself.
+        x_format: "bf16", or what x and h are rounded to, in blocks of 32: "mxfp8" (E4M3), "mxfp6" (E2M3) or "mxfp4"
+            (E2M1). On random numbers that costs 5, 5 and 20 % of y in relative L2. sm_12x multiplies these by
+            block-scaled MMA; elsewhere bf16 MMA give the same and save nothing.
+        scale_rule: how the exponent of such a block is taken: "floor" (OCP), "ceil" or "even".
+        weight_on: "output", w (W2 h + b2) as above; or "input", where the row's weight multiplies W13 x instead, as if
+            it were on x.
+        reduction: "ordered", or "atomic": parts are added to y in bf16 as they come, which saves a launch and their
+            memory, rounds y after each, and gives other bits from run to run. Needs sm_90.
         alpha, limit: of swiglu_oai.
         expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere; there
-            are then as many logits as it has ids. For more than 64 rows it has at least as many ids as there are
-            experts at hand, and at most 512.
+            are then as many logits as it has ids. For more than 64 rows, and for what one launch does not make, it has
+            at least as many ids as there are experts at hand, and at most 512.
         count: int32, one element: rows that count; y of the others is zero. For batches padded to the rows of a graph.
         out: like x; written and returned. It must not overlap x.
 
@@ -77,21 +93,21 @@ def moe(
     Raises:
         InputError: a device, dtype, shape or layout that the kernel cannot take, or a tensor that requires a gradient;
             nothing was launched.
-        KnobError: an activation or scoring that there is not, or a shape that does not fit the shared memory of the
-            device.
+        KnobError: an activation, format or scoring that there is not, or more rows than offsets reach.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/moe/, chosen by jitmx/dispatch (`jitmx explain moe`).
     """
+    recipe = Recipe(activation, x_format, scale_rule, weight_on, reduction)
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
-        return _traced(x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, activation, alpha, limit, out)
+        return _traced(x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out)
     chosen = taken_apart(routing)
-    return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, activation, alpha, limit, out)
+    return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out)
 
 
 def run(
     x: torch.Tensor, chosen: Chosen, w13: Experts, w2: Experts, b13: torch.Tensor | None, b2: torch.Tensor | None,
-    expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, activation: str,
+    expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, recipe: Recipe,
     alpha: float, limit: float, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` on plain tensors, its routing taken apart."""
@@ -102,14 +118,14 @@ def run(
     try:
         key = (
             kind(x), kind(ids), kind(weights), kind(b13), kind(b2), kind(expert_map), kind(count), id(w2), top,
-            scoring, activation,
+            scoring, recipe,
         )  # fmt: skip
         found = w13.plans.get(key)
     except (AttributeError, TypeError):  # what is no tensor, or not packed, is refused below
         pass
     if found is None:
-        require_experts(w13, w2)
-        top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, activation)
+        require_experts(w13, w2, recipe)
+        top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring)
     named = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
     require_data(**named, weights=weights, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
     if out is None:
@@ -121,7 +137,7 @@ def run(
     device = x.get_device()
     with torch.cuda.device(device):
         if found is None:
-            found = _plan(x, top_found, w13, w2, activation, b13 is not None, expert_map), w2
+            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map), w2
             remember(w13, key, found)  # with w2, whose identity is part of the key
         made, _ = found
         if made is not None:
@@ -129,18 +145,20 @@ def run(
                 x.data_ptr(), out.data_ptr(), (*w13.addresses, *w2.addresses), _address(b13), _address(b2),
                 _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count), alpha, limit,
             )  # fmt: skip
+            if made.adds:
+                out.zero_()
             made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
     return out
 
 
 def _plan(
-    x: torch.Tensor, top: int, w13: Experts, w2: Experts, activation: str, bias: bool, expert_map: torch.Tensor | None
+    x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, bias: bool, expert_map: torch.Tensor | None
 ) -> Plan | None:
     """The launches of a call; None where there are no rows."""
     rows = x.numel() // w13.k
     if rows == 0:
         return None
-    made = plan(problem_of(w13, w2, rows, top, activation, bias), x.get_device())
+    made = plan(problem_of(w13, w2, rows, top, bias=bias, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
     return made
@@ -174,41 +192,57 @@ def _address(tensor: torch.Tensor | None) -> int:
 def _traced(
     x: torch.Tensor, routing: Any, w13: PackedExperts, w2: PackedExperts, b13: torch.Tensor | None,
     b2: torch.Tensor | None, expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str,
-    activation: str, alpha: float, limit: float, out: torch.Tensor | None,
+    recipe: Recipe, alpha: float, limit: float, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` as an operator, which can be traced through."""
-    require_experts(w13, w2)
+    require_experts(w13, w2, recipe)
     chosen = taken_apart(routing)
     packed = w13.words, w13.scales, w2.words, w2.scales, w13.k, w2.k
     layouts = expert_operand.layout(w13), expert_operand.layout(w2)
+    activation, *others = recipe
     rest = b13, b2, expert_map, count, top, scoring, activation, alpha, limit
     if out is None:
-        y: torch.Tensor = torch.ops.jitmx.moe(x, *chosen, *packed, *layouts, *rest)
+        y: torch.Tensor = torch.ops.jitmx.moe(x, *chosen, *packed, *layouts, *rest, *others)
         return y
-    torch.ops.jitmx.moe_out(x, *chosen, *packed, *layouts, *rest, out)
+    torch.ops.jitmx.moe_out(x, *chosen, *packed, *layouts, *rest, out, *others)
     return out
+
+
+def _parted(rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], Recipe, tuple[Any, ...], torch.Tensor | None]:
+    """Arguments behind the layouts: those up to scoring, the recipe, alpha and limit, and what is written, or None.
+
+    The dispatcher leaves out what has its default.
+    """
+    activation, alpha, limit = rest[6:9]
+    more = rest[9:]
+    out = more[0] if more and isinstance(more[0], torch.Tensor) else None
+    return rest[:6], Recipe(activation, *(more if out is None else more[1:])), (alpha, limit), out
 
 
 def _run_operator(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
     words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
 ) -> torch.Tensor:  # fmt: skip
-    w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
+    (b13, b2, expert_map, count, top, scoring), recipe, (alpha, limit), out = _parted(rest)
+    recipe.require()
+    w13 = expert_operand.find(words13, scales13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
-    return run(custom.plain(x), (ids, weights), w13, w2, *rest)
+    return run(
+        custom.plain(x), (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out
+    )
 
 
 def _fake_operator(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
     words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
 ) -> torch.Tensor:  # fmt: skip
-    b13, b2, expert_map, count, top, scoring, activation, _, _ = rest
+    (b13, b2, expert_map, count, top, scoring), recipe, _, _ = _parted(rest)
     name = "weights" if weights is not None else "router logits"
     custom.refuse_gradients(**{"x": x, name: ids if weights is None else weights, "b13": b13, "b2": b2})
-    w13 = expert_operand.without_data(words13, 2 * intermediate, hidden, layout13)
+    w13 = expert_operand.without_data(words13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.without_data(words2, hidden, intermediate, layout2)
-    require_experts(w13, w2)
-    require_layer(x, (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, activation)
+    require_experts(w13, w2, recipe)
+    require_layer(x, (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring)
     return x.new_empty(x.shape)
 
 
@@ -217,9 +251,8 @@ def _run_into(*arguments: Any) -> None:
 
 
 def _fake_into(x: torch.Tensor, *arguments: Any) -> None:
-    *others, out = arguments
-    _fake_operator(x, *others)
-    require_out(out, x)
+    _fake_operator(x, *arguments)
+    require_out(_parted(arguments[10:])[-1], x)
 
 
 _ARGUMENTS = (
@@ -227,5 +260,7 @@ _ARGUMENTS = (
     "int hidden, int intermediate, str layout13, str layout2, Tensor? b13, Tensor? b2, Tensor? expert_map, "
     "Tensor? count, int? top, str scoring, str activation, float alpha, float limit"
 )
-custom.define(f"moe({_ARGUMENTS}) -> Tensor", _run_operator, _fake_operator)
-custom.define(f"moe_out({_ARGUMENTS}, Tensor(a!) out) -> ()", _run_into, _fake_into)
+# Defaults come last, behind what is written.
+_RECIPE = "str x_format='bf16', str scale_rule='floor', str weight_on='output', str reduction='ordered'"
+custom.define(f"moe({_ARGUMENTS}, {_RECIPE}) -> Tensor", _run_operator, _fake_operator)
+custom.define(f"moe_out({_ARGUMENTS}, Tensor(a!) out, {_RECIPE}) -> ()", _run_into, _fake_into)

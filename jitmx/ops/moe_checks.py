@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from jitmx import formats
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS
 from jitmx.ops import checks
 from jitmx.ops.expert_operand import ExpertOperand, Experts
 from jitmx.ops.experts import PackedExperts
@@ -20,19 +21,44 @@ LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 Chosen = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def require_experts(w13: Any, w2: Any) -> None:
+class Recipe(NamedTuple):
+    """What a layer makes of its weights: fields of MoeProblem."""
+
+    activation: str = ACTIVATIONS[0]
+    x_format: str = X_FORMATS[0]
+    scale_rule: str = formats.SCALE_RULES[0]
+    weight_on: str = WEIGHT_ON[0]
+    reduction: str = REDUCTIONS[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of W13 a feature."""
+        return 1 if self.activation in UNGATED else 2
+
+    def require(self) -> None:
+        """Raise KnobError where there is no such thing."""
+        choices = ACTIVATIONS + UNGATED, X_FORMATS, formats.SCALE_RULES, WEIGHT_ON, REDUCTIONS
+        for (name, value), known in zip(self._asdict().items(), choices, strict=True):
+            if value not in known:
+                raise KnobError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def require_experts(w13: Any, w2: Any, recipe: Recipe) -> None:
     """Both weights are packed, and fit one another.
 
     Raises:
         InputError: they are not, or do not.
+        KnobError: an activation or format that there is not.
     """
     for name, weight in (("w13", w13), ("w2", w2)):
         if not isinstance(weight, PackedExperts | ExpertOperand):
             raise InputError(f"{name} is a {type(weight).__name__}; pack it once with jitmx.pack_experts")
-    if (w2.experts, w2.n, 2 * w2.k) != (w13.experts, w13.k, w13.n):
+    recipe.require()
+    if (w2.experts, w2.n, recipe.rows * w2.k) != (w13.experts, w13.k, w13.n):
+        rows = "2 intermediate" if recipe.rows == 2 else "intermediate"
         raise InputError(
-            f"w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit: they must be [experts, 2 intermediate, hidden] "
-            "and [experts, hidden, intermediate]"
+            f"w13 {list(w13.shape)} and w2 {list(w2.shape)} do not fit: with activation={recipe.activation!r} they "
+            f"must be [experts, {rows}, hidden] and [experts, hidden, intermediate]"
         )
     if w13.encoding != w2.encoding:
         raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}; pack both alike")
@@ -57,7 +83,7 @@ def taken_apart(routing: Any) -> Chosen:
 
 def require_layer(
     x: torch.Tensor, chosen: Chosen, w13: Experts, w2: Experts, b13: Any, b2: Any, expert_map: Any, count: Any,
-    top: int | None, scoring: str, activation: str,
+    top: int | None, scoring: str,
 ) -> int:  # fmt: skip
     """Dtypes and shapes fit together; what has no data has these too.
 
@@ -66,10 +92,8 @@ def require_layer(
 
     Raises:
         InputError: they do not.
-        KnobError: an activation or scoring that there is not.
+        KnobError: a scoring that there is not.
     """
-    if activation not in ACTIVATIONS:
-        raise KnobError(f"activation={activation!r} is not one of {', '.join(ACTIVATIONS)}")
     checks.require_tensor("x", x)
     if x.dtype != torch.bfloat16 or x.dim() == 0 or x.shape[-1] != w13.k:
         raise InputError(

@@ -10,6 +10,7 @@ from jitmx.dispatch.choose import Choice
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.grouped_arguments import LAYOUT
+from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.kernels.routing import MAX_EXPERTS
 from jitmx.ops.routing_calls import run_group
@@ -26,8 +27,8 @@ def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
     ids = experts if expert_map is None else expert_map.numel()
     if ids > MAX_EXPERTS:
         raise InputError(
-            f"there are {ids} ids of experts; for more than {MAX_ROWS} rows moe takes at most {MAX_EXPERTS}: call it "
-            f"with parts of at most {MAX_ROWS} rows"
+            f"there are {ids} ids of experts; for more than {MAX_ROWS} rows, and for what one launch does not make, "
+            f"moe takes at most {MAX_EXPERTS}: call it with parts of at most {MAX_ROWS} rows, or plainly"
         )
     if ids < experts:
         raise InputError(
@@ -37,15 +38,16 @@ def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
 
 
 class GroupedPlan:
-    """Both products and the sum, over lists of one tile.
+    """Both products and the sum, where the second does not add to y itself, over lists of one tile.
 
     Attributes:
         tile: rows of a tile of the lists.
+        adds: whether y has to be zero before.
     """
 
-    def __init__(self, problem: MoeProblem, choices: tuple[Choice, Choice, Choice], device: int) -> None:
+    def __init__(self, problem: MoeProblem, choices: tuple[Choice, ...], device: int) -> None:
         self._problem = problem
-        up, down, _ = (choice.variant.knobs for choice in choices)
+        up, down = (choice.variant.knobs for choice in choices[:2])
         if up.tile_m != down.tile_m:
             raise KnobError(
                 f"tile_m={up.tile_m} of the first product and tile_m={down.tile_m} of the second: both read one "
@@ -53,9 +55,9 @@ class GroupedPlan:
             )
         self.tile: int = up.tile_m
         self._launchers = tuple(self._launcher(choice, device) for choice in choices)
-        pairs = problem.m * problem.top
-        self._h = -(-pairs * problem.intermediate * 2 // 256) * 256
-        self.scratch = self._h + pairs * problem.hidden * 2
+        self.adds = problem.reduction == "atomic"
+        self._h = -(-hidden_bytes(problem) // 256) * 256
+        self.scratch = self._h + (0 if self.adds else problem.m * problem.top * problem.hidden * 2)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -85,7 +87,7 @@ class GroupedPlan:
         """Launch on the CUstream `stream`, torch's current one; `found` has weights, and lists of this tile."""
         assert found.weights is not None and found.pairs is not None and found.schedule is not None
         problem = self._problem
-        hidden, inner = problem.hidden, problem.intermediate
+        hidden = problem.hidden
         # Nothing of it has to be zero or outlives the call: what is freed now is used again behind these launches.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=found.ids.device)
         h, parts = memory.data_ptr(), memory.data_ptr() + self._h
@@ -95,9 +97,9 @@ class GroupedPlan:
         sizes = problem.m, problem.top, problem.experts, call.map_size
         tiles = found.schedule.shape[0]
         each = (
-            ((call.x, w13, scales13, call.b13), h, (2 * inner, hidden)),
-            ((h, w2, scales2, call.b2), parts, (hidden, inner)),
+            ((call.x, w13, scales13, call.b13), h, problem.sizes("up")),
+            ((h, w2, scales2, call.b2), call.y if self.adds else parts, problem.sizes("down")),
             ((parts, 0, 0, 0), call.y, (hidden, hidden)),
         )
-        for launcher, (read, written, shape) in zip(self._launchers, each, strict=True):
+        for launcher, (read, written, shape) in zip(self._launchers, each, strict=False):
             launcher(stream, *read, *lists, *chosen, written, call.alpha, call.limit, *sizes, *shape, tiles)

@@ -56,6 +56,7 @@ class LayerPlan:
     """A layer in one launch."""
 
     tile: int | None = None  # of lists: it reads none
+    adds = False
 
     def __init__(self, problem: MoeProblem, choice: Choice, device: int) -> None:
         variant = choice.variant
@@ -89,11 +90,11 @@ Plan = LayerPlan | GroupedPlan
 
 
 def problem_of(
-    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True
+    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True, **more: str
 ) -> MoeProblem:
-    """What a call with so many rows, each to `top` experts, asks for."""
+    """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
-    return MoeProblem(rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales)
+    return MoeProblem(rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, **more)
 
 
 def plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:
@@ -113,7 +114,7 @@ def _plan(problem: MoeProblem, device: int, knobs: Knobs, down: Knobs, _chosen_u
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)
-    _, second, combine = following_of(choice)
+    _, second, *combine = following_of(choice)
     if down:
         second = choose("moe", second.problem, arch, multiprocessors=count, knobs=dict(down))
-    return GroupedPlan(problem, (choice, second, combine), device)
+    return GroupedPlan(problem, (choice, second, *combine), device)

@@ -68,12 +68,17 @@ def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
-    name = "grouped" if problem.x_format == "bf16" else "scaled"
+    name = by_expert(problem)
     if problem.product == "combine":
         name = "combine"
     elif decodes(problem, arch, multiprocessors):
         name = "decode"
     return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
+
+
+def by_expert(problem: MoeProblem) -> str:
+    """The kernel that makes a problem's products on any target."""
+    return "grouped" if problem.x_format == "bf16" else "scaled"
 
 
 def decodes(problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
@@ -107,6 +112,6 @@ FAMILY = Family(
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
     tile=_tile,
-    tiled=lambda problem: None if problem.product == "combine" else "grouped",
+    tiled=lambda problem: None if problem.product == "combine" else by_expert(problem),
     following=lambda problem, variant: tiles.following(problem, variant, _tile),
 )

@@ -207,6 +207,22 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return found
 
 
+def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+    """Knobs for m rows of x by n rows of W a block; a chunk is 128 k, whatever the tile."""
+    shapes = {(tile_m, tile_n): (warps_n, warps_m) for tile_n, tile_m, warps_n, warps_m in reversed(dense.GEOMETRIES)}
+    chunk = dense.CHUNK * TILE_K
+    if (m, n) not in shapes or k not in (None, chunk):
+        near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
+        raise KnobError(
+            f"moe.scaled has no tile {m}x{n}{f'x{k}' if k else ''}; the nearest it has is {near[0]}x{near[1]}x{chunk}"
+        )
+    warps_n, warps_m = shapes[m, n]
+    return {
+        "tile_m": m, "tile_n": n, "warps_n": warps_n, "warps_m": warps_m, "blocks_per_sm": 1,
+        "stages": stages or STAGES,
+    }  # fmt: skip
+
+
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
     knobs = variant.knobs
@@ -233,5 +249,6 @@ KERNEL = MoeKernel(
     cases=_cases,
     check=grouped.check_reach,
     candidates=_candidates,
+    tile=_tile,
     beyond=("activation", "x_format", "weight_on", "reduction"),
 )

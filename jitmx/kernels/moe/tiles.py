@@ -55,18 +55,23 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
 
 
 def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker | None]) -> tuple[Following, ...]:
-    """After the first product of a layer: its lists, made before, the second product on the same tiles, and the sum."""
+    """After the first product of a layer: its lists, made before, the second product on the same tiles, and the sum.
+
+    Where the second product adds to y itself, there is no sum.
+    """
     if problem.product != "layer" or not makes_products(variant.spec):
         return ()
     knobs = variant.knobs
     tile = make(variant.spec.name)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
     lists = RoutingProblem(problem.m, problem.experts, min(problem.top, problem.experts), 8, "ids", tile=knobs.tile_m)
-    return (
+    products = (
         Following("routing", lists, {}, {}),
         Following(
             "moe", dataclasses.replace(problem, product="down"), {"tile_m": knobs.tile_m},
             {"kernel": variant.spec.name, **otherwise},
         ),
-        Following("moe", dataclasses.replace(problem, product="combine"), {}, {}),
     )  # fmt: skip
+    if problem.reduction == "atomic":
+        return products
+    return (*products, Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))
