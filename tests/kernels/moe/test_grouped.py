@@ -131,7 +131,7 @@ def test_weights_of_the_wrong_expert_are_found(monkeypatch: pytest.MonkeyPatch) 
 
     def broken(variant: Variant) -> str:
         source = render(variant)
-        cut = source.replace("(u64(expert) * row_tiles + first_row)", "u64(first_row)")
+        cut = source.replace("(u64(tile.expert) * row_tiles + tile.first_row)", "u64(tile.first_row)")
         assert cut != source
         return cut
 
@@ -198,3 +198,30 @@ def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(product
     assert tried[0] == FAMILY.tuned(problem, chip, chip.multiprocessors, kernel)
     for knobs in tried:
         FAMILY.check(problem, FAMILY.spec(kernel).variant(chip, **knobs, **FAMILY.fixed(problem, kernel)))
+
+
+# hidden, intermediate, experts, top; of models, and of layers that the shared memory of a block is too small for.
+LAYERS = [
+    (2880, 2880, 128, 4), (2880, 2880, 128, 8), (2048, 512, 256, 8), (2048, 1408, 60, 4), (4096, 1536, 128, 8),
+    (7168, 2048, 256, 8), (6144, 10752, 16, 4), (4096, 14336, 8, 2), (2880, 11008, 128, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120", "sm_121"])
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_few_rows_go_by_expert_where_one_launch_has_no_room(layer: tuple[int, int, int, int], target: str) -> None:
+    chip = arch.parse(target)
+    hidden, intermediate, experts, top = layer
+    kinds = set()
+    for m in (1, 2, 8, 32, 64):
+        for multiprocessors in (chip.multiprocessors, 36):
+            problem = MoeProblem.on(
+                chip, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate
+            )
+            variant = choose("moe", problem, chip, multiprocessors=multiprocessors).variant
+            assert launch_of(variant, problem, multiprocessors).shared_bytes <= chip.shared_bytes
+            kinds.add(variant.spec.name)
+    assert kinds <= {"decode", "grouped"}
+    if chip.shared_bytes <= 101_376:
+        few, many = ({"decode"}, {"grouped"}) if hidden != 7168 else ({"decode", "grouped"},) * 2
+        assert kinds == (many if intermediate > 10_000 else few)
