@@ -15,9 +15,12 @@ from jitmx.errors import DriverError, KnobError
 if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
 
-WHAT = ("linear", "quantize", "launch")
-PEERS = ("humming", "marlin", "triton_kernels")
+WHAT = ("linear", "moe", "quantize", "launch")
+PEERS = {"linear": ("humming", "marlin", "triton_kernels"), "moe": ("humming", "triton", "marlin")}
+ALL_PEERS = tuple(dict.fromkeys(name for names in PEERS.values() for name in names))
+MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 ROWS = (1, 4, 16, 64, 512, 8192)
+MOE_ROWS = (1, 4, 16, 64, 8192)
 
 
 @click.command(
@@ -28,11 +31,16 @@ Examples:
   jitmx bench linear -m 1,8               gpt-oss-120b's dense products at 1 and 8 rows
   jitmx bench linear -n 4096 -k 4096 --plot roofline.png
   jitmx bench linear --peers humming      beside Humming only; --peers none: beside cuBLAS only
+  jitmx bench moe --plot moe.png          gpt-oss-120b's experts, from router logits to the combined output
+  jitmx bench moe --model gpt-oss-20b -m 1,16 --seed 7
   jitmx bench launch --json               host time of a warm call
 
 \b
 linear    medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and
           the other libraries' MXFP4 products that are installed
+moe       the same of a layer of experts, each call with a routing of its own that spreads as a trained router's and
+          whose experts no cache holds, beside vLLM's experts that can be imported; the floor is the bytes of the
+          experts hit at the read rate, or the operations at the matmul rate
 quantize  64 MB of bf16 to each format and back
 launch    host time a call
 Read, copy and matmul rates are measured in the same run.
@@ -41,22 +49,27 @@ Read, copy and matmul rates are measured in the same run.
 @click.argument("what", type=click.Choice(WHAT), nargs=-1)
 @click.option(
     "-m", "rows", multiple=True, callback=shapes.size_list, metavar="M,...",
-    help="Row counts for linear (default: 1,4,16,64,512,8192, for an output layer up to 512).",
+    help="Row counts for linear (default: 1,4,16,64,512,8192, for an output layer up to 512) and moe (1,4,16,64,8192).",
 )  # fmt: skip
 @click.option(
     "--peers", "asked", default="all", show_default=True, metavar="NAME,...",
-    help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels.",
+    help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels; for moe humming, triton, marlin.",
 )  # fmt: skip
+@click.option("--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True, help="Whose experts for moe.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing.")
 @click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
 @click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw linear under the roofline into this PNG."
-)
+    "--plot", type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw linear or moe under the roofline into this PNG; of both, moe into another one beside it.",
+)  # fmt: skip
 @json_option
 def command(
     what: tuple[str, ...],
     rows: tuple[int, ...],
     asked: str,
+    model: str,
+    seed: int,
     n: int | None,
     k: int | None,
     plot: Path | None,
@@ -71,8 +84,8 @@ def command(
         )
     peers = _peers(asked)
     wanted = what or WHAT
-    if plot and "linear" not in wanted:
-        raise click.UsageError("--plot draws linear; name it among the benchmarks")
+    if plot and not {"linear", "moe"} & set(wanted):
+        raise click.UsageError("--plot draws linear and moe; name one among the benchmarks")
     if plot:
         roofline.require_matplotlib()
         if not plot.parent.is_dir():
@@ -93,14 +106,21 @@ def command(
         payload["linear"] = [
             row
             for size in sizes
-            for row in benchmarks.bench_linear([size], rows or shapes.usual_rows(size[1], ROWS), peers)
+            for row in benchmarks.bench_linear(
+                [size], rows or shapes.usual_rows(size[1], ROWS), _of("linear", peers)
+            )
         ]
+    if "moe" in wanted:
+        payload["moe"] = _moe(model, rows or MOE_ROWS, limits, _of("moe", peers), seed)
     if "quantize" in wanted:
         payload["quantize"] = benchmarks.bench_quantize()
     if "launch" in wanted:
         payload["launch"] = benchmarks.bench_launch()
-    if plot:
+    if plot and "linear" in payload:
         roofline.draw(payload["linear"], limits, plot)
+    if plot and "moe" in payload:
+        beside = plot.with_stem(f"{plot.stem}-moe") if "linear" in payload else plot
+        roofline.draw_moe(payload["moe"]["rows"], payload["moe"]["model"], limits, beside)
     if as_json:
         output.emit(payload)
     else:
@@ -109,12 +129,25 @@ def command(
 
 def _peers(text: str) -> tuple[str, ...]:
     if text in ("all", "none"):
-        return PEERS if text == "all" else ()
+        return ALL_PEERS if text == "all" else ()
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in PEERS:
-            raise click.UsageError(f"--peers {name} is not one of {', '.join(PEERS)}, all or none")
+        if name not in ALL_PEERS:
+            raise click.UsageError(f"--peers {name} is not one of {', '.join(ALL_PEERS)}, all or none")
     return names
+
+
+def _of(what: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the libraries that a benchmark can run."""
+    return tuple(name for name in asked if name in PEERS[what])
+
+
+def _moe(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int) -> dict[str, Any]:
+    from jitmx.ops import benchmarks_moe, moe_inputs
+
+    shape = moe_inputs.MODELS[model]
+    found = benchmarks_moe.bench_moe(shape, rows, limits, peers, seed)
+    return {"model": model, "seed": seed, "shape": dataclasses.asdict(shape), "rows": found}
 
 
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:
@@ -125,6 +158,9 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
     if "linear" in payload:
         click.echo()
         _show_linear(payload["linear"], limits)
+    if "moe" in payload:
+        click.echo()
+        _show_moe(payload["moe"], limits)
     if "quantize" in payload:
         click.echo()
         output.table(
@@ -151,11 +187,6 @@ def _show_linear(rows: list[dict[str, Any]], limits: Ceilings) -> None:
     names = list(rows[0]["peers"])
     headers = ["SHAPE", "N", "K", "M", "KERNEL", "US", "TB/S", "OF READ", "TFLOP/S", "CUBLAS BF16 US", "SPEED-UP"]
     peers = [f"{name.upper()} US" for name in names]
-
-    def us(row: dict[str, Any], name: str) -> str | None:
-        found = row["peers"][name]["us"]
-        return None if found is None else f"{found:.2f}"
-
     output.table(
         (*headers, *peers),
         [
@@ -163,13 +194,45 @@ def _show_linear(rows: list[dict[str, Any]], limits: Ceilings) -> None:
                 row["name"], row["n"], row["k"], row["m"], row["kernel"], f"{row['us']:.2f}",
                 f"{row['bytes'] / row['us'] / 1e6:.2f}", f"{row['bytes'] / row['us'] * 1e6 / limits.read:.0%}",
                 f"{row['flops'] / row['us'] / 1e6:.1f}", f"{row['cublas_us']:.2f}",
-                f"{row['cublas_us'] / row['us']:.2f}", *(us(row, name) for name in names),
+                f"{row['cublas_us'] / row['us']:.2f}", *(_us(row, name) for name in names),
             )
             for row in rows
         ],
         right=(*headers[1:4], *headers[5:], *peers),
     )  # fmt: skip
-    for name in names:
+    _show_reasons(rows)
+
+
+def _show_moe(payload: dict[str, Any], limits: Ceilings) -> None:
+    rows = payload["rows"]
+    names = list(rows[0]["peers"])
+    headers = ["M", "EXPERTS HIT", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", "OF COPY", "TFLOP/S"]
+    peers = [f"{name.upper()} US" for name in names]
+    click.echo(f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}")
+    output.table(
+        (*headers, *peers),
+        [
+            (
+                row["m"], f"{row['hit']:.1f}", row["kernel"], f"{row['us']:.2f}", f"{row['floor_us']:.2f}",
+                f"{row['floor_us'] / row['us']:.0%}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+                f"{row['bytes'] / row['us'] * 1e6 / limits.copy:.0%}", f"{row['flops'] / row['us'] / 1e6:.1f}",
+                *(_us(row, name) for name in names),
+            )
+            for row in rows
+        ],
+        right=(*headers[:2], *headers[3:], *peers),
+    )  # fmt: skip
+    _show_reasons(rows)
+
+
+def _us(row: dict[str, Any], name: str) -> str | None:
+    found = row["peers"][name]["us"]
+    return None if found is None else f"{found:.2f}"
+
+
+def _show_reasons(rows: list[dict[str, Any]]) -> None:
+    """Why a library has no time, once each, on stderr."""
+    for name in rows[0]["peers"]:
         reasons = dict.fromkeys(row["peers"][name]["reason"] for row in rows if row["peers"][name]["reason"])
         for text in reasons:
             click.echo(f"{name}: {text}", err=True)

@@ -1,4 +1,4 @@
-"""The plot of `jitmx bench linear`: achieved bandwidth and rate over the rows of X, under the roof of the same run."""
+"""Plots of `jitmx bench`: what is achieved over the rows of X, under the roof of the same run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def require_matplotlib() -> None:
 def lines(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Microseconds over rows of X for each library that was measured, of rows of one shape."""
     found: dict[str, list[tuple[int, float]]] = {"jitmx": [(row["m"], row["us"]) for row in rows]}
-    found["cuBLAS bf16"] = [(row["m"], row["cublas_us"]) for row in rows]
+    found["cuBLAS bf16"] = [(row["m"], row["cublas_us"]) for row in rows if "cublas_us" in row]
     for name in rows[0]["peers"]:
         found[name] = [(row["m"], us) for row in rows if (us := row["peers"][name]["us"]) is not None]
     return {name: points for name, points in found.items() if points}
 
 
-def draw(rows: list[dict[str, Any]], limits: Ceilings, path: Path) -> None:
+def draw(
+    rows: list[dict[str, Any]], limits: Ceilings, path: Path, what: str = "linear",
+    counted: str = "TB/s of packed weight, X and Y",
+) -> None:  # fmt: skip
     """Write a PNG: a column a shape, bandwidth above and rate below, both logarithmic.
 
     Bandwidth counts the bytes of jitmx's call (packed weight, X and Y), also for libraries that read more: a line is as
@@ -58,11 +61,17 @@ def draw(rows: list[dict[str, Any]], limits: Ceilings, path: Path) -> None:
                 axis.loglog([m for m, _ in points], [amount[m] / us / 1e6 for m, us in points], marker=marker,
                             label=library)  # fmt: skip
             axis.grid(which="both", alpha=0.2)
-        axes[0][column].set(title=f"{name} [{n}, {k}]".strip(), ylabel="TB/s of packed weight, X and Y")
+        axes[0][column].set(title=(f"{name} [{n}, {k}]" if n else name).strip(), ylabel=counted)
         axes[1][column].set(xlabel="rows of X", ylabel="TFLOP/s")
         axes[1][column].set_xscale("log", base=2)
         axes[1][column].set_xticks(counts, [str(m) for m in counts])
     axes[0][0].legend(fontsize=8)
-    figure.suptitle(f"jitmx linear on {limits.card}")
+    figure.suptitle(f"jitmx {what} on {limits.card}")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def draw_moe(rows: list[dict[str, Any]], model: str, limits: Ceilings, path: Path) -> None:
+    """Write a PNG: above bandwidth over the experts hit, below the rate of both products, as `draw` does for linear."""
+    found = [{**row, "name": f"experts of {model}", "n": 0, "k": 0} for row in rows]
+    draw(found, limits, path, "moe", "TB/s of the experts hit, X and Y")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,12 @@ from jitmx.errors import DriverError, KnobError
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from jitmx.dispatch.tune import Outcome, Task
+    from jitmx.dispatch.journal import Journal
+    from jitmx.dispatch.tune import Measure, Outcome, Task
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
+LAYER = ("experts", "top", "hidden", "intermediate")  # of moe, instead of -n and -k
 
 
 @click.command(
@@ -32,17 +36,22 @@ Examples:
   jitmx tune linear --model gpt-oss-120b
   jitmx tune linear -n 4096 -k 4096 -m 1,16,64 --seconds 120
   jitmx tune linear -n 5120 -k 2880 activation=mxfp8 --out tuned.json
+  jitmx tune moe --model gpt-oss-120b -m 1,16,64,512
+  jitmx tune moe experts=256 top=8 hidden=2048 intermediate=512 activation=silu bias=0
 
 \b
 Each candidate is timed once in CUDA graphs of dependent calls over weights that rotate past the L2; the best few again,
 until one wins twice in a row at the same time. Rows for which that does not happen keep their spread.
-An interrupted run goes on where it was: FILE.journal holds what it has measured.
+Of moe a whole layer is timed; where it goes by expert, its second product is tuned next, on the tile of the first.
+What is timed runs in a process of its own: a candidate that takes the device's context with it fails alone.
+An interrupted run goes on where it was: FILE.journal holds what it has measured, and which candidate ended a run.
+Rows of the table that this run does not measure stay, unless code or driver are others by now.
 Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2 usage; 130 interrupted.
 """,
 )
-@click.argument("op", type=click.Choice(["linear"]))
+@click.argument("op", type=click.Choice(["linear", "moe"]))
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
-@click.option("--model", type=click.Choice(MODELS), help="The dense products of a model, instead of -n and -k.")
+@click.option("--model", type=click.Choice(MODELS), help="The products of a model, instead of sizes.")
 @click.option(
     "-m", "--m", "m", multiple=True, metavar="M,...", callback=shapes.size_list,
     help="Rows of the activations (default: powers of two up to 8192, for an output layer up to 512).",
@@ -50,7 +59,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 @shapes.size_options
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path),
-    help="The table (default: <arch>/linear.json under JITMX_TACTICS). Rows for other shapes stay in it.",
+    help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), help="Time for the whole run, compiling included."
@@ -73,40 +82,40 @@ def command(
 
     FIELD=VALUE are further fields of the calls, as `jitmx explain` takes them: dtype, activation, weight, residual.
     """
-    sizes = _sizes(model, n, k)
-    _require_no_override()
-    _require_gpu()
+    _require_no_override(op)
     from jitmx import kernels
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
     from jitmx.ops import checks, tuning
 
-    arch, family = checks.device_arch(0), kernels.family(op)
+    family = kernels.family(op)
     asked = shapes.read(op, family.problem, field)
-    given = sorted({"m", "n", "k"} & asked.keys())
+    given = sorted({"m", "n", "k", "product"} & asked.keys())
     if given:
-        raise click.UsageError(f"give {given[0]} as -{given[0]}")
+        raise click.UsageError(f"{given[0]} is no field to give; rows and sizes are -m, -n and -k")
+    sizes = _sizes(op, model, n, k, asked)
+    _require_gpu()
+    arch = checks.device_arch(0)
+    problems = [family.problem.on(arch, **{**asked, **size}) for size in sizes]
     wanted = tune.tasks(
-        [
-            (family.problem.on(arch, n=size_n, k=size_k, **asked), m or shapes.usual_rows(size_n, ROWS))
-            for size_n, size_k in sizes
-        ]
-    )  # fmt: skip
+        [(one, m or shapes.usual_rows(size.get("n", 0), ROWS)) for one, size in zip(problems, sizes, strict=True)]
+    )
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
-    origin = tuning.origin()
-    about = {"family": op, "arch": arch.name, **origin, "code": tuning.code_digest()}
+    origin = tuning.origin() | {"code": tuning.code_digest(op)}
+    about = {"family": op, "arch": arch.name, **origin}
     # Rows of another card are refused before hours of work, not after.
     tactics.merged(target, family, arch, origin, [])
-    bench = tuning.Bench()
     path = target.with_name(f"{target.name}.journal")
-    with Journal(path, about) as journal, _Shown(len(wanted), quiet=quiet) as shown:
+    with (
+        Journal(path, about) as journal,
+        _Shown(len(wanted), quiet=quiet) as shown,
+        tuning.isolated(op) as measure,
+    ):
         if journal.resumed and not quiet:
             click.echo(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
-        tuner = tune.Tuner(
-            bench, bench.candidates, journal, prepare=tuning.prepare, seconds=seconds, step=shown.step
-        )  # fmt: skip
+        run = _Run(op, measure, journal, seconds, shown)
         try:
-            outcomes = tuner.run(wanted, shown.done)
+            outcomes = run(wanted)
         except KeyboardInterrupt:
             shown.stop()
             click.echo(
@@ -116,7 +125,7 @@ def command(
             raise click.exceptions.Exit(130) from None
     note = "medians in CUDA graphs of dependent calls over rotating weights"
     origin |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "note": note}
-    table = tactics.merged(target, family, arch, origin, [tune.row(outcome) for outcome in outcomes])
+    table = tactics.merged(target, family, arch, origin, [row for outcome in outcomes for row in tune.rows(outcome)])
     tactics.save(target, table)
     journal.remove()
     if as_json:
@@ -125,22 +134,75 @@ def command(
         _show(outcomes, target)
 
 
-def _sizes(model: str | None, n: int | None, k: int | None) -> list[tuple[int, int]]:
+class _Run:
+    """All tasks of a run, and those that follow from their outcomes."""
+
+    def __init__(self, op: str, measure: Measure, journal: Journal, seconds: float | None, shown: _Shown) -> None:
+        self._op, self._measure, self._journal, self._shown = op, measure, journal, shown
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def __call__(self, wanted: list[Task]) -> list[Outcome]:
+        """Outcomes of the tasks; of layers that go by expert, also of their second products."""
+        from jitmx.dispatch import tune
+        from jitmx.dispatch.tune import Task
+        from jitmx.ops import tuning
+
+        outcomes = self._tuned(wanted, {}, 2 / 3 if self._op == "moe" else 1.0)
+        follow = []
+        for outcome in filter(tune.by_expert, outcomes):
+            fields: dict[str, Any] = {"product": "down"}
+            task = Task(dataclasses.replace(outcome.task.problem, **fields), outcome.task.low)
+            # The schedule is of one tile: what the second product may be, the first has decided.
+            agree = {"tile_m": outcome.knobs["tile_m"]}
+            if tuning.candidates(self._op, task, agree=agree):
+                follow.append((task, agree))
+        self._shown.more(len(follow))
+        for number, (task, agree) in enumerate(follow):
+            outcomes += self._tuned([task], agree, 1 / (len(follow) - number))
+        return outcomes
+
+    def _tuned(self, wanted: list[Task], agree: dict[str, Any], share: float) -> list[Outcome]:
+        from jitmx.dispatch import tune
+        from jitmx.ops import tuning
+
+        left = None if self._end is None else share * max(self._end - time.monotonic(), 1.0)
+        tuner = tune.Tuner(
+            self._measure, lambda task: tuning.candidates(self._op, task, agree=agree), self._journal,
+            prepare=tuning.prepare, seconds=left, step=self._shown.step,
+        )  # fmt: skip
+        return tuner.run(wanted, self._shown.done)
+
+
+def _sizes(op: str, model: str | None, n: int | None, k: int | None, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fields of the problems whose rows are to be tuned."""
+    if op == "moe":
+        if n is not None or k is not None:
+            raise click.UsageError(f"-n and -k are of linear; a layer of experts has {', '.join(LAYER)}")
+        from jitmx.kernels.moe import MoeProblem
+
+        given = [name for name in LAYER if name in asked]
+        if (model is None) != (len(given) == len(LAYER)):
+            raise click.UsageError(f"give --model, or {', '.join(f'{name}=' for name in LAYER[:-1])} and {LAYER[-1]}=")
+        if model is not None and given:
+            raise click.UsageError(f"{given[0]} is that of --model {model}; give one of the two")
+        found = {"experts": 32 if model == "gpt-oss-20b" else 128} if model else {}
+        MoeProblem(**{**asked, **found})
+        return [found]
     from jitmx.kernels.linear import GPT_OSS, LinearProblem
 
     if (model is None) == (n is None and k is None):
         raise click.UsageError("give --model, or -n and -k")
     if model is not None:
-        return [(shape[0], shape[1]) for shape in GPT_OSS]
+        return [{"n": shape[0], "k": shape[1]} for shape in GPT_OSS]
     if n is None or k is None:
         raise click.UsageError("-n and -k go together")
     LinearProblem(n=n, k=k)
-    return [(n, k)]
+    return [{"n": n, "k": k}]
 
 
-def _require_no_override() -> None:
+def _require_no_override(op: str) -> None:
     """A variable that overrides knobs would be in every timing, and then in the table."""
-    for field in ("linear_knobs", "linear_tile"):
+    for field in (f"{op}_knobs", f"{op}_tile"):
         if getattr(settings.current(), field):
             raise click.UsageError(f"{settings.origin(field)} overrides what is to be measured; unset it")
 
@@ -162,19 +224,27 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _size(problem: dict[str, Any]) -> str:
+    """What a row is of, in words."""
+    if "n" in problem:
+        return f"[{problem['n']}, {problem['k']}]"
+    product = "" if problem["product"] == "layer" else f" {problem['product']}"
+    return f"{problem['experts']} x [{problem['hidden']}, {problem['intermediate']}] top {problem['top']}{product}"
+
+
 def _show(outcomes: list[Outcome], target: Path) -> None:
     problems = [outcome.task.problem.as_dict() for outcome in outcomes]
     output.table(
-        ("N", "K", "M", "US", "SPREAD", "KERNEL", "KNOBS"),
+        ("SHAPE", "M", "US", "SPREAD", "KERNEL", "KNOBS"),
         [
             (
-                problem["n"], problem["k"], problem["m"], f"{outcome.us:.2f}",
+                _size(problem), problem["m"], f"{outcome.us:.2f}",
                 f"{outcome.spread:.1%}" + ("" if outcome.stable else " not stable"), outcome.kernel,
                 ",".join(f"{name}={output.knob(value)}" for name, value in outcome.knobs.items()),
             )
             for problem, outcome in zip(problems, outcomes, strict=True)
         ],
-        right=("N", "K", "M", "US"),
+        right=("M", "US"),
     )  # fmt: skip
     click.echo(f"\nwrote {target}")
     noisy = sum(not outcome.stable for outcome in outcomes)
@@ -218,11 +288,17 @@ class _Shown:
         if self._bar is not None:
             self._bar.stop()
 
+    def more(self, rows: int) -> None:
+        """There are so many rows more than were known."""
+        self._total += rows
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], total=float(self._total))
+
     def step(self, task: Task, done: int, of: int) -> None:
         """One timing of a task is done, of about so many."""
         if self._bar is not None:
             shape = task.problem.as_dict()
-            text = f"[{shape['n']}, {shape['k']}] m={shape['m']}"
+            text = f"{_size(shape)} m={shape['m']}"
             self._bar.update(self._bar.task_ids[0], completed=self._finished + min(done / of, 1.0), description=text)
 
     def done(self, outcome: Outcome) -> None:
@@ -233,7 +309,7 @@ class _Shown:
             self._bar.update(self._bar.task_ids[0], completed=float(self._finished))
         elif not self._quiet:
             click.echo(
-                f"[{self._finished}/{self._total}] [{shape['n']}, {shape['k']}] m={shape['m']}: {outcome.us:.2f} us, "
+                f"[{self._finished}/{self._total}] {_size(shape)} m={shape['m']}: {outcome.us:.2f} us, "
                 f"{outcome.kernel}" + ("" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"),
                 err=True,
             )

@@ -293,7 +293,7 @@ def _base(
         elif row is None:
             detail = f"no row fits ({table.provenance})"
         else:
-            detail = f"{table.provenance}" + (f", {row.timing}" if row.timing else "")
+            detail = table.provenance_of(row) + (f", {row.timing}" if row.timing else "")
         decided = row is not None and found is None
         if row is not None and table is not None and found is None:
             found = row.kernel, dict(row.knobs)

@@ -1,14 +1,16 @@
 """What a tuning run has measured so far, on disk, so that an interrupted run goes on where it was.
 
 JSON lines: the first says what the run is of, each further one is one outcome. A line that was cut short by a crash
-ends the file: it is dropped when the run goes on.
+ends the file: it is dropped when the run goes on. A candidate is noted before it is launched: one with which a run
+ended without an outcome has failed, and is not launched again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -75,11 +77,34 @@ class Journal:
                     return 0
             elif "row" in entry:
                 self.rows[entry["task"]] = entry["row"]
+            elif "launching" in entry:
+                key = entry["task"], entry["candidate"]
+                if entry["launching"]:
+                    self.timings[key] = None
+                else:
+                    self.timings.pop(key, None)
             else:
                 self.timings[entry["task"], entry["candidate"]] = entry["us"]
             size += len(line)
         self.resumed = bool(self.rows or self.timings)
         return size
+
+    @contextlib.contextmanager
+    def launching(self, task: str, candidate: str) -> Iterator[None]:
+        """While a candidate runs: what ends this process now is the candidate's doing, and noted as such.
+
+        An exception is not, such as an interrupt by the user: the candidate stays what it was.
+        """
+        before = self.timings.get((task, candidate))
+        self._append({"task": task, "candidate": candidate, "launching": True})
+        try:
+            yield
+        except BaseException:
+            self._append({"task": task, "candidate": candidate, "launching": False})
+            raise
+        finally:
+            if before is not None:
+                self.timed(task, candidate, before)
 
     def timed(self, task: str, candidate: str, us: float | None) -> None:
         """Note a timing of the first pass."""

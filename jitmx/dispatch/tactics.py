@@ -6,7 +6,9 @@
 
 `when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included. The
 first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that
-did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`.
+did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`. A row
+that was measured in an earlier run has an `origin` of its own, which names driver, date and digest of the code where
+they are not the table's.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from jitmx.kernels import Family, Problem
 
 SCHEMA_VERSION = 1
 KINDS = ("measured", "heuristic")
+OWN = ("driver", "date", "code")  # what a row's own origin names where it is not the table's
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Row:
     knobs: Mapping[str, Any]
     us: float | None
     spread: float | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timing(self) -> str:
@@ -68,9 +72,14 @@ class Table:
     @property
     def provenance(self) -> str:
         """Where the rows came from, in words."""
-        if self.origin["kind"] == "heuristic":
-            return "heuristic, not measured" + (f": {self.origin['note']}" if self.origin.get("note") else "")
-        return f"measured on {self.origin.get('card', 'an unnamed card')}, {self.origin.get('date', 'undated')}"
+        return self.provenance_of(None)
+
+    def provenance_of(self, row: Row | None) -> str:
+        """Where a row came from, in words."""
+        origin = {**self.origin, **(row.origin if row else {})}
+        if origin["kind"] == "heuristic":
+            return "heuristic, not measured" + (f": {origin['note']}" if origin.get("note") else "")
+        return f"measured on {origin.get('card', 'an unnamed card')}, {origin.get('date', 'undated')}"
 
 
 def load(path: Path, family: Family, arch: Arch) -> Table:
@@ -115,18 +124,25 @@ def _row(where: str, row: Any, family: Family) -> Row:
         raise TacticError(f"{where}: knobs must be an object, and us a number where there is one")
     if not isinstance(spread, int | float | None):
         raise TacticError(f"{where}: spread must be a number where there is one")
-    return Row(when, kernel, knobs, us, spread)
+    origin = row.get("origin", {})
+    if not isinstance(origin, dict) or origin.keys() - set(OWN):
+        raise TacticError(f"{where}: origin must be an object of {', '.join(OWN)}")
+    return Row(when, kernel, knobs, us, spread, origin)
 
 
 def merged(
     path: Path, family: Family, arch: Arch, origin: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """A table of new `rows` and of those in `path` that were measured on the same card for other problems.
+    """A table of new `rows` and of those in `path` that were measured on the same card and not in this run.
+
+    Rows for the same problems but other rows of X stay where `origin` names the same code and driver, and each serves
+    what lies between the next smaller count that was measured and its own. Rows for other problems stay in any case,
+    with their own origin where code or driver are others by now.
 
     Raises:
         TacticError: `path` holds what was measured on another card, or cannot be read.
     """
-    kept: list[Mapping[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     if path.is_file():
         old = load(path, family, arch)
         if old.origin["kind"] == "measured":
@@ -136,11 +152,40 @@ def merged(
                     f"{origin.get('card')}; name another file with --out, or move it away"
                 )
             served = {_kind(row) for row in rows}
-            kept = [row for row in json.loads(path.read_text())["rows"] if _kind(row) not in served]
+            for row in json.loads(path.read_text())["rows"]:
+                made = {**old.origin, **row.get("origin", {})}
+                same = all(made.get(name) == origin.get(name) and name in made for name in ("code", "driver"))
+                if same or _kind(row) not in served:
+                    own = {name: made[name] for name in OWN if name in made and made[name] != origin.get(name)}
+                    kept.append({**row, "origin": own} if own else {**row, "origin": None})
     return {
         "schema_version": SCHEMA_VERSION, "family": family.name, "arch": arch.name, "origin": dict(origin),
-        "rows": [*map(dict, rows), *kept],
+        "rows": _ranged([dict(row) for row in rows], kept),
     }  # fmt: skip
+
+
+def _ranged(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows and kept ones, kind by kind; each serves the rows of X above the next smaller count."""
+    kinds: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in (*rows, *kept):
+        row = {name: value for name, value in row.items() if name != "origin" or value}
+        kinds.setdefault(_kind(row), {}).setdefault(_most(row), row)
+    found = []
+    for kind in kinds.values():
+        below = 0
+        for most in sorted(kind):
+            row = kind[most]
+            if isinstance(row["when"].get("m"), list):
+                row = {**row, "when": {**row["when"], "m": [max(below + 1, row["when"]["m"][0]), most]}}
+            found.append(row)
+            below = most
+    return found
+
+
+def _most(row: Mapping[str, Any]) -> int:
+    """Rows of X that a row serves at most: those that it was measured for."""
+    m = row["when"].get("m", 0)
+    return int(m[1] if isinstance(m, list) else m)
 
 
 def _kind(row: Mapping[str, Any]) -> str:

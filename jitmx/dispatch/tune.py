@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from jitmx.dispatch.choose import choose
 from jitmx.dispatch.journal import Journal
 from jitmx.errors import JitmxError, KnobError, TacticError
 from jitmx.kernels import Problem, family
+from jitmx.kernels.moe import KERNELS, MoeProblem
+from jitmx.kernels.moe.tiles import makes_products
 from jitmx.registry.spec import Variant
 
 PRUNE = 1.3
@@ -138,7 +141,7 @@ class Tuner:
     """A run over tasks.
 
     Args:
-        measure: times one candidate; raises JitmxError where it cannot run.
+        measure: times one candidate; raises JitmxError where it cannot run, TacticError where none can.
         offer: candidates of a task.
         journal: where outcomes are kept.
         prepare: called with all candidates of a task before the first is timed, to compile them side by side.
@@ -194,7 +197,11 @@ class Tuner:
         finalists = [offered[index] for index in ranked if times[index] <= PRUNE * best][:FINALISTS]
         rounds, stable = self._rounds(task, finalists, until, len(offered))
         judged = rounds[-2:] if stable else rounds
-        winner = min(range(len(finalists)), key=lambda index: statistics.median(turn[index] for turn in judged))
+        # One that failed in any round is out, however fast it was before.
+        lasting = [index for index in range(len(finalists)) if math.isfinite(max(turn[index] for turn in rounds))]
+        if not lasting:
+            raise TacticError(f"no finalist for {task.problem.as_dict()} could be timed to the end")
+        winner = min(lasting, key=lambda index: statistics.median(turn[index] for turn in judged))
         taken = [turn[winner] for turn in judged]
         us = statistics.median(taken)
         chosen = finalists[winner]
@@ -213,7 +220,9 @@ class Tuner:
                 break
             key = task.key, candidate.key
             if key not in self._journal.timings:
-                self._journal.timed(*key, self._time(task, candidate, QUICK))
+                with self._journal.launching(*key):
+                    us = self._time(task, candidate, QUICK)
+                self._journal.timed(*key, us)
             us = self._journal.timings[key]
             if us is None:
                 failed += 1
@@ -225,8 +234,20 @@ class Tuner:
     def _time(self, task: Task, candidate: Candidate, repeats: int) -> float | None:
         try:
             return self._measure(task.problem, candidate, repeats)
+        except TacticError:  # nothing could be timed, whatever the candidate
+            raise
         except JitmxError:
             return None
+
+    def _again(self, task: Task, candidate: Candidate) -> float:
+        """Microseconds of a finalist; infinite where it cannot run any more, which no later run tries again."""
+        key = task.key, candidate.key
+        with self._journal.launching(*key):
+            us = self._time(task, candidate, THOROUGH)
+        if us is None:
+            self._journal.timed(*key, None)
+            return math.inf
+        return us
 
     def _rounds(
         self, task: Task, finalists: list[Candidate], until: float | None, before: int
@@ -236,7 +257,7 @@ class Tuner:
         for number in range(ROUNDS):
             if number >= 2 and until is not None and self._clock() > until:
                 break
-            turn = [self._measure(task.problem, candidate, THOROUGH) for candidate in finalists]
+            turn = [self._again(task, candidate) for candidate in finalists]
             rounds.append(turn)
             self._step(task, before + (number + 1) * len(finalists), before + max(2, number + 1) * len(finalists))
             if number and agree(rounds[-2], turn):
@@ -247,6 +268,8 @@ class Tuner:
 def agree(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether two rounds have one winner, or winners that are as fast, and see it at the same time, within `AGREE`."""
     first, second = min(before), min(after)
+    if not math.isfinite(first + second):
+        return False
     same = after[before.index(first)] <= (1 + AGREE) * second and before[after.index(second)] <= (1 + AGREE) * first
     return same and abs(first - second) <= AGREE * min(first, second)
 
@@ -255,9 +278,32 @@ def row(outcome: Outcome) -> dict[str, Any]:
     """The row of a tuning table: it serves the task's range of m and what else the problem asks for, bias or not."""
     problem = outcome.task.problem.as_dict()
     usual = {item.name: item.default for item in dataclasses.fields(outcome.task.problem)}
-    always = ("n", "k", "dtype", "scale_range", "weight", "activation")
+    always = (
+        "n", "k", "dtype", "scale_range", "weight", "activation", "experts", "top", "hidden", "intermediate", "product",
+    )  # fmt: skip
     when: dict[str, Any] = {"m": [outcome.task.low, problem["m"]]}
     when |= {name: problem[name] for name in always if name in problem}
-    when |= {name: value for name, value in problem.items() if isinstance(value, bool) and value != usual[name]}
+    when |= {
+        name: value
+        for name, value in problem.items()
+        if isinstance(value, bool | str) and value != usual[name] and name != "encoding"
+    }
     made = {"when": when, "kernel": outcome.kernel, "knobs": dict(outcome.knobs), "us": round(outcome.us, 3)}
     return made if outcome.stable else made | {"spread": round(outcome.spread, 3)}
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """The rows of an outcome: of a layer that goes by expert, one that says so and one for its first product."""
+    problem = outcome.task.problem
+    if not by_expert(outcome):
+        return [row(outcome)]
+    assert isinstance(problem, MoeProblem)
+    first = dataclasses.replace(outcome.task, problem=dataclasses.replace(problem, product="up"))
+    return [row(outcome), row(dataclasses.replace(outcome, task=first))]
+
+
+def by_expert(outcome: Outcome) -> bool:
+    """Whether it is of a layer of experts that takes several launches."""
+    problem = outcome.task.problem
+    layer = isinstance(problem, MoeProblem) and problem.product == "layer"
+    return layer and makes_products(KERNELS[outcome.kernel].spec)

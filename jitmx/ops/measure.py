@@ -20,8 +20,12 @@ L2_MULTIPLE = 6
 
 def copies_past_l2(nbytes: int, device: int = 0) -> int:
     """How many buffers of `nbytes` it takes to exceed the L2 `L2_MULTIPLE` times, at least 2."""
-    l2: int = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(2, -(-L2_MULTIPLE * l2 // nbytes))
+    return max(2, -(-L2_MULTIPLE * l2_bytes(device) // nbytes))
+
+
+def l2_bytes(device: int = 0) -> int:
+    """Size of a device's L2."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def seconds(run: Callable[[], object], repeats: int = 21) -> float:

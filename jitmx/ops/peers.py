@@ -29,7 +29,7 @@ class Unavailable(Exception):
 
 def _humming(weight: MXTensor) -> Product:
     """Humming, as its own layer module runs it."""
-    layers = _module("humming.layer")
+    layers = module("humming.layer")
     n, k = weight.shape
     config = {"quant_method": "gpt_oss_mxfp4"}
     layer = layers.HummingLayer(n, k, weight_config=config, torch_dtype=torch.bfloat16).to(weight.device)
@@ -40,9 +40,9 @@ def _humming(weight: MXTensor) -> Product:
 
 def _marlin(weight: MXTensor) -> Product:
     """Marlin, prepared by vLLM and launched as vLLM's dense MXFP4 layers launch it."""
-    fp4 = _module("vllm.model_executor.layers.quantization.utils.marlin_utils_fp4")
-    utils = _module("vllm.model_executor.layers.quantization.utils.marlin_utils")
-    operators, types = _module("vllm._custom_ops"), _module("vllm.scalar_type")
+    fp4 = module("vllm.model_executor.layers.quantization.utils.marlin_utils_fp4")
+    utils = module("vllm.model_executor.layers.quantization.utils.marlin_utils")
+    operators, types = module("vllm._custom_ops"), module("vllm.scalar_type")
     n, k = weight.shape
     layer = torch.nn.Module()
     layer.weight = torch.nn.Parameter(weight.codes, requires_grad=False)
@@ -72,9 +72,9 @@ def _triton_kernels(weight: MXTensor) -> Product:
     try:
         importlib.import_module("triton_kernels")
     except ImportError:
-        _module("vllm.utils.import_utils").import_triton_kernels()
-    matmul, numerics = _module("triton_kernels.matmul_ogs"), _module("triton_kernels.numerics")
-    tensors, layouts = _module("triton_kernels.tensor"), _module("triton_kernels.tensor_details.layout")
+        module("vllm.utils.import_utils").import_triton_kernels()
+    matmul, numerics = module("triton_kernels.matmul_ogs"), module("triton_kernels.numerics")
+    tensors, layouts = module("triton_kernels.tensor"), module("triton_kernels.tensor_details.layout")
     groups = weight.scales.shape[-1]
     # Its Hopper layout of scales takes whole fours of blocks.
     scales = torch.nn.functional.pad(weight.scales, (0, -groups % 4), value=formats.SCALE_ONE)
@@ -132,7 +132,12 @@ def _check(name: str, product: Product, weight: MXTensor) -> None:
         raise Unavailable(f"what {name} computes here is {error:.2g} away from the product, relative L2")
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
+    """A module by its name.
+
+    Raises:
+        Unavailable: it cannot be imported.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

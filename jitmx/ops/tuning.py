@@ -1,4 +1,4 @@
-"""Timing candidates of `linear` on the present card, for `jitmx tune`."""
+"""Candidates of `jitmx tune`, and timing those of `linear` on the present card; tuning_moe.py times those of `moe`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any
 import torch
 
 from jitmx import build, kernels, resources
+from jitmx.arch import Arch
 from jitmx.dispatch import tune
+from jitmx.dispatch.choose import agrees
 from jitmx.dispatch.tune import Candidate, Task
 from jitmx.errors import DriverError, KnobError
-from jitmx.kernels.linear import KERNELS, LinearProblem
+from jitmx.kernels import linear, moe
+from jitmx.kernels.linear import LinearProblem
 from jitmx.ops import checks, compose, measure
 from jitmx.ops.benchmarks import calls_of, random_weight, rotated
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES, Plan
 from jitmx.ops.quantize import dequantize
+from jitmx.ops.tuning_process import Isolated
 
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
 GATE = 0.02
@@ -27,17 +31,34 @@ GATE = 0.02
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def offer(problem: LinearProblem, device: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
+def offer(op: str, problem: Any, device: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
     """What every kernel that serves the problem would have tried: its heuristic first, then its candidates."""
     arch, count = checks.device_arch(device), checks.multiprocessors(device)
     found: list[tuple[str, Mapping[str, Any]]] = []
-    for name in kernels.family("linear").serving(problem, arch):
-        kernel = KERNELS[name]
+    for name in kernels.family(op).serving(problem, arch):
         # A kernel may find that nothing of it fits the shape.
         with contextlib.suppress(KnobError):
-            found += [(name, kernel.heuristic(problem, arch, count))]
-            found += [(name, knobs) for knobs in kernel.candidates(problem, arch, count)]
+            found += [(name, kernels.family(op).tuned(problem, arch, count, name))]
+            found += [(name, knobs) for knobs in _tried(op, problem, arch, count, name)]
     return found
+
+
+def _tried(op: str, problem: Any, arch: Arch, count: int, kernel: str) -> list[dict[str, Any]]:
+    if op == "moe":
+        return moe.KERNELS[kernel].candidates(moe.asked(problem, kernel), arch, count)
+    return linear.KERNELS[kernel].candidates(problem, arch, count)
+
+
+def candidates(op: str, task: Task, device: int = 0, agree: Mapping[str, Any] | None = None) -> list[Candidate]:
+    """The candidates of a task on a device; those that have not the knobs in `agree` are left out."""
+    arch, count = checks.device_arch(device), checks.multiprocessors(device)
+    found = tune.candidates(op, task, arch, count, offer(op, task.problem, device))
+    return [item for item in found if all(agrees(variant, agree or {}) for variant in item.variants)]
+
+
+def isolated(op: str) -> Isolated:
+    """What times candidates of `op`, in a process of its own."""
+    return Isolated(f"jitmx.ops.{'tuning_moe' if op == 'moe' else 'tuning'}:Bench")
 
 
 def prepare(candidates: Sequence[Candidate]) -> None:
@@ -56,15 +77,24 @@ def origin(device: int = 0) -> dict[str, Any]:
     return {"kind": "measured", "card": torch.cuda.get_device_name(device), "driver": driver}
 
 
-def code_digest() -> str:
-    """Digest of everything that kernels of `linear` are made of: timings of other code are not resumed."""
+def code_digest(op: str) -> str:
+    """Digest of everything that kernels of `op` are made of: timings of other code are not resumed."""
     root = resources.directory("templates")
-    files = sorted([*(root / "linear").rglob("*"), *(root / "include").rglob("*")])
+    files = sorted([*(root / op).rglob("*"), *(root / "include").rglob("*")])
     digest = hashlib.sha256()
     for path in files:
         if path.is_file():
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def answers(device: int) -> bool:
+    """Whether a device still does what it is asked: after a fault in a kernel nothing works any more."""
+    try:
+        torch.cuda.synchronize(device)
+        return bool((torch.ones(1, device=f"cuda:{device}") + 1).item() == 2.0)
+    except RuntimeError:
+        return False
 
 
 class Bench:
@@ -82,11 +112,9 @@ class Bench:
         self._inputs: dict[str, torch.Tensor] = {}
         self._wanted = torch.empty(0)
 
-    def candidates(self, task: Task) -> list[Candidate]:
-        """The candidates of a task on this device."""
-        assert isinstance(task.problem, LinearProblem)
-        arch, count = checks.device_arch(self._device), checks.multiprocessors(self._device)
-        return tune.candidates("linear", task, arch, count, offer(task.problem, self._device))
+    def healthy(self) -> bool:
+        """Whether the device still answers."""
+        return answers(self._device)
 
     def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
         """Median microseconds a call.

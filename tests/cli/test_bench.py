@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jitmx.cli import bench, roofline, shapes
+from jitmx.ops import benchmarks_moe, moe_inputs, moe_peers
 from jitmx.ops.benchmarks import Ceilings
 from jitmx.ops.peers import PEERS
 
@@ -55,15 +56,50 @@ def test_the_plot_is_a_png_with_a_column_a_shape(tmp_path: Path) -> None:
     assert widths[1] > 2 * widths[0]
 
 
+def moe_row(m: int, us: float, marlin: float | None) -> dict[str, Any]:
+    shape = moe_inputs.MODELS["gpt-oss-120b"]
+    hit = {1: 4.0, 16: 51.25}[m]
+    peers = {"marlin": {"us": marlin, "reason": None if marlin else "kernel does not support current device"}}
+    floors = benchmarks_moe.floors(shape, m, hit, LIMITS)
+    return {"m": m, "hit": hit, "kernel": "decode", "us": us, **floors, "peers": peers}
+
+
+def test_a_layer_of_experts_is_shown_beside_its_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [moe_row(1, 26.5, 53.0), moe_row(16, 339.25, None)]
+    # 4 experts of 13.2 MB and their biases, at 4 TB/s; 51.25 of them.
+    assert [round(row["floor_us"], 2) for row in rows] == [13.24, 169.64]
+    assert rows[0]["floor_us"] == rows[0]["memory_us"] > rows[0]["compute_us"] > 0
+    bench._show_moe({"model": "gpt-oss-120b", "seed": 3, "rows": rows}, LIMITS)
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines() if line]
+    assert "gpt-oss-120b" in lines[0] and lines[0][-1] == "3"
+    assert lines[2][:6] == ["1", "4.0", "decode", "26.50", "13.24", "50%"] and lines[2][-1] == "53.00"
+    assert lines[3][-1] == "–" and err == "marlin: kernel does not support current device\n"
+
+
+def test_many_rows_are_bound_by_operations() -> None:
+    shape = moe_inputs.MODELS["gpt-oss-120b"]
+    found = benchmarks_moe.floors(shape, 8192, 128.0, LIMITS)
+    assert found["floor_us"] == found["compute_us"] == pytest.approx(6 * 8192 * 4 * 2880 * 2880 / 7e14 * 1e6)
+
+
+def test_the_plot_of_a_layer_is_a_png(tmp_path: Path) -> None:
+    path = tmp_path / "moe.png"
+    roofline.draw_moe([moe_row(1, 26.5, 53.0), moe_row(16, 339.25, None)], "gpt-oss-120b", LIMITS, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
 def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
     assert shapes.usual_rows(5120, bench.ROWS) == (1, 4, 16, 64, 512, 8192)
     assert shapes.usual_rows(201088, bench.ROWS) == (1, 4, 16, 64, 512)
 
 
 def test_libraries_are_chosen_by_name() -> None:
-    assert tuple(PEERS) == bench.PEERS
-    assert bench._peers("all") == bench.PEERS and bench._peers("none") == ()
+    assert {"linear": tuple(PEERS), "moe": moe_peers.PEERS} == bench.PEERS
+    assert bench._peers("all") == bench.ALL_PEERS and bench._peers("none") == ()
+    assert set(bench.ALL_PEERS) == {*PEERS, *moe_peers.PEERS}
     assert bench._peers("marlin,humming,marlin") == ("marlin", "humming")
+    assert bench._of("moe", ("triton_kernels", "marlin")) == ("marlin",)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +110,9 @@ def test_libraries_are_chosen_by_name() -> None:
         (("linear", "-m", "1,x"), "'x' is no whole number of 1 or more"),
         (("linear", "-m", "0"), "'0' is no whole number of 1 or more"),
         (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
-        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels"),
-        (("quantize", "--plot", "x.png"), "--plot draws linear"),
+        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels, triton"),
+        (("moe", "--model", "gpt-5"), "gpt-oss-120b"),
+        (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("gemm",), "'gemm' is not one of"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +20,17 @@ SHAPE = ("-n", "512", "-k", "256")
 CARD = {"kind": "measured", "card": "a card", "driver": "1.2"}
 
 
+def candidates(op: str, task: tune.Task, agree: dict[str, Any]) -> list[tune.Candidate]:
+    """Three."""
+    offered = [("gemv", {"stages": stages, "chunk": 1, "unroll": 1}) for stages in (1, 2, 3)]
+    return tune.candidates(op, task, arch.parse("sm_90"), 132, offered)
+
+
 class Card:
-    """A stand-in for tuning.Bench: more stages are faster; raises KeyboardInterrupt after so many timings."""
+    """A stand-in for the process that times: more stages are faster; raises KeyboardInterrupt after so many timings."""
 
     timings = 0
     stop_after: int | None = None
-
-    def candidates(self, task: tune.Task) -> list[tune.Candidate]:
-        offered = [("gemv", {"stages": stages, "chunk": 1, "unroll": 1}) for stages in (1, 2, 3)]
-        return tune.candidates("linear", task, arch.parse("sm_90"), 132, offered)
 
     def __call__(self, problem: Any, candidate: tune.Candidate, repeats: int) -> float:
         if Card.timings == Card.stop_after:
@@ -46,7 +49,8 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     settings.reload()
     monkeypatch.setattr(verb, "_require_gpu", lambda: None)
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
-    monkeypatch.setattr(tuning, "Bench", Card)
+    monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
+    monkeypatch.setattr(tuning, "candidates", candidates)
     monkeypatch.setattr(tuning, "prepare", lambda _candidates: None)
     monkeypatch.setattr(tuning, "origin", lambda: dict(CARD))
     monkeypatch.setattr(Card, "timings", 0)
@@ -123,7 +127,7 @@ def test_rows_of_another_card_stop_it_before_anything_is_timed(
         (("--model", "gpt-oss-120b", "-n", "64"), "give --model, or -n and -k"),
         (("-n", "64"), "-n and -k go together"),
         (("-n", "64", "-k", "65"), "k=65 is not a multiple of 32"),
-        ((*SHAPE, "m=4"), "give m as -m"),
+        ((*SHAPE, "m=4"), "m is no field to give; rows and sizes are -m, -n and -k"),
         ((*SHAPE, "dtype=fp64"), "fp64"),
         ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
         ((*SHAPE, "-m", "0"), "'0' is no whole number of 1 or more"),

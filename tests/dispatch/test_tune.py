@@ -173,7 +173,12 @@ def test_a_journal_whose_last_line_was_cut_short_goes_on(run: Callable[..., list
     whole = path.read_bytes()
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
-        assert run(Card([3.0, 2.0])) == wanted
+        found = run(Card([3.0, 2.0]))
+        lines = [json.loads(line) for line in whole[:size].splitlines(keepends=True) if line.endswith(b"\n")]
+        if lines and lines[-1].get("launching"):  # the process ended there: this candidate's doing
+            assert sum(outcome.failed for outcome in found) == 1
+        else:
+            assert found == wanted
         for line in path.read_text().splitlines():
             json.loads(line)
 

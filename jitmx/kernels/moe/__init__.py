@@ -50,12 +50,16 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     )
 
 
-def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
-    """Of a layer, a kernel that makes products answers for the first of them."""
-    KERNELS[kernel].require_usual(problem)
+def asked(problem: MoeProblem, kernel: str) -> MoeProblem:
+    """What a kernel is asked of a problem: of a layer, one that makes products answers for the first of them."""
     if problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec):
-        problem = replace(problem, product="up")
-    return KERNELS[kernel].fixed(problem)
+        return replace(problem, product="up")
+    return problem
+
+
+def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
+    KERNELS[kernel].require_usual(problem)
+    return KERNELS[kernel].fixed(asked(problem, kernel))
 
 
 def _tile(kernel: str) -> tiles.Maker | None:
@@ -73,7 +77,11 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
         name = "combine"
     elif decodes(problem, arch, multiprocessors):
         name = "decode"
-    return name, KERNELS[name].heuristic(problem, arch, multiprocessors)
+    return name, _tuned(problem, arch, multiprocessors, name)
+
+
+def _tuned(problem: MoeProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+    return KERNELS[kernel].heuristic(asked(problem, kernel), arch, multiprocessors)
 
 
 def by_expert(problem: MoeProblem) -> str:
@@ -107,7 +115,7 @@ FAMILY = Family(
     serving=serving,
     fixed=_fixed,
     heuristic=_heuristic,
-    tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
+    tuned=_tuned,
     cases=_cases,
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,

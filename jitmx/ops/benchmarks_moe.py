@@ -1,0 +1,167 @@
+"""What `jitmx bench moe` measures: a layer from router logits to the combined output, beside other libraries' layers.
+
+Calls are dependent (each reads what the last one wrote) and lie in a CUDA graph; each has a routing of its own, whose
+experts no cache holds (see moe_inputs.py). A call is all of it: top-k and softmax, lists, both products, the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from jitmx.ops import measure, moe_plan
+from jitmx.ops.benchmarks import Ceilings
+from jitmx.ops.experts import PackedExperts, pack_experts
+from jitmx.ops.moe import moe
+from jitmx.ops.moe_grouped import GroupedPlan
+from jitmx.ops.moe_inputs import LayerShape, RandomLayer, calls_of, random_layer, rotated, spread_logits
+from jitmx.ops.moe_peers import Layer, load
+from jitmx.ops.peers import Unavailable, reason
+from jitmx.ops.routing_plan import Routing
+
+CHECKED = 64  # rows of a call that are compared with the layer in float32
+
+Weights = tuple[PackedExperts, PackedExperts]
+
+
+class Chain:
+    """Calls with m rows over weights that rotate.
+
+    Attributes:
+        rows: m.
+        logits: of each call, float32 [m, experts].
+        hit: experts that a call hits, on the average.
+    """
+
+    def __init__(self, layer: RandomLayer, weights: Sequence[Weights], rows: int, seed: int = 0) -> None:
+        self.layer, self.rows, self._weights = layer, rows, weights
+        shape = layer.shape
+        made, self.hit = spread_logits(shape, rows, calls_of(shape, rows, len(weights)), seed)
+        self.logits = [one.cuda() for one in made]
+        chosen = [one.topk(shape.top, -1) for one in self.logits]
+        self._routed = [
+            Routing(one.indices.int().contiguous(), one.values.softmax(-1).contiguous(), None, None, None, None)
+            for one in chosen
+        ]
+
+    def routing(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and weights of a call."""
+        found = self._routed[index]
+        assert found.weights is not None
+        return found.ids, found.weights
+
+    def call(self, plan: moe_plan.Plan, index: int, routed: bool) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """A call by its plan; `routed` where top-k is not part of it."""
+        layer, found = self.layer, self._routed[index]
+        w13, w2 = self._weights[index % len(self._weights)]
+
+        def run(x: torch.Tensor, y: torch.Tensor) -> None:
+            lists = found
+            if isinstance(plan, GroupedPlan):
+                lists = plan.lists(found.ids, None, None)._replace(weights=found.weights)
+            call = moe_plan.Call(
+                x.data_ptr(), y.data_ptr(), (*w13.addresses, *w2.addresses),
+                0 if layer.b13 is None else layer.b13.data_ptr(), 0 if layer.b2 is None else layer.b2.data_ptr(),
+            )  # fmt: skip
+            plan(torch.cuda.current_stream().cuda_stream, call, lists)
+
+        if routed:
+            return run
+
+        def whole(x: torch.Tensor, y: torch.Tensor) -> None:
+            moe(
+                x.view(self.rows, -1), self.logits[index], w13, w2, layer.b13, layer.b2, top=layer.shape.top,
+                activation=layer.shape.activation, out=y.view(self.rows, -1),
+            )  # fmt: skip
+
+        return whole
+
+    def seconds(self, plan: moe_plan.Plan, repeats: int = 21, routed: bool = False) -> float:
+        """Median seconds a call."""
+        return self.time([self.call(plan, index, routed) for index in range(len(self.logits))], repeats)
+
+    def time(self, calls: Sequence[Callable[[torch.Tensor, torch.Tensor], object]], repeats: int = 21) -> float:
+        """Median seconds a call of a chain of calls."""
+        return measure.chain(calls, self.rows * self.layer.shape.hidden, torch.bfloat16, repeats)
+
+
+def gap(chain: Chain, run: Callable[[torch.Tensor, torch.Tensor], object], rows: int = CHECKED) -> float:
+    """How far the first call of a chain is from the layer in float32, relative L2 over its first rows."""
+    x = torch.randn(chain.rows, chain.layer.shape.hidden, device="cuda").bfloat16()
+    y = torch.full_like(x, torch.nan)
+    run(x.view(-1), y.view(-1))
+    ids, weights = (one[:rows] for one in chain.routing(0))
+    wanted = chain.layer.reference(x[:rows], ids, weights)
+    return float((y[:rows].float() - wanted).norm() / wanted.norm())
+
+
+def bench_moe(
+    shape: LayerShape,
+    rows: Iterable[int],
+    limits: Ceilings,
+    wanted: Sequence[str] = (),
+    seed: int = 0,
+    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Rows of `m, hit, kernel, us, bytes, flops, memory_us, compute_us, floor_us, peers` for each row count.
+
+    `memory_us` is the time of the bytes of the experts hit, x and y at the read bandwidth of this run, `compute_us`
+    that of both products at its matmul rate, `floor_us` the longer one. `peers` has for each library that was wanted
+    its `us`, None where it could not be measured, and then the `reason`.
+
+    Args:
+        wanted: names of libraries to run beside jitmx.
+        seed: of the routing.
+        on_row: called with each row as it comes.
+    """
+    layer = random_layer(shape)
+    weights = list(rotated((pack_experts(layer.w13), pack_experts(layer.w2))))
+    out = []
+    others: dict[str, Layer | str] = {}
+    for name in wanted:
+        try:
+            others[name] = load(name, layer)
+        except Unavailable as error:
+            others[name] = str(error)
+    for m in rows:
+        chain = Chain(layer, weights, m, seed)
+        problem = moe_plan.problem_of(*weights[0], m, shape.top, shape.activation, shape.bias)
+        plan = moe_plan.plan(problem, weights[0][0].device.index)
+        spent = chain.seconds(plan) * 1e6
+        row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": str(plan.variants[0].spec.name), "us": spent}
+        row |= floors(shape, m, chain.hit, limits)
+        row["peers"] = {name: time_peer(chain, other) for name, other in others.items()}
+        out.append(row)
+        on_row(row)
+    return out
+
+
+def floors(shape: LayerShape, m: int, hit: float, limits: Ceilings) -> dict[str, float]:
+    """Bytes and operations of a call, and the microseconds that they take at the rates of the card."""
+    moved, flops = shape.bytes(m, hit), shape.flops(m)
+    memory, compute = moved / limits.read * 1e6, flops / limits.matmul * 1e6
+    return {
+        "bytes": moved, "flops": flops, "memory_us": memory, "compute_us": compute, "floor_us": max(memory, compute),
+    }  # fmt: skip
+
+
+def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
+    """`us` a call of another library's layer on the calls of a chain, or the `reason` why there is none."""
+    if isinstance(other, str):
+        return {"us": None, "reason": other}
+    hidden = chain.layer.shape.hidden
+
+    def call(index: int) -> Callable[[torch.Tensor, torch.Tensor], object]:
+        logits = chain.logits[index].bfloat16()
+        return lambda x, y: y.view(chain.rows, hidden).copy_(other(x.view(chain.rows, hidden), logits))
+
+    try:
+        calls = [call(index) for index in range(len(chain.logits))]
+        error = gap(chain, calls[0])
+        if not error <= other.gate:
+            return {"us": None, "reason": f"what it computes here is {error:.2g} away from the layer, relative L2"}
+        return {"us": chain.time(calls) * 1e6, "reason": None}
+    except Exception as error:  # another library's faults are a reason and no fault of the benchmark
+        return {"us": None, "reason": reason(error)}

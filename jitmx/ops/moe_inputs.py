@@ -1,0 +1,159 @@
+"""Layers to time `moe` on: shapes of models, random experts, and routing that spreads as a trained router's.
+
+How routing is made. Token t has a hidden state h_t, all of whose values are normal with deviation 1, as RMSNorm leaves
+them; the router's rows are normal with deviation 0.02. Logits are h_t router^T, each token's own top k is taken, and
+from seed and sizes the same logits come anywhere. Of 128 experts at top 4, that hits about 4 with one token, 15 with 4,
+51 with 16, 111 with 64 and all with 8192. Weights that are all zero, or tokens that are all alike, would send a batch
+to the same four experts, and every batch over one would look too fast.
+
+How caches are kept cold. The next call of a chain reads the experts that were read longest ago: its routing is drawn
+anew and its experts are renamed. Between two uses of an expert, all others that there are have been read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from jitmx import formats
+from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.ops import measure
+from jitmx.ops.experts import PackedExperts
+from jitmx.ops.mx import MXTensor
+from jitmx.ops.quantize import dequantize
+
+HIDDEN_DEVIATION, ROUTER_DEVIATION = 1.0, 0.02
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer of experts.
+
+    Attributes:
+        experts, top: how many there are, and how many a row takes.
+        hidden, intermediate: columns of x, and pairs of gate and up.
+        activation: as for `jitmx.moe`.
+        bias: whether both products have one.
+    """
+
+    experts: int = 128
+    top: int = 4
+    hidden: int = 2880
+    intermediate: int = 2880
+    activation: str = "swiglu_oai"
+    bias: bool = True
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert: both weights in MXFP4, and both biases."""
+        values = 3 * self.intermediate * self.hidden
+        return values // 2 + values // formats.BLOCK + 2 * self.bias * (2 * self.intermediate + self.hidden)
+
+    def flops(self, m: int) -> int:
+        """Operations of both products of m rows."""
+        return 6 * m * self.top * self.intermediate * self.hidden
+
+    def bytes(self, m: int, hit: float) -> float:
+        """Bytes that m rows move at the least, whose tokens hit so many experts: those, x and y."""
+        return hit * self.expert_bytes + 4 * m * self.hidden
+
+
+MODELS = {"gpt-oss-120b": LayerShape(), "gpt-oss-20b": LayerShape(experts=32)}
+
+
+def spread_logits(shape: LayerShape, m: int, calls: int, seed: int = 0) -> tuple[list[torch.Tensor], float]:
+    """Router logits of `calls` calls with m rows each, and how many experts a call hits on the average.
+
+    Returns:
+        float32 [m, experts] each, in host memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    router = torch.randn(shape.experts, shape.hidden, generator=generator) * ROUTER_DEVIATION
+    oldest, found, hits = list(range(shape.experts)), [], 0
+    for _ in range(calls):
+        hidden = torch.randn(m, shape.hidden, generator=generator) * HIDDEN_DEVIATION
+        logits = hidden @ router.T
+        hit = logits.topk(shape.top, -1).indices.unique().tolist()
+        hits += len(hit)
+        # Experts that this call hits take the names of those that were read longest ago.
+        rest = sorted(set(range(shape.experts)) - set(hit))
+        renamed = torch.empty_like(logits)
+        for column, name in zip([*hit, *rest], oldest, strict=True):
+            renamed[:, name] = logits[:, column]
+        found.append(renamed)
+        oldest = oldest[len(hit) :] + oldest[: len(hit)]
+    return found, hits / calls
+
+
+@dataclass(frozen=True)
+class RandomLayer:
+    """Weights of a layer as a checkpoint holds them, gate and up rows in turn."""
+
+    shape: LayerShape
+    w13: MXTensor
+    w2: MXTensor
+    b13: torch.Tensor | None
+    b2: torch.Tensor | None
+
+    def reference(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """y of few rows in float32, from dequantized weights."""
+        y = torch.zeros(x.shape, device=x.device)
+        for expert in ids.unique().tolist():
+            if not 0 <= expert < self.shape.experts:
+                continue
+            rows, slots = (ids == expert).nonzero(as_tuple=True)
+            w13, w2 = (
+                dequantize(MXTensor(w.codes[expert].contiguous(), w.scales[expert].contiguous()), torch.float32)
+                for w in (self.w13, self.w2)
+            )
+            out = x[rows].float() @ w13.T
+            if self.b13 is not None:
+                out = out + self.b13[expert].float()
+            gate, up = out[:, 0::2], out[:, 1::2]
+            if self.shape.activation == "swiglu_oai":
+                gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT) + 1
+                h = up * gate * torch.sigmoid(ALPHA * gate)
+            else:
+                h = up * torch.nn.functional.silu(gate)
+            out = h @ w2.T
+            if self.b2 is not None:
+                out = out + self.b2[expert].float()
+            y.index_add_(0, rows, out * weights[rows, slots][:, None])
+        return y
+
+
+def random_layer(shape: LayerShape, device: str = "cuda") -> RandomLayer:
+    """Random experts whose outputs neither grow nor vanish along a chain."""
+
+    def weight(n: int, k: int) -> MXTensor:
+        codes = torch.randint(0, 256, (shape.experts, n, k // 2), dtype=torch.uint8, device=device)
+        centre = formats.SCALE_ONE - round(k**0.5 * 2.5).bit_length() + 1
+        scales = torch.randint(centre - 1, centre + 2, (shape.experts, n, k // formats.BLOCK), device=device)
+        return MXTensor(codes, scales.to(torch.uint8))
+
+    def bias(n: int) -> torch.Tensor | None:
+        return torch.randn(shape.experts, n, device=device).bfloat16() if shape.bias else None
+
+    sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    return RandomLayer(shape, *(weight(*size) for size in sizes), *(bias(n) for n, _ in sizes))
+
+
+def rotated(experts: tuple[PackedExperts, PackedExperts]) -> Iterator[tuple[PackedExperts, PackedExperts]]:
+    """Both weights, and copies of them where all experts together do not exceed the L2 several times."""
+    yield experts
+    size = sum(weight.nbytes for weight in experts)
+    for _ in range(-(-measure.L2_MULTIPLE * measure.l2_bytes() // size) - 1):
+        first, second = (
+            dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for weight in experts
+        )
+        yield first, second
+
+
+def calls_of(shape: LayerShape, m: int, copies: int) -> int:
+    """Calls a graph: through all experts and copies, and some milliseconds at the most by a guess of what one takes."""
+    guess = max(shape.bytes(m, min(shape.experts, m * shape.top)) / 4e12, shape.flops(m) / 6e14, 5e-6)
+    rounds = copies * -(-shape.experts // max(1, min(shape.experts, m * shape.top)))
+    return max(min(rounds, 8), min(max(rounds, 32), int(2e-2 / guess)), 4)

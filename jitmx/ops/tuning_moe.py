@@ -1,0 +1,95 @@
+"""Timing candidates of `moe` on the present card, for `jitmx tune`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from jitmx.dispatch import tune
+from jitmx.dispatch.tune import Candidate
+from jitmx.errors import DriverError
+from jitmx.kernels.moe import KERNELS, MoeProblem, tiles
+from jitmx.ops import moe_plan, tuning
+from jitmx.ops.benchmarks_moe import Chain, gap
+from jitmx.ops.experts import pack_experts
+from jitmx.ops.moe_inputs import LayerShape, random_layer, rotated, spread_logits
+
+GATE = 0.02  # relative L2
+CHECKED = 64  # rows of a call that are compared
+_SEED = 1
+
+
+def shape_of(problem: MoeProblem) -> LayerShape:
+    """The layer that a problem is of."""
+    return LayerShape(
+        problem.experts, problem.top, problem.hidden, problem.intermediate, problem.activation, problem.bias
+    )  # fmt: skip
+
+
+def knobs_of(problem: MoeProblem, candidate: Candidate) -> dict[str, Any]:
+    """Knobs of the whole layer with a candidate: of the second product, the first is that of the same tile."""
+    own = {"kernel": candidate.kernel, **candidate.knobs}
+    if problem.product == "layer":
+        return own
+    if problem.product != "down":
+        raise DriverError(f"product={problem.product} is not timed by itself; a layer's, or its second product, is")
+    tile = tiles.maker(KERNELS[candidate.kernel])
+    sizes = candidate.knobs["tile_m"], candidate.knobs["tile_n"], None, None
+    first = {"tile_m": sizes[0]} if tile is None else tile(*sizes)
+    return {"kernel": candidate.kernel, **first, "down": own}
+
+
+class Bench:
+    """Times candidates in CUDA graphs of dependent calls, each with a routing of its own that finds experts cold.
+
+    A candidate is timed as part of the layer: lists by expert, both products and the sum, or the one launch that makes
+    all of it. Weights of the shape at hand are kept.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+        self._shape: LayerShape | None = None
+        self._encoding = ""
+        self._chains: dict[int, Chain] = {}
+
+    def healthy(self) -> bool:
+        """Whether the device still answers."""
+        return tuning.answers(self._device)
+
+    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+        """Median microseconds of a layer.
+
+        Raises:
+            JitmxError: the candidate cannot run, or what it computes is wrong.
+        """
+        with torch.no_grad(), torch.cuda.device(self._device):
+            chain = self._chain(problem)
+            plan = moe_plan.plan(replace(problem, product="layer"), self._device, knobs_of(problem, candidate))
+            try:
+                if repeats <= tune.QUICK:
+                    self._check(chain, plan, candidate)
+                return chain.seconds(plan, repeats, routed=True) * 1e6
+            except torch.OutOfMemoryError as error:
+                raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
+
+    def _chain(self, problem: MoeProblem) -> Chain:
+        shape = shape_of(problem)
+        if (shape, problem.encoding) != (self._shape, self._encoding):
+            self._chains, self._shape, self._encoding = {}, shape, problem.encoding
+            torch.cuda.empty_cache()
+            layer = random_layer(shape)
+            first, second = (pack_experts(weight, encoding=problem.encoding) for weight in (layer.w13, layer.w2))
+            self._layer, self._weights = layer, list(rotated((first, second)))
+        if problem.m not in self._chains:
+            self._chains = {problem.m: Chain(self._layer, self._weights, problem.m, _SEED)}
+        return self._chains[problem.m]
+
+    def _check(self, chain: Chain, plan: moe_plan.Plan, candidate: Candidate) -> None:
+        error = gap(chain, lambda x, y: chain.call(plan, 0, routed=True)(x, y), CHECKED)
+        if not error <= GATE:
+            raise DriverError(f"{candidate.key} is {error:.2g} off with {chain.rows} rows")
+
+
+__all__ = ["Bench", "knobs_of", "shape_of", "spread_logits"]
