@@ -72,7 +72,7 @@ def test_a_layer_of_experts_is_shown_beside_its_floor(capsys: pytest.CaptureFixt
     bench._show_moe({"model": "gpt-oss-120b", "seed": 3, "rows": rows}, LIMITS)
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines() if line]
-    assert "gpt-oss-120b" in lines[0] and lines[0][-1] == "3"
+    assert "gpt-oss-120b," in lines[0] and lines[0][-2:] == ["seed", "3"]
     assert lines[2][:6] == ["1", "4.0", "decode", "26.50", "13.24", "50%"] and lines[2][-1] == "53.00"
     assert lines[3][-1] == "–" and err == "marlin: kernel does not support current device\n"
 

@@ -292,3 +292,67 @@ def test_a_table_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(TacticError, match=r"file/linear\.json: the table cannot be written there"):
         tactics.save(tmp_path / "file" / "linear.json", table(tmp_path / "none", [row(1)]))
+
+
+MEASURED = {**ORIGIN, "code": "1"}
+
+
+def at(m: int, us: float, low: int = 1, **when: Any) -> dict[str, Any]:
+    return {"when": {"m": [low, m], "n": 64, **when}, "kernel": "gemv", "knobs": {}, "us": us}
+
+
+def ranges(made: dict[str, Any]) -> list[tuple[list[int], float]]:
+    return [(row["when"]["m"], row["us"]) for row in made["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted"),
+    [
+        ((1,), [([1, 1], 9.0), ([2, 4], 4.0), ([5, 16], 16.0)]),
+        ((4,), [([1, 1], 1.0), ([2, 4], 9.0), ([5, 16], 16.0)]),
+        ((2, 64), [([1, 1], 1.0), ([2, 2], 9.0), ([3, 4], 4.0), ([5, 16], 16.0), ([17, 64], 9.0)]),
+        ((1, 4, 16), [([1, 1], 9.0), ([2, 4], 9.0), ([5, 16], 9.0)]),
+    ],
+)
+def test_counts_that_a_run_does_not_measure_keep_their_rows(
+    measured: tuple[int, ...], wanted: list[Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "linear.json"
+    old = [at(1, 1.0), at(4, 4.0, 2), at(16, 16.0, 5), at(16, 5.0, 1, activation="mxfp8")]
+    tactics.save(path, table(path, old, **MEASURED))
+    new = [at(m, 9.0, low) for low, m in zip((1, *(m + 1 for m in measured)), measured, strict=False)]
+    made = table(path, new, **MEASURED, note="later")
+    assert ranges(made) == [*wanted, ([1, 16], 5.0)]
+    tactics.save(path, made)
+    rows = tactics.load(path, kernels.family("linear"), SM_90).rows
+    for m in range(1, 17):
+        (fitting, *_) = [row for row in rows if row.fits(LinearProblem(m, 64, 64))]
+        assert fitting.when["m"][0] <= m <= fitting.when["m"][1]
+
+
+@pytest.mark.parametrize("change", [{"code": "2"}, {"driver": "9.9"}])
+def test_rows_of_other_code_or_another_driver_go_where_their_shape_is_measured_and_are_marked_elsewhere(
+    change: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "linear.json"
+    tactics.save(path, table(path, [at(1, 1.0), at(4, 4.0, 2), row(65)], **MEASURED))
+    made = table(path, [at(1, 9.0)], **{**MEASURED, "date": "2026-03-04", **change})
+    assert ranges(made) == [([1, 1], 9.0), ([1, 4], 1.5)]
+    (name,) = change
+    assert made["rows"][1]["origin"] == {name: MEASURED[name], "date": "2026-01-02"}
+    tactics.save(path, made)
+    loaded = tactics.load(path, kernels.family("linear"), SM_90)
+    assert [loaded.provenance_of(one) for one in loaded.rows] == [
+        "measured on a card, 2026-03-04", "measured on a card, 2026-01-02"
+    ]  # fmt: skip
+    # Once more, with nothing changed since: nothing is lost.
+    assert table(path, [at(1, 8.0)], **{**MEASURED, "date": "2026-03-04", **change})["rows"][1] == made["rows"][1]
+
+
+def test_a_row_whose_origin_is_not_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "linear.json"
+    for origin in ({"card": "x"}, 3):
+        tactics.save(path, {**table(path, [{**row(1), "origin": origin}], **MEASURED)})
+        with pytest.raises(TacticError, match="row 0: origin must be an object of driver, date, code"):
+            tactics.load(path, kernels.family("linear"), SM_90)
+        path.unlink()
