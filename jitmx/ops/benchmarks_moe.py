@@ -31,7 +31,7 @@ class Chain:
 
     Attributes:
         rows: m.
-        logits: of each call, float32 [m, experts].
+        logits: of each call, bfloat16 [m, experts].
         hit: experts that a call hits, on the average.
     """
 
@@ -39,10 +39,10 @@ class Chain:
         self.layer, self.rows, self._weights = layer, rows, weights
         shape = layer.shape
         made, self.hit = spread_logits(shape, rows, calls_of(shape, rows, len(weights)), seed)
-        self.logits = [one.cuda() for one in made]
+        self.logits = [one.to(layer.w13.codes.device) for one in made]
         chosen = [one.topk(shape.top, -1) for one in self.logits]
         self._routed = [
-            Routing(one.indices.int().contiguous(), one.values.softmax(-1).contiguous(), None, None, None, None)
+            Routing(one.indices.int().contiguous(), one.values.float().softmax(-1), None, None, None, None)
             for one in chosen
         ]
 
@@ -89,7 +89,7 @@ class Chain:
 
 def gap(chain: Chain, run: Callable[[torch.Tensor, torch.Tensor], object], rows: int = CHECKED) -> float:
     """How far the first call of a chain is from the layer in float32, relative L2 over its first rows."""
-    x = torch.randn(chain.rows, chain.layer.shape.hidden, device="cuda").bfloat16()
+    x = torch.randn(chain.rows, chain.layer.shape.hidden, device=chain.logits[0].device).bfloat16()
     y = torch.full_like(x, torch.nan)
     run(x.view(-1), y.view(-1))
     ids, weights = (one[:rows] for one in chain.routing(0))
@@ -154,7 +154,7 @@ def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
     hidden = chain.layer.shape.hidden
 
     def call(index: int) -> Callable[[torch.Tensor, torch.Tensor], object]:
-        logits = chain.logits[index].bfloat16()
+        logits = chain.logits[index]
         return lambda x, y: y.view(chain.rows, hidden).copy_(other(x.view(chain.rows, hidden), logits))
 
     try:

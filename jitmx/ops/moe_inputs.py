@@ -1,8 +1,9 @@
 """Layers to time `moe` on: shapes of models, random experts, and routing that spreads as a trained router's.
 
 How routing is made. Token t has a hidden state h_t, all of whose values are normal with deviation 1, as RMSNorm leaves
-them; the router's rows are normal with deviation 0.02. Logits are h_t router^T, each token's own top k is taken, and
-from seed and sizes the same logits come anywhere. Of 128 experts at top 4, that hits about 4 with one token, 15 with 4,
+them; the router's rows are normal with deviation 0.02. Logits are h_t router^T in bfloat16, where two of a token that
+round to the same number are moved apart: every library takes the same experts. From seed and sizes the same logits come
+anywhere. Of 128 experts at top 4, that hits about 4 with one token, 15 with 4,
 51 with 16, 111 with 64 and all with 8192. Weights that are all zero, or tokens that are all alike, would send a batch
 to the same four experts, and every batch over one would look too fast.
 
@@ -68,14 +69,14 @@ def spread_logits(shape: LayerShape, m: int, calls: int, seed: int = 0) -> tuple
     """Router logits of `calls` calls with m rows each, and how many experts a call hits on the average.
 
     Returns:
-        float32 [m, experts] each, in host memory.
+        bfloat16 [m, experts] each, in host memory; no two of a row are the same.
     """
     generator = torch.Generator().manual_seed(seed)
     router = torch.randn(shape.experts, shape.hidden, generator=generator) * ROUTER_DEVIATION
     oldest, found, hits = list(range(shape.experts)), [], 0
     for _ in range(calls):
         hidden = torch.randn(m, shape.hidden, generator=generator) * HIDDEN_DEVIATION
-        logits = hidden @ router.T
+        logits = _apart(hidden @ router.T)
         hit = logits.topk(shape.top, -1).indices.unique().tolist()
         hits += len(hit)
         # Experts that this call hits take the names of those that were read longest ago.
@@ -86,6 +87,16 @@ def spread_logits(shape: LayerShape, m: int, calls: int, seed: int = 0) -> tuple
         found.append(renamed)
         oldest = oldest[len(hit) :] + oldest[: len(hit)]
     return found, hits / calls
+
+
+def _apart(logits: torch.Tensor) -> torch.Tensor:
+    """Rows in bfloat16, in the order that they had; each value is less than the one above it."""
+    order = logits.argsort(-1, descending=True)
+    values = logits.gather(-1, order).bfloat16()
+    down = torch.tensor(-torch.inf, dtype=torch.bfloat16)
+    for column in range(1, values.shape[-1]):
+        values[:, column] = values[:, column].minimum(values[:, column - 1].nextafter(down))
+    return torch.empty_like(values).scatter_(-1, order, values)
 
 
 @dataclass(frozen=True)

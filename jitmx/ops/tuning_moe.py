@@ -12,12 +12,11 @@ from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError
 from jitmx.kernels.moe import KERNELS, MoeProblem, tiles
 from jitmx.ops import moe_plan, tuning
-from jitmx.ops.benchmarks_moe import Chain, gap
+from jitmx.ops.benchmarks_moe import CHECKED, Chain, Weights, gap
 from jitmx.ops.experts import pack_experts
-from jitmx.ops.moe_inputs import LayerShape, random_layer, rotated, spread_logits
+from jitmx.ops.moe_inputs import LayerShape, RandomLayer, random_layer, rotated
 
 GATE = 0.02  # relative L2
-CHECKED = 64  # rows of a call that are compared
 _SEED = 1
 
 
@@ -50,9 +49,10 @@ class Bench:
 
     def __init__(self, device: int = 0) -> None:
         self._device = device
-        self._shape: LayerShape | None = None
-        self._encoding = ""
-        self._chains: dict[int, Chain] = {}
+        self._of: tuple[LayerShape, str] | None = None
+        self._layer: RandomLayer | None = None
+        self._weights: list[Weights] = []
+        self._last: Chain | None = None
 
     def healthy(self) -> bool:
         """Whether the device still answers."""
@@ -75,21 +75,20 @@ class Bench:
                 raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
 
     def _chain(self, problem: MoeProblem) -> Chain:
-        shape = shape_of(problem)
-        if (shape, problem.encoding) != (self._shape, self._encoding):
-            self._chains, self._shape, self._encoding = {}, shape, problem.encoding
-            torch.cuda.empty_cache()
-            layer = random_layer(shape)
-            first, second = (pack_experts(weight, encoding=problem.encoding) for weight in (layer.w13, layer.w2))
-            self._layer, self._weights = layer, list(rotated((first, second)))
-        if problem.m not in self._chains:
-            self._chains = {problem.m: Chain(self._layer, self._weights, problem.m, _SEED)}
-        return self._chains[problem.m]
+        """Calls of a problem; weights and calls of the last one are kept."""
+        of = shape_of(problem), problem.encoding
+        if of != self._of or self._layer is None:
+            self._layer, self._weights, self._last, self._of = None, [], None, of
+            self._layer = random_layer(of[0])
+            first, second = (
+                pack_experts(weight, encoding=problem.encoding) for weight in (self._layer.w13, self._layer.w2)
+            )
+            self._weights = list(rotated((first, second)))
+        if self._last is None or self._last.rows != problem.m:
+            self._last = Chain(self._layer, self._weights, problem.m, _SEED)
+        return self._last
 
     def _check(self, chain: Chain, plan: moe_plan.Plan, candidate: Candidate) -> None:
-        error = gap(chain, lambda x, y: chain.call(plan, 0, routed=True)(x, y), CHECKED)
+        error = gap(chain, chain.call(plan, 0, routed=True), CHECKED)
         if not error <= GATE:
             raise DriverError(f"{candidate.key} is {error:.2g} off with {chain.rows} rows")
-
-
-__all__ = ["Bench", "knobs_of", "shape_of", "spread_logits"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 4)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     outputs, check_out = routing_plan.Plan.outputs, routing_calls._check_out
 

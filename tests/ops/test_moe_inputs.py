@@ -10,10 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jitmx
 from jitmx import formats
-from jitmx.kernels.moe import layout
-from jitmx.ops import benchmarks_moe, measure, moe_inputs, moe_peers
+from jitmx.errors import KnobError
+from jitmx.kernels.moe import MoeProblem, layout
+from jitmx.ops import benchmarks_moe, measure, moe_inputs, moe_peers, moe_plan
+from jitmx.ops.benchmarks_moe import Chain, gap
 from jitmx.ops.moe_inputs import LayerShape, spread_logits
+from simulated_card import Card
+
+
+def dequantize(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
+    """By NumPy, so that no GPU is needed."""
+    codes = formats.unpack_nibbles(tensor.codes.numpy())
+    return torch.from_numpy(formats.dequantize(codes, tensor.scales.numpy(), formats.get("mxfp4"))).to(dtype)
+
 
 GPT_OSS = moe_inputs.MODELS["gpt-oss-120b"]
 
@@ -22,7 +33,8 @@ GPT_OSS = moe_inputs.MODELS["gpt-oss-120b"]
 def test_tokens_spread_over_the_experts_of_gpt_oss_120b(m: int, low: float, high: float) -> None:
     logits, hit = spread_logits(GPT_OSS, m, 8)
     assert low <= hit <= high
-    assert [one.shape for one in logits] == [(m, 128)] * 8
+    assert [(one.shape, one.dtype) for one in logits] == [((m, 128), torch.bfloat16)] * 8
+    assert all(len(row.unique()) == 128 for row in logits[0])
     assert hit == np.mean([len(one.topk(4).indices.unique()) for one in logits])
 
 
@@ -57,10 +69,6 @@ def test_bytes_and_operations_of_a_layer_are_those_of_its_experts() -> None:
 def test_the_layer_that_results_are_held_against_is_that_of_the_reference(
     activation: str, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dequantize(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
-        codes = formats.unpack_nibbles(tensor.codes.numpy())
-        return torch.from_numpy(formats.dequantize(codes, tensor.scales.numpy(), formats.get("mxfp4"))).to(dtype)
-
     monkeypatch.setattr(moe_inputs, "dequantize", dequantize)
     layer = moe_inputs.random_layer(LayerShape(5, 2, 64, 96, activation, bias), device="cpu")
     x, ids = torch.randn(7, 64).bfloat16(), torch.randint(0, 5, (7, 2), dtype=torch.int32)
@@ -75,9 +83,27 @@ def test_the_layer_that_results_are_held_against_is_that_of_the_reference(
     assert 0.05 < np.abs(wanted).mean() < 20  # neither grows nor vanishes along a chain
 
 
-def test_experts_are_copied_until_all_of_them_exceed_the_l2_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    import jitmx
+@pytest.mark.parametrize(("m", "tile"), [(2, ""), (2, "16x128"), (66, "")])
+def test_the_calls_of_a_chain_are_the_layer_from_logits_and_from_ids(
+    m: int, tile: str, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_inputs, "dequantize", dequantize)
+    monkeypatch.setattr(measure, "l2_bytes", lambda _device=0: 1)
+    layer = moe_inputs.random_layer(LayerShape(6, 2, 64, 32), device="cpu")
+    packed = [jitmx.pack_experts(weight, encoding="nibble") for weight in (layer.w13, layer.w2)]
+    chain = Chain(layer, [(packed[0], packed[1])], m)
+    problem = MoeProblem(m, 6, 2, 64, 32, encoding="nibble")
+    knobs = {"kernel": "grouped", "tile_m": 16, "down": {"kernel": "grouped", "tile_m": 16}} if tile else {}
+    plan = moe_plan.plan(problem, 0, knobs)
+    assert gap(chain, chain.call(plan, 0, routed=True)) <= 0.01
+    assert card.kernels.count("routing.topk") == 0 and (plan.tile == 16 if tile else True)
+    assert gap(chain, chain.call(plan, 0, routed=False)) <= 0.01
+    assert card.kernels.count("routing.topk") == 1
+    with pytest.raises(KnobError, match="tile_m=16 of the first product and tile_m=32 of the second"):
+        moe_plan.plan(problem, 0, {"kernel": "grouped", "tile_m": 16, "down": {"kernel": "grouped", "tile_m": 32}})
 
+
+def test_experts_are_copied_until_all_of_them_exceed_the_l2_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = jitmx.pack_experts(moe_inputs.random_layer(LayerShape(2, 1, 32, 32), device="cpu").w13)
     for l2, count in ((1, 1), (experts.nbytes * 2, 6), (experts.nbytes * 2 // 6, 1), (experts.nbytes * 2 // 6 + 1, 2)):
         monkeypatch.setattr(measure, "l2_bytes", lambda _device=0, l2=l2: l2)
@@ -100,7 +126,7 @@ def test_a_library_that_is_not_here_or_computes_something_else_is_a_row_that_say
         moe_peers.load("marlin", silu)
 
 
-class Chain:
+class Counted:
     """A chain whose calls are counted and take no time."""
 
     rows, logits = 2, [torch.zeros(2, 4)] * 3
@@ -132,5 +158,5 @@ def test_what_another_library_does_is_checked_before_it_is_timed(
 
     monkeypatch.setattr(benchmarks_moe, "gap", gap)
     other = moe_peers.Layer(lambda x, logits: x * 3)
-    assert benchmarks_moe.time_peer(Chain(), other) == wanted  # type: ignore[arg-type]
-    assert benchmarks_moe.time_peer(Chain(), "it is not here") == {"us": None, "reason": "it is not here"}  # type: ignore[arg-type]
+    assert benchmarks_moe.time_peer(Counted(), other) == wanted  # type: ignore[arg-type]
+    assert benchmarks_moe.time_peer(Counted(), "it is not here") == {"us": None, "reason": "it is not here"}  # type: ignore[arg-type]
