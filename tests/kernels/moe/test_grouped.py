@@ -63,11 +63,11 @@ def test_both_products_take_the_same_tiles_of_rows(target: Arch, problem: MoePro
 
 
 @pytest.mark.parametrize("target", ["sm_120", "sm_121"])
-def test_few_rows_an_expert_take_tiles_of_64_and_many_of_128(target: str) -> None:
+def test_the_model_holds_tiles_of_64_for_faster_where_an_expert_has_few_rows_and_of_128_where_many(target: str) -> None:
     chip = arch.parse(target)
     for m, rows in ((65, 64), (512, 64), (8192, 128), (32768, 128)):
-        knobs = choose("moe", MoeProblem.on(chip, m=m), chip).variant.knobs
-        assert (knobs.tile_m, knobs.tile_n) == (rows, 128)
+        knobs = FAMILY.tuned(MoeProblem.on(chip, m=m), chip, chip.multiprocessors, "grouped")
+        assert (knobs["tile_m"], knobs["tile_n"]) == (rows, 128)
 
 
 @settings(max_examples=50)
