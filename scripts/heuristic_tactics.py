@@ -70,7 +70,7 @@ def moe(chip: Arch) -> list[Row]:
                 problem = MoeProblem.on(chip, **kind, product=product)
                 some = {m: choice(dataclasses.replace(problem, m=m), chip, name) for m in ROWS}
                 if product == "layer":  # those that serve anyway are there
-                    some = {m: one for m, one in some.items() if one and (not best[m] or one[0] != best[m][0])}
+                    some = {m: None if one and best[m] and one[0] == best[m][0] else one for m, one in some.items()}
                 rows += merged({**kind, "product": product}, some)
     return rows
 
@@ -104,7 +104,7 @@ def choice(problem: MoeProblem, chip: Arch, kernel: str | None) -> tuple[str, di
 def merged(kind: dict[str, Any], found: dict[int, tuple[str, dict[str, Any]] | None]) -> Iterator[Row]:
     """Rows of a kind: neighbouring counts that take the same are one row; none reaches over the rows of one launch."""
     low = 1
-    for (m, one), after in zip(found.items(), [*list(found)[1:], None], strict=True):
+    for (m, one), after in zip(found.items(), [*tuple(found)[1:], None], strict=True):
         if one is None:
             low = m + 1
             continue

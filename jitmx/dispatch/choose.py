@@ -7,8 +7,11 @@ fixes (rows, dtype, bias …) is never up for choice. `explain` answers with the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +133,8 @@ def choose(
     except KnobError as error:
         if not tile:
             raise
-        raise KnobError(f"{tile}: {error}") from error
+        near = "" if "nearest" in str(error) else _nearest_tile(family, problem, arch, kernel, merged)
+        raise KnobError(f"{tile}: {error}{near}") from error
     return Choice(problem, variant, count, tuple(sources))
 
 
@@ -266,6 +270,23 @@ def _tile(
     except KnobError as error:
         raise KnobError(f"{said}: {error}") from error
     return said, (name, f"{said},{detail}" if values else said, {**knobs, **(values or {})})
+
+
+def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> str:
+    """In words: of the tiles that serve the problem with these knobs, the one that is least away from theirs."""
+    make, fields = family.tile(kernel), {item.name: item for item in dataclasses.fields(family.spec(kernel).knobs)}
+    sizes = [fields[name].metadata.get("choices") or () for name in ("tile_m", "tile_n") if name in fields]
+    if make is None or len(sizes) != 2:
+        return ""
+
+    def away(tile: tuple[int, int]) -> float:
+        return sum(abs(math.log2(tile[at] / knobs[name])) for at, name in enumerate(("tile_m", "tile_n")))
+
+    for m, n in sorted(itertools.product(*sizes), key=away):
+        with contextlib.suppress(KnobError):
+            _variant(family, problem, arch, kernel, {**knobs, **make(m, n, None, None)})
+            return f"; the nearest legal tile is {m}x{n}"
+    return ""
 
 
 def _typed(family: Family, kernel: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:

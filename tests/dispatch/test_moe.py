@@ -39,7 +39,8 @@ def set_tile(monkeypatch: pytest.MonkeyPatch, text: str, name: str = NAMES[0]) -
 @pytest.mark.parametrize(
     ("text", "tile", "stages"),
     [
-        ("16x128", (16, 128), 6), ("32x128", (32, 128), 6), ("64x128", (64, 128), 4), ("128x128", (128, 128), 4),
+        ("8x128", (8, 128), 6), ("16x128", (16, 128), 6),
+        ("32x128", (32, 128), 6), ("64x128", (64, 128), 4), ("128x128", (128, 128), 4),
         ("64x128s3", (64, 128), 3), ("64x128x64s5", (64, 128), 5), ("128X64", (128, 64), 4), ("64x96", (64, 96), 4),
         ("32x256", (32, 256), 6), ("128x256", (128, 256), 4),
     ],
@@ -59,6 +60,29 @@ def test_a_tile_by_name_is_that_of_both_products_at_any_number_of_rows(
     assert combine.variant.spec.name == "combine" and combine.decided_by.name != "environment"
 
 
+@pytest.mark.parametrize("text", ["8x128", "64x128", "128x128"])
+def test_a_tile_by_name_is_that_of_quantized_layers_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tile(monkeypatch, text)
+    for x_format in ("mxfp8", "mxfp4"):
+        choice = layer(SM_121, 16, x_format=x_format)
+        _, down, _ = following(choice)
+        for one in (choice, down):
+            assert (one.variant.spec.name, one.decided_by.name) == ("scaled", "environment")
+            assert f"{one.variant.knobs.tile_m}x{one.variant.knobs.tile_n}" == text
+
+
+def test_a_tile_that_a_target_has_no_registers_for_is_refused_with_the_nearest_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_tile(monkeypatch, "128x128")
+    with pytest.raises(KnobError, match=r"JITMX_MOE_TILE=128x128: .* the nearest legal tile is (\d+x\d+)$") as error:
+        layer(SM_90, 16, x_format="mxfp8")
+    nearest = str(error.value).rpartition(" ")[2]
+    set_tile(monkeypatch, nearest)
+    knobs = layer(SM_90, 16, x_format="mxfp8").variant.knobs
+    assert f"{knobs.tile_m}x{knobs.tile_n}" == nearest and knobs.tile_m * knobs.tile_n >= 64 * 64
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_auto_is_as_if_no_tile_were_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = {m: layer(SM_121, m) for m in (16, 65)}
@@ -71,8 +95,8 @@ def test_auto_is_as_if_no_tile_were_named(name: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("48x128", "GroupedKnobs.tile_m=48 is not one of 16, 32, 64, 128; the nearest is 32"),
-        ("256x128", "tile_m=256 is not one of 16, 32, 64, 128; the nearest is 128"),
+        ("48x128", "GroupedKnobs.tile_m=48 is not one of 8, 16, 32, 64, 128; the nearest is 32"),
+        ("256x128", "tile_m=256 is not one of 8, 16, 32, 64, 128; the nearest is 128"),
         ("64x100", "tile_n=100 is not one of 32, 64, 96, 128, 192, 256; the nearest is 96"),
         ("64x128x128", "moe.grouped takes 64 columns a stage, not 128; the nearest legal tile is 64x128x64"),
         ("64x128s9", "GroupedKnobs.stages=9 is above its limit; the nearest legal value is 8"),
@@ -150,6 +174,7 @@ def test_whatever_tile_the_first_product_takes_the_call_has_one(
     m: int, experts: int, top: int, target: Arch, tile: int
 ) -> None:
     problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=256, intermediate=96)
-    choice = choose("moe", problem, target, knobs={"kernel": "grouped", "tile_m": tile, "warps_m": 2 - (tile < 128)})
+    block = {"tile_n": 128, "warps_n": 4, "warps_m": 2 if tile == 128 else 1, "stages": 3}
+    choice = choose("moe", problem, target, knobs={"kernel": "grouped", "tile_m": tile, **block})
     lists, down, _ = following(choice)
     assert lists.variant.knobs.tile == down.variant.knobs.tile_m == tile

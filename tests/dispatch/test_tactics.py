@@ -102,6 +102,9 @@ def test_tiles_of_experts_on_gb10_are_64_rows_up_to_16_tokens_and_128_above() ->
                 assert (knobs.tile_m, knobs.tile_n) == ((64, 128) if m <= 16 else (128, 128))
                 table = next(source for source in choice.sources if source.name == "shipped table")
                 assert table.detail.startswith("heuristic, not measured: cost model for GB10: 48 multiprocessors, 240 ")
+    for m in (1, 16, 17, 512, 8192):  # a quantized layer goes by expert however few rows it has
+        knobs = choose("moe", family.problem.on(chip, m=m, x_format="mxfp8"), chip).variant.knobs
+        assert (knobs.tile_m, knobs.tile_n) == ((64, 128) if m <= 16 else (128, 128))
     served = choose("moe", family.problem.on(chip, m=16), chip)
     assert (served.variant.spec.name, served.decided_by.name) == ("decode", "shipped table")
     assert choose("moe", family.problem.on(chip, m=65), chip).variant.knobs.tile_m == 128
