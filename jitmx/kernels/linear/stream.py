@@ -36,6 +36,8 @@ MAX_ROWS = ROWS[-1]
 WARPS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 18, 20, 24)
 SPLITS = (1, 2, 3, 4, 5, 6, 8)
 
+FOLDED = ("fold", "halves")  # scales multiply codes as they are decoded
+
 # Targets whose tensor cores were seen to count subnormal bf16 operands, which PTX leaves open.
 SUBNORMAL_BF16 = frozenset({"sm_90a"})
 
@@ -58,20 +60,25 @@ class StreamKnobs(Knobs):
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob(
         "fold",
-        choices=("fold", "post", "bare"),
-        doc="scales multiply codes as they are decoded, or sums of blocks; bare: codes are not even brought to their "
-        "exponent, and bf16 X must be below 2^63",
+        choices=("fold", "halves", "post", "bare"),
+        doc="scales multiply codes as they are decoded (halves: two of them in a register), or sums of blocks; bare: "
+        "codes are not even brought to their exponent, and bf16 X must be below 2^63",
     )
     warps: int = knob(8, choices=WARPS, doc="warps a block")
     share: bool = knob(True, doc="warps share rows of tiles; without it each takes whole rows")
     split_k: int = knob(4, choices=SPLITS, doc="warps that share a row of tiles, each with a slice of k")
     cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
+    sums: str = knob("warp", choices=("warp", "block"), doc="whose sums go to another block of the cluster")
     tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
     chunk: int = knob(4, low=1, high=16, doc="without share: tiles a copy, of each row of tiles (544 B each)")
     stages: int = knob(2, low=1, high=8, doc="without share: copies that a warp keeps in flight")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
     predecode: int = knob(0, low=0, high=4, doc="with share: tiles that a warp decodes before the wait for X")
+    ahead: int = knob(
+        0, low=0, high=8,
+        doc="with share: groups of rows of tiles asked for before the wait for X, the others once X is; 0: all",
+    )  # fmt: skip
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     late: bool = knob(False, doc="let the next launch start once X is here, so that its weights do not delay X")
     pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
@@ -91,7 +98,7 @@ def _clusters(knobs: StreamKnobs, n: int, multiprocessors: int) -> int:
 
 def _splits_columns(knobs: StreamKnobs) -> bool:
     """Whether the two blocks of a tile go to columns of their own."""
-    return knobs.scaling != "fold" and knobs.m <= 4
+    return knobs.scaling not in FOLDED and knobs.m <= 4
 
 
 def _slot_bytes(knobs: StreamKnobs) -> int:
@@ -117,7 +124,8 @@ def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
         return -(-ring // 16) * 16 + x
     most = -(-_groups(knobs, n) // clusters)
     weights = most * knobs.tile_rows * longest * TILE_BYTES
-    places = -(-most // knobs.cluster) * knobs.cluster * knobs.split_k * knobs.tile_rows
+    sharers, parts = (1, knobs.warps) if knobs.sums == "block" else (knobs.split_k, 0)
+    places = (-(-most // knobs.cluster) * knobs.cluster * sharers + parts) * knobs.tile_rows
     return weights + (most + 2) // 2 * 16 + x + places * _slot_bytes(knobs)
 
 
@@ -129,15 +137,20 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
         raise KnobError(
             f"split_k={knobs.split_k} does not divide warps={knobs.warps}; the nearest that does is {nearest}"
         )
+    if knobs.ahead and knobs.predecode:
+        raise KnobError(
+            f"predecode={knobs.predecode} needs weights before the wait, some of which ahead={knobs.ahead} asks for "
+            "after it; use predecode=0 or ahead=0"
+        )
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
             f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
             f"the nearest legal value is {48 // knobs.warps}"
         )
-    if knobs.scaling == "fold" and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
+    if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
         raise KnobError(
-            f"scaling='fold' with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 weights with "
-            "normal scales can be scaled as they are decoded; use scaling='post'"
+            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
+            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
         )
     if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
         raise KnobError(
@@ -152,7 +165,7 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
 
 
 # Knobs of one way to share the work, which select nothing in the other.
-_SHARED, _STREAMED = ("split_k", "predecode"), ("chunk", "stages")
+_SHARED, _STREAMED = ("split_k", "predecode", "ahead"), ("chunk", "stages")
 
 
 def _check_idle(knobs: StreamKnobs) -> None:
@@ -160,10 +173,14 @@ def _check_idle(knobs: StreamKnobs) -> None:
     idle = [(name, f"share={int(knobs.share)}") for name in (_STREAMED if knobs.share else _SHARED)]
     if not knobs.pdl:
         idle.append(("late", "pdl=0"))
+    if knobs.copy == "async":
+        idle.append(("ahead", "copy='async'"))
+    if knobs.cluster == 1 or knobs.split_k == 1 or not knobs.share:
+        idle.append(("sums", f"cluster={knobs.cluster}, split_k={knobs.split_k} and share={int(knobs.share)}"))
     for name, beside in idle:
         usual = StreamKnobs.__dataclass_fields__[name].default
         if getattr(knobs, name) != usual:
-            raise KnobError(f"{name}={getattr(knobs, name)} selects nothing with {beside}; leave it at {usual}")
+            raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at {usual!r}")
 
 
 def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
@@ -252,18 +269,23 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
         uneven = -(-rows // multiprocessors) * multiprocessors / rows
         clusters = [2, 1] if problem.m <= 2 or uneven > 1.3 else [1, 2]
     few = problem.m <= 2
+    plain = not (problem.norm or problem.argmax or problem.residual)
+    # Two blocks of 24 warps leave 40 registers, which is enough for one row of X and no more than a bias.
+    limit = 16 if not few else 24 if problem.m == 1 and plain else 20
     for cluster in clusters:
         most = -(-rows // max(1, multiprocessors // cluster))
-        for split in (6, 4, 2, 1) if problem.m == 1 else (4, 2, 1):
+        splits = [split for split in ((8, 6, 4, 2, 1) if problem.m == 1 else (4, 2, 1)) if most * split in WARPS]
+        # Beyond the limit a block has the multiprocessor to itself: for tuning to try.
+        for split in sorted(splits, key=lambda split: most * split > limit):
             warps = most * split
-            if warps in WARPS and warps <= (20 if few else 16):
+            if warps <= max(20, limit):
                 yield {
                     "cluster": cluster,
                     "warps": warps,
                     "split_k": split,
                     "unroll": 1 if few else 2,
                     "predecode": 1 if problem.m == 1 else 0,
-                    "blocks_per_sm": 2 if problem.m <= 8 else 1,
+                    "blocks_per_sm": 2 if problem.m <= 8 and warps <= limit else 1,
                     "late": "pdl" in arch.features and cluster == 2 and problem.m > 2,
                 }
 
@@ -351,24 +373,49 @@ def _cases(variant: Variant) -> Iterator[Case]:
             yield make_case(variant, geometry, rows, n, k, seed)
 
 
+_RINGS = ((5, 3), (9, 2), (15, 2), (4, 4))  # tiles a copy, copies in flight
+
+
+def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What tuning varies of a way, the most promising first."""
+    folded: list[dict[str, Any]] = [{"scaling": "halves"}] if way["scaling"] == "fold" else []
+    yield {}
+    if not way.get("share", True):
+        # Two rows of tiles read X once: for several columns of MMA that is most of what shared memory yields.
+        for chunk, unroll in ((4, 2), (5, 1), (3, 3)) if problem.m > 4 else ():
+            for scaling in (*folded, {}, *({"scaling": "bare"} for _ in folded)):
+                yield {"tile_rows": 2, "chunk": chunk, "unroll": unroll, **scaling}
+        yield from folded
+        yield from ({"chunk": chunk, "stages": stages} for chunk, stages in _RINGS)
+        return
+    if way["cluster"] > 1 and way["split_k"] > 1 and problem.m > 2:
+        yield from ({**scaling, "sums": "block"} for scaling in (*folded, {}))
+        behind: tuple[dict[str, Any], ...] = ({}, {"ahead": 1}, {"ahead": 2})
+        for change in behind if way["pdl"] else ():
+            yield {**(folded or [{}])[0], "sums": "block", "late": False, **change}
+    if way["pdl"]:
+        yield {"late": not way["late"]}
+        if problem.m > 2 and way["copy"] == "bulk":
+            yield from ({"late": False, "ahead": ahead} for ahead in (1, 2))
+    yield from folded
+    yield from ({"unroll": unroll, "predecode": early} for unroll in (1, 2, 3) for early in (0, 1, 2))
+
+
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Knobs worth timing: neighbours of what the heuristic would pick from."""
+    """Knobs worth timing: neighbours of what the heuristic would pick from, most of those of its first choices."""
+    fixed = _fixed(problem)
     found: list[dict[str, Any]] = []
-    for way in itertools.islice(_ways(problem, arch, multiprocessors), 12):
-        changes: list[dict[str, Any]] = [{}]
-        if way.get("share", True):
-            changes += [{"late": not way["late"]}] if way["pdl"] else []
-            changes += [{"unroll": unroll, "predecode": early} for unroll in (1, 2, 3) for early in (0, 1, 2)]
-        else:
-            changes += [{"chunk": chunk, "stages": stages} for chunk, stages in ((5, 3), (9, 2), (15, 2), (4, 4))]
-        for change in changes:
-            tuned = {**way, **change}
-            try:
-                variant = SPEC.variant(arch, **_fixed(problem), **tuned)
-            except KnobError:
-                continue
-            if tuned not in found and _misfit(problem, variant.knobs, arch, multiprocessors) is None:
-                found.append(tuned)
+    ways = enumerate(itertools.islice(_ways(problem, arch, multiprocessors), 12))
+    near = [(i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
+    for _, _, tuned in sorted(near, key=lambda item: item[:2]):
+        if tuned in found:
+            continue
+        try:
+            variant = SPEC.variant(arch, **fixed, **tuned)
+        except KnobError:
+            continue
+        if _misfit(problem, variant.knobs, arch, multiprocessors) is None:
+            found.append(tuned)
     return found[:60]
 
 

@@ -7,9 +7,22 @@ namespace jitmx {
 // What scales multiply.
 enum class Scaling {
   fold,  // codes, as they are decoded
+  halves,  // the same; the scales of two rows lie in the halves of a register, which the multiplication reads apart
   post,  // sums of blocks
   bare,  // sums of blocks, of codes that are not brought to their exponent
 };
+
+// One half of a register in both.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+  u32 out;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}\n" : "=r"(out) : "r"(pair));
+  return out;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+  u32 out;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}\n" : "=r"(out) : "r"(pair));
+  return out;
+}
 
 template <class T> constexpr bool kIsBf16 = false;
 template <> constexpr bool kIsBf16<Bf16> = true;
@@ -35,7 +48,15 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
   u32 scales;
 
   __device__ __forceinline__ void decode(const Vec4& w, u32 bytes) {
-    if constexpr (kScaling == Scaling::fold) {
+    if constexpr (kScaling == Scaling::halves) {
+      // Bytes 2 to 128 plus 126 stay bytes: scales times 2^126 of block 0 (rows g, g + 8), then of block 1.
+      const u32 exponents = bytes + 0x7E7E7E7Eu;
+      const u32 first = exponents * 128u & 0x7F807F80u, second = exponents >> 1 & 0x7F807F80u;
+      word(w.x, both_low(first), low[0]);
+      word(w.y, both_high(first), high[0]);
+      word(w.z, both_low(second), low[1]);
+      word(w.w, both_high(second), high[1]);
+    } else if constexpr (kScaling == Scaling::fold) {
       word(w.x, folded_scale<0>(bytes), low[0]);
       word(w.y, folded_scale<2>(bytes), high[0]);
       word(w.z, folded_scale<1>(bytes), low[1]);
@@ -53,7 +74,11 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
   static __device__ __forceinline__ void word(u32 w, u32 multiplier, u32 (&pairs)[4]) {
     if constexpr (kScaling == Scaling::bare)
       BareFields<T, Encoding>::of(w, pairs);
-    else
+    else if constexpr (kScaling == Scaling::halves) {
+      BareFields<T, Encoding>::of(w, pairs);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = T::multiply(pairs[i], multiplier);
+    } else
       jitmx::decode<T, Encoding>(w, multiplier, pairs);
   }
 };
@@ -63,11 +88,12 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
 template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class ColumnSums {
  public:
   using Tile = DecodedTile<T, Encoding, kScaling>;
+  static constexpr bool kFolded = kScaling == Scaling::fold || kScaling == Scaling::halves;
   static constexpr int kColumns = (kM + 7) / 8;  // columns of MMA, 8 rows of X each
 
   // Columns 0 to 3 of X^T hold the first block of a tile and columns 4 to 7 the second one, so that one scale a row does for a
   // lane. What either block yields in the columns of the other is never looked at.
-  static constexpr bool kSplit = kScaling != Scaling::fold && kM <= 4;
+  static constexpr bool kSplit = !kFolded && kM <= 4;
 
   // x: where this lane's X of the tile lies; `pitch` bytes on is the next row.
   __device__ __forceinline__ void add(const Tile& w, const u8* x, int pitch, int t) {
@@ -81,14 +107,14 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
       scaled(sum_[1], e, low, high);
     } else {
       float low0, low1, high0, high1;
-      if constexpr (kScaling != Scaling::fold) {
+      if constexpr (!kFolded) {
         block_scales(w.scales, 0, low0, high0);
         block_scales(w.scales, 1, low1, high1);
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const Vec4 a = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch), b = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch + 64);
-        if constexpr (kScaling == Scaling::fold) {
+        if constexpr (kFolded) {
           multiply<0>(sum_[c], w, a);
           multiply<1>(sum_[kPair ? c + 1 : c], w, b);
         } else {
@@ -119,7 +145,7 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
   __device__ __forceinline__ float4 column(int c) const { return float4{sum_[c][0], sum_[c][1], sum_[c][2], sum_[c][3]}; }
 
  private:
-  static constexpr bool kPair = kScaling == Scaling::fold && kColumns == 1;  // a sum a block: two chains of MMA
+  static constexpr bool kPair = kFolded && kColumns == 1;  // a sum a block: two chains of MMA
   static constexpr int kStep = kM == 1 ? 2 : 1;                             // of one row of X, every second element counts
 
   // What fields lack: 2^126 in bf16, of which X has 2^64 already, and 2^14 in fp16.

@@ -67,6 +67,10 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "argmax, streamed": {
         "m": 4, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "argmax": True, "scale_range": "full",
     },
+    "scales in halves": {"m": 16, "scaling": "halves", "warps": 4, "split_k": 2, "bias": True},
+    "nibbles and scales in halves, streamed": {
+        "m": 8, "scaling": "halves", "encoding": "nibble", "share": False, "warps": 2, "chunk": 2, "tile_rows": 2,
+    },
     "norm and argmax": {"warps": 4, "split_k": 2, "tile_rows": 2, "norm": True, "argmax": True},
     "norm and argmax, streamed": {
         "m": 16, "share": False, "warps": 2, "chunk": 2, "unroll": 1, "norm": True, "argmax": True,
@@ -82,6 +86,15 @@ HOPPER: dict[str, dict[str, Any]] = {
     "norm in clusters": {"scaling": "bare", "cluster": 2, "warps": 8, "unroll": 1, "norm": True, "residual": True},
     "norm and argmax in clusters": {"m": 8, "cluster": 4, "warps": 4, "split_k": 2, "norm": True, "argmax": True},
     "argmax in clusters": {"m": 2, "scaling": "bare", "cluster": 2, "warps": 4, "unroll": 1, "argmax": True},
+    "sums of blocks": {"m": 16, "scaling": "halves", "cluster": 2, "warps": 8, "split_k": 4, "sums": "block"},
+    "sums of blocks, more rows of tiles than warps": {
+        "m": 2, "scaling": "bare", "cluster": 4, "warps": 4, "split_k": 2, "sums": "block", "unroll": 1, "bias": True,
+    },
+    "sums of blocks, two rows of tiles, with norm and argmax": {
+        "m": 4, "cluster": 2, "warps": 6, "split_k": 3, "sums": "block", "tile_rows": 2, "norm": True, "argmax": True,
+    },
+    "one row of tiles ahead of X": {"m": 8, "scaling": "bare", "cluster": 2, "warps": 4, "split_k": 2, "ahead": 1},
+    "two rows of tiles ahead of X by cp.async": {"m": 16, "warps": 4, "split_k": 2, "ahead": 2, "late": True},
     "bare bf16, streamed": {"m": 8, "scaling": "bare", "share": False, "warps": 4, "chunk": 2},
 }  # fmt: skip
 
@@ -214,6 +227,15 @@ def test_candidates_are_legal_and_open_with_what_the_heuristic_picks(m: int, tar
             KERNEL.check(problem, SPEC.variant(chip, **KERNEL.fixed(problem), **knobs))
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 2880, 4096), (16, 2880, 4096), (16, 201_088, 2880)])
+def test_the_first_candidates_keep_their_contract(m: int, n: int, k: int) -> None:
+    """What tuning meets first does not spill, whatever was added to it since."""
+    chip = arch.parse("sm_90a")
+    problem = LinearProblem.on(chip, m=m, n=n, k=k)
+    for knobs in KERNEL.candidates(problem, chip, chip.multiprocessors)[:12]:
+        assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True).breaches == ()
+
+
 def keeps_contract(chip: Arch, problem: LinearProblem) -> None:
     tuned = KERNEL.heuristic(problem, chip, chip.multiprocessors)
     assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **tuned), strict=True).breaches == ()
@@ -247,6 +269,11 @@ def test_so_does_that_with_norm_and_argmax(extras: dict[str, bool], target: str,
         ("sm_121a", {"scaling": "bare"}, "as seen on sm_90a; on sm_121a use scaling='post'"),
         ("sm_121a", {"cluster": 2}, "needs sm_90 or sm_100; on sm_121a use cluster=1"),
         ("sm_90a", {"cluster": 2, "share": False}, "which share=0 rules out; use cluster=1"),
+        ("sm_90a", {"dtype": "fp16", "scaling": "halves"}, "scaling='halves' with dtype='fp16'"),
+        ("sm_90a", {"sums": "block"}, "sums='block' selects nothing with cluster=1, split_k=4"),
+        ("sm_90a", {"sums": "block", "cluster": 2, "split_k": 1}, "leave it at 'warp'"),
+        ("sm_90a", {"copy": "async", "ahead": 1}, "ahead=1 selects nothing with copy='async'; leave it at 0"),
+        ("sm_90a", {"ahead": 1, "predecode": 1}, "use predecode=0 or ahead=0"),
         ("sm_80", {"copy": "bulk", "pdl": False}, "on sm_80 use copy='async'"),
         ("sm_80", {"copy": "async", "pdl": True}, "use pdl=False"),
     ],
