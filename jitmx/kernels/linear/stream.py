@@ -398,7 +398,10 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
         if problem.m > 2 and way["copy"] == "bulk":
             yield from ({"late": False, "ahead": ahead} for ahead in (1, 2))
     yield from folded
-    yield from ({"unroll": unroll, "predecode": early} for unroll in (1, 2, 3) for early in (0, 1, 2))
+    # In 40 registers a warp that decodes nothing early, or more than a tile at once, spills.
+    tight = way["warps"] * way["blocks_per_sm"] == 48
+    for unroll, early in [(1, 1)] if tight else itertools.product((1, 2, 3), (0, 1, 2)):
+        yield {"unroll": unroll, "predecode": early}
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
