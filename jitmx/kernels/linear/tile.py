@@ -43,8 +43,17 @@ class TileKnobs(Knobs):
         "early", choices=("early", "late"), doc="start the copies of a stage before a stage's last block, or after it"
     )
     split_k: int = knob(1, low=1, high=16, doc="blocks that share a tile, each with a slice of k")
+    exchange: str = knob(
+        "memory", choices=("memory", "cluster"), doc="how they bring parts together: in device memory, or as a cluster"
+    )
+    scales: str = knob(
+        "bytes", choices=("bytes", "halves"), doc="mxfp4 in bf16: a scale is a register's, or a half's"
+    )
     group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of tokens that take turns at a tile of weights")
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that must fit a multiprocessor: caps registers")
+    footprint: int = knob(
+        0, low=0, high=227, doc="KiB of shared memory that a block takes at least: fewer share a multiprocessor"
+    )
     pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
 
 
@@ -55,8 +64,14 @@ def stage_bytes(knobs: TileKnobs) -> int:
 
 
 def shared_bytes(knobs: TileKnobs) -> int:
-    """Dynamic shared memory of a launch: the ring, in whose place the tile of Y goes out."""
-    return max(knobs.stages * stage_bytes(knobs), knobs.tile_m * (knobs.tile_n * 2 + 16))
+    """Dynamic shared memory of a launch: the ring, in whose place parts of a cluster and the tile of Y go out."""
+    return max(needed_bytes(knobs), knobs.footprint * 1024)
+
+
+def needed_bytes(knobs: TileKnobs) -> int:
+    """The same without the footprint."""
+    parts = knobs.tile_n * knobs.tile_m * 4 if knobs.exchange == "cluster" else 0
+    return max(knobs.stages * stage_bytes(knobs), parts + knobs.tile_m * (knobs.tile_n * 2 + 16))
 
 
 def threads(knobs: TileKnobs) -> int:
@@ -83,6 +98,22 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
         raise KnobError(
             f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
             f"the nearest legal value is {1536 // threads(knobs)}"
+        )
+    if knobs.exchange == "cluster":
+        if "cluster" not in arch.features or arch.major not in (9, 10):
+            raise KnobError(f"exchange='cluster' needs sm_90 or sm_100; on {arch} use exchange='memory'")
+        if not 2 <= knobs.split_k <= 8:
+            raise KnobError(
+                f"exchange='cluster' takes 2 to 8 blocks a tile, not split_k={knobs.split_k}; use exchange='memory'"
+            )
+    if knobs.scales == "halves" and (knobs.weight, knobs.dtype, knobs.scale_range) != ("mxfp4", "bf16", "normal"):
+        raise KnobError(
+            f"scales='halves' with weight={knobs.weight!r}, dtype={knobs.dtype!r} and "
+            f"scale_range={knobs.scale_range!r}: it is for mxfp4 weights with normal scales in bf16; use scales='bytes'"
+        )
+    if knobs.footprint and knobs.footprint * 1024 <= needed_bytes(knobs):
+        raise KnobError(
+            f"footprint={knobs.footprint} selects nothing: a block takes {needed_bytes(knobs)} B anyway; leave it at 0"
         )
     if knobs.weight == "mxfp8" and knobs.encoding != "swizzle":
         raise KnobError(
@@ -122,6 +153,8 @@ def launch(knobs: TileKnobs, m: int, n: int, k: int, multiprocessors: int) -> La
     """A block for each slice of each tile of Y; with slices, scratch for a counter a tile and the parts in fp32."""
     tiles = -(-n // knobs.tile_n) * -(-m // knobs.tile_m)
     workspace = 0
+    if knobs.exchange == "cluster":
+        return Launch(tiles * knobs.split_k, shared_bytes(knobs), cluster=knobs.split_k)
     if knobs.split_k > 1:
         workspace = -(-tiles * 4 // 16) * 16 + tiles * knobs.split_k * knobs.tile_n * knobs.tile_m * 4
     return Launch(tiles * knobs.split_k, shared_bytes(knobs), workspace=workspace)
@@ -195,11 +228,16 @@ def _registers(knobs: TileKnobs) -> int:
     return min(255, sums_per_thread(knobs) + copies + (132 if wide else 100 if knobs.weight == "mxfp8" else 86))
 
 
-def _resident(knobs: TileKnobs, arch: Arch) -> int:
+def _fitting(knobs: TileKnobs, arch: Arch) -> int:
     """Blocks that fit a multiprocessor by registers and shared memory."""
     by_registers = 65536 // (threads(knobs) * -(-_registers(knobs) // 8) * 8)
     by_memory = (arch.shared_bytes + _RESERVED) // (shared_bytes(knobs) + _RESERVED)
-    return max(1, min(_RESIDENT, by_registers, by_memory))
+    return max(1, min(by_registers, by_memory))
+
+
+def _resident(knobs: TileKnobs, arch: Arch) -> int:
+    """Blocks that the model lets share a multiprocessor."""
+    return min(_RESIDENT, _fitting(knobs, arch))
 
 
 def _weighed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, dict[str, Any]]]:
@@ -243,15 +281,56 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     return _weighed(problem, arch, multiprocessors)[0][1]
 
 
+_CLOSE = 12  # of what the model holds for fastest: as many are tried with what it knows nothing of
+
+
+def _footprints(knobs: TileKnobs, problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[int]:
+    """KiB that leave a multiprocessor no more blocks than an even spread of one launch needs, or of two launches.
+
+    None where no more fit anyway.
+    """
+    blocks = launch(knobs, problem.m, problem.n, problem.k, multiprocessors).blocks
+    even = -(-blocks // multiprocessors)
+    wanted = [count for count in (even, 2 * even) if count < _fitting(knobs, arch)]
+    return [((arch.shared_bytes + _RESERVED) // count - _RESERVED) // 1024 for count in wanted]
+
+
+def _unmodelled(
+    knobs: dict[str, Any], problem: LinearProblem, arch: Arch, multiprocessors: int
+) -> Iterator[dict[str, Any]]:
+    """Choices that the cost model has no term for: an even spread, exchange within a cluster, scales in halves."""
+    fixed = _fixed(problem)
+    footprints = _footprints(TileKnobs(**fixed, **knobs), problem, arch, multiprocessors)
+    few = problem.m <= 128
+    if few:
+        yield from ({**knobs, "footprint": footprint} for footprint in footprints)
+    if 1 < knobs["split_k"] <= 8 and few and "cluster" in arch.features and arch.major in (9, 10):
+        yield {**knobs, "exchange": "cluster"}
+    if (problem.weight, problem.dtype, problem.scale_range) == ("mxfp4", "bf16", "normal") and problem.m <= 32:
+        yield {**knobs, "scales": "halves"}
+
+
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """The 60 that the cost model holds for fastest, at most three that differ in stages and slices of k alone."""
+    """The 60 that the cost model holds for fastest, at most three that differ in stages and slices of k alone.
+
+    The first of them come with what the model does not know.
+    """
+    fixed = _fixed(problem)
     found: list[dict[str, Any]] = []
     seen: dict[tuple[Any, ...], int] = {}
     for _, knobs in _weighed(problem, arch, multiprocessors):
         key = tuple(knobs[name] for name in ("tile_n", "tile_m", "tile_k", "warps_n", "warps_m"))
         seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= 3:
-            found.append(knobs)
+        if seen[key] > 3:
+            continue
+        found.append(knobs)
+        if sum(seen.values()) <= _CLOSE:
+            for more in _unmodelled(knobs, problem, arch, multiprocessors):
+                try:
+                    SPEC.variant(arch, **fixed, **more)
+                except KnobError:  # the parts or the footprint do not fit
+                    continue
+                found.append(more)
     return found[:60]
 
 

@@ -1,6 +1,6 @@
 // Packed tiles in registers, decoded, and their sums with columns of X, by m16n8k16.
 #pragma once
-#include "jitmx/mxfp4.cuh"
+#include "jitmx/packed_tile.cuh"
 
 namespace jitmx {
 
@@ -49,9 +49,7 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
 
   __device__ __forceinline__ void decode(const Vec4& w, u32 bytes) {
     if constexpr (kScaling == Scaling::halves) {
-      // Bytes 2 to 128 plus 126 stay bytes: scales times 2^126 of block 0 (rows g, g + 8), then of block 1.
-      const u32 exponents = bytes + 0x7E7E7E7Eu;
-      const u32 first = exponents * 128u & 0x7F807F80u, second = exponents >> 1 & 0x7F807F80u;
+      const u32 first = exponents<0>(bytes), second = exponents<1>(bytes);
       word(w.x, both_low(first), low[0]);
       word(w.y, both_high(first), high[0]);
       word(w.z, both_low(second), low[1]);
@@ -70,7 +68,22 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
     }
   }
 
+  // Block I alone, of scales in halves.
+  template <int I> static __device__ __forceinline__ Fragments fragments(const Vec4& w, u32 bytes) {
+    const u32 pair = exponents<I>(bytes);
+    u32 p[4], q[4];
+    word(I == 0 ? w.x : w.z, both_low(pair), p);
+    word(I == 0 ? w.y : w.w, both_high(pair), q);
+    return {{p[0], q[0], p[1], q[1], p[2], q[2], p[3], q[3]}};
+  }
+
  private:
+  // Scales times 2^126 of rows g and g + 8 in block I, each in a half: bytes 2 to 128 plus 126 stay bytes.
+  template <int I> static __device__ __forceinline__ u32 exponents(u32 bytes) {
+    const u32 raised = bytes + 0x7E7E7E7Eu;
+    return (I == 0 ? raised * 128u : raised >> 1) & 0x7F807F80u;
+  }
+
   static __device__ __forceinline__ void word(u32 w, u32 multiplier, u32 (&pairs)[4]) {
     if constexpr (kScaling == Scaling::bare)
       BareFields<T, Encoding>::of(w, pairs);

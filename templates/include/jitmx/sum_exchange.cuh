@@ -11,6 +11,18 @@ __device__ __forceinline__ void plus(float4& sum, const float4& v) {
   sum.w += v.w;
 }
 
+// Arrives at the barrier of the cluster, which cluster_wait ends: what this thread stored before is known past it, and what it
+// was to load is.
+__device__ __forceinline__ void cluster_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
+// 16 bytes of a block of the cluster; `address` is that of cluster_address.
+__device__ __forceinline__ float4 load_remote(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
+
 // To be true in one lane of a warp, the same every time, without a register that holds the lane's number (sm_90 and newer).
 __device__ __forceinline__ bool elected() {
   u32 chosen;

@@ -62,7 +62,28 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "mxfp8 of any scale": {
         "tile_n": 64, "tile_m": 24, "warps_n": 2, "warps_m": 1, "stages": 3, "weight": "mxfp8", "scale_range": "full",
     },
+    "scales in halves": {"tile_n": 64, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 3, "scales": "halves"},
+    "nibbles and scales in halves, k128": {
+        "tile_n": 32, "tile_m": 24, "tile_k": 128, "warps_n": 1, "warps_m": 1, "stages": 3, "scales": "halves",
+        "encoding": "nibble", "footprint": 60,
+    },
     "five warps, k256": {"tile_n": 160, "tile_m": 8, "tile_k": 256, "warps_n": 5, "warps_m": 1, "stages": 3},
+}  # fmt: skip
+
+
+HOPPER: dict[str, dict[str, Any]] = {
+    "cluster of two": {
+        "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1, "stages": 3, "split_k": 2, "exchange": "cluster",
+        "bias": True,
+    },
+    "cluster of three, columns that it does not divide": {
+        "tile_n": 64, "tile_m": 64, "warps_n": 2, "warps_m": 2, "stages": 3, "split_k": 3, "exchange": "cluster",
+        "residual": True, "scales": "halves",
+    },
+    "cluster of four, some without a column": {
+        "tile_n": 32, "tile_m": 8, "tile_k": 128, "warps_n": 2, "warps_m": 1, "stages": 3, "split_k": 4,
+        "exchange": "cluster", "dtype": "fp16", "scale_range": "full", "footprint": 30,
+    },
 }  # fmt: skip
 
 
@@ -77,6 +98,11 @@ def test_it_passes_its_cases_and_they_reach_its_code(
     sample: str, target: str, simulated: Callable[[Variant], Verdict]
 ) -> None:
     simulated(variant(target, **SAMPLE[sample]))
+
+
+@pytest.mark.parametrize("sample", HOPPER)
+def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(variant("sm_90a", **HOPPER[sample]))
 
 
 @settings(max_examples=6)
@@ -178,6 +204,35 @@ def test_the_heuristic_and_the_candidates_are_legal_and_serve_the_problem(
         assert geometry.blocks * picked.knobs.tile_n * picked.knobs.tile_m >= problem.m * problem.n
 
 
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_a_footprint_among_the_candidates_admits_an_even_spread_of_one_launch_or_two_and_no_more(m: int) -> None:
+    chip, seen = arch.parse("sm_90a"), 0
+    for n, k in ((5120, 2880), (2880, 4096)):
+        problem = LinearProblem.on(chip, m=m, n=n, k=k)
+        for tuned in KERNEL.candidates(problem, chip, 132):
+            knobs = TileKnobs(**tuned)
+            if knobs.footprint:
+                geometry = launch(knobs, m, n, k, 132)
+                even = -(-geometry.blocks // 132)
+                assert (228 * 1024) // (geometry.shared_bytes + 1024) in (even, 2 * even)
+                seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("m", [16, 64])
+def test_the_first_candidates_keep_their_contract(m: int) -> None:
+    """What tuning meets first does not spill, whatever was added to it since."""
+    chip = arch.parse("sm_90a")
+    problem = LinearProblem.on(chip, m=m, n=5120, k=2880)
+    for knobs in KERNEL.candidates(problem, chip, 132)[:12]:
+        assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True).breaches == ()
+
+
+def test_what_only_clusters_can_do_is_refused_elsewhere() -> None:
+    with pytest.raises(KnobError, match="needs sm_90 or sm_100; on sm_121a use exchange='memory'"):
+        variant("sm_121a", split_k=2, exchange="cluster")
+
+
 def test_the_model_asks_more_time_for_more_work_and_less_on_a_faster_chip() -> None:
     shape = Shape(2, 16, 8, 256, 128, 64, 3, 1, 25_088, 1)
     hopper, spark = arch.parse("sm_90"), arch.parse("sm_121")
@@ -205,6 +260,9 @@ def test_a_call_for_a_tile_gets_it() -> None:
         ({"tile_n": 256, "warps_m": 1}, "256 sums a thread .* are over 128, .* use more warps or a smaller tile"),
         ({"blocks_per_sm": 8}, "blocks_per_sm=8 of 256 threads is over 1536 .* nearest legal value is 6"),
         ({"weight": "mxfp8", "encoding": "nibble"}, "'nibble' is of mxfp4 weights; .* leave it at 'swizzle'"),
+        ({"exchange": "cluster"}, "takes 2 to 8 blocks a tile, not split_k=1; use exchange='memory'"),
+        ({"scales": "halves", "dtype": "fp16"}, "dtype='fp16' .*; use scales='bytes'"),
+        ({"footprint": 50}, r"footprint=50 selects nothing: a block takes \d+ B anyway; leave it at 0"),
         ({"stages": 2}, "stages=2 is below its limit; the nearest legal value is 3"),
         ({"stages": 8, "tile_k": 128}, r"needs \d+ B of shared memory; .* the nearest legal value is stages=5"),
     ],
