@@ -35,6 +35,9 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"scaling": "fold", "warps": 6, "split_k": 3, "pdl": False},
     {"scaling": "post", "share": False, "warps": 4, "chunk": 3, "stages": 3},
     {"scaling": "fold", "share": False, "warps": 4, "chunk": 5, "tile_rows": 2, "copy": "async"},
+    {"scaling": "halves", "warps": 12, "cluster": 2, "sums": "block", "late": True},
+    {"scaling": "bare", "warps": 16, "cluster": 4, "sums": "block", "ahead": 1},
+    {"scaling": "halves", "share": False, "warps": 12, "chunk": 4, "tile_rows": 2},
 )
 
 

@@ -58,8 +58,9 @@ class Product:
         self.scratch = torch.zeros(max(geometry.workspace, 16), dtype=torch.uint8, device="cuda")
         self.dtype, self.shape = DTYPES[variant.knobs.dtype], (m, n, k)
         self.launcher = Launcher(
-            variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT, pdl=variant.knobs.pdl
-        )
+            variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
+            pdl=variant.knobs.pdl, cluster=geometry.cluster,
+        )  # fmt: skip
 
     def __call__(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -99,6 +100,13 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"tile_n": 64, "tile_m": 32, "tile_k": 128, "warps_n": 2, "warps_m": 1, "stages": 3, "split_k": 4},
     {"tile_n": 160, "tile_m": 96, "warps_n": 5, "warps_m": 2, "group": 2},
     {"tile_n": 256, "tile_m": 16, "tile_k": 256, "warps_n": 8, "warps_m": 1, "stages": 3, "split_k": 2},
+    {"tile_n": 64, "tile_m": 16, "tile_k": 128, "warps_n": 4, "warps_m": 1, "stages": 3, "footprint": 75},
+)
+# Two of these have a number of blocks a cluster that is no power of two.
+CLUSTERS: tuple[dict[str, Any], ...] = (
+    {"tile_n": 32, "tile_m": 16, "tile_k": 256, "warps_n": 2, "warps_m": 1, "stages": 3, "split_k": 3},
+    {"tile_n": 64, "tile_m": 64, "tile_k": 128, "warps_n": 4, "warps_m": 1, "split_k": 4},
+    {"tile_n": 256, "tile_m": 64, "tile_k": 128, "warps_n": 8, "warps_m": 1, "stages": 3, "split_k": 6},
 )
 
 
@@ -109,6 +117,23 @@ def test_every_number_of_rows_from_1_to_300_is_within_the_gate(evidence: Evidenc
         worst = max(checked(variant, weight, m) for m in range(1, 301))
         assert worst <= GATE, knobs
         evidence(variant, worst, "[329, 480] m=1…300")
+
+
+@pytest.mark.parametrize("knobs", CLUSTERS, ids=str)
+def test_clusters_agree_with_float64_and_bit_for_bit_with_themselves(knobs: dict[str, Any], evidence: Evidence) -> None:
+    if checks.device_arch(0).major != 9:
+        pytest.skip("exchange='cluster' is for sm_90")
+    worst = 0.0
+    for n, k in ((17, 2880), (329, 1536), (5120, 2880), (2880, 4096)):
+        weight = weight_of(n, k)
+        for scales in ("bytes", "halves"):
+            variant = made(exchange="cluster", scales=scales, bias=True, residual=True, **knobs)
+            worst = max(worst, *(checked(variant, weight, m) for m in (1, 16, 33, 64, 130)))
+            assert worst <= GATE, (n, k, scales)
+            evidence(variant, worst, f"[{n}, {k}] m=1…130")
+        product, x = Product(made(exchange="cluster", **knobs), 64, n, k), torch.randn(64, k, device="cuda").bfloat16()
+        first = product(x, weight)
+        assert all(torch.equal(product(x, weight), first) for _ in range(100))
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
