@@ -382,9 +382,11 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
     yield {}
     if not way.get("share", True):
         # Two rows of tiles read X once: for several columns of MMA that is most of what shared memory yields.
-        for chunk, unroll in ((4, 2), (5, 1), (3, 3)) if problem.m > 4 else ():
+        for warps, chunk in ((way["warps"], 5), (16, 3), (way["warps"], 3)) if problem.m > 4 else ():
             for scaling in (*folded, {}, *({"scaling": "bare"} for _ in folded)):
-                yield {"tile_rows": 2, "chunk": chunk, "unroll": unroll, **scaling}
+                yield {"tile_rows": 2, "warps": warps, "chunk": chunk, "unroll": chunk, **scaling}
+        if problem.m > 16:  # X leaves room for little else
+            yield from ({"tile_rows": 2, "chunk": 1, "stages": 3, **scaling} for scaling in (*folded, {}))
         yield from folded
         yield from ({"chunk": chunk, "stages": stages} for chunk, stages in _RINGS)
         return
