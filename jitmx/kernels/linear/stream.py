@@ -106,6 +106,12 @@ def _slot_bytes(knobs: StreamKnobs) -> int:
     return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
 
 
+def _least_tiles(knobs: StreamKnobs) -> int:
+    """Tiles of k that give each block one, and with sums='block' room for its warps' sums where a row's codes were."""
+    parts = knobs.split_k * _slot_bytes(knobs) if knobs.sums == "block" else 1
+    return knobs.cluster * -(-parts // (TILE_ROWS * TILE_K // 2))
+
+
 def _tail_bytes(knobs: StreamKnobs, longest: int) -> int:
     """What argmax and norm take where a block has so many tiles of k: ranks of warps, and sums of squares, bytes."""
     ranks = knobs.argmax * knobs.warps * 8
@@ -124,8 +130,8 @@ def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
         return -(-ring // 16) * 16 + x
     most = -(-_groups(knobs, n) // clusters)
     weights = most * knobs.tile_rows * longest * TILE_BYTES
-    sharers, parts = (1, knobs.warps) if knobs.sums == "block" else (knobs.split_k, 0)
-    places = (-(-most // knobs.cluster) * knobs.cluster * sharers + parts) * knobs.tile_rows
+    sharers = knobs.cluster - 1 if knobs.sums == "block" else knobs.cluster * knobs.split_k
+    places = -(-most // knobs.cluster) * sharers * knobs.tile_rows
     return weights + (most + 2) // 2 * 16 + x + places * _slot_bytes(knobs)
 
 
@@ -235,6 +241,12 @@ def _misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocess
         return (
             f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}; the nearest legal value is {nearest}"
         )
+    least = _least_tiles(knobs)
+    if tiles < least:
+        return (
+            f"sums='block' puts sums where codes were, which takes {least} tiles of k; k={problem.k} has {tiles}: "
+            "use sums='warp'"
+        )
     need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
     if need > arch.shared_bytes:
         remedy = "set share=0 or raise cluster" if knobs.share else "lower warps, chunk or stages"
@@ -268,13 +280,15 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
         # Two blocks balance better; one has no sums to send. Few rows of X have few sums.
         uneven = -(-rows // multiprocessors) * multiprocessors / rows
         clusters = [2, 1] if problem.m <= 2 or uneven > 1.3 else [1, 2]
+        # Four hold so little of X each that two launches of many rows fit a multiprocessor.
+        clusters += [4] if problem.m > 8 and multiprocessors >= 8 and tiles >= 4 else []
     few = problem.m <= 2
     plain = not (problem.norm or problem.argmax or problem.residual)
     # Two blocks of 24 warps leave 40 registers, which is enough for one row of X and no more than a bias.
     limit = 16 if not few else 24 if problem.m == 1 and plain else 20
     for cluster in clusters:
-        most = -(-rows // max(1, multiprocessors // cluster))
-        splits = [split for split in ((8, 6, 4, 2, 1) if problem.m == 1 else (4, 2, 1)) if most * split in WARPS]
+        most = -(-rows // max(1, multiprocessors // cluster - SPARE_CLUSTERS[cluster]))
+        splits = [split for split in ((8, 6, 4, 2, 1) if problem.m == 1 else (4, 3, 2, 1)) if most * split in WARPS]
         # Beyond the limit a block has the multiprocessor to itself: for tuning to try.
         for split in sorted(splits, key=lambda split: most * split > limit):
             warps = most * split
@@ -286,7 +300,7 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
                     "unroll": 1 if few else 2,
                     "predecode": 1 if problem.m == 1 else 0,
                     "blocks_per_sm": 2 if problem.m <= 8 and warps <= limit else 1,
-                    "late": "pdl" in arch.features and cluster == 2 and problem.m > 2,
+                    "late": "pdl" in arch.features and cluster > 1 and problem.m > 2,
                 }
 
 
@@ -340,18 +354,19 @@ def _cases(variant: Variant) -> Iterator[Case]:
     long = -(-knobs.warps * 32 * (2 if knobs.m <= 2 else 4) // (8 * knobs.m)) + 1
     if knobs.share:
         sets, slices = knobs.warps // knobs.split_k, knobs.cluster * knobs.split_k
+        least = _least_tiles(knobs)
         shapes = [
-            (1, 1, knobs.cluster * TILE_K - 32),
+            (1, 1, least * TILE_K - 32),
             (
                 max(1, knobs.m - 1),
                 (2 * sets + 1) * knobs.tile_rows * TILE_ROWS - 7,
-                slices * (knobs.unroll + 1 + knobs.predecode) * TILE_K + 32,
+                max(least, slices * (knobs.unroll + 1 + knobs.predecode)) * TILE_K + 32,
             ),
-            (knobs.m, 2 * knobs.tile_rows * TILE_ROWS, long * knobs.cluster * TILE_K),
+            (knobs.m, 2 * knobs.tile_rows * TILE_ROWS, max(least, long * knobs.cluster) * TILE_K),
             (
                 knobs.m,
                 2 * knobs.cluster * (knobs.warps * 512 // _slot_bytes(knobs) + 1) * TILE_ROWS,
-                knobs.cluster * TILE_K,
+                least * TILE_K,
             ),
         ]
     else:
