@@ -30,7 +30,7 @@ IDLE = {(name, "scale_range", "fp16") for name in ("linear.gemv", "linear.tile")
 # Knobs that can change together with two others at least, such as the shape of a block with its warps.
 TIED = {
     "linear.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
-    "linear.stream": {"chunk", "predecode", "share", "split_k", "stages"},
+    "linear.stream": {"ahead", "chunk", "predecode", "share", "split_k", "stages", "sums"},
     "linear.tile": {"warps_m"},
     "linear.wgmma": {"dtype", "scale_range"},
     "moe.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
@@ -100,8 +100,8 @@ def test_each_value_of_each_knob_is_rendered_as_code_of_its_own(spec: KernelSpec
     missed = {item.name for item in dataclasses.fields(spec.knobs)} - {name for name, _ in met}
     missed = {name for name in missed if not beside_another(variant, name)}
     # What sm_90 brought leaves older targets no choice, and clusters are left out on sm_12x.
-    older = set() if "tma" in target.features else {"ahead", "copy", "late", "pdl", "reduction"}
-    alone = set() if target.major in (9, 10) else {"cluster", "exchange", "sums"}
+    older = set() if "tma" in target.features else {"copy", "late", "pdl", "reduction"}
+    alone = set() if target.major in (9, 10) else {"cluster", "exchange"}
     assert missed <= older | alone | TIED.get(f"{spec.family}.{spec.name}", set())
 
 
