@@ -289,6 +289,13 @@ def test_more_blocks_than_tiles_of_k_are_refused_with_the_nearest_that_serve() -
         KERNEL.check(LinearProblem(n=640, k=96), variant("sm_90a", cluster=8))
 
 
+def test_slices_of_k_too_short_for_the_sums_of_a_block_are_refused_with_what_they_take() -> None:
+    picked = variant("sm_90a", m=16, cluster=2, sums="block")
+    with pytest.raises(KnobError, match="takes 16 tiles of k; k=960 has 15: use sums='warp'"):
+        KERNEL.check(LinearProblem(16, 640, 960), picked)
+    KERNEL.check(LinearProblem(16, 640, 1024), picked)
+
+
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_and_a_remedy() -> None:
     picked, problem = variant("sm_121a"), LinearProblem(1, 201_088, 2880)
     need = shared_bytes(picked.knobs, problem.n, problem.k, 48)
