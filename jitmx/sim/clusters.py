@@ -20,7 +20,8 @@ import numpy.typing as npt
 from jitmx.sim.memory import Space
 from jitmx.sim.program import BLOCKED
 from jitmx.sim.ptx import Instruction, operands
-from jitmx.sim.races import ASYNC, Said, merge
+from jitmx.sim.knowledge import Said, merge
+from jitmx.sim.races import ASYNC
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -96,7 +97,11 @@ class Cluster:
 
     def position(self, lane: int, address: int, line: int) -> int:
         """The same for one address."""
-        return int(self.positions(np.array([address], "u8"), np.array([lane]), line)[0])
+        rank, own = address >> RANK, lane // self.m.width
+        out = own if rank == 0 else own // self.size * self.size + rank - 1
+        if rank > self.size or self.gone[out]:
+            self.positions(np.array([address], "u8"), np.array([lane]), line)
+        return out
 
     def mapped(self, address: Any, rank: int) -> Any:
         """Addresses as the block of a rank has them, whatever block they are of."""
@@ -133,7 +138,7 @@ class Cluster:
     def _leave(self, position: int) -> None:
         m, first = self.m, position // self.size * self.size
         known = self.met[position]
-        foreign = m.races.foreign(np.arange(position * m.width, (position + 1) * m.width))
+        foreign = m.races.knowledge.said(np.arange(position * m.width, (position + 1) * m.width))
         for rank in range(self.size):
             clocks = foreign.get(int(m.blocks[first + rank]))
             if clocks is not None:
@@ -179,7 +184,7 @@ class Cluster:
             saying = self.saying[position // self.size]
             if relaxed:
                 fenced = m.races.fenced[group] > m.races.wrote[group]
-                clocks = np.zeros(m.width + ASYNC, m.races.seen.dtype)
+                clocks = m.races.knowledge.blank()
                 clocks[group % m.width] = m.races.fenced[group]
                 merge(saying, {int(m.blocks[position]): clocks})
                 group = group[fenced]

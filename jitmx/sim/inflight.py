@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim.mbarrier import Mbarriers
+from jitmx.sim.mbarrier import Mbarriers, alike
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
 from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG, WHO
 from jitmx.sim.tensormap import TensorMap
@@ -127,24 +127,23 @@ class Copies:
         They count as writes of a column of the mbarrier, so that their own thread must wait there as well.
         """
         m, races = self.m, self.m.races
-        listed = list(zip(lanes.tolist(), addresses.tolist(), strict=True))
+        together = alike(lanes // m.width, addresses)
         columns = np.zeros(m.lanes, np.int64)
-        columns[lanes] = [self.column(lane, "mbarrier", address) for lane, address in listed]
+        for which in together:
+            columns[lanes[which]] = self.column(int(lanes[which[0]]), "mbarrier", int(addresses[which[0]]))
         time, shadow = races.tick(line), races.shadows["shared"]
-        races.copying = True
         for batch in self.batches:
             done = columns[batch.lanes] > 0
             where, owners, size = batch.where[done], batch.lanes[done], batch.size
             m.shared.state.reshape(-1, size)[where // size] = _WRITTEN
-            cells = max(size >> shadow.shift, 1)
             words = ASYNCHRONOUS | time << 32 | races.block[owners] << COLUMNS | columns[owners]
-            shadow.writer.reshape(-1, cells)[where // size] = words[:, None]
+            shadow.find(where, size).write(words)
             batch.lanes, batch.groups, batch.where = (x[~done] for x in (batch.lanes, batch.groups, batch.where))
         self.batches = [batch for batch in self.batches if len(batch.lanes)]
-        for lane, address in listed:
-            clocks = np.zeros(m.width + ASYNC, races.seen.dtype)
-            clocks[columns[lane]] = time
-            Mbarriers.of(m).arrive(lane, address, 1, 0, line, more=int(increments), brought=clocks)
+        for which in together:
+            some, clocks = lanes[which], races.knowledge.blank()
+            clocks[columns[some[0]]] = time
+            Mbarriers.of(m).arrive(some, int(addresses[which[0]]), 1, 0, line, more=int(increments), brought=clocks)
 
     # Bulk copies
     def column(self, lane: int, what: str, number: int) -> int:
@@ -216,7 +215,7 @@ class Copies:
             groups = self.bulk.get(int(lane))
             done = groups.committed[: len(groups.committed) - count] if groups else []
             if done:
-                clocks = np.zeros(m.width + ASYNC, m.races.seen.dtype)
+                clocks = m.races.knowledge.blank()
                 clocks[self.column(int(lane), "reads", int(lane))] = max(done)
                 if not reading:
                     clocks[self.column(int(lane), "writes", int(lane))] = max(done)
@@ -225,7 +224,7 @@ class Copies:
     def ended(self, mask: Array | None) -> None:
         """Error where lanes have ended whose bulk copies may still read shared memory."""
         for lane, groups in self.bulk.items():
-            done = self.m.races.seen[lane, self.column(lane, "reads", lane)]
+            done = self.m.races.knowledge.times(np.array([lane]), self.column(lane, "reads", lane))[0]
             if (mask is None or mask[lane]) and done < groups.last:
                 line = self.m.races.lines[groups.last]
                 self.m.fault(line, lane, "ends without cp.async.bulk.wait_group after a copy from shared memory")
@@ -236,10 +235,10 @@ class Copies:
         for space in spaces:
             self.fenced[space][lanes] = now
 
-    def _proxied(self, lane: int, lanes: int, space: Space, where: Array, line: int) -> None:
+    def _proxied(self, lane: int, lanes: int, space: Space, where: Array, size: int, line: int) -> None:
         """Check that what threads stored is fenced for a reader, whose warps start at `lane`."""
         m, shadow, fenced = self.m, self.m.races.shadows[space.name], self.fenced[space.name]
-        last = shadow.writer[where >> shadow.shift]
+        last = shadow.find(where, size).writers
         if not last.any():
             return
         last = np.unique(last)
@@ -258,7 +257,7 @@ class Copies:
     def read_for_product(self, lane: int, chunks: Array, line: int) -> None:
         """Note the 16-byte chunks that a wgmma of the warpgroup from `lane` on reads."""
         where = self.m.shared.locate(self.m, chunks, 0, np.full(len(chunks), lane), CHUNK, line, "reads")
-        self._proxied(lane, WARPGROUP, self.m.shared, where, line)
+        self._proxied(lane, WARPGROUP, self.m.shared, where, CHUNK, line)
         column = self.column(lane, "wgmma", lane)
         time = self._remember(self.m.shared, lane, where, CHUNK, column, line, writing=False)
         self.products.setdefault(lane, _Groups([])).last = time
@@ -275,7 +274,7 @@ class Copies:
             groups = self.products.get(lane)
             done = groups.committed[: len(groups.committed) - count] if groups else []
             if done:
-                clocks = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
+                clocks = self.m.races.knowledge.blank()
                 clocks[self.column(lane, "wgmma", lane)] = max(done)
                 self.m.races.acquire(np.arange(lane, lane + WARPGROUP), clocks)
 
@@ -291,7 +290,7 @@ class Copies:
         """Bytes [n, size] of global memory, read through the other proxy."""
         m, lanes = self.m, np.full(len(addresses), lane)
         where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
-        self._proxied(lane // 32 * 32, 32, m.memory, where, line)
+        self._proxied(lane // 32 * 32, 32, m.memory, where, size, line)
         return self._fetch(m.memory, lane, addresses, size, line)
 
     def _fetch(self, space: Space, lane: int, addresses: Array, size: int, line: int) -> Array:
@@ -329,8 +328,7 @@ class Copies:
             if twice.size:
                 lane = int(lanes[order[twice[0] + 1]])
                 m.fault(line, lane, f"writes {int(addresses[order[twice[0]]]):#x}, as another thread does with it")
-            for other in lanes.tolist():
-                barriers.check_known(other, barrier, line)
+            barriers.get(lanes, barrier, line)
         time = self._write(m.reach, lanes, addresses, content, column, line)
         barriers.expect(lane, barrier, -content.size, line, column, time, proxy=proxy)
 
@@ -352,7 +350,7 @@ class Copies:
         """Note that a copy reads shared memory of the lane's block."""
         m = self.m
         where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
-        self._proxied(lane // 32 * 32, 32, m.shared, where, line)
+        self._proxied(lane // 32 * 32, 32, m.shared, where, size, line)
         self._remember(m.shared, lane, where, size, column, line, writing=False)
 
     def _send(self, lane: int, targets: Array, sources: Array, size: int, line: int) -> None:
@@ -379,22 +377,19 @@ class Copies:
     ) -> int:  # fmt: skip
         """Check accesses of a copy that lanes of one block issue, and note them as those of a column; their time."""
         m, races = self.m, self.m.races
-        races.copying = True
         shadow = races.shadows[space.name]
         time = races.tick(line)
-        cells = max(size >> shadow.shift, 1)
-        row = (where >> shadow.shift) >> cells.bit_length() - 1
         lanes = np.broadcast_to(lane, len(where))
         if space.cluster is not None:
             space.cluster.visit(where, lanes, time, column)
-        writers = shadow.writer.reshape(-1, cells)
-        readers = shadow.readers.reshape(-1, cells, shadow.readers.shape[1])
-        word = ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | int(races.block[lanes[0]]) << COLUMNS | column
+        cells = shadow.find(where, size)
+        word = np.array(
+            ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | int(races.block[lanes[0]]) << COLUMNS | column
+        )
         if writing:
-            races.check(m, space, writers.take(row, 0), lanes, where, line, strong, "copies to", "written")
-            past = readers.take(row, 0).reshape(len(row), -1)
-            races.check(m, space, past, lanes, where, line, strong, "copies to", "read")
-            writers[row] = word
+            races.check(m, space, cells.writers, lanes, where, line, strong, "copies to", "written")
+            races.check(m, space, cells.readers, lanes, where, line, strong, "copies to", "read")
+            cells.write(word)
         else:
-            readers[row, :, column % readers.shape[2]] = word
+            cells.read(column % shadow.slots, word)
         return time

@@ -14,7 +14,7 @@ from jitmx.sim.layout import granules, upload_variables
 from jitmx.sim.machine import Machine
 from jitmx.sim.memory import Memory
 from jitmx.sim.program import Program
-from jitmx.sim.races import Shadow
+from jitmx.sim.shadow import Shadow
 from jitmx.sim.translate import Translator
 
 RESIDENT_LANES = 4096

@@ -28,8 +28,10 @@ from jitmx.sim.memory import (
     Memory,
     Space,
 )
+from jitmx.sim.polling import Polling
 from jitmx.sim.program import BLOCKED, EXIT, SET, Program
-from jitmx.sim.races import Races, Shadow
+from jitmx.sim.races import Races
+from jitmx.sim.shadow import Shadow
 from jitmx.sim.specials import special
 
 Array = npt.NDArray[Any]
@@ -63,7 +65,7 @@ class Machine:
         self.steps, self.events = 0, 0
         self.runs = [0] * len(program.blocks)
         self.lane_runs = [0] * len(program.blocks)
-        self.polled: Array | None = None
+        self.polling = Polling(self.lanes)
         self.units: dict[str, Any] = {}  # state that semantic modules keep: copies under way, mbarriers
         self._spaces(shared_bytes, arguments)
         self.races.time = clock
@@ -212,26 +214,23 @@ class Machine:
         }
         self.groups = groups
         self.parked: dict[int, tuple[Array, int]] = {}
-        polling: dict[int, tuple[Array | None, int]] = {}
+        polling = self.polling
         blocks, full, masked, runs, lane_runs = self.program.blocks, self.full, self.masked, self.runs, self.lane_runs
-        idle, events = 0, -1
         while True:
             if not groups:
-                if not polling:
+                if not polling.held:
                     if self.parked or self.barriers.waiting() or self.cluster.waiting():
                         self.stuck()
                     return
-                idle = idle + 1 if events == self.events else 0
-                events = self.events
-                if idle > 1000:
-                    pc, (mask, _) = next(iter(polling.items()))
+                released = polling.release(self.events)
+                if released is None:
+                    pc, (mask, _) = next(iter(polling.held.items()))
                     self.fault(
                         blocks[pc].lines[-1],
                         int(self.active(mask)[0]),
                         "polls for ever: no thread makes progress" + self.waits(),
                     )
-                groups.update(polling)
-                polling.clear()
+                groups.update(released)
             pc = min(groups) if len(groups) > 1 else next(iter(groups))
             mask, n = groups.pop(pc)
             block = blocks[pc]
@@ -251,10 +250,10 @@ class Machine:
             else:
                 after = (masked[pc] or self._function(pc, False))(self, mask, n)
             if type(after) is int:
-                if self.polled is not None:
+                if polling.now is not None:
                     if after >= 0:
-                        self._step_back(polling, after, mask, n)
-                    self.polled = None
+                        self._step_back(after, mask, n)
+                    polling.now = None
                 elif after >= 0:
                     if after in groups:
                         self.join(after, mask, n)
@@ -268,18 +267,18 @@ class Machine:
                 taken, k, there, here = after
                 if n == self.lanes:
                     rest = ~taken
-                    if self.polled is not None:
-                        self.polled &= ~taken | (there >= 0)
+                    if polling.now is not None:
+                        polling.now &= ~taken | (there >= 0)
                 else:
                     rest = mask & ~taken
                 for target, part, size in ((there, taken.copy() if mask is None else taken, k), (here, rest, n - k)):
                     if target < 0:
                         self.ended(part)
-                    elif self.polled is not None and (self.polled & part).any():
-                        self._step_back(polling, target, part, size)
+                    elif polling.now is not None and (polling.now & part).any():
+                        self._step_back(target, part, size)
                     else:
                         self.join(target, part, size)
-                self.polled = None
+                polling.now = None
 
     def join(self, pc: int, mask: Array | None, n: int) -> None:
         """Add lanes to the group at `pc`."""
@@ -291,26 +290,15 @@ class Machine:
         n += have[1]
         self.groups[pc] = (None, n) if n == self.lanes else (mask | have[0], n)
 
-    def _step_back(self, polling: dict[int, tuple[Array | None, int]], pc: int, mask: Array | None, n: int) -> None:
+    def _step_back(self, pc: int, mask: Array | None, n: int) -> None:
         """Lanes that polled wait for the others; the rest of their group goes on."""
-        assert self.polled is not None
-        back = self.polled if mask is None else self.polled & mask
-        ahead = ~back if mask is None else mask & ~back
-        k = int(np.count_nonzero(back))
-        if n - k:
-            self.join(pc, ahead, n - k)
-        if k == 0:
-            return
-        held = polling.get(pc)
-        if held is not None and held[0] is not None:
-            back, k = back | held[0], k + held[1]
-        polling[pc] = (None, k) if k == self.lanes else (back, k)
+        ahead, k = self.polling.step_back(pc, mask, n)
+        if k:
+            self.join(pc, ahead, k)
 
     def poll(self, lanes: Array) -> None:
         """These lanes wait for a word to change: let others run before they go on."""
-        if self.polled is None:
-            self.polled = np.zeros(self.lanes, bool)
-        self.polled[lanes] = True
+        self.polling.add(lanes)
 
     def ended(self, mask: Array | None) -> None:
         """These lanes are done."""

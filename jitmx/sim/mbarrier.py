@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.clusters import RANK
+from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import SHARED_WINDOW
 from jitmx.sim.ptx import Instruction, Operand
-from jitmx.sim.races import ASYNC, Said, merge
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -110,10 +110,10 @@ class Mbarrier:
 @dataclass
 class _Entry:
     barrier: Mbarrier
+    number: int  # in the order of their inits
     made: tuple[int, int, int]  # lane, time and line of its init
     arrived: Said = field(default_factory=dict)  # what those that arrived in the current phase know
     released: Said = field(default_factory=dict)  # the same of completed phases
-    foreign: Said | None = None  # what the last of them knew of other blocks
 
 
 class Mbarriers:
@@ -122,6 +122,12 @@ class Mbarriers:
     def __init__(self, m: Machine) -> None:
         self.m = m
         self.entries: dict[tuple[int, int], _Entry] = {}
+        self.phases = np.zeros(64, np.int64)  # of each mbarrier by its number
+        self.made = 0
+        # What each lane that polls waits for: the number of an mbarrier and the phase that must pass.
+        self.awaited = np.zeros(m.lanes, np.int64)
+        self.awaited_phase = np.zeros(m.lanes, np.int64)
+        m.polling.progress = self.progress
 
     @classmethod
     def of(cls, m: Machine) -> Mbarriers:
@@ -141,11 +147,15 @@ class Mbarriers:
         except SimulationError as error:
             self.m.fault(line, lane, str(error))
         self._store(lane, address, barrier.word, line)
-        self.entries[key] = _Entry(barrier, (lane, self.m.races.time, line))
+        if self.made == len(self.phases):
+            self.phases = np.concatenate([self.phases, np.zeros_like(self.phases)])
+        self.entries[key] = _Entry(barrier, self.made, (lane, self.m.races.time, line))
+        self.phases[self.made] = 0
+        self.made += 1
 
     def inval(self, lane: int, address: int, line: int) -> None:
         """mbarrier.inval by one lane."""
-        self.get(lane, address, line)
+        self.get(np.array([lane]), address, line)
         del self.entries[lane // self.m.width, address]
         self._store(lane, address, 0, line)
 
@@ -155,39 +165,33 @@ class Mbarriers:
             return lane // self.m.width, address
         return self.m.cluster.position(lane, address, line), address & (1 << RANK) - 1
 
-    def get(self, lane: int, address: int, line: int) -> _Entry:
-        """The mbarrier at a shared address, for a lane."""
-        m = self.m
+    def get(self, lanes: Array, address: int, line: int) -> _Entry:
+        """The mbarrier at a shared address, for lanes of one block."""
+        m, lane = self.m, int(lanes[0])
         position, address = self.resolve(lane, address, line)
-        there = m.shared_name(position, lane)
         entry = self.entries.get((position, address))
         if entry is None:
+            there = m.shared_name(position, lane)
             m.fault(line, lane, f"there is no mbarrier at {address:#x} of {there}; it needs mbarrier.init")
-        start = position * m.shared.extent + address
-        if int(m.shared.data[start : start + 8].view(np.uint64)[0]) != entry.barrier.word:
+        if int(m.shared.rows(8, 1)[(position * m.shared.extent + address) >> 3, 0]) != entry.barrier.word:
+            there = m.shared_name(position, lane)
             m.fault(line, lane, f"the mbarrier at {address:#x} of {there} was overwritten")
-        self._ordered(entry, lane, address, there, line)
-        return entry
-
-    def check_known(self, lane: int, address: int, line: int) -> None:
-        """As `get`, for one more lane of a block."""
-        position, inner = self.resolve(lane, address, line)
-        self._ordered(self.entries[position, inner], lane, inner, self.m.shared_name(position, lane), line)
-
-    def _ordered(self, entry: _Entry, lane: int, address: int, there: str, line: int) -> None:
-        m, races = self.m, self.m.races
         maker, time, made = entry.made
-        if lane != maker and not races.knows(lane, maker, time):
+        known = m.races.knows(lanes, maker, time)
+        if not known.all():
+            lane = int(lanes[known.argmin()])
             m.fault(
                 line,
                 lane,
-                f"uses the mbarrier at {address:#x} of {there}, which thread {m.thread_name(maker % m.width)} "
-                f"initialised at PTX line {made} with nothing between them that orders the two",
+                f"uses the mbarrier at {address:#x} of {m.shared_name(position, lane)}, which thread "
+                f"{m.thread_name(maker % m.width)} initialised at PTX line {made} with nothing between them that "
+                "orders the two",
             )
+        return entry
 
     def arrive(
         self,
-        lane: int,
+        lanes: Array,
         address: int,
         count: int,
         expect: int,
@@ -196,37 +200,39 @@ class Mbarriers:
         drop: bool = False,
         more: int = 0,
         brought: Array | None = None,
-    ) -> int:
-        """Arrivals of one lane, which first makes `more` arrivals pending; the state before.
+    ) -> Array:
+        """`count` arrivals of each of some lanes of a block, which first make `more` pending; the states before.
 
         Args:
-            brought: clocks of what arrives besides the thread itself.
+            brought: clocks of what arrives besides the threads themselves.
         """
-        races = self.m.races
-        entry = self.get(lane, address, line)
+        races, entry = self.m.races, self.get(lanes, address, line)
+        if len(lanes) > 1 and (expect or drop or more or count * len(lanes) > entry.barrier.pending):
+            each = [
+                self.arrive(lanes[i : i + 1], address, count, expect, line, drop=drop, more=more, brought=brought)
+                for i in range(len(lanes))
+            ]
+            return np.concatenate(each)
         entry.barrier.pending += more
-        self._visit(lane, address, line)
-        merge(entry.arrived, {int(races.block[lane]): races.snapshot(np.array([lane]))})
+        self._visit(lanes, address, line)
+        merge(entry.arrived, races.told(lanes))
         if brought is not None:
-            merge(entry.arrived, {int(races.block[lane]): brought})
-        foreign = races.cross.get(lane)
-        if foreign is not None and foreign is not entry.foreign:
-            merge(entry.arrived, foreign)
-            entry.foreign = foreign
+            merge(entry.arrived, {int(races.block[lanes[0]]): brought})
         try:
-            token, completed = entry.barrier.arrive(count, expect=expect, drop=drop)
+            token, completed = entry.barrier.arrive(count * len(lanes), expect=expect, drop=drop)
         except SimulationError as error:
-            self.m.fault(line, lane, f"{error} (at {address:#x})")
+            self.m.fault(line, int(lanes[0]), f"{error} (at {address:#x})")
         self._after(entry, completed)
-        self._put(lane, address, entry.barrier.word, line)
-        return token
+        self._put(int(lanes[-1]), address, entry.barrier.word, line)
+        return token - count * np.arange(len(lanes))
 
     def expect(
         self, lane: int, address: int, count: int, line: int, column: int | None = None, time: int = 0,
         *, proxy: bool = False,
     ) -> None:  # fmt: skip
         """As Mbarrier.expect; bytes that a copy brought, maybe by the other proxy, carry its column and time."""
-        entry = self.get(lane, address, line)
+        lanes = np.array([lane])
+        entry = self.get(lanes, address, line)
         maker, made, where = entry.made
         if proxy and max(self.m.races.fenced[maker], self.m.races.fenced[lane]) < made:
             self.m.fault(
@@ -236,11 +242,11 @@ class Mbarriers:
                 "fence.mbarrier_init or fence.proxy.async after it",
             )
         if column is not None:
-            clocks = np.zeros(self.m.width + ASYNC, self.m.races.seen.dtype)
+            clocks = self.m.races.knowledge.blank()
             clocks[column] = time
             merge(entry.arrived, {int(self.m.races.block[lane]): clocks})
         else:
-            self._visit(lane, address, line)
+            self._visit(lanes, address, line)
         try:
             completed = entry.barrier.expect(count)
         except SimulationError as error:
@@ -251,31 +257,33 @@ class Mbarriers:
     def wait(self, lanes: Array, addresses: Array, states: Array, parity: bool, line: int) -> Array:
         """Whether the phase that each lane waits for has completed; those that have to wait let others run."""
         passed = np.zeros(len(lanes), bool)
-        for address, state in {(int(a), int(s)) for a, s in zip(addresses, states, strict=True)}:
-            same = (addresses == address) & (states == state)
-            for block in np.unique(lanes[same] // self.m.width):
-                which = np.flatnonzero(same & (lanes // self.m.width == block))
-                entry = self.get(int(lanes[which[0]]), address, line)
-                maker, time, _ = entry.made
-                late = lanes[which][~self.m.races.known_by(lanes[which], maker, time)]
-                if len(late):
-                    self.get(int(late[0]), address, line)
-                try:
-                    done = entry.barrier.passed_parity(state) if parity else entry.barrier.passed(state)
-                except SimulationError as error:
-                    self.m.fault(line, int(lanes[which[0]]), f"{error} (at {address:#x})")
-                if done:
-                    passed[which] = True
-                    self.m.races.learn(lanes[which], entry.released)
+        for which in alike(lanes // self.m.width, addresses, states):
+            some, address, state = lanes[which], int(addresses[which[0]]), int(states[which[0]])
+            entry = self.get(some, address, line)
+            try:
+                done = entry.barrier.passed_parity(state) if parity else entry.barrier.passed(state)
+            except SimulationError as error:
+                self.m.fault(line, int(some[0]), f"{error} (at {address:#x})")
+            if done:
+                passed[which] = True
+                self.m.races.learn(some, entry.released)
+            else:
+                self.awaited[some], self.awaited_phase[some] = entry.number, entry.barrier.phase
         if not passed.all():
-            self.m.poll(lanes[~passed])
+            self.m.polling.add(lanes[~passed], known=True)
         return passed
+
+    def progress(self, lanes: Array) -> Array:
+        """Which of lanes that wait for an mbarrier would find their phase completed."""
+        done: Array = self.phases.take(self.awaited.take(lanes)) != self.awaited_phase.take(lanes)
+        return done
 
     def _after(self, entry: _Entry, completed: bool) -> None:
         self.m.events += 1
         if completed:
+            self.phases[entry.number] += 1
             merge(entry.released, entry.arrived)
-            entry.arrived, entry.foreign = {}, None
+            entry.arrived = {}
 
     def _store(self, lane: int, address: int, word: int, line: int) -> None:
         """Write the eight bytes as a plain store of the lane to its own block."""
@@ -290,10 +298,27 @@ class Mbarriers:
         m.races.note(m.shared, where, lane, 8, line)
         m.shared.rows(8, 1)[where // 8] = word
 
-    def _visit(self, lane: int, address: int, line: int) -> None:
-        position, address = self.resolve(lane, address, line)
-        where = np.array([position * self.m.shared.extent + address])
-        self.m.cluster.visit(where, np.array([lane]), self.m.races.tick(line))
+    def _visit(self, lanes: Array, address: int, line: int) -> None:
+        position, address = self.resolve(int(lanes[0]), address, line)
+        where = np.full(len(lanes), position * self.m.shared.extent + address)
+        self.m.cluster.visit(where, lanes, self.m.races.tick(line))
+
+
+def alike(*columns: Array) -> list[Array]:
+    """Positions with equal values in every column, by the first of each."""
+    count = len(columns[0])
+    breaks = np.zeros(count, bool)
+    breaks[:1] = True
+    for column in columns:
+        breaks[1:] |= column[1:] != column[:-1]
+    starts = breaks.nonzero()[0]
+    if len(starts) == 1:
+        return [np.arange(count)]
+    found: dict[tuple[int, ...], list[Array]] = {}
+    runs = np.split(np.arange(count), starts[1:])
+    for run, *key in zip(runs, *(column[starts].tolist() for column in columns), strict=True):
+        found.setdefault(tuple(key), []).append(run)
+    return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in found.values()]
 
 
 def _lanes(m: Machine, mask: Array | None, *values: Array) -> tuple[Array, ...]:
@@ -315,8 +340,11 @@ def _arrive(
     m: Machine, mask: Array | None, address: Array, count: Array, expect: Array, drop: bool, line: int
 ) -> Array:
     tokens = np.zeros(m.lanes, np.uint64)
-    for lane, at, number, size in zip(*_lanes(m, mask, address, count, expect), strict=True):
-        tokens[lane] = Mbarriers.of(m).arrive(int(lane), int(at), int(number), int(size), line, drop=drop)
+    lanes, at, numbers, sizes = _lanes(m, mask, address, count, expect)
+    barriers = Mbarriers.of(m)
+    for which in alike(lanes // m.width, at, numbers, sizes):
+        first, some = which[0], lanes[which]
+        tokens[some] = barriers.arrive(some, int(at[first]), int(numbers[first]), int(sizes[first]), line, drop=drop)
     return tokens
 
 
