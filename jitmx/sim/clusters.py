@@ -107,13 +107,13 @@ class Cluster:
         """Addresses as the block of a rank has them, whatever block they are of."""
         return address & _INSIDE | (rank + 1 << RANK if self.size > 1 else 0)
 
-    def visit(self, where: Array, lanes: Array, time: int, column: int | None = None) -> None:
+    def visit(self, where: Array, lanes: Array, time: int, column: int | Array | None = None) -> None:
         """Lanes, or a column of their block, use shared memory at a time."""
         m = self.m
         target, own = where // self.window.extent, lanes // m.width
         far = target != own
         if far.any():
-            used = lanes[far] % m.width if column is None else column
+            used = lanes[far] % m.width if column is None else np.broadcast_to(column, lanes.shape)[far]
             self.visits[target[far], own[far] % self.size, used] = time
 
     def slots(self, where: Array, lanes: Array) -> Array:

@@ -219,9 +219,11 @@ def sync_warp(m: Machine, mask: Array | None, members: Array, line: int) -> None
     """bar.warp.sync: the named lanes of each warp have met."""
     _check_member(m, mask, members, line, "bar.warp.sync")
     full = members == np.uint32(0xFFFFFFFF)
-    if mask is None and full.all():
-        m.races.warp_barrier(np.arange(m.lanes // 32))
-        return
+    if members.ndim == 0 and full:
+        here = np.ones((m.lanes // 32, 1), bool) if mask is None else mask.reshape(-1, 32)
+        if np.array_equal(here.all(1), here.any(1)):
+            m.races.warp_barrier(here[:, 0].nonzero()[0])
+            return
     lanes = m.active(mask)
     here = _spread(ballot(np.zeros(m.lanes, bool) | (True if mask is None else mask)))
     sets = np.broadcast_to(members, m.lanes)[lanes] & here[lanes]

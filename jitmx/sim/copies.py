@@ -55,8 +55,9 @@ def _arrive(m: Machine, mask: Array | None, address: Array, increments: bool, li
 def _bulk_load(
     m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, ranks: Array, line: int
 ) -> None:
-    for lane, to, origin, count, mbarrier, goals in _each(m, mask, target, source, size, barrier, ranks):
-        Copies.of(m).load(lane, to, origin, count, mbarrier, line, goals if goals >= 0 else None)
+    lanes = m.active(mask)
+    columns = (np.broadcast_to(x, m.lanes)[lanes].astype(np.int64) for x in (target, source, size, barrier, ranks))
+    Copies.of(m).load(lanes, *columns, line)
 
 
 def _bulk_pass(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
@@ -74,7 +75,7 @@ def _box_load(
 ) -> None:
     for lane, start, address, mbarrier, goals, *first in _each(m, mask, target, box, barrier, ranks, *at):
         found = _fitting(m, lane, address, first, line)
-        Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, line, goals if goals >= 0 else None)
+        Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, goals, line)
 
 
 def _box_store(m: Machine, mask: Any, source: Array, box: Array, at: tuple[Array, ...], line: int) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.sim.clusters import RANK
 from jitmx.sim.mbarrier import Mbarriers, alike
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
 from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG, WHO
@@ -144,6 +145,7 @@ class Copies:
             some, clocks = lanes[which], races.knowledge.blank()
             clocks[columns[some[0]]] = time
             Mbarriers.of(m).arrive(some, int(addresses[which[0]]), 1, 0, line, more=int(increments), brought=clocks)
+        Mbarriers.of(m).settle()
 
     # Bulk copies
     def column(self, lane: int, what: str, number: int) -> int:
@@ -155,25 +157,29 @@ class Copies:
         return self.m.width + self.columns[key]
 
     def load(
-        self, lane: int, target: int, source: int, size: int, barrier: int, line: int, ranks: int | None = None
+        self, lanes: Array, targets: Array, sources: Array, sizes: Array, barriers: Array, ranks: Array, line: int
     ) -> None:
-        """Bulk copy from global to shared memory, which reports to an mbarrier.
+        """Bulk copies of lanes from global to shared memory, which report to mbarriers.
 
         Args:
-            ranks: bits of the blocks of the cluster that get a copy, at the same addresses; None: that of `target`.
+            ranks: bits of the blocks of the cluster that get a copy, at the same addresses; -1: that of the target.
         """
-        self._size(lane, size, line)
-        starts = np.arange(0, size, CHUNK)
-        content = self._read(lane, source + starts, CHUNK, line)
-        self._deliver(lane, target + starts, content, barrier, line, ranks)
+        for lane, size in zip(lanes.tolist(), sizes.tolist(), strict=True):
+            self._size(lane, size, line)
+        counts = sizes // CHUNK
+        owner = np.repeat(np.arange(len(lanes)), counts)
+        offsets = CHUNK * (np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts))
+        each = lanes[owner]
+        content = self._read(each, sources[owner] + offsets, CHUNK, line)
+        self._deliver(each, targets[owner] + offsets, content, barriers[owner], line, ranks[owner])
 
     def pass_on(self, lane: int, target: int, source: int, size: int, barrier: int, line: int) -> None:
         """Bulk copy from the block's own shared memory to that of a block of its cluster."""
         self._size(lane, size, line)
         starts = np.arange(size // CHUNK) * CHUNK
-        content = self._fetch(self.m.shared, lane, source + starts, CHUNK, line)
+        content = self._fetch(self.m.shared, np.full(len(starts), lane), source + starts, CHUNK, line)
         self._hold(lane, source + starts, CHUNK, self.column(lane, "mbarrier", barrier), line)
-        self._deliver(lane, target + starts, content, barrier, line)
+        self._deliver(np.full(len(starts), lane), target + starts, content, np.full(len(starts), barrier), line)
 
     def store(self, lane: int, target: int, source: int, size: int, line: int) -> None:
         """Bulk copy from shared to global memory, in the lane's open bulk group."""
@@ -182,16 +188,18 @@ class Copies:
         self._send(lane, target + starts, source + starts, CHUNK, line)
 
     def load_box(
-        self, lane: int, target: int, box: TensorMap, at: tuple[int, ...], barrier: int, line: int,
-        ranks: int | None = None,
-    ) -> None:  # fmt: skip
+        self, lane: int, target: int, box: TensorMap, at: tuple[int, ...], barrier: int, ranks: int, line: int
+    ) -> None:
         """Tensor copy from global to shared memory; what lies outside the tensor arrives as zeros."""
         self._aligned(lane, target, line)
         addresses, inside = box.elements(at)
         content = np.zeros((len(addresses), box.item), np.uint8)
         if inside.any():
-            content[inside] = self._read(lane, addresses[inside], box.item, line)
-        self._deliver(lane, box.chunks(target), content.reshape(-1, CHUNK), barrier, line, ranks)
+            found = addresses[inside]
+            content[inside] = self._read(np.full(len(found), lane), found, box.item, line)
+        chunks = box.chunks(target)
+        lanes, told, goals = (np.full(len(chunks), value) for value in (lane, barrier, ranks))
+        self._deliver(lanes, chunks, content.reshape(-1, CHUNK), told, line, goals)
 
     def store_box(self, lane: int, source: int, box: TensorMap, at: tuple[int, ...], line: int) -> None:
         """Tensor copy from shared to global memory, in the lane's open bulk group."""
@@ -286,51 +294,80 @@ class Copies:
         if address % 128:
             self.m.fault(line, lane, f"a tensor copy at {address:#x} of shared memory, which must be 128-byte aligned")
 
-    def _read(self, lane: int, addresses: Array, size: int, line: int) -> Array:
+    def _read(self, lanes: Array, addresses: Array, size: int, line: int) -> Array:
         """Bytes [n, size] of global memory, read through the other proxy."""
-        m, lanes = self.m, np.full(len(addresses), lane)
+        m = self.m
         where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
-        self._proxied(lane // 32 * 32, 32, m.memory, where, size, line)
-        return self._fetch(m.memory, lane, addresses, size, line)
+        for which in alike(lanes):
+            self._proxied(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
+        return self._fetch(m.memory, lanes, addresses, size, line)
 
-    def _fetch(self, space: Space, lane: int, addresses: Array, size: int, line: int) -> Array:
+    def _fetch(self, space: Space, lanes: Array, addresses: Array, size: int, line: int) -> Array:
         """Bytes [n, size] at addresses."""
         word = min(size, 8)
-        lanes = np.full(len(addresses), lane)
         got = space.load(self.m, addresses.astype(np.uint64), 0, lanes, word, size // word, line)
         return np.ascontiguousarray(got).view(np.uint8).reshape(-1, size)
 
     def _deliver(
-        self, lane: int, addresses: Array, content: Array, barrier: int, line: int, ranks: int | None = None
+        self, lanes: Array, addresses: Array, content: Array, barriers: Array, line: int, ranks: Array | None = None
     ) -> None:
-        m, cluster = self.m, self.m.cluster
-        column = self.column(lane, "mbarrier", barrier)
-        goals = [(addresses, barrier)]
-        if ranks is not None:
-            if not 0 < ranks < 1 << cluster.size:
-                m.fault(line, lane, f"a copy to the blocks {ranks:#x} of a cluster of {cluster.size}")
-            listed = [rank for rank in range(cluster.size) if ranks >> rank & 1]
-            goals = [(cluster.mapped(addresses, rank), int(cluster.mapped(barrier, rank))) for rank in listed]
-        for targets, told in goals:
-            self.complete(np.full(len(targets), lane), targets, content, told, column, line, proxy=True)
+        """As `complete`, to every block of a cluster that `ranks` names."""
+        cluster, told = self.m.cluster, barriers
+        if ranks is not None and (ranks >= 0).any():
+            parts = []
+            for which in alike(lanes, ranks):
+                lane, goals = int(lanes[which[0]]), int(ranks[which[0]])
+                if goals == 0 or goals >= 1 << cluster.size:
+                    self.m.fault(line, lane, f"a copy to the blocks {goals:#x} of a cluster of {cluster.size}")
+                for rank in [rank for rank in range(cluster.size) if goals < 0 or goals >> rank & 1]:
+                    to, at = addresses[which], told[which]
+                    parts.append((which, *((cluster.mapped(x, rank) if goals > 0 else x) for x in (to, at))))
+                    if goals < 0:
+                        break
+            which, addresses, told = (np.concatenate(column) for column in zip(*parts, strict=True))
+            lanes, content, barriers = lanes[which], content[which], barriers[which]
+        self.complete(lanes, addresses, content, barriers, told, line, proxy=True)
 
     def complete(
-        self, lanes: Array, addresses: Array, content: Array, barrier: int, column: int, line: int, *,
+        self, lanes: Array, addresses: Array, content: Array, names: Array, told: Array, line: int, *,
         proxy: bool = False,
     ) -> None:  # fmt: skip
-        """Write what lanes of a block send to an mbarrier's block, and report it there."""
-        m, barriers, lane = self.m, Mbarriers.of(self.m), int(lanes[0])
-        if barriers.resolve(lane, int(addresses[0]), line)[0] != barriers.resolve(lane, barrier, line)[0]:
-            m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
-        if lanes[0] != lanes[-1]:
-            order = np.argsort(addresses, kind="stable")
-            twice = np.flatnonzero(addresses[order][1:] == addresses[order][:-1])
-            if twice.size:
-                lane = int(lanes[order[twice[0] + 1]])
-                m.fault(line, lane, f"writes {int(addresses[order[twice[0]]]):#x}, as another thread does with it")
-            barriers.get(lanes, barrier, line)
-        time = self._write(m.reach, lanes, addresses, content, column, line)
-        barriers.expect(lane, barrier, -content.size, line, column, time, proxy=proxy)
+        """Write what lanes send to the blocks of mbarriers, and report it there.
+
+        Args:
+            content: bytes [n, size] for n addresses.
+            names, told: of each, the mbarrier as its lane names it, and where it is.
+            proxy: whether it is the other proxy that writes.
+        """
+        m, barriers = self.m, Mbarriers.of(self.m)
+        together = alike(lanes if proxy else lanes // m.width, addresses >> RANK, told)
+        columns = np.zeros(len(lanes), np.int64)
+        for which in together:
+            lane, first = int(lanes[which[0]]), which[0]
+            columns[which] = self.column(lane, "mbarrier", int(names[first]))
+            barrier = int(told[first])
+            if barriers.resolve(lane, int(addresses[first]), line)[0] != barriers.resolve(lane, barrier, line)[0]:
+                m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
+            barriers.get(lanes[which], barrier, line)
+        twice = self._twice(m.reach, lanes, addresses, content.shape[1], line)
+        if twice is not None and proxy and len(together) > 1:
+            for some in together:
+                self.complete(*(x[some] for x in (lanes, addresses, content, names, told)), line, proxy=True)
+            return
+        if twice is not None and not proxy:
+            m.fault(line, int(lanes[twice]), f"writes {int(addresses[twice]):#x}, as another thread does with it")
+        time = self._write(m.reach, lanes, addresses, content, columns, line)
+        for which in together:
+            lane, barrier, column = int(lanes[which[0]]), int(told[which[0]]), int(columns[which[0]])
+            barriers.expect(lane, barrier, -content[which].size, line, column, time, proxy=proxy)
+        barriers.settle()
+
+    def _twice(self, space: Space, lanes: Array, addresses: Array, size: int, line: int) -> int | None:
+        """The first of some places that another of them is too."""
+        where = space.locate(self.m, addresses.astype(np.uint64), 0, lanes, size, line, "copies to")
+        order = where.argsort(kind="stable")
+        again = (where[order][1:] == where[order][:-1]).nonzero()[0]
+        return int(order[again + 1].min()) if again.size else None
 
     def reduce(self, lane: int, address: int, new: Array, apply: Any, barrier: int, column: int, line: int) -> None:
         """Combine one word with what arrives at an mbarrier of the same block, and report it there."""
@@ -345,6 +382,7 @@ class Copies:
         words = m.reach.rows(size, 1)
         words[where // size, 0] = apply(words[where // size, 0], new)
         barriers.expect(lane, barrier, -size, line, column, time)
+        barriers.settle()
 
     def _hold(self, lane: int, sources: Array, size: int, column: int, line: int) -> None:
         """Note that a copy reads shared memory of the lane's block."""
@@ -355,12 +393,14 @@ class Copies:
 
     def _send(self, lane: int, targets: Array, sources: Array, size: int, line: int) -> None:
         m = self.m
-        content = self._fetch(m.shared, lane, sources, size, line)
+        content = self._fetch(m.shared, np.full(len(sources), lane), sources, size, line)
         self._hold(lane, sources, size, self.column(lane, "reads", lane), line)
         time = self._write(m.memory, lane, targets, content, self.column(lane, "writes", lane), line)
         self.bulk.setdefault(lane, _Groups([])).last = time
 
-    def _write(self, space: Space, lane: int | Array, addresses: Array, content: Array, column: int, line: int) -> int:
+    def _write(
+        self, space: Space, lane: int | Array, addresses: Array, content: Array, column: int | Array, line: int
+    ) -> int:
         m, size = self.m, content.shape[1]
         m.events += 1
         lanes = np.broadcast_to(lane, len(addresses))
@@ -372,10 +412,10 @@ class Copies:
         return time
 
     def _remember(
-        self, space: Space, lane: int | Array, where: Array, size: int, column: int, line: int, *,
+        self, space: Space, lane: int | Array, where: Array, size: int, column: int | Array, line: int, *,
         writing: bool, strong: bool = False,
     ) -> int:  # fmt: skip
-        """Check accesses of a copy that lanes of one block issue, and note them as those of a column; their time."""
+        """Check accesses of copies that lanes issue, and note them as those of columns; their time."""
         m, races = self.m, self.m.races
         shadow = races.shadows[space.name]
         time = races.tick(line)
@@ -383,9 +423,7 @@ class Copies:
         if space.cluster is not None:
             space.cluster.visit(where, lanes, time, column)
         cells = shadow.find(where, size)
-        word = np.array(
-            ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | int(races.block[lanes[0]]) << COLUMNS | column
-        )
+        word = races.block.take(lanes) << COLUMNS | ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | column
         if writing:
             races.check(m, space, cells.writers, lanes, where, line, strong, "copies to", "written")
             races.check(m, space, cells.readers, lanes, where, line, strong, "copies to", "read")

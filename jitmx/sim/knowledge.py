@@ -7,6 +7,8 @@ one operation on one row.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,20 @@ def merge(into: Said, said: Said) -> None:
     """Add what `said` tells. Arrays are never written to, so that both may share them."""
     for block, clocks in said.items():
         have = into.get(block)
-        into[block] = clocks if have is None else have if have is clocks else np.maximum(have, clocks)
+        into[block] = clocks if have is None else _later(have, clocks)
+
+
+def _later(have: Array, clocks: Array) -> Array:
+    """The later of both, which is one of them where it can be: arrays that are the same need not be compared."""
+    if have is clocks:
+        return have
+    ahead = np.count_nonzero(have >= clocks)
+    if ahead == len(have):
+        return have
+    if ahead == 0:
+        return clocks
+    later = np.maximum(have, clocks)
+    return clocks if np.count_nonzero(later == clocks) == len(clocks) else later
 
 
 class Knowledge:
@@ -32,9 +47,9 @@ class Knowledge:
         self.columns = columns
         self.row = np.zeros(lanes, np.int64)  # of each lane
         self.foreign: dict[int, Said] = {}  # of rows that know of other blocks
-        self._rows = np.zeros((lanes + 1, columns), np.int32)
+        self._rows = np.zeros((lanes + 2, columns), np.int32)
         self._flat = self._rows.reshape(-1)
-        self._users = np.zeros(lanes + 1, np.int64)
+        self._users = np.zeros(lanes + 2, np.int64)
         self._users[0] = lanes
         self._used = 1  # rows taken at least once
         self._free: list[int] = []  # and given back
@@ -50,26 +65,30 @@ class Knowledge:
     def groups(self, lanes: Array) -> list[tuple[int, Array]]:
         """Lanes by the row that they share."""
         rows = self.row.take(lanes)
-        if (rows == rows[0]).all():
-            return [(int(rows[0]), lanes)]
+        first = int(rows[0])
+        if np.count_nonzero(rows == first) == len(rows):
+            return [(first, lanes)]
         order = rows.argsort(kind="stable")
         rows, lanes = rows[order], lanes[order]
-        starts = np.flatnonzero(rows[1:] != rows[:-1]) + 1
-        return [(int(self.row[group[0]]), group) for group in np.split(lanes, starts)]
+        starts = [0, *((rows[1:] != rows[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
+        return [(int(rows[a]), lanes[a:b]) for a, b in itertools.pairwise(starts)]
 
     def clocks(self, lanes: Array) -> Array:
         """What lanes know of their block together; a copy."""
         rows = self.row.take(lanes)
-        if (rows == rows[0]).all():
-            return self._rows[rows[0]].copy()
-        return np.asarray(self._rows[np.unique(rows)].max(0))
+        first = rows[0]
+        if np.count_nonzero(rows == first) == len(rows):
+            return np.asarray(self._rows[first].copy())
+        return np.asarray(np.maximum.reduce(self._rows[np.unique(rows)]))
 
     def said(self, lanes: Array) -> Said:
         """What lanes know of other blocks together."""
+        return self._said(set(self.row.take(lanes).tolist())) if self.foreign else {}
+
+    def _said(self, rows: Iterable[int]) -> Said:
         out: Said = {}
-        if self.foreign:
-            for row in np.unique(self.row.take(lanes)).tolist():
-                merge(out, self.foreign.get(row, NOTHING))
+        for row in rows if self.foreign else ():
+            merge(out, self.foreign.get(row, NOTHING))
         return out
 
     def learn(self, lanes: Array, clocks: Array | None, foreign: Said) -> None:
@@ -80,10 +99,10 @@ class Knowledge:
             grown = have if clocks is None else np.maximum(have, clocks)
             known = self.foreign.get(row, NOTHING)
             more = _together(known, foreign) if foreign else known
-            if joint >= 0 and _same(last, more) and (self._rows[joint] == grown).all():
+            if joint >= 0 and _same(last, more) and not np.count_nonzero(self._rows[joint] != grown):
                 self._move(group, row, joint)
                 continue
-            if more is not known or (clocks is not None and (grown != have).any()):
+            if more is not known or (clocks is not None and np.count_nonzero(grown != have)):
                 row = self._alone(row, group)
                 self._rows[row] = grown
                 if more:
@@ -92,37 +111,46 @@ class Knowledge:
 
     def unite(self, lanes: Array) -> None:
         """All of these lanes of one block know what any of them does."""
-        groups = self.groups(lanes)
-        if len(groups) == 1:
+        held = self.row.take(lanes).tolist()
+        rows = list(set(held))
+        if len(rows) == 1:
             return
-        clocks, said = self.clocks(lanes), self.said(lanes)
-        joint = self._alone(*groups[0])
+        clocks, said = np.maximum.reduce(self._rows[rows]), self._said(rows)
+        joint = self._fresh()
         self._rows[joint] = clocks
         if said:
             self.foreign[joint] = said
-        for row, group in groups[1:]:
-            self._move(group, row, joint)
+        self.row[lanes] = joint
+        self._users[joint] = len(lanes)
+        for row in rows:
+            self._leave(row, held.count(row))
 
     def _alone(self, row: int, lanes: Array) -> int:
         """A row that only these lanes of `row` have, and that holds the same."""
         if self._users[row] == len(lanes):
             return row
-        if self._free:
-            fresh = self._free.pop()
-        else:
-            fresh, self._used = self._used, self._used + 1
+        fresh = self._fresh()
         self._rows[fresh] = self._rows[row]
         if row in self.foreign:
             self.foreign[fresh] = self.foreign[row]
         self._move(lanes, row, fresh)
         return fresh
 
+    def _fresh(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._used += 1
+        return self._used - 1
+
     def _move(self, lanes: Array, row: int, to: int) -> None:
         if row == to:
             return
         self.row[lanes] = to
         self._users[to] += len(lanes)
-        self._users[row] -= len(lanes)
+        self._leave(row, len(lanes))
+
+    def _leave(self, row: int, count: int) -> None:
+        self._users[row] -= count
         if not self._users[row]:
             self._free.append(row)
             self.foreign.pop(row, None)
@@ -130,16 +158,19 @@ class Knowledge:
 
 def _together(known: Said, foreign: Said) -> Said:
     """Both; `known` itself where the other adds nothing, so that rows go on sharing it."""
-    if all(block in known and (known[block] >= clocks).all() for block, clocks in foreign.items()):
-        return known
-    out = dict(known)
-    merge(out, foreign)
-    return out
+    out = None
+    for block, clocks in foreign.items():
+        have = known.get(block)
+        later = clocks if have is None else _later(have, clocks)
+        if later is not have:
+            out = out or dict(known)
+            out[block] = later
+    return known if out is None else out
 
 
 def _same(one: Said, other: Said) -> bool:
     if one is other:
         return True
     return one.keys() == other.keys() and all(
-        clocks is other[block] or (clocks == other[block]).all() for block, clocks in one.items()
+        clocks is other[block] or not np.count_nonzero(clocks != other[block]) for block, clocks in one.items()
     )

@@ -114,6 +114,8 @@ class _Entry:
     made: tuple[int, int, int]  # lane, time and line of its init
     arrived: Said = field(default_factory=dict)  # what those that arrived in the current phase know
     released: Said = field(default_factory=dict)  # the same of completed phases
+    copies: dict[tuple[int, int], int] = field(default_factory=dict)  # times, by block and column, of what was copied
+    known: Array = field(kw_only=True)  # lanes that are known to come after its init
 
 
 class Mbarriers:
@@ -128,6 +130,7 @@ class Mbarriers:
         self.awaited = np.zeros(m.lanes, np.int64)
         self.awaited_phase = np.zeros(m.lanes, np.int64)
         m.polling.progress = self.progress
+        self.touched: list[tuple[int, int, int]] = []  # where words have changed, by which lane, at which line
 
     @classmethod
     def of(cls, m: Machine) -> Mbarriers:
@@ -149,7 +152,8 @@ class Mbarriers:
         self._store(lane, address, barrier.word, line)
         if self.made == len(self.phases):
             self.phases = np.concatenate([self.phases, np.zeros_like(self.phases)])
-        self.entries[key] = _Entry(barrier, self.made, (lane, self.m.races.time, line))
+        made = lane, self.m.races.time, line
+        self.entries[key] = _Entry(barrier, self.made, made, known=np.zeros(self.m.lanes, bool))
         self.phases[self.made] = 0
         self.made += 1
 
@@ -177,8 +181,11 @@ class Mbarriers:
             there = m.shared_name(position, lane)
             m.fault(line, lane, f"the mbarrier at {address:#x} of {there} was overwritten")
         maker, time, made = entry.made
+        if np.count_nonzero(entry.known.take(lanes)) == len(lanes):
+            return entry
         known = m.races.knows(lanes, maker, time)
-        if not known.all():
+        entry.known[lanes] = known
+        if np.count_nonzero(known) != len(lanes):
             lane = int(lanes[known.argmin()])
             m.fault(
                 line,
@@ -242,9 +249,7 @@ class Mbarriers:
                 "fence.mbarrier_init or fence.proxy.async after it",
             )
         if column is not None:
-            clocks = self.m.races.knowledge.blank()
-            clocks[column] = time
-            merge(entry.arrived, {int(self.m.races.block[lane]): clocks})
+            entry.copies[int(self.m.races.block[lane]), column] = time
         else:
             self._visit(lanes, address, line)
         try:
@@ -283,7 +288,11 @@ class Mbarriers:
         if completed:
             self.phases[entry.number] += 1
             merge(entry.released, entry.arrived)
-            entry.arrived = {}
+            for (block, column), time in entry.copies.items():
+                clocks = self.m.races.knowledge.blank()
+                clocks[column] = time
+                merge(entry.released, {block: clocks})
+            entry.arrived, entry.copies = {}, {}
 
     def _store(self, lane: int, address: int, word: int, line: int) -> None:
         """Write the eight bytes as a plain store of the lane to its own block."""
@@ -291,14 +300,22 @@ class Mbarriers:
         self.m.shared.store(self.m, where, 0, np.array([lane]), value, line)
 
     def _put(self, lane: int, address: int, word: int, line: int) -> None:
-        """The same as an atomic write, to any block."""
-        m = self.m
+        """The same as an atomic write, to any block, which `settle` notes."""
         position, address = self.resolve(lane, address, line)
-        where = position * m.shared.extent + address
-        m.races.note(m.shared, where, lane, 8, line)
-        m.shared.rows(8, 1)[where // 8] = word
+        where = position * self.m.shared.extent + address
+        self.touched.append((where, lane, line))
+        self.m.shared.rows(8, 1)[where >> 3, 0] = word
+
+    def settle(self) -> None:
+        """Note the atomic writes of one instruction for the race check."""
+        if self.touched:
+            where, lanes, lines = zip(*self.touched, strict=True)
+            self.m.races.note(self.m.shared, np.array(where), np.array(lanes), 8, lines[-1])
+            self.touched.clear()
 
     def _visit(self, lanes: Array, address: int, line: int) -> None:
+        if address < 1 << RANK:
+            return  # the block's own
         position, address = self.resolve(int(lanes[0]), address, line)
         where = np.full(len(lanes), position * self.m.shared.extent + address)
         self.m.cluster.visit(where, lanes, self.m.races.tick(line))
@@ -345,12 +362,14 @@ def _arrive(
     for which in alike(lanes // m.width, at, numbers, sizes):
         first, some = which[0], lanes[which]
         tokens[some] = barriers.arrive(some, int(at[first]), int(numbers[first]), int(sizes[first]), line, drop=drop)
+    barriers.settle()
     return tokens
 
 
 def _transact(m: Machine, mask: Array | None, address: Array, count: Array, sign: int, line: int) -> None:
     for lane, at, number in zip(*_lanes(m, mask, address, count), strict=True):
         Mbarriers.of(m).expect(int(lane), int(at), sign * int(number), line)
+    Mbarriers.of(m).settle()
 
 
 def _wait(m: Machine, mask: Array | None, address: Array, state: Array, parity: bool, line: int) -> Array:

@@ -100,17 +100,16 @@ class Races:
             space.cluster.visit(where, lanes, self.time)
         if not strong:
             left = cells.left()
-            if not (left == mine).all():
+            if np.count_nonzero(left != mine):
                 i = int(np.flatnonzero(left != mine)[0])
                 self.report(m, space, int(left[i]), int(each[i]), int(at[i]), line, "writes", "written")
             self.wrote[lanes] = self.time
         elif how != "atomic":
             self.publish(shadow, where, lanes, how)
 
-    def note(self, space: Space, where: int, lane: int, size: int, line: int) -> None:
-        """Remember a strong write that needs no check."""
-        word = self.tick(line) << 32 | STRONG | int(self.ids[lane])
-        self.shadows[space.name].find(np.array([where]), size).write(np.array([word]))
+    def note(self, space: Space, where: Array, lanes: Array, size: int, line: int) -> None:
+        """Remember strong writes that need no check."""
+        self.shadows[space.name].find(where, size).write(self.ids[lanes] | self.tick(line) << 32 | STRONG)
 
     def check(
         self,
@@ -128,13 +127,13 @@ class Races:
         # Shared memory is of one block, so that its barriers settle most entries of threads; elsewhere all count.
         barriers = space.spread is not None and not self.foreigners
         settled = (self.lowest + 1 << 32) - 1 if barriers else 0
-        if int(last.max()) <= settled:
+        if int(np.maximum.reduce(last, None)) <= settled:
             return
-        if last.shape[1] > 1 and (last[:, 1:] == last[:, :1]).all():
+        if last.shape[1] > 1 and not np.count_nonzero(last[:, 1:] != last[:, :1]):
             last = last[:, :1]
         entry, lane, i = last.reshape(-1), lanes, None
         due = entry > settled
-        if last.shape[1] > 1 or not due.all():
+        if last.shape[1] > 1 or np.count_nonzero(due) != len(due):
             i = due.nonzero()[0]
             entry = entry.take(i)
             if last.shape[1] > 1:
@@ -145,16 +144,16 @@ class Races:
         when = entry >> 32 & _TIME
         same = who >> COLUMNS == self.block.take(lane)
         known = self.knowledge.times(lane, column) >= when
-        if not known.all():
+        if np.count_nonzero(known) != len(known):
             known |= (column >> 5 == self.warp.take(lane)) & (self.warp_floor.take(lane) >= when)
             known |= (column < self.width) & (self.floor.take(lane) >= when)
         known &= same
-        if known.all():
+        if np.count_nonzero(known) == len(known):
             return
         known |= who == self.ids.take(lane)
         if strong:
             known |= entry & STRONG != 0
-        if known.all():
+        if np.count_nonzero(known) == len(known):
             return
         late = (~known).nonzero()[0]
         bad = self._unknown(lane[late], who[late], when[late])
@@ -229,9 +228,11 @@ class Races:
     def known_by(self, lanes: Array, other: int, time: int) -> Array:
         """Which lanes of a block know what another lane of it did at a time."""
         column = other % self.width
-        known: Array = (lanes == other) | (self.floor[lanes] >= time)
-        known |= (self.warp[lanes] == column // 32) & (self.warp_floor[lanes] >= time)
-        return known | (self.knowledge.times(lanes, column) >= time)
+        known: Array = self.knowledge.times(lanes, column) >= time
+        if np.count_nonzero(known) != len(known):
+            known |= (lanes == other) | (self.floor.take(lanes) >= time)
+            known |= (self.warp.take(lanes) == column // 32) & (self.warp_floor.take(lanes) >= time)
+        return known
 
     def knows(self, lanes: Array, other: int, time: int) -> Array:
         """Which lanes of any one block know what another lane of the machine did at a time."""
@@ -241,7 +242,7 @@ class Races:
         for row, group in self.knowledge.groups(lanes):
             clocks = self.knowledge.foreign.get(row, {}).get(int(self.block[other]))
             if clocks is not None and clocks[other % self.width] >= time:
-                known |= np.isin(lanes, group)
+                known |= lanes == group if len(group) == len(lanes) else np.isin(lanes, group)
         return known
 
     def snapshot(self, lanes: Array) -> Array:
@@ -250,10 +251,15 @@ class Races:
         clocks = self.knowledge.clocks(lanes)
         threads = clocks[: self.width]
         np.maximum(threads, self.floor[lanes[0]], out=threads, casting="unsafe")
-        warps = np.zeros(self.width // 32, clocks.dtype)
-        np.maximum.at(warps, self.warp[lanes], self.warp_floor[lanes].astype(clocks.dtype))
-        square = threads.reshape(-1, 32)
-        np.maximum(square, warps[:, None], out=square)
+        warps = self.warp.take(lanes)
+        first = int(warps[0])
+        if np.count_nonzero(warps == first) == len(warps):
+            own = threads[32 * first : 32 * first + 32]
+            np.maximum(own, self.warp_floor.take(lanes).max(), out=own, casting="unsafe")
+        else:
+            times = np.zeros(self.width // 32, clocks.dtype)
+            np.maximum.at(times, warps, self.warp_floor.take(lanes).astype(clocks.dtype))
+            np.maximum(threads.reshape(-1, 32), times[:, None], out=threads.reshape(-1, 32))
         clocks[lanes % self.width] = now
         return clocks
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.atomics import operation
-from jitmx.sim.clusters import RANK
 from jitmx.sim.inflight import Copies
 from jitmx.sim.mbarrier import shared_address
 from jitmx.sim.ptx import SIZES, Instruction, Operand, operands
@@ -35,13 +34,7 @@ def _store(m: Machine, mask: Array | None, address: Array, barrier: Array, value
     copies, lanes = Copies.of(m), m.active(mask)
     content = np.stack(_spread(m, lanes, *values), 1).view(np.uint8).reshape(len(lanes), -1)
     target, told = _spread(m, lanes, address, barrier)
-    # Together what lanes of a block send to a block, for one mbarrier.
-    keys = np.stack([lanes // m.width, target >> np.uint64(RANK), told], 1).astype(np.uint64)
-    _, firsts, groups = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    for number, first in enumerate(firsts.tolist()):
-        some = groups.reshape(-1) == number
-        column = copies.column(int(lanes[first]), "mbarrier", int(told[first]))
-        copies.complete(lanes[some], target[some], content[some], int(told[first]), column, line)
+    copies.complete(lanes, target.astype(np.int64), content, told.astype(np.int64), told.astype(np.int64), line)
 
 
 def _reduce(

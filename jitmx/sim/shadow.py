@@ -73,38 +73,46 @@ class Shadow:
         self._lines = -(-size // LINE)
         self._writers = np.zeros((self._lines, 1), np.int64)
         self._readers = np.zeros((self._lines * self.slots, 1), np.int64)
-        self._split = np.zeros(self._lines, bool)
-        self._fine: tuple[Array, Array] | None = None  # the same of split lines
+        # Of split lines the same, in the order in which they were split; 0 stands for lines that are whole.
+        self._place = np.zeros(self._lines, np.int64)
+        self._divided = 0
+        self._fine = (np.zeros((1, self._granules), np.int64), np.zeros((1, self.slots, self._granules), np.int64))
         self.published: dict[int, Any] = {}  # by strong writes after a fence
 
     def find(self, where: Array, size: int) -> Cells:
         """The words of accesses of `size` bytes, 16 at most."""
         line = where >> _LINE_SHIFT
-        if size == LINE and (self._fine is None or not self._split.take(line).any()):
+        place = self._place.take(line) if self._divided or size != LINE else None
+        if size == LINE and (place is None or not np.count_nonzero(place)):
             return Cells(self._writers, line, self._readers, line * self.slots, 1, self.slots)
-        writers, readers = self._divide(line)
+        if place is None or np.count_nonzero(place) != len(place):
+            place = self._divide(line)
         granules = max(size >> self._shift, 1)
         parts = self._granules // granules
-        row = where >> self._shift + granules.bit_length() - 1
-        base = line * (self.slots * parts)
+        row, base = place, place * (self.slots * parts)
         if parts > 1:
-            base += row & parts - 1
+            part = where >> self._shift + granules.bit_length() - 1 & parts - 1
+            row, base = place * parts + part, base + part
+        writers, readers = self._fine
         return Cells(writers.reshape(-1, granules), row, readers.reshape(-1, granules), base, parts, self.slots)
 
-    def _divide(self, line: Array) -> tuple[Array, Array]:
-        """Split the lines that are not."""
-        if self._fine is None:
-            self._fine = (
-                np.zeros((self._lines, self._granules), np.int64),
-                np.zeros((self._lines, self.slots, self._granules), np.int64),
-            )
-        split = self._split.take(line)
-        if not split.all():
-            fresh = line[~split]
-            self._split[fresh] = True
-            self._fine[0][fresh] = self._writers[fresh]
-            self._fine[1][fresh] = self._readers.reshape(-1, self.slots, 1)[fresh]
-        return self._fine
+    def _divide(self, line: Array) -> Array:
+        """Split the lines that are whole; the places of all."""
+        fresh = np.unique(line[self._place.take(line) == 0])
+        first = self._divided + 1
+        self._divided += len(fresh)
+        if self._divided >= len(self._fine[0]):
+            self._fine = _grown(self._fine[0], 2 * self._divided), _grown(self._fine[1], 2 * self._divided)
+        self._place[fresh] = np.arange(first, self._divided + 1)
+        self._fine[0][first : self._divided + 1] = self._writers[fresh]
+        self._fine[1][first : self._divided + 1] = self._readers.reshape(-1, self.slots, 1)[fresh]
+        return self._place.take(line)
+
+
+def _grown(table: Array, rows: int) -> Array:
+    out = np.zeros((max(rows, 1024), *table.shape[1:]), table.dtype)
+    out[: len(table)] = table
+    return out
 
 
 def halves(where: Array, lanes: Array, size: int) -> tuple[Array, Array, int]:
