@@ -124,7 +124,7 @@ class Mbarriers:
     def __init__(self, m: Machine) -> None:
         self.m = m
         self.entries: dict[tuple[int, int], _Entry] = {}
-        self.phases = np.zeros(64, np.int64)  # of each mbarrier by its number
+        self.phases = np.zeros(0, np.int64)  # of each mbarrier by its number
         self.made = 0
         # What each lane that polls waits for: the number of an mbarrier and the phase that must pass.
         self.awaited = np.zeros(m.lanes, np.int64)
@@ -140,28 +140,33 @@ class Mbarriers:
         found: Mbarriers = m.units["mbarriers"]
         return found
 
-    def init(self, lane: int, address: int, count: int, line: int) -> None:
-        """mbarrier.init by one lane."""
-        key = lane // self.m.width, address
-        if key in self.entries:
-            self.m.fault(line, lane, f"mbarrier.init at {address:#x}, which already holds an mbarrier")
-        try:
-            barrier = Mbarrier(count)
-        except SimulationError as error:
-            self.m.fault(line, lane, str(error))
-        self._store(lane, address, barrier.word, line)
-        if self.made == len(self.phases):
-            self.phases = np.concatenate([self.phases, np.zeros_like(self.phases)])
-        made = lane, self.m.races.time, line
-        self.entries[key] = _Entry(barrier, self.made, made, known=np.zeros(self.m.lanes, bool))
-        self.phases[self.made] = 0
-        self.made += 1
+    def init(self, lanes: Array, addresses: Array, counts: Array, line: int) -> None:
+        """mbarrier.init by some lanes, each of one."""
+        made, words = [], []
+        for lane, address, count in zip(lanes.tolist(), addresses.tolist(), counts.tolist(), strict=True):
+            key = lane // self.m.width, address
+            if key in self.entries:
+                self.m.fault(line, lane, f"mbarrier.init at {address:#x}, which already holds an mbarrier")
+            try:
+                barrier = Mbarrier(count)
+            except SimulationError as error:
+                self.m.fault(line, lane, str(error))
+            self.entries[key] = _Entry(barrier, self.made, (lane, 0, line), known=np.zeros(self.m.lanes, bool))
+            made.append(self.entries[key])
+            words.append(barrier.word)
+            self.made += 1
+        self.phases = np.concatenate([self.phases, np.zeros(len(made), np.int64)])
+        values = np.array(words, np.uint64)[:, None]
+        self.m.shared.store(self.m, addresses.astype(np.uint64), 0, lanes, values, line)
+        for entry in made:
+            entry.made = (entry.made[0], self.m.races.time, line)
 
     def inval(self, lane: int, address: int, line: int) -> None:
         """mbarrier.inval by one lane."""
         self.get(np.array([lane]), address, line)
         del self.entries[lane // self.m.width, address]
-        self._store(lane, address, 0, line)
+        where, value = np.array([address], "u8"), np.zeros((1, 1), "u8")
+        self.m.shared.store(self.m, where, 0, np.array([lane]), value, line)
 
     def resolve(self, lane: int, address: int, line: int) -> tuple[int, int]:
         """Position of the block whose shared memory an address lies in, and the address there."""
@@ -294,13 +299,8 @@ class Mbarriers:
                 merge(entry.released, {block: clocks})
             entry.arrived, entry.copies = {}, {}
 
-    def _store(self, lane: int, address: int, word: int, line: int) -> None:
-        """Write the eight bytes as a plain store of the lane to its own block."""
-        where, value = np.array([address], "u8"), np.array([[word]], "u8")
-        self.m.shared.store(self.m, where, 0, np.array([lane]), value, line)
-
     def _put(self, lane: int, address: int, word: int, line: int) -> None:
-        """The same as an atomic write, to any block, which `settle` notes."""
+        """Write the eight bytes as an atomic write, to any block, which `settle` notes."""
         position, address = self.resolve(lane, address, line)
         where = position * self.m.shared.extent + address
         self.touched.append((where, lane, line))
@@ -344,8 +344,7 @@ def _lanes(m: Machine, mask: Array | None, *values: Array) -> tuple[Array, ...]:
 
 
 def _init(m: Machine, mask: Array | None, address: Array, count: Array, line: int) -> None:
-    for lane, at, number in zip(*_lanes(m, mask, address, count), strict=True):
-        Mbarriers.of(m).init(int(lane), int(at), int(number), line)
+    Mbarriers.of(m).init(*_lanes(m, mask, address, count), line)
 
 
 def _inval(m: Machine, mask: Array | None, address: Array, line: int) -> None:

@@ -1,7 +1,7 @@
 """Who touched each word of a space last: the memory of the race check.
 
 Lines of 16 bytes have one word for their last writer and one for each reader slot, as long as accesses take whole
-lines. A line that a smaller access touches is split: from then on each of its granules has words of its own.
+lines. Where smaller accesses touch a line, it is split to granules of their size, each with words of its own.
 """
 
 from __future__ import annotations
@@ -68,51 +68,57 @@ class Shadow:
 
     def __init__(self, size: int, granule: int, warps: int, others: int = 0) -> None:
         self.warps, self.slots = warps, warps + others
-        self._shift = granule.bit_length() - 1
-        self._granules = LINE >> self._shift  # of a line
-        self._lines = -(-size // LINE)
-        self._writers = np.zeros((self._lines, 1), np.int64)
-        self._readers = np.zeros((self._lines * self.slots, 1), np.int64)
-        # Of split lines the same, in the order in which they were split; 0 stands for lines that are whole.
-        self._place = np.zeros(self._lines, np.int64)
-        self._divided = 0
-        self._fine = (np.zeros((1, self._granules), np.int64), np.zeros((1, self.slots, self._granules), np.int64))
+        self._finest = (LINE // granule).bit_length() - 1
+        lines = -(-size // LINE)
+        # A line of level n has 2**n granules. Each level is a table of the lines that have come to it; in the first
+        # lie all, in order.
+        self._level = np.zeros(lines, np.int8)
+        self._place = np.arange(lines)
+        self._tables = [(np.zeros((lines, 1), np.int64), np.zeros((lines, self.slots, 1), np.int64))]
+        self._tables += [self._table(1 << level, 1) for level in range(1, self._finest + 1)]
+        self._rows = [lines] + [0] * self._finest  # of each table, those in use
         self.published: dict[int, Any] = {}  # by strong writes after a fence
+
+    def _table(self, granules: int, rows: int) -> tuple[Array, Array]:
+        return np.zeros((rows, granules), np.int64), np.zeros((rows, self.slots, granules), np.int64)
 
     def find(self, where: Array, size: int) -> Cells:
         """The words of accesses of `size` bytes, 16 at most."""
-        line = where >> _LINE_SHIFT
-        place = self._place.take(line) if self._divided or size != LINE else None
-        if size == LINE and (place is None or not np.count_nonzero(place)):
-            return Cells(self._writers, line, self._readers, line * self.slots, 1, self.slots)
-        if place is None or np.count_nonzero(place) != len(place):
-            place = self._divide(line)
-        granules = max(size >> self._shift, 1)
-        parts = self._granules // granules
+        line, own = where >> _LINE_SHIFT, min(_LEVELS[size], self._finest)
+        level = own
+        if any(self._rows[1:]) or own:
+            levels = self._level.take(line)
+            level = max(own, int(np.maximum.reduce(levels)))
+            late = levels < level
+            if np.count_nonzero(late):
+                self._split(line[late], level)
+        writers, readers = self._tables[level]
+        place = self._place.take(line) if level else line
+        granules, parts = 1 << level - own, 1 << own
         row, base = place, place * (self.slots * parts)
-        if parts > 1:
-            part = where >> self._shift + granules.bit_length() - 1 & parts - 1
+        if own:
+            part = where >> _LINE_SHIFT - own & parts - 1
             row, base = place * parts + part, base + part
-        writers, readers = self._fine
         return Cells(writers.reshape(-1, granules), row, readers.reshape(-1, granules), base, parts, self.slots)
 
-    def _divide(self, line: Array) -> Array:
-        """Split the lines that are whole; the places of all."""
-        fresh = np.unique(line[self._place.take(line) == 0])
-        first = self._divided + 1
-        self._divided += len(fresh)
-        if self._divided >= len(self._fine[0]):
-            self._fine = _grown(self._fine[0], 2 * self._divided), _grown(self._fine[1], 2 * self._divided)
-        self._place[fresh] = np.arange(first, self._divided + 1)
-        self._fine[0][first : self._divided + 1] = self._writers[fresh]
-        self._fine[1][first : self._divided + 1] = self._readers.reshape(-1, self.slots, 1)[fresh]
-        return self._place.take(line)
+    def _split(self, line: Array, level: int) -> None:
+        """Bring lines to a level that is above theirs."""
+        levels, (writers, readers) = self._level.take(line), self._tables[level]
+        for old in np.unique(levels).tolist():
+            fresh = np.unique(line[levels == old])
+            first = self._rows[level]
+            last = self._rows[level] = first + len(fresh)
+            if last > len(writers):
+                table = self._table(1 << level, max(2 * last, 256))
+                table[0][: len(writers)], table[1][: len(writers)] = writers, readers
+                self._tables[level] = writers, readers = table
+            before, times = self._place[fresh], 1 << level - old
+            writers[first:last] = self._tables[old][0][before].repeat(times, 1)
+            readers[first:last] = self._tables[old][1][before].repeat(times, 2)
+            self._level[fresh], self._place[fresh] = level, np.arange(first, last)
 
 
-def _grown(table: Array, rows: int) -> Array:
-    out = np.zeros((max(rows, 1024), *table.shape[1:]), table.dtype)
-    out[: len(table)] = table
-    return out
+_LEVELS = {16: 0, 8: 1, 4: 2, 2: 3, 1: 4}
 
 
 def halves(where: Array, lanes: Array, size: int) -> tuple[Array, Array, int]:
