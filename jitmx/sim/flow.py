@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitmx.sim.program import Block
 
@@ -15,6 +15,8 @@ class Access:
     writes: set[str]
     predicated: bool
     copy: str | None = None
+    used: set[str] = field(default_factory=set)  # all that it reads, moves and wgmma included
+    held: set[str] = field(default_factory=set)  # written in place
 
 
 def doubtful(accesses: dict[int, list[Access]], blocks: list[Block], successors: list[set[int]]) -> set[str]:
@@ -53,4 +55,54 @@ def doubtful(accesses: dict[int, list[Access]], blocks: list[Block], successors:
         } - out
         grown = bool(sources)
         out |= sources
+    return out
+
+
+def temporaries(
+    accesses: dict[int, list[Access]], blocks: list[Block], successors: list[set[int]], tracked: set[str]
+) -> dict[int, set[str]]:
+    """Of each block, the registers that it sets before it reads them and that nothing reads after it."""
+    names: dict[str, int] = {}
+    for listed in accesses.values():
+        for item in listed:
+            for name in item.used | item.writes:
+                names.setdefault(name, 1 << len(names))
+
+    def bits(chosen: set[str]) -> int:
+        return sum(names[name] for name in chosen)
+
+    needs, sets, kept = [0] * len(blocks), [0] * len(blocks), bits(tracked & names.keys())
+    written = [0] * len(blocks)
+    for index, listed in accesses.items():
+        for item in listed:
+            needs[index] |= bits(item.used) & ~sets[index]
+            written[index] |= bits(item.writes)
+            if item.predicated:
+                kept |= bits(item.writes)
+            else:
+                sets[index] |= bits(item.writes)
+                kept |= bits(item.held)
+    live = [0] * len(blocks)  # on entering
+    before: list[set[int]] = [set() for _ in blocks]
+    for index, following in enumerate(successors):
+        for follower in following:
+            before[follower].add(index)
+    pending = set(range(len(blocks)))
+    while pending:
+        index = max(pending)
+        pending.discard(index)
+        after = 0
+        for follower in successors[index]:
+            after |= live[follower]
+        now = needs[index] | after & ~sets[index]
+        if now != live[index]:
+            live[index] = now
+            pending |= before[index]
+    out: dict[int, set[str]] = {}
+    for index in range(len(blocks)):
+        after = 0
+        for follower in successors[index]:
+            after |= live[follower]
+        free = written[index] & ~after & ~needs[index] & ~kept
+        out[index] = {name for item in accesses[index] for name in item.writes if names[name] & free}
     return out

@@ -8,6 +8,8 @@ other can run. Where nothing can run and lanes still wait, the error tells who w
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,6 +38,24 @@ from jitmx.sim.specials import special
 
 Array = npt.NDArray[Any]
 _READY = INIT | WRITABLE | ALLOCATED
+
+
+@dataclass
+class Bound:
+    """Registers over some number of lanes, and the functions of basic blocks that work on them."""
+
+    names: dict[str, Any]
+    full: list[Any]
+    masked: list[Any]
+    registers: dict[str, Array] = field(default_factory=dict)
+    views: int = 0  # of the program's, how many have names
+    objects: int = 0
+
+    @classmethod
+    def of(cls, program: Program) -> Bound:
+        """Those of a program, none of which is named yet."""
+        names = {name: getattr(np, name) for name in _NUMPY} | {"np": np, "count": np.count_nonzero}
+        return cls(names, [None] * len(program.blocks), [None] * len(program.blocks))
 
 
 class Machine:
@@ -125,35 +145,34 @@ class Machine:
         """Registers, and the functions that work on them; kept with the program for the next machine of this size."""
         bound = self.program.bound.get(self.lanes)
         if bound is None:
-            bound = self._make()
+            bound = Bound.of(self.program)
             self.program.bound.clear()
             self.program.bound[self.lanes] = bound
-        self.registers: dict[str, Array]
-        self.names: dict[str, Any]
-        self.full: list[Any]
-        self.masked: list[Any]
-        self.registers, self.names, self.full, self.masked = bound
-        for name, array in self.registers.items():
-            if name in self.program.specials:
-                array[:] = special(self, name)
-            elif name.endswith(SET):
-                array[:] = False
+        self.bound: Bound = bound
+        self.names, self.full, self.masked = bound.names, bound.full, bound.masked
+        for name, array in bound.registers.items():
+            self._begin(name, array)
+        self._name()
 
-    def _make(self) -> tuple[dict[str, Array], dict[str, Any], list[Any], list[Any]]:
-        registers: dict[str, Array] = {}
-        names: dict[str, Any] = {}
-        for stored in sorted(set(self.program.registers.values())):
-            held = [name for name, dtype in self.program.registers.items() if dtype == stored]
-            rows = np.zeros((len(held), self.lanes), stored)
-            views = {dtype: rows.view(dtype) for _, dtype in self.program.views.values() if dtype[1] == stored[1]}
-            at = {name: i for i, name in enumerate(held)}
-            registers |= dict(zip(held, rows, strict=True))
-            names |= {name: views[dtype][at[key]] for name, (key, dtype) in self.program.views.items() if key in at}
-        names |= self.program.objects
-        names |= {name: getattr(np, name) for name in _NUMPY}
-        names |= {"np": np, "count": np.count_nonzero}
-        count = len(self.program.blocks)
-        return registers, names, [None] * count, [None] * count
+    def _begin(self, name: str, array: Array) -> None:
+        if name in self.program.specials:
+            array[:] = special(self, name)
+        elif name.endswith(SET):
+            array[:] = False
+
+    def _name(self) -> None:
+        """Give names to registers and constants that blocks have come to use."""
+        bound, program = self.bound, self.program
+        for name, (register, dtype) in itertools.islice(program.views.items(), bound.views, None):
+            array = bound.registers.get(register)
+            if array is None:
+                array = bound.registers[register] = np.zeros(self.lanes, program.registers[register])
+                self._begin(register, array)
+            self.names[name] = array.view(dtype)
+        bound.views = len(program.views)
+        if bound.objects != len(program.objects):
+            self.names |= program.objects
+            bound.objects = len(program.objects)
 
     def need(self, flags: Array, mask: Array | None, line: int, name: str) -> None:
         """Error where an active lane reads a register that it never set."""
@@ -163,7 +182,9 @@ class Machine:
 
     def _function(self, index: int, full: bool) -> Any:
         scope: dict[str, Any] = {}
-        exec(self.program.code(index, full), self.names, scope)
+        code = self.program.code(index, full)
+        self._name()
+        exec(code, self.names, scope)
         made = scope["full" if full else "masked"]
         (self.full if full else self.masked)[index] = made
         return made

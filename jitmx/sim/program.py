@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -14,14 +15,13 @@ SET = " is set"  # after the name of a register: its flags that tell which lanes
 
 @dataclass
 class Block:
-    """A basic block: instructions [first, last) of the kernel, and its two forms in Python."""
+    """A basic block: instructions [first, last) of the kernel."""
 
     index: int
     first: int
     last: int
     lines: tuple[int, ...] = ()
-    full: str = ""
-    masked: str = ""
+    written: set[str] = field(default_factory=set)  # registers
     members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
     width: int = 32  # lanes that such an instruction spans
     head: str = ""  # its first instruction
@@ -43,13 +43,14 @@ class Program:
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
     bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machine, by its lanes
     compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
+    emit: Callable[[int, bool], str] | None = None  # the Python of a block, where all lanes run it or only some
 
     def code(self, index: int, full: bool) -> CodeType:
         """One form of a block, compiled when first asked for."""
         made = self.compiled.get((index, full))
         if made is None:
-            block = self.blocks[index]
-            made = compile(block.full if full else block.masked, f"<block {index} of {self.entry.name}>", "exec")
+            assert self.emit is not None
+            made = compile(self.emit(index, full), f"<block {index} of {self.entry.name}>", "exec")
             self.compiled[index, full] = made
         return made
 
