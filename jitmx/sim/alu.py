@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -251,10 +252,9 @@ def _prmt(t: Translator, ins: Instruction) -> None:
     d, a, b, c = operands(ins, 4)
     mode = ins.opcode[2] if len(ins.opcode) > 2 else ""
     if isinstance(c, Immediate) and not mode:
-        t.write(d, f"{t.const(integers.permute_by)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {c.value})", "u4")
+        t.call(d, "u4", integers.permuter(c.value), t.read(a, "u4"), t.read(b, "u4"))
         return
-    listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
-    t.write(d, f"{t.const(integers.permute)}({listed}, {mode!r}, {t.mask})", "u4")
+    t.call(d, "u4", functools.partial(integers.permute, mode), *(t.read(x, "u4") for x in (a, b, c)))
 
 
 def _bits(function: Any) -> Handler:

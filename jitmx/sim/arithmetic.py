@@ -6,6 +6,7 @@ error that PTX allows.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,7 @@ def flush(values: Array, kind: str) -> Array:
 
 
 def _emit(t: Translator, form: Form, function: Any, destination: Operand, *sources: Operand) -> None:
-    listed = ", ".join(_word(t, form, source) for source in sources)
-    t.write(destination, f"{t.const(form.wrap(function))}({listed})", form.word)
+    t.call(destination, form.word, form.wrap(function), *(_word(t, form, source) for source in sources))
 
 
 def _word(t: Translator, form: Form, operand: Operand) -> str:
@@ -203,22 +203,19 @@ def fma(t: Translator, ins: Instruction) -> None:
         return
     if ins.opcode == ("fma", "rn", "bf16x2"):
         slow = form.wrap(lambda form, a, b, c: rounding.fma(a, b, c, "bf16", "rn"))
-        listed = ", ".join(t.read(x, "u4") for x in (a, b, c))
-        t.write(d, f"{t.const(_fma_bf16x2)}({listed}, {t.const(slow)}, {t.mask})", "u4")
+        t.call(d, "u4", functools.partial(_fma_bf16x2, slow), *(t.read(x, "u4") for x in (a, b, c)))
         return
     rounded = _tiny_to_zero(form, "fma", lambda form, a, b, c: rounding.fma(a, b, c, form.element, form.rounding))
     _emit(t, form, rounded, d, a, b, c)
 
 
-def _fma_bf16x2(a: Array, b: Array, c: Array, slow: Any, mask: Array | None) -> Array:
-    """Pairs of products where every active addend is -0 and none is small; else whatever `slow` says."""
-    if _all(c == _NEGATIVE_ZEROS, mask):
+def _fma_bf16x2(slow: Any, a: Array, b: Array, c: Array) -> Array:
+    """Pairs of products where every addend is -0 and none is small; else whatever `slow` says."""
+    if not np.count_nonzero(c != _NEGATIVE_ZEROS):
         low = (a << _HALF_BITS).view("f4") * (b << _HALF_BITS).view("f4")
         high = (a & _UPPER).view("f4") * (b & _UPPER).view("f4")
         # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out.
-        if _exact_range(a, b) or (
-            _exact(low, a << _HALF_BITS, b << _HALF_BITS, mask) and _exact(high, a & _UPPER, b & _UPPER, mask)
-        ):
+        if _exact_range(a, b) or (_exact(low, a << _HALF_BITS, b << _HALF_BITS) and _exact(high, a & _UPPER, b & _UPPER)):
             x, y = low.view("u4"), high.view("u4")
             x = (x + _ROUND + (x >> _HALF_BITS & _ONE)) >> _HALF_BITS
             y = (y + _ROUND + (y >> _HALF_BITS & _ONE)) & _UPPER
@@ -236,20 +233,14 @@ def _exact_range(a: Array, b: Array) -> bool:
     return bool(least >= _SMALL and most < _LARGE)
 
 
-def _all(flags: Array, mask: Array | None) -> bool:
-    if np.count_nonzero(flags) == flags.size:
-        return True
-    return mask is not None and not np.count_nonzero(mask & ~flags)
-
-
-def _exact(product: Array, a: Array, b: Array, mask: Array | None) -> bool:
+def _exact(product: Array, a: Array, b: Array) -> bool:
     size = np.abs(product)
     normal = (size >= _SMALL) & (size < _LARGE)
-    if _all(normal, mask):
+    if normal.all():
         return True
     # The product of a zero is a zero; its factor must be finite.
     x, y = a & _MAGNITUDE, b & _MAGNITUDE
-    return _all(normal | (x == 0) & (y < _INFINITY) | (y == 0) & (x < _INFINITY), mask)
+    return bool((normal | (x == 0) & (y < _INFINITY) | (y == 0) & (x < _INFINITY)).all())
 
 
 _HALF_BITS, _UPPER, _ROUND, _ONE = np.uint32(16), np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(1)

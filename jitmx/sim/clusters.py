@@ -269,7 +269,7 @@ def _map(m: Machine, mask: Array | None, address: Array, rank: Array, line: int)
         found = int(np.broadcast_to(rank, m.lanes)[lane])
         m.fault(line, lane, f"rank {found} in a cluster of {m.cluster_size} blocks")
     if m.cluster_size == 1:
-        return address
+        return address.copy()
     kind = address.dtype.type
     high = address & kind(((1 << 64) - (1 << 32)) % (1 << 8 * address.dtype.itemsize))
     return np.asarray(high | address & kind(_INSIDE) | (rank.astype(address.dtype) + kind(1)) << kind(RANK))

@@ -289,7 +289,7 @@ def _cvt(t: Translator, ins: Instruction) -> None:
         # Copying between registers of the types' own widths wraps and extends by itself.
         t.write(destination, registers[0] if same else f"{registers[0]}.astype({dtype!r})", dtype)
         return
-    t.write(destination, f"{t.const(wanted.function)}({', '.join(registers)})", dtype)
+    t.call(destination, dtype, wanted.function, *registers)
 
 
 HANDLERS: dict[str, Handler] = {"cvt": _cvt}

@@ -156,6 +156,16 @@ class Emitter:
         else:
             self.write(operand, f"{function}({listed})", dtype)
 
+    def call(self, operand: Operand, dtype: str, function: object, *arguments: str) -> None:
+        """Assign what a costly function of arrays makes of those of the active lanes."""
+        name, listed = self.const(function), ", ".join(arguments)
+        if self.mask == "None":
+            # It may give back an argument, and a local register must not be what the block writes to later.
+            kept = any(self._view_of.get(item) in self._written for item in arguments)
+            self.write(operand, f"{name}({listed})" + (".copy()" if kept else ""), dtype)
+        else:
+            self.write(operand, f"{self.const(among)}({self.mask}, {name}, {listed})", dtype)
+
     def scatter(self, operand: Operand, expression: str, dtype: str) -> None:
         """Assign values of the active lanes only, in order, to a register."""
         if isinstance(operand, Sink):
@@ -298,6 +308,17 @@ def whole(m: Any, value: Array, dtype: np.dtype[Any]) -> Array:
     if value.ndim == 0:
         return np.full(m.lanes, value.astype(dtype))
     return value.astype(dtype, copy=False)
+
+def among(mask: Array, function: Any, *arguments: Array) -> Array:
+    """`function` of the lanes of a mask; the others hold garbage."""
+    lanes = mask.nonzero()[0]
+    got = np.asarray(function(*[item.take(lanes) if item.ndim else item for item in arguments]))
+    if got.ndim == 0:
+        return got
+    out = (np.zeros if got.dtype.kind == "b" else np.empty)(len(mask), got.dtype)
+    out[lanes] = got
+    return out
+
 
 def _integer(value: int, dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "b1":

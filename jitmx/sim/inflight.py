@@ -262,13 +262,16 @@ class Copies:
             m.fault(line, lane, f"reads {space.name} memory through the asynchronous proxy, {text}")
 
     # Products of warpgroups, which read shared memory until they are waited for
-    def read_for_product(self, lane: int, chunks: Array, line: int) -> None:
-        """Note the 16-byte chunks that a wgmma of the warpgroup from `lane` on reads."""
-        where = self.m.shared.locate(self.m, chunks, 0, np.full(len(chunks), lane), CHUNK, line, "reads")
-        self._proxied(lane, WARPGROUP, self.m.shared, where, CHUNK, line)
-        column = self.column(lane, "wgmma", lane)
-        time = self._remember(self.m.shared, lane, where, CHUNK, column, line, writing=False)
-        self.products.setdefault(lane, _Groups([])).last = time
+    def read_for_product(self, firsts: Array, lanes: Array, chunks: Array, line: int) -> None:
+        """Note the 16-byte chunks that a wgmma of warpgroups reads; `lanes`: of each chunk, the first of its group."""
+        where = self.m.shared.locate(self.m, chunks, 0, lanes, CHUNK, line, "reads")
+        columns = np.zeros(len(lanes), np.int64)
+        for lane, which in zip(firsts.tolist(), alike(lanes), strict=True):
+            self._proxied(lane, WARPGROUP, self.m.shared, where[which], CHUNK, line)
+            columns[which] = self.column(lane, "wgmma", lane)
+        time = self._remember(self.m.shared, lanes, where, CHUNK, columns, line, writing=False)
+        for lane in firsts.tolist():
+            self.products.setdefault(lane, _Groups([])).last = time
 
     def commit_products(self, lanes: Array) -> None:
         """wgmma.commit_group by whole warpgroups."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -156,13 +158,12 @@ _LOGIC: dict[int, Any] = {
 }
 
 
-def permute(a: Array, b: Array, selector: Array, mode: str, mask: Array | None) -> Array:
-    """prmt: four bytes picked out of the eight of a and b; quick where active lanes have one selector."""
+def permute(mode: str, a: Array, b: Array, selector: Array) -> Array:
+    """prmt: four bytes picked out of the eight of a and b; quick where all lanes have one selector."""
     if not mode:
-        first = int(selector.flat[0 if mask is None else int(mask.argmax()) if selector.ndim else 0])
-        same = selector == np.uint32(first)
-        if (same if mask is None else same | ~mask).all():
-            return permute_by(a, b, first)
+        first = int(selector.flat[0])
+        if not np.count_nonzero(selector != np.uint32(first)):
+            return permuter(first)(a, b)
     lanes = np.broadcast_shapes(a.shape, b.shape, selector.shape)
     both = np.empty((*lanes, 2), np.uint32)
     both[..., 0], both[..., 1] = a, b
@@ -180,17 +181,37 @@ def permute(a: Array, b: Array, selector: Array, mode: str, mask: Array | None) 
     return out.view(np.uint32).reshape(lanes)
 
 
-def permute_by(a: Array, b: Array, selector: int) -> Array:
-    """permute where every lane has the same selector."""
-    out: Any = np.uint32(0)
+@functools.lru_cache(maxsize=1024)
+def permuter(selector: int) -> Callable[[Array, Array], Array]:
+    """permute where every lane has the same selector: bytes that stay side by side move together."""
+    plan: list[tuple[int, int, int, int]] = []  # word, mask, left shift, right shift
+    signs: list[tuple[int, int, int]] = []  # word, bit, byte of the result
+    merged: dict[tuple[int, int], int] = {}
     for i in range(4):
         control = selector >> 4 * i & 15
-        word, shift = (a, b)[control >> 2 & 1], 8 * (control & 3)
-        byte = word >> np.uint32(shift) & np.uint32(0xFF)
+        word, byte = control >> 2 & 1, control & 3
         if control & 8:
-            byte = (byte >> np.uint32(7)) * np.uint32(0xFF)
-        out = out | byte << np.uint32(8 * i)
-    return np.asarray(out)
+            signs.append((word, 8 * byte + 7, i))
+        else:
+            merged[word, i - byte] = merged.get((word, i - byte), 0) | 0xFF << 8 * byte
+    for (word, move), mask in merged.items():
+        plan.append((word, mask, max(8 * move, 0), max(-8 * move, 0)))
+
+    def run(a: Array, b: Array) -> Array:
+        out: Any = None
+        for word, mask, left, right in plan:
+            part: Any = (a, b)[word]
+            if mask != 0xFFFFFFFF:
+                part = part & np.uint32(mask)
+            if left or right:
+                part = part << np.uint32(left) if left else part >> np.uint32(right)
+            out = part if out is None else out | part
+        for word, bit, byte in signs:
+            part = ((a, b)[word] >> np.uint32(bit) & np.uint32(1)) * np.uint32(0xFF << 8 * byte)
+            out = part if out is None else out | part
+        return np.asarray(out)
+
+    return run
 
 
 _PERMUTE: dict[str, Any] = {

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import SHARED_WINDOW
 from jitmx.sim.ptx import Instruction
-from jitmx.sim.warps import emit_fragment, items, plan, whole_warps, write_fragment
+from jitmx.sim.warps import emit_fragment, emit_warps, items, plan, write_fragment
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -147,26 +147,22 @@ def transpose(words: Words) -> Words:
     return across.load(plain.store(words[..., None]))[..., 0]
 
 
-def _rows(
-    m: Machine, mask: npt.NDArray[np.bool_] | None, wanted: Move, address: Index, line: int, what: str
-) -> tuple[Any, Any]:
-    """Lanes that address rows, in order, and their addresses."""
-    lanes = whole_warps(m, mask, line, what)
+def _rows(m: Machine, lanes: Index | None, wanted: Move, address: Index) -> tuple[Any, Any]:
+    """Those of active lanes that address rows, in order, and their addresses."""
+    lanes = m.lane_ids if lanes is None else lanes
     lanes = lanes[lanes % 32 < wanted.addressing]
     return lanes, np.broadcast_to(address, m.lanes)[lanes]
 
 
-def _load(m: Machine, mask: Any, wanted: Move, address: Any, offset: int, line: int) -> Words:
-    lanes, rows = _rows(m, mask, wanted, address, line, "ldmatrix")
+def _load(m: Machine, lanes: Any, wanted: Move, address: Any, offset: int, line: int) -> Words:
+    lanes, rows = _rows(m, lanes, wanted, address)
     content = m.shared.load(m, rows, offset, lanes, 8, 2, line).view(np.uint8)
-    words = np.zeros((m.lanes // 32, 32, wanted.registers), np.uint32)
-    words[np.unique(lanes // 32)] = wanted.load(content.reshape(-1, wanted.addressing, ROW_BYTES))
-    return words
+    return wanted.load(content.reshape(-1, wanted.addressing, ROW_BYTES))
 
 
-def _store(m: Machine, mask: Any, wanted: Move, address: Any, offset: int, words: Words, line: int) -> None:
-    lanes, rows = _rows(m, mask, wanted, address, line, "stmatrix")
-    content = wanted.store(words[np.unique(lanes // 32)])
+def _store(m: Machine, lanes: Any, wanted: Move, address: Any, offset: int, words: Words, line: int) -> None:
+    lanes, rows = _rows(m, lanes, wanted, address)
+    content = wanted.store(words)
     m.shared.store(m, rows, offset, lanes, content.reshape(-1, ROW_BYTES).view(np.uint64), line)
 
 
@@ -181,7 +177,8 @@ def _ldmatrix(t: Translator, ins: Instruction) -> None:
     if len(items(ins.operands[0])) != wanted.registers:
         raise t.error(f"{len(items(ins.operands[0]))} registers; it takes {wanted.registers}")
     address, offset = _shared_address(t, ins, 1)
-    call = f"{t.const(_load)}(m, {t.mask}, {t.const(wanted)}, {address}, {offset}, {t.line})"
+    emit_warps(t)
+    call = f"{t.const(_load)}(m, w, {t.const(wanted)}, {address}, {offset}, {t.line})"
     write_fragment(t, ins.operands[0], call)
 
 
@@ -190,13 +187,15 @@ def _stmatrix(t: Translator, ins: Instruction) -> None:
     if len(items(ins.operands[1])) != wanted.registers:
         raise t.error(f"{len(items(ins.operands[1]))} registers; it takes {wanted.registers}")
     address, offset = _shared_address(t, ins, 0)
+    emit_warps(t)
     words = emit_fragment(t, ins.operands[1])
-    t.emit(f"{t.const(_store)}(m, {t.mask}, {t.const(wanted)}, {address}, {offset}, {words}, {t.line})")
+    t.emit(f"{t.const(_store)}(m, w, {t.const(wanted)}, {address}, {offset}, {words}, {t.line})")
 
 
 def _movmatrix(t: Translator, ins: Instruction) -> None:
     if ins.name != "movmatrix.sync.aligned.m8n8.trans.b16":
         raise t.error("it is not known")
+    emit_warps(t)
     write_fragment(t, ins.operands[0], f"{t.const(transpose)}({emit_fragment(t, ins.operands[1])}[..., 0])")
 
 

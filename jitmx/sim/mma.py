@@ -26,7 +26,8 @@ import numpy.typing as npt
 from jitmx.errors import SimulationError
 from jitmx.sim.floats import decode, round_to_f16
 from jitmx.sim.ptx import Instruction, Operand
-from jitmx.sim.warps import emit_check, emit_fragment, immediate, items, plan, write_fragment
+from jitmx.sim.rounding import canonical
+from jitmx.sim.warps import emit_fragment, emit_warps, immediate, items, plan, write_fragment
 
 if TYPE_CHECKING:
     from jitmx.sim.translate import Handler, Translator
@@ -79,6 +80,16 @@ def c_layout(columns: int = 8) -> tuple[Index, Index]:
 
 
 @cache
+def _place(columns: int) -> tuple[Index, Index]:
+    """As flat indices: where among a warp's registers each element of C lies [16, columns], and the other way."""
+    rows, cols = c_layout(columns)
+    forth = rows * columns + cols
+    back = np.empty(forth.size, np.intp)
+    back[forth.reshape(-1)] = np.arange(forth.size)
+    return back.reshape(16, columns), forth
+
+
+@cache
 def gather(which: str, bits: int, registers: int) -> Index:
     """Where, in a warp's elements in order of lane, register and position, element (row, column) lies: a flat index."""
     per_register = 32 // bits
@@ -116,29 +127,25 @@ def matrix(words: Words, which: str, kind: str) -> Matrix:
     bits = bits_of(kind)
     index = gather(which, bits, words.shape[-1])
     codes = elements(words, bits).reshape(len(words), -1)
-    return values(codes[:, index], kind)
+    return values(codes.take(index, 1), kind)
 
 
 def accumulator(words: Words, kind: str, columns: int = 8) -> Matrix:
     """C as [warps, 16, columns] from registers [warps, 32, …] of f32, s32 or f16x2."""
-    rows, cols = c_layout(columns)
     if kind == "f16":
         held = decode(elements(words, 16), "f16")
     else:
         held = words.view(np.float32 if kind == "f32" else np.int32)
-    result = np.empty((len(words), 16, columns))
-    result[:, rows, cols] = held
-    return result
+    return held.reshape(len(words), -1).take(_place(columns)[0], 1).astype(np.float64)
 
 
 def registers(result: Matrix, kind: str, *, saturate: bool = False) -> Words:
     """Registers of D [warps, 16, columns], rounded once to f32, f16 or s32 (which wraps unless `saturate`)."""
-    rows, cols = c_layout(result.shape[-1])
-    held = np.ascontiguousarray(result[:, rows, cols])
+    held = result.reshape(len(result), -1).take(_place(result.shape[-1])[1], 1)
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "f32":
             single = held.astype(np.float32)
-            return np.where(np.isnan(single), np.uint32(0x7FFFFFFF), single.view(np.uint32))
+            return canonical(single).view(np.uint32)
         if kind == "f16":
             return np.ascontiguousarray(round_to_f16(held)).view(np.uint32)
     whole = held.astype(np.int64)
@@ -276,13 +283,13 @@ def _mma(t: Translator, ins: Instruction) -> None:
     expected = [2 if wanted.d == "f16" else 4, wanted.a_registers, wanted.b_registers, wanted.c_registers]
     if counts != expected or len(scaling) != (4 if wanted.vectors else 0):
         raise t.error(f"operands of {counts} registers and {len(scaling)} more; it takes {expected}")
+    emit_warps(t)
     arguments = [emit_fragment(t, operand) for operand in (a, b, c)]
     if wanted.vectors:
         scale_a, select_a, scale_b, select_b = scaling
         selectors = _selectors(t, select_a, select_b, wanted.vectors)
         arguments += [f"{emit_fragment(t, operand)}[..., 0]" for operand in (scale_a, scale_b)]
         arguments.append(str(selectors))
-    emit_check(t)
     write_fragment(t, d, f"{t.const(wanted)}({', '.join(arguments)})")
 
 

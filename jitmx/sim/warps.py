@@ -40,25 +40,32 @@ def immediate(t: Translator, operand: Operand) -> int:
     return operand.value
 
 
-def fragment(lanes: int, *registers: Array) -> Words:
-    """Registers over lanes, side by side: uint32 [warps, 32, registers]."""
-    words = np.empty((lanes, len(registers)), np.uint32)
+def fragment(m: Machine, lanes: Array | None, *registers: Array) -> Words:
+    """Registers of lanes of whole warps, None for all, side by side: uint32 [warps, 32, registers]."""
+    words = np.empty((m.lanes if lanes is None else len(lanes), len(registers)), np.uint32)
     for i, register in enumerate(registers):
-        words[:, i] = register
+        words[:, i] = register if lanes is None or register.ndim == 0 else register.take(lanes)
     return words.reshape(-1, 32, len(registers))
 
 
+def emit_warps(t: Translator) -> None:
+    """Have `w` hold the active lanes, None for all; they must be whole warps."""
+    check = f"{t.const(whole_warps)}(m, {t.mask}, {t.line}, {'.'.join(t.ins.opcode)!r})"
+    t.emit(f"w = {check if t.mask != 'None' else None}")
+
+
 def emit_fragment(t: Translator, operand: Operand) -> str:
-    """Expression of the fragment that a vector operand holds."""
+    """Expression of the fragment that a vector operand holds in the lanes `w`."""
     listed = ", ".join(t.read(item, "u4") for item in items(operand))
-    return f"{t.const(fragment)}(m.lanes, {listed})"
+    return f"{t.const(fragment)}(m, w, {listed})"
 
 
 def write_fragment(t: Translator, operand: Operand, expression: str) -> None:
-    """Write uint32 [warps, 32, registers] to the registers of a vector operand."""
-    t.emit(f"v = {expression}.reshape(m.lanes, -1)")
-    for i, item in enumerate(items(operand)):
-        t.write(item, f"v[:, {i}]", "u4")
+    """Write uint32 [warps, 32, registers] of active lanes to the registers of a vector operand."""
+    listed = items(operand)
+    t.emit(f"v = {expression}.reshape(-1, {len(listed)})")
+    for i, item in enumerate(listed):
+        t.scatter(item, f"v[:, {i}]", "u4")
 
 
 def whole_warps(m: Machine, mask: Array | None, line: int, what: str) -> Array:

@@ -22,7 +22,7 @@ from jitmx.sim.inflight import Copies
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
 from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
-from jitmx.sim.warps import emit_check, emit_fragment, immediate, items, plan, whole_warps, write_fragment
+from jitmx.sim.warps import emit_fragment, emit_warps, immediate, items, plan, whole_warps, write_fragment
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -86,9 +86,12 @@ class Wgmma:
         """
         groups = len(d)
         with np.errstate(over="ignore", invalid="ignore"):
-            result = (signs[0] * signs[1]) * (a @ b)
-            old = accumulator(d.reshape(groups * 4, 32, -1), self.d, self.n).reshape(groups, 64, self.n)
-            result = np.where(keep[:, None, None], result + old, result)
+            result = a @ b
+            if signs[0] * signs[1] < 0:
+                result = -result
+            if keep.any():
+                old = accumulator(d.reshape(groups * 4, 32, -1), self.d, self.n).reshape(groups, 64, self.n)
+                result = np.where(keep[:, None, None], result + old, result)
         return registers(result.reshape(groups * 4, 16, self.n), self.d, saturate=self.saturate).reshape(
             groups, 128, -1
         )
@@ -120,21 +123,29 @@ def _chunks(descriptor: Descriptor, extent: int, depth: int, size: int, mn_major
     return (chunks << 4).astype(np.uint64), elements
 
 
-def _fetch(m: Machine, lanes: Any, word: int, extent: int, depth: int, size: int, mn_major: bool, line: int) -> Any:
-    """Codes [extent, depth] of the matrix that a descriptor tells."""
-    try:
-        descriptor = Descriptor.decode(word)
-    except SimulationError as error:
-        m.fault(line, int(lanes[0]), str(error))
-    chunks, elements = _chunks(descriptor, extent, depth, size, mn_major)
-    content = m.shared.load(m, chunks, 0, np.full(len(chunks), lanes[0]), 8, 2, line)
-    Copies.of(m).read_for_product(int(lanes[0]), chunks, line)
-    return content.reshape(-1).view(f"u{size}").take(elements)
+def _fetch(m: Machine, firsts: Any, words: list[int], extent: int, wanted: Wgmma, mn_major: bool, line: int) -> Any:
+    """Codes [groups, extent, k] of the matrices that descriptors of warpgroups tell, by the first lane of each."""
+    size, places = BITS[wanted.a] // 8, []
+    for lane, word in zip(firsts.tolist(), words, strict=True):
+        try:
+            places.append(_chunks(Descriptor.decode(word), extent, wanted.k, size, mn_major))
+        except SimulationError as error:
+            m.fault(line, lane, str(error))
+    chunks = np.concatenate([chunks for chunks, _ in places])
+    lanes = np.repeat(firsts, [len(chunks) for chunks, _ in places])
+    content = m.shared.load(m, chunks, 0, lanes, 8, 2, line).reshape(-1).view(f"u{size}")
+    Copies.of(m).read_for_product(firsts, lanes, chunks, line)
+    out, start = np.empty((len(places), extent, wanted.k), content.dtype), 0
+    for i, (found, elements) in enumerate(places):
+        end = start + len(found) * 16 // size
+        content[start:end].take(elements, out=out[i])
+        start = end
+    return out
 
 
 def _run(
     m: Machine,
-    mask: Any,
+    lanes: Any,
     wanted: Wgmma,
     d: Words,
     a: Any,
@@ -144,31 +155,32 @@ def _run(
     majors: tuple[bool, bool],
     line: int,
 ) -> Words:
-    """Registers [lanes, …] of D; `a` is a fragment or, with one dimension, descriptors."""
-    lanes = whole_warps(m, mask, line, "wgmma")
-    result = d.reshape(m.lanes, -1).copy()
-    keep, b = np.broadcast_to(keep, m.lanes), np.broadcast_to(b, m.lanes)
-    threads = lanes % m.width
-    for first in lanes[threads % 128 == 0]:
-        group = slice(int(first), int(first) + 128)
-        if np.count_nonzero((lanes >= group.start) & (lanes < group.stop)) < 128 or first % m.width + 128 > m.width:
-            m.fault(line, int(first), "wgmma without all four warps of its warpgroup")
-        uniform = [b[group], keep[group]] + ([np.broadcast_to(a, m.lanes)[group]] if np.ndim(a) < 2 else [])
-        if any((item != item[0]).any() for item in uniform):
-            m.fault(line, int(first), "wgmma whose descriptors or scale-d differ within the warpgroup")
-        size = BITS[wanted.a] // 8
-        if np.ndim(a) < 2:
-            codes = _fetch(m, m.lane_ids[group], int(uniform[2][0]), 64, wanted.k, size, majors[0], line)
-            left = wanted.a_values(codes)[None]
-        else:
-            left = wanted.a_fragment(a.reshape(m.lanes, -1)[group][None])
-        codes = _fetch(m, m.lane_ids[group], int(b[first]), wanted.n, wanted.k, size, majors[1], line)
-        right = wanted.b_values(codes)[None]
-        result[group] = wanted(left, right, result[group][None], keep[first : first + 1], signs)[0]
-    covered = np.count_nonzero(threads % 128 == 0) * 128
-    if covered != len(lanes):
+    """Registers of D in the lanes; `a` is a fragment or, with one dimension at most, descriptors."""
+    lanes = m.lane_ids if lanes is None else lanes
+    firsts = lanes[lanes % m.width % 128 == 0]
+    if len(lanes) != 128 * len(firsts) or (lanes.reshape(-1, 128) != firsts[:, None] + _GROUP).any():
         m.fault(line, int(lanes[0]), "wgmma without all four warps of its warpgroup")
-    return result
+
+    def one(values: Any) -> Any:
+        """The value that all threads of each warpgroup have."""
+        found = np.broadcast_to(values, m.lanes)[lanes].reshape(-1, 128)
+        differs = (found != found[:, :1]).any(1)
+        if differs.any():
+            m.fault(
+                line, int(firsts[differs.argmax()]), "wgmma whose descriptors or scale-d differ within the warpgroup"
+            )
+        return found[:, 0]
+
+    words, kept = one(b).tolist(), one(keep)
+    if np.ndim(a) < 2:
+        left = wanted.a_values(_fetch(m, firsts, one(a).tolist(), 64, wanted, majors[0], line))
+    else:
+        left = wanted.a_fragment(a.reshape(len(firsts), 128, -1))
+    right = wanted.b_values(_fetch(m, firsts, words, wanted.n, wanted, majors[1], line))
+    return wanted(left, right, d.reshape(len(firsts), 128, -1), kept, signs)
+
+
+_GROUP = np.arange(128)
 
 
 def _mma_async(t: Translator, ins: Instruction) -> None:
@@ -186,10 +198,11 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     majors = numbers[2:] or [0]
     if any(sign not in (1, -1) for sign in signs) or any(major not in (0, 1) for major in majors):
         raise t.error(f"numbers {numbers}; scales are 1 or -1, transpositions 0 or 1")
+    emit_warps(t)
     left = emit_fragment(t, a) if from_registers else t.read(a, "u8")
     scale = t.read(keep, "b1") if isinstance(keep, Register) else t.scalar(immediate(t, keep), "b1")
     flags = (False if from_registers else bool(majors[0]), bool(majors[-1]))
-    call = f"{t.const(_run)}(m, {t.mask}, {t.const(wanted)}, {emit_fragment(t, d)}, {left}, {t.read(b, 'u8')}, {scale}"
+    call = f"{t.const(_run)}(m, w, {t.const(wanted)}, {emit_fragment(t, d)}, {left}, {t.read(b, 'u8')}, {scale}"
     write_fragment(t, d, f"{call}, {tuple(signs)}, {flags}, {t.line})")
     accumulators, held = flight.operands_of(ins)
     t.emit(f"{t.const(flight.START)}(m, {t.mask}, {t.const(accumulators)}, {t.const(held)}, {t.line})")
@@ -210,7 +223,7 @@ def _wgmma(t: Translator, ins: Instruction) -> None:
     elif rest != ("sync", "aligned") or verb not in ("fence", "commit_group", "wait_group"):
         raise t.error("it is not known")
     elif verb == "fence":
-        emit_check(t)
+        emit_warps(t)
         t.emit(f"{t.const(flight.FENCE)}(m, {t.mask})")
     elif verb == "commit_group":
         t.emit(f"{t.const(_commit)}(m, {t.mask}, {t.line})")
