@@ -16,6 +16,7 @@ from jitmx.sim.access import groups
 from jitmx.sim.memory import Space
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Sink, Vector
 from jitmx.sim.translate import Handler, Translator
+from jitmx.sim.warps import chosen
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -75,8 +76,8 @@ def apply(
     """What memory held, unsigned [active lanes, count]; `values` holds `count` words for each operand."""
     m.events += 1
     lanes = m.active(mask)
-    columns = np.stack([np.broadcast_to(value, m.lanes)[lanes] for value in values], 1)
-    address = np.broadcast_to(address, m.lanes)[lanes]
+    columns = np.stack([chosen(value, lanes) for value in values], 1)
+    address = chosen(address, lanes)
     old = np.empty((len(lanes), count), columns.dtype)
     for space, inner, some, which in groups(m, name, address, offset, lanes):
         shift = 0 if name == "generic" else offset

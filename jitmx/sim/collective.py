@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,29 +47,38 @@ def shuffle(
 ) -> tuple[Array, Array]:
     """Values over lanes, and whether each comes from within its segment."""
     _check_member(m, mask, members, line, "shfl")
-    lane = m.lane_ids % 32
-    bound, segment = (c & np.uint32(31)).astype(np.int64), (c >> np.uint32(8) & np.uint32(31)).astype(np.int64)
-    amount = (b & np.uint32(31)).astype(np.int64)
+    source, inside = (_fixed if b.ndim == c.ndim == 0 else _sources)(m.lanes, mode, *_amounts(b, c))
+    if mask is not None:
+        lost = mask & ~mask.take(source)
+        if lost.any():
+            at = int(lost.nonzero()[0][0])
+            m.fault(line, at, f"shfl reads lane {int(source[at]) % 32}, which does not take part")
+    return (value.take(source) if value.ndim else np.full(m.lanes, value)), inside
+
+
+def _amounts(b: Array, c: Array) -> tuple[Any, Any, Any]:
+    """Amount, bound and segment of a shuffle, as numbers where all lanes have the same."""
+    found = b & np.uint32(31), c & np.uint32(31), c >> np.uint32(8) & np.uint32(31)
+    if b.ndim == c.ndim == 0:
+        return tuple(map(int, found))  # type: ignore[return-value]
+    amount, bound, segment = (item.astype(np.int64) for item in found)
+    return amount, bound, segment
+
+
+def _sources(lanes: int, mode: str, amount: Any, bound: Any, segment: Any) -> tuple[Array, Array]:
+    """Which lane of the machine each lane of a shuffle reads, and whether it lies within its segment."""
+    lane = np.arange(lanes) % 32
     top = lane & segment | bound & ~segment
     if mode == "up":
         source = lane - amount
         inside = source >= top
-    elif mode == "down":
-        source = lane + amount
-        inside = source <= top
-    elif mode == "bfly":
-        source = lane ^ amount
-        inside = source <= top
     else:
-        source = lane & segment | amount & ~segment
+        source = {"down": lane + amount, "bfly": lane ^ amount}.get(mode, lane & segment | amount & ~segment)
         inside = source <= top
-    source = np.where(inside, source, lane) + (m.lane_ids - lane)
-    if mask is not None:
-        lost = mask & ~mask[source]
-        if lost.any():
-            at = int(lost.nonzero()[0][0])
-            m.fault(line, at, f"shfl reads lane {int(source[at]) % 32}, which does not take part")
-    return np.broadcast_to(value, m.lanes)[source], inside
+    return np.where(inside, source, lane) + (np.arange(lanes) - lane), inside
+
+
+_fixed = functools.lru_cache(maxsize=256)(_sources)
 
 
 def _shfl(t: Translator, ins: Instruction) -> None:

@@ -17,7 +17,7 @@ from jitmx.sim.inflight import Copies
 from jitmx.sim.mbarrier import shared_address
 from jitmx.sim.ptx import Address, Instruction, Operand, Register
 from jitmx.sim.tensormap import BYTES, TensorMap
-from jitmx.sim.warps import immediate, items
+from jitmx.sim.warps import chosen, immediate, items
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -29,13 +29,13 @@ Array = npt.NDArray[Any]
 def _each(m: Machine, mask: Array | None, *columns: Array) -> list[tuple[int, ...]]:
     """Active lanes, each with its values as integers; 32-bit values are signed."""
     lanes = m.active(mask)
-    spread = [np.broadcast_to(column, m.lanes)[lanes].tolist() for column in columns]
+    spread = [chosen(column, lanes).tolist() for column in columns]
     return list(zip(lanes.tolist(), *spread, strict=True))
 
 
 def _start(m: Machine, mask: Array | None, target: Array, source: Array, size: int, wanted: Array, line: int) -> None:
     lanes = m.active(mask)
-    target, source, wanted = (np.broadcast_to(column, m.lanes)[lanes] for column in (target, source, wanted))
+    target, source, wanted = (chosen(column, lanes) for column in (target, source, wanted))
     Copies.of(m).start(lanes, target, source, size, wanted, line)
 
 
@@ -49,14 +49,14 @@ def _wait(m: Machine, mask: Array | None, groups: int | None) -> None:
 
 def _arrive(m: Machine, mask: Array | None, address: Array, increments: bool, line: int) -> None:
     lanes = m.active(mask)
-    Copies.of(m).arrive(lanes, np.broadcast_to(address, m.lanes)[lanes], increments, line)
+    Copies.of(m).arrive(lanes, chosen(address, lanes), increments, line)
 
 
 def _bulk_load(
     m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, ranks: Array, line: int
 ) -> None:
     lanes = m.active(mask)
-    columns = (np.broadcast_to(x, m.lanes)[lanes].astype(np.int64) for x in (target, source, size, barrier, ranks))
+    columns = (chosen(x, lanes).astype(np.int64) for x in (target, source, size, barrier, ranks))
     Copies.of(m).load(lanes, *columns, line)
 
 

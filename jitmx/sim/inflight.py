@@ -246,12 +246,13 @@ class Copies:
     def _proxied(self, lane: int, lanes: int, space: Space, where: Array, size: int, line: int) -> None:
         """Check that what threads stored is fenced for a reader, whose warps start at `lane`."""
         m, shadow, fenced = self.m, self.m.races.shadows[space.name], self.fenced[space.name]
-        last = shadow.find(where, size).writers
-        if not last.any():
+        last = shadow.find(where, size).writers.reshape(-1)
+        column = last & (1 << COLUMNS) - 1
+        threads = ((last != 0) & (column < m.width)).nonzero()[0]
+        if not threads.size:
             return
-        last = np.unique(last)
-        last = last[(last != 0) & (last & (1 << COLUMNS) - 1 < m.width)]
-        column, block = last & (1 << COLUMNS) - 1, ((last & WHO) >> COLUMNS) - m.blocks[0]
+        last, column = last[threads], column[threads]
+        block = ((last & WHO) >> COLUMNS) - m.blocks[0]
         # Blocks of an earlier wave have ended, and what they fenced is not known.
         own = np.where(block >= 0, fenced[np.maximum(block, 0) * m.width + column], 0)
         late = last >> 32 > np.maximum(own, fenced[lane : lane + lanes].max())

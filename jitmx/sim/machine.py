@@ -345,8 +345,7 @@ class Machine:
             return None, n
         block = self.program.blocks[pc]
         here = mask.reshape(-1, block.width) if self.lanes % block.width == 0 else mask.reshape(-1, 32)
-        there = here.any(1)
-        if (here.all(1) == there).all():
+        if not np.count_nonzero(here != here[:, :1]):
             return mask, n
         members = np.broadcast_to(eval(block.members, self.names, {"m": self}), mask.shape)
         if block.width != 32:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from jitmx.errors import SimulationError
 from jitmx.sim.memory import SHARED_WINDOW
 from jitmx.sim.ptx import Instruction
-from jitmx.sim.warps import emit_fragment, emit_warps, items, plan, write_fragment
+from jitmx.sim.warps import chosen, emit_fragment, emit_warps, items, plan, write_fragment
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -151,7 +151,7 @@ def _rows(m: Machine, lanes: Index | None, wanted: Move, address: Index) -> tupl
     """Those of active lanes that address rows, in order, and their addresses."""
     lanes = m.lane_ids if lanes is None else lanes
     lanes = lanes[lanes % 32 < wanted.addressing]
-    return lanes, np.broadcast_to(address, m.lanes)[lanes]
+    return lanes, chosen(address, lanes)
 
 
 def _load(m: Machine, lanes: Any, wanted: Move, address: Any, offset: int, line: int) -> Words:

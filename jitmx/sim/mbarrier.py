@@ -20,6 +20,7 @@ from jitmx.sim.clusters import RANK
 from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import SHARED_WINDOW
 from jitmx.sim.ptx import Instruction, Operand
+from jitmx.sim.warps import chosen
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -340,7 +341,7 @@ def alike(*columns: Array) -> list[Array]:
 
 def _lanes(m: Machine, mask: Array | None, *values: Array) -> tuple[Array, ...]:
     lanes = m.active(mask)
-    return lanes, *(np.broadcast_to(value, m.lanes)[lanes] for value in values)
+    return lanes, *(chosen(value, lanes) for value in values)
 
 
 def _init(m: Machine, mask: Array | None, address: Array, count: Array, line: int) -> None:

@@ -15,7 +15,7 @@ from jitmx.sim.atomics import operation
 from jitmx.sim.inflight import Copies
 from jitmx.sim.mbarrier import shared_address
 from jitmx.sim.ptx import SIZES, Instruction, Operand, operands
-from jitmx.sim.warps import items
+from jitmx.sim.warps import chosen, items
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -27,7 +27,7 @@ _REPORTS = "mbarrier::complete_tx::bytes"
 
 
 def _spread(m: Machine, lanes: Array, *values: Array) -> list[Array]:
-    return [np.broadcast_to(value, m.lanes)[lanes] for value in values]
+    return [chosen(value, lanes) for value in values]
 
 
 def _store(m: Machine, mask: Array | None, address: Array, barrier: Array, values: list[Array], line: int) -> None:

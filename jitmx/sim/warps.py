@@ -40,6 +40,11 @@ def immediate(t: Translator, operand: Operand) -> int:
     return operand.value
 
 
+def chosen(value: Array, lanes: Array) -> Array:
+    """What lanes have of a register, or of a value that all have."""
+    return value.take(lanes) if value.ndim else np.full(len(lanes), value)
+
+
 def fragment(m: Machine, lanes: Array | None, *registers: Array) -> Words:
     """Registers of lanes of whole warps, None for all, side by side: uint32 [warps, 32, registers]."""
     words = np.empty((m.lanes if lanes is None else len(lanes), len(registers)), np.uint32)

@@ -22,7 +22,7 @@ from jitmx.sim.inflight import Copies
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
 from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
-from jitmx.sim.warps import emit_fragment, emit_warps, immediate, items, plan, whole_warps, write_fragment
+from jitmx.sim.warps import chosen, emit_fragment, emit_warps, immediate, items, plan, whole_warps, write_fragment
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -163,7 +163,7 @@ def _run(
 
     def one(values: Any) -> Any:
         """The value that all threads of each warpgroup have."""
-        found = np.broadcast_to(values, m.lanes)[lanes].reshape(-1, 128)
+        found = chosen(np.asarray(values), lanes).reshape(-1, 128)
         differs = (found != found[:, :1]).any(1)
         if differs.any():
             m.fault(
