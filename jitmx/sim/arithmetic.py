@@ -215,7 +215,8 @@ def _fma_bf16x2(slow: Any, a: Array, b: Array, c: Array) -> Array:
         low = (a << _HALF_BITS).view("f4") * (b << _HALF_BITS).view("f4")
         high = (a & _UPPER).view("f4") * (b & _UPPER).view("f4")
         # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out.
-        if _exact_range(a, b) or (_exact(low, a << _HALF_BITS, b << _HALF_BITS) and _exact(high, a & _UPPER, b & _UPPER)):
+        inside = _exact_range(a, b)
+        if inside or (_exact(low, a << _HALF_BITS, b << _HALF_BITS) and _exact(high, a & _UPPER, b & _UPPER)):
             x, y = low.view("u4"), high.view("u4")
             x = (x + _ROUND + (x >> _HALF_BITS & _ONE)) >> _HALF_BITS
             y = (y + _ROUND + (y >> _HALF_BITS & _ONE)) & _UPPER

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import Space
 from jitmx.sim.program import BLOCKED
 from jitmx.sim.ptx import Instruction, operands
-from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.races import ASYNC
 
 if TYPE_CHECKING:

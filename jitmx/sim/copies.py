@@ -56,8 +56,8 @@ def _bulk_load(
     m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, ranks: Array, line: int
 ) -> None:
     lanes = m.active(mask)
-    columns = (chosen(x, lanes).astype(np.int64) for x in (target, source, size, barrier, ranks))
-    Copies.of(m).load(lanes, *columns, line)
+    given = [chosen(x, lanes).astype(np.int64) for x in (target, source, size, barrier, ranks)]
+    Copies.of(m).load(lanes, given[0], given[1], given[2], given[3], given[4], line)
 
 
 def _bulk_pass(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.clusters import RANK
-from jitmx.sim.mbarrier import Mbarriers, alike
+from jitmx.sim.mbarrier import Mbarriers
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
 from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG, WHO
 from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.warps import alike
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _WRITTEN = INIT | WRITABLE | ALLOCATED | DIRTY
 CHUNK = 16
-WARPGROUP = 128
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Batch:
 
 
 @dataclass
-class _Groups:
+class Groups:
     """Groups of one thread or warpgroup: the time of the last copy of each committed group, and of the open one."""
 
     committed: list[int]
@@ -59,8 +59,7 @@ class Copies:
         self.m = m
         self.open = np.zeros(m.lanes, np.int64)  # number of each lane's open cp.async group
         self.batches: list[_Batch] = []
-        self.bulk: dict[int, _Groups] = {}
-        self.products: dict[int, _Groups] = {}
+        self.bulk: dict[int, Groups] = {}
         self.columns: dict[tuple[int, str, int], int] = {}
         # Time of each lane's last proxy fence, by the space that it is for.
         self.fenced = {space: np.zeros(m.lanes, np.int64) for space in ("shared", "global")}
@@ -159,11 +158,7 @@ class Copies:
     def load(
         self, lanes: Array, targets: Array, sources: Array, sizes: Array, barriers: Array, ranks: Array, line: int
     ) -> None:
-        """Bulk copies of lanes from global to shared memory, which report to mbarriers.
-
-        Args:
-            ranks: bits of the blocks of the cluster that get a copy, at the same addresses; -1: that of the target.
-        """
+        """Bulk copies of lanes from global to shared memory, which report to mbarriers; `ranks` as for `_deliver`."""
         for lane, size in zip(lanes.tolist(), sizes.tolist(), strict=True):
             self._size(lane, size, line)
         counts = sizes // CHUNK
@@ -212,7 +207,7 @@ class Copies:
     def commit_bulk(self, lanes: Array) -> None:
         """cp.async.bulk.commit_group."""
         for lane in lanes:
-            groups = self.bulk.setdefault(int(lane), _Groups([]))
+            groups = self.bulk.setdefault(int(lane), Groups([]))
             groups.committed.append(groups.last)
 
     def wait_bulk(self, lanes: Array, count: int, reading: bool) -> None:
@@ -243,7 +238,7 @@ class Copies:
         for space in spaces:
             self.fenced[space][lanes] = now
 
-    def _proxied(self, lane: int, lanes: int, space: Space, where: Array, size: int, line: int) -> None:
+    def check_proxy(self, lane: int, lanes: int, space: Space, where: Array, size: int, line: int) -> None:
         """Check that what threads stored is fenced for a reader, whose warps start at `lane`."""
         m, shadow, fenced = self.m, self.m.races.shadows[space.name], self.fenced[space.name]
         last = shadow.find(where, size).writers.reshape(-1)
@@ -262,34 +257,6 @@ class Copies:
             text = f"which thread {writer} has written at PTX line {written} without fence.proxy.async after it"
             m.fault(line, lane, f"reads {space.name} memory through the asynchronous proxy, {text}")
 
-    # Products of warpgroups, which read shared memory until they are waited for
-    def read_for_product(self, firsts: Array, lanes: Array, chunks: Array, line: int) -> None:
-        """Note the 16-byte chunks that a wgmma of warpgroups reads; `lanes`: of each chunk, the first of its group."""
-        where = self.m.shared.locate(self.m, chunks, 0, lanes, CHUNK, line, "reads")
-        columns = np.zeros(len(lanes), np.int64)
-        for lane, which in zip(firsts.tolist(), alike(lanes), strict=True):
-            self._proxied(lane, WARPGROUP, self.m.shared, where[which], CHUNK, line)
-            columns[which] = self.column(lane, "wgmma", lane)
-        time = self._remember(self.m.shared, lanes, where, CHUNK, columns, line, writing=False)
-        for lane in firsts.tolist():
-            self.products.setdefault(lane, _Groups([])).last = time
-
-    def commit_products(self, lanes: Array) -> None:
-        """wgmma.commit_group by whole warpgroups."""
-        for lane in lanes[lanes % self.m.width % WARPGROUP == 0].tolist():
-            groups = self.products.setdefault(lane, _Groups([]))
-            groups.committed.append(groups.last)
-
-    def wait_products(self, lanes: Array, count: int) -> None:
-        """wgmma.wait_group: all but the last `count` groups are done."""
-        for lane in lanes[lanes % self.m.width % WARPGROUP == 0].tolist():
-            groups = self.products.get(lane)
-            done = groups.committed[: len(groups.committed) - count] if groups else []
-            if done:
-                clocks = self.m.races.knowledge.blank()
-                clocks[self.column(lane, "wgmma", lane)] = max(done)
-                self.m.races.acquire(np.arange(lane, lane + WARPGROUP), clocks)
-
     def _size(self, lane: int, size: int, line: int) -> None:
         if size % CHUNK or not size:
             self.m.fault(line, lane, f"a bulk copy of {size} bytes; it must be a multiple of 16")
@@ -303,7 +270,7 @@ class Copies:
         m = self.m
         where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
         for which in alike(lanes):
-            self._proxied(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
+            self.check_proxy(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
         return self._fetch(m.memory, lanes, addresses, size, line)
 
     def _fetch(self, space: Space, lanes: Array, addresses: Array, size: int, line: int) -> Array:
@@ -315,7 +282,7 @@ class Copies:
     def _deliver(
         self, lanes: Array, addresses: Array, content: Array, barriers: Array, line: int, ranks: Array | None = None
     ) -> None:
-        """As `complete`, to every block of a cluster that `ranks` names."""
+        """As `complete`, to every block of the cluster whose bit `ranks` has; -1: where the addresses say."""
         cluster, told = self.m.cluster, barriers
         if ranks is not None and (ranks >= 0).any():
             parts = []
@@ -353,10 +320,10 @@ class Copies:
             if barriers.resolve(lane, int(addresses[first]), line)[0] != barriers.resolve(lane, barrier, line)[0]:
                 m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
             barriers.get(lanes[which], barrier, line)
-        twice = self._twice(m.reach, lanes, addresses, content.shape[1], line)
+        twice = m.reach.twice(m, addresses.astype(np.uint64), lanes, content.shape[1], line)
         if twice is not None and proxy and len(together) > 1:
             for some in together:
-                self.complete(*(x[some] for x in (lanes, addresses, content, names, told)), line, proxy=True)
+                self.complete(lanes[some], addresses[some], content[some], names[some], told[some], line, proxy=True)
             return
         if twice is not None and not proxy:
             m.fault(line, int(lanes[twice]), f"writes {int(addresses[twice]):#x}, as another thread does with it")
@@ -365,13 +332,6 @@ class Copies:
             lane, barrier, column = int(lanes[which[0]]), int(told[which[0]]), int(columns[which[0]])
             barriers.expect(lane, barrier, -content[which].size, line, column, time, proxy=proxy)
         barriers.settle()
-
-    def _twice(self, space: Space, lanes: Array, addresses: Array, size: int, line: int) -> int | None:
-        """The first of some places that another of them is too."""
-        where = space.locate(self.m, addresses.astype(np.uint64), 0, lanes, size, line, "copies to")
-        order = where.argsort(kind="stable")
-        again = (where[order][1:] == where[order][:-1]).nonzero()[0]
-        return int(order[again + 1].min()) if again.size else None
 
     def reduce(self, lane: int, address: int, new: Array, apply: Any, barrier: int, column: int, line: int) -> None:
         """Combine one word with what arrives at an mbarrier of the same block, and report it there."""
@@ -382,7 +342,7 @@ class Copies:
         where = m.reach.locate(m, np.array([address], "u8"), 0, lanes, size, line, "updates")
         m.reach.check_writable(m, where, lanes, size, line)
         m.reach.check_initialised(m, where, lanes, size, line)
-        time = self._remember(m.reach, lane, where, size, column, line, writing=True, strong=True)
+        time = self.remember(m.reach, lane, where, size, column, line, writing=True, strong=True)
         words = m.reach.rows(size, 1)
         words[where // size, 0] = apply(words[where // size, 0], new)
         barriers.expect(lane, barrier, -size, line, column, time)
@@ -392,15 +352,15 @@ class Copies:
         """Note that a copy reads shared memory of the lane's block."""
         m = self.m
         where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
-        self._proxied(lane // 32 * 32, 32, m.shared, where, size, line)
-        self._remember(m.shared, lane, where, size, column, line, writing=False)
+        self.check_proxy(lane // 32 * 32, 32, m.shared, where, size, line)
+        self.remember(m.shared, lane, where, size, column, line, writing=False)
 
     def _send(self, lane: int, targets: Array, sources: Array, size: int, line: int) -> None:
         m = self.m
         content = self._fetch(m.shared, np.full(len(sources), lane), sources, size, line)
         self._hold(lane, sources, size, self.column(lane, "reads", lane), line)
         time = self._write(m.memory, lane, targets, content, self.column(lane, "writes", lane), line)
-        self.bulk.setdefault(lane, _Groups([])).last = time
+        self.bulk.setdefault(lane, Groups([])).last = time
 
     def _write(
         self, space: Space, lane: int | Array, addresses: Array, content: Array, column: int | Array, line: int
@@ -410,12 +370,12 @@ class Copies:
         lanes = np.broadcast_to(lane, len(addresses))
         where = space.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "copies to")
         space.check_writable(m, where, lanes, size, line)
-        time = self._remember(space, lanes, where, size, column, line, writing=True)
+        time = self.remember(space, lanes, where, size, column, line, writing=True)
         space.data.reshape(-1, size)[where // size] = content
         space.state.reshape(-1, size)[where // size] = _WRITTEN
         return time
 
-    def _remember(
+    def remember(
         self, space: Space, lane: int | Array, where: Array, size: int, column: int | Array, line: int, *,
         writing: bool, strong: bool = False,
     ) -> int:  # fmt: skip

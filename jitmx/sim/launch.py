@@ -68,7 +68,7 @@ def _cluster(program: Program, grid: tuple[int, int, int], cluster: int) -> int:
     return cluster
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def translate(source: str, entry: str | None = None) -> Program:
     """The program of one kernel of PTX text; `entry` may be left out where there is one.
 

@@ -146,7 +146,8 @@ class Machine:
         bound = self.program.bound.get(self.lanes)
         if bound is None:
             bound = Bound.of(self.program)
-            self.program.bound.clear()
+            if len(self.program.bound) == 4:
+                self.program.bound.clear()
             self.program.bound[self.lanes] = bound
         self.bound: Bound = bound
         self.names, self.full, self.masked = bound.names, bound.full, bound.masked

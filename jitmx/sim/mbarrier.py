@@ -1,8 +1,7 @@
 """Memory barriers (`mbarrier`): phases, arrivals and bytes of copies under way.
 
-A phase completes when no arrival is pending and the transaction count is zero; the next one then starts with the
-expected count. Bytes may be reported before they are expected, within a phase. In shared memory an mbarrier takes eight
-bytes, whose content is the simulator's own; a kernel that overwrites them is stopped at the next use.
+In shared memory an mbarrier takes eight bytes, whose content is the simulator's own; a kernel that overwrites them is
+stopped at the next use.
 
 What an arriving thread did before, and what a copy wrote, happened before whatever follows a wait that succeeds.
 """
@@ -19,95 +18,15 @@ from jitmx.errors import SimulationError
 from jitmx.sim.clusters import RANK
 from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import SHARED_WINDOW
+from jitmx.sim.phase import LIMIT, Mbarrier
 from jitmx.sim.ptx import Instruction, Operand
-from jitmx.sim.warps import chosen
+from jitmx.sim.warps import alike, chosen
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
     from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
-LIMIT = (1 << 20) - 1
-
-
-@dataclass
-class Mbarrier:
-    """One barrier.
-
-    Attributes:
-        expected: arrivals of the next phase.
-        pending: arrivals that the current phase lacks.
-        transactions: bytes that the current phase expects and has not seen; negative where they came first.
-        phase: how many phases have completed.
-    """
-
-    expected: int
-    pending: int = field(init=False)
-    transactions: int = 0
-    phase: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.expected <= LIMIT:
-            raise SimulationError(f"an mbarrier for {self.expected} arrivals; it must be 1 to {LIMIT}")
-        self.pending = self.expected
-
-    def expect(self, count: int) -> bool:
-        """`count` more bytes are to come (expect_tx) or, negative, came (complete_tx); whether the phase completed."""
-        self.transactions += count
-        if abs(self.transactions) > LIMIT:
-            raise SimulationError(f"the mbarrier's transaction count becomes {self.transactions}; its limit is {LIMIT}")
-        return self._settle()
-
-    def arrive(self, count: int = 1, *, expect: int = 0, drop: bool = False) -> tuple[int, bool]:
-        """`count` arrivals after `expect` more bytes: the state before, and whether the phase completed.
-
-        Args:
-            drop: the next phases expect `count` arrivals less.
-        """
-        if not 1 <= count <= self.pending:
-            raise SimulationError(
-                f"{count} arrivals at an mbarrier whose phase lacks {self.pending} of {self.expected}"
-            )
-        token = self.token
-        self.expect(expect)  # which completes nothing, with this arrival pending
-        if drop:
-            self.expected -= count
-        self.pending -= count
-        return token, self._settle()
-
-    @property
-    def token(self) -> int:
-        """The state that arrive gives out: phase and pending count."""
-        return self.phase << 20 | self.pending
-
-    def passed(self, token: int) -> bool:
-        """Whether the phase of `token` has completed.
-
-        Raises:
-            SimulationError: a state of two or more phases ago, of which nothing is known.
-        """
-        behind = self.phase - (token >> 20)
-        if behind not in (0, 1):
-            raise SimulationError(f"a wait for the state of phase {token >> 20} at an mbarrier in phase {self.phase}")
-        return behind == 1
-
-    def passed_parity(self, parity: int) -> bool:
-        """Whether the phase of this parity, either the current one or the one before, has completed."""
-        return self.phase & 1 != parity & 1
-
-    def _settle(self) -> bool:
-        if self.pending or self.transactions:
-            return False
-        self.phase += 1
-        self.pending = self.expected
-        return True
-
-    @property
-    def word(self) -> int:
-        """The eight bytes in shared memory."""
-        return (self.transactions & 0x1FFFFF) << 41 | (self.pending & LIMIT) << 21 | (self.phase & LIMIT) << 1 | 1
-
-
 @dataclass
 class _Entry:
     barrier: Mbarrier
@@ -322,30 +241,14 @@ class Mbarriers:
         self.m.cluster.visit(where, lanes, self.m.races.tick(line))
 
 
-def alike(*columns: Array) -> list[Array]:
-    """Positions with equal values in every column, by the first of each."""
-    count = len(columns[0])
-    breaks = np.zeros(count, bool)
-    breaks[:1] = True
-    for column in columns:
-        breaks[1:] |= column[1:] != column[:-1]
-    starts = breaks.nonzero()[0]
-    if len(starts) == 1:
-        return [np.arange(count)]
-    found: dict[tuple[int, ...], list[Array]] = {}
-    runs = np.split(np.arange(count), starts[1:])
-    for run, *key in zip(runs, *(column[starts].tolist() for column in columns), strict=True):
-        found.setdefault(tuple(key), []).append(run)
-    return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in found.values()]
-
-
 def _lanes(m: Machine, mask: Array | None, *values: Array) -> tuple[Array, ...]:
     lanes = m.active(mask)
     return lanes, *(chosen(value, lanes) for value in values)
 
 
 def _init(m: Machine, mask: Array | None, address: Array, count: Array, line: int) -> None:
-    Mbarriers.of(m).init(*_lanes(m, mask, address, count), line)
+    lanes, addresses, counts = _lanes(m, mask, address, count)
+    Mbarriers.of(m).init(lanes, addresses, counts, line)
 
 
 def _inval(m: Machine, mask: Array | None, address: Array, line: int) -> None:

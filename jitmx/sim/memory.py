@@ -129,6 +129,13 @@ class Space:
         if int(np.bitwise_and.reduce(state, None)) & word != word:
             self._uninitialised(m, where, lanes, total, line)
 
+    def twice(self, m: Machine, address: Array, lanes: Array, size: int, line: int) -> int | None:
+        """The first of places that lanes are to write which an earlier one is as well."""
+        where = self.locate(m, address, 0, lanes, size, line, "writes")
+        order = where.argsort(kind="stable")
+        again = (where[order][1:] == where[order][:-1]).nonzero()[0]
+        return int(order[again + 1].min()) if again.size else None
+
     def rows(self, size: int, count: int) -> Array:
         """All bytes as unsigned [n, count] of `size` bytes each."""
         return self._rows[size, count]

@@ -6,9 +6,7 @@ and labels, vectors, addresses, predicates, parameter structs, module variables 
 
 from __future__ import annotations
 
-import re
 import struct
-from dataclasses import dataclass
 
 from jitmx.errors import SimulationError
 from jitmx.sim.ptx import (
@@ -26,40 +24,7 @@ from jitmx.sim.ptx import (
     Variable,
     Vector,
 )
-
-_TOKEN = re.compile(
-    r"""(?P<skip>\s+|//[^\n]*|/\*.*?\*/)
-    |(?P<string>"[^"]*")
-    |(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+\.\d+(?:[eE][-+]?\d+)?)
-    |(?P<number>0[xX][0-9a-fA-F]+U?|\d+U?(?!\w))
-    |(?P<name>[A-Za-z_%$.][\w$%.]*(?:::[\w$.]+)*)
-    |(?P<mark>[-+,;:{}()\[\]<>@!|=~?*&^/])""",
-    re.VERBOSE | re.DOTALL,
-)
-_LINE_DIRECTIVES = re.compile(r"^[ \t]*\.(loc|file|section)\b[^\n]*", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    line: int
-
-
-def _tokens(source: str) -> list[_Token]:
-    source = _LINE_DIRECTIVES.sub("", source)
-    out, position, line = [], 0, 1
-    while position < len(source):
-        match = _TOKEN.match(source, position)
-        if match is None:
-            raise SimulationError(f"PTX line {line}: no token starts at {source[position : position + 20]!r}")
-        kind = match.lastgroup or ""
-        if kind != "skip":
-            out.append(_Token(kind, match[0], line))
-        line += match[0].count("\n")
-        position = match.end()
-    return out
-
+from jitmx.sim.tokens import Token, tokens
 
 def number(text: str) -> Immediate:
     """An immediate from its spelling."""
@@ -84,11 +49,11 @@ class _Scope:
     def find(self, name: str) -> str | None:
         """The unique name of what `name` means here, or None."""
         scope: _Scope | None = self
-        match = re.fullmatch(r"(.*?)(\d+)", name)
+        stem, digits = _numbered(name)
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
-            if match and match[1] in scope.ranges and int(match[2]) < scope.ranges[match[1]][0]:
+            if digits and stem in scope.ranges and int(digits) < scope.ranges[stem][0]:
                 return name + scope.suffix
             scope = scope.parent
         return None
@@ -96,23 +61,30 @@ class _Scope:
     def type_of(self, name: str) -> str | None:
         """The type of a register of a range, by its unsuffixed name."""
         scope: _Scope | None = self
-        match = re.fullmatch(r"(.*?)(\d+)", name)
-        while scope is not None and match:
-            if match[1] in scope.ranges:
-                return scope.ranges[match[1]][1]
+        stem, digits = _numbered(name)
+        while scope is not None and digits:
+            if stem in scope.ranges:
+                return scope.ranges[stem][1]
             scope = scope.parent
         return None
 
 
+def _numbered(name: str) -> tuple[str, str]:
+    """A name without the digits at its end, and these."""
+    stem = name.rstrip("0123456789")
+    return stem, name[len(stem) :]
+
+
 class _Parser:
     def __init__(self, source: str) -> None:
-        self.tokens = [*_tokens(source), _Token("end", "", 0)]
+        self.tokens = [*tokens(source), Token("end", "", 0)]
+        self.texts = [token.text for token in self.tokens]
         self.at = 0
         self.scopes = 0
 
     # Tokens
     def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead].text if self.at + ahead < len(self.tokens) else ""
+        return self.texts[self.at + ahead] if self.at + ahead < len(self.texts) else ""
 
     def take(self, expected: str | None = None) -> str:
         token = self.tokens[self.at]
@@ -122,10 +94,10 @@ class _Parser:
         return token.text
 
     def accept(self, text: str) -> bool:
-        if self.peek() == text and self.tokens[self.at].kind != "end":
-            self.at += 1
-            return True
-        return False
+        if self.texts[self.at] != text:
+            return False
+        self.at += 1
+        return True
 
     def skip_statement(self) -> None:
         while self.take() != ";":

@@ -41,7 +41,7 @@ class Program:
     tracked: set[str] = field(default_factory=set)  # registers that may be read before they are set
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
-    bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machine, by its lanes
+    bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machines, by their lanes
     compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
     emit: Callable[[int, bool], str] | None = None  # the Python of a block, where all lanes run it or only some
 

@@ -3,8 +3,8 @@
 The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked*
 form takes the mask `M` of active lanes and leaves the others as they are.
 
-Forms are made when they first run. A semantic module exports `HANDLERS`, a dict from the first part or two of an opcode to `handler(t, ins)`, called at
-translation time and emits Python with
+A form is made when it first runs. A semantic module exports `HANDLERS`, a dict from the first part or two of an opcode
+to `handler(t, ins)`, which is called at translation time and emits Python with
 
     t.emit(line)                     one line of Python
     t.read(operand, dtype)           expression of an array over all lanes ("u1 u2 u4 u8 i1 … i8 f2 f4 f8 b1")
@@ -25,7 +25,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from jitmx.errors import SimulationError
 from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, watches
 from jitmx.sim.flow import Access, doubtful, temporaries
@@ -66,7 +65,7 @@ class Translator(Emitter):
         self.program.tracked = doubtful(self.accesses, blocks, successors)
         self.watches = watches(self.entry.body, blocks, self.accesses, successors)
         self._temporaries = temporaries(self.accesses, blocks, successors, self.program.tracked)
-        for index, names in self._temporaries.items():
+        for index in self._temporaries:
             blocks[index].written = {name for access in self.accesses[index] for name in access.writes}
         self.program.views.clear()
         self.program.registers.clear()

@@ -45,6 +45,23 @@ def chosen(value: Array, lanes: Array) -> Array:
     return value.take(lanes) if value.ndim else np.full(len(lanes), value)
 
 
+def alike(*columns: Array) -> list[Array]:
+    """Positions with equal values in every column, by the first of each."""
+    count = len(columns[0])
+    breaks = np.zeros(count, bool)
+    breaks[:1] = True
+    for column in columns:
+        breaks[1:] |= column[1:] != column[:-1]
+    starts = breaks.nonzero()[0]
+    if len(starts) == 1:
+        return [np.arange(count)]
+    found: dict[tuple[int, ...], list[Array]] = {}
+    runs = np.split(np.arange(count), starts[1:])
+    for run, *key in zip(runs, *(column[starts].tolist() for column in columns), strict=True):
+        found.setdefault(tuple(key), []).append(run)
+    return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in found.values()]
+
+
 def fragment(m: Machine, lanes: Array | None, *registers: Array) -> Words:
     """Registers of lanes of whole warps, None for all, side by side: uint32 [warps, 32, registers]."""
     words = np.empty((m.lanes if lanes is None else len(lanes), len(registers)), np.uint32)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim import flight
-from jitmx.sim.inflight import Copies
 from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
+from jitmx.sim.products import Products
 from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
 from jitmx.sim.warps import chosen, emit_fragment, emit_warps, immediate, items, plan, whole_warps, write_fragment
@@ -134,7 +134,7 @@ def _fetch(m: Machine, firsts: Any, words: list[int], extent: int, wanted: Wgmma
     chunks = np.concatenate([chunks for chunks, _ in places])
     lanes = np.repeat(firsts, [len(chunks) for chunks, _ in places])
     content = m.shared.load(m, chunks, 0, lanes, 8, 2, line).reshape(-1).view(f"u{size}")
-    Copies.of(m).read_for_product(firsts, lanes, chunks, line)
+    Products.of(m).read(firsts, lanes, chunks, line)
     out, start = np.empty((len(places), extent, wanted.k), content.dtype), 0
     for i, (found, elements) in enumerate(places):
         end = start + len(found) * 16 // size
@@ -209,11 +209,11 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
 
 
 def _commit(m: Machine, mask: Any, line: int) -> None:
-    Copies.of(m).commit_products(whole_warps(m, mask, line, "wgmma"))
+    Products.of(m).commit(whole_warps(m, mask, line, "wgmma"))
 
 
 def _wait(m: Machine, mask: Any, count: int, line: int) -> None:
-    Copies.of(m).wait_products(whole_warps(m, mask, line, "wgmma"), count)
+    Products.of(m).wait(whole_warps(m, mask, line, "wgmma"), count)
 
 
 def _wgmma(t: Translator, ins: Instruction) -> None:
