@@ -151,16 +151,15 @@ def _ld(t: Translator, ins: Instruction) -> None:
     size, dtype = SIZES[kind], dtype_of(kind)
     address, offset = t.address(source)
     t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
+    if t.mask != "None":
+        t.emit(f"w = {t.mask}.nonzero()[0]")
     for i, item in enumerate(_elements(destination, count, t)):
         if isinstance(item, Sink):
             continue
         column = f"v[:, {i}]" + (f".view('{dtype}')" if dtype[0] == "i" else "")
         # Floats travel as bits, so that no NaN is altered.
         dtype_now = f"u{size}" if dtype[0] == "f" else dtype
-        if t.mask == "None":
-            t.write(item, column, dtype_now)
-        else:
-            t.scatter(item, column, dtype_now)
+        t.scatter(item, column, dtype_now, "w")
 
 
 def _st(t: Translator, ins: Instruction) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 _LANE = np.arange(32)
+_EVERY = np.uint32(0xFFFFFFFF)
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
@@ -32,7 +33,7 @@ def _spread(words: Array) -> Array:
 
 def _check_member(m: Machine, mask: Array | None, members: Array, line: int, what: str) -> None:
     """Every lane must name itself."""
-    if members.ndim == 0 and int(members) == 0xFFFFFFFF:
+    if not np.count_nonzero(members != _EVERY):
         return
     own = np.broadcast_to(members, m.lanes) >> (m.lane_ids % 32).astype(np.uint32) & np.uint32(1)
     missing = own == 0 if mask is None else (own == 0) & mask
@@ -47,6 +48,7 @@ def shuffle(
 ) -> tuple[Array, Array]:
     """Values over lanes, and whether each comes from within its segment."""
     _check_member(m, mask, members, line, "shfl")
+    b, c = _single(b, mask), _single(c, mask)
     source, inside = (_fixed if b.ndim == c.ndim == 0 else _sources)(m.lanes, mode, *_amounts(b, c))
     if mask is not None:
         lost = mask & ~mask.take(source)
@@ -54,6 +56,14 @@ def shuffle(
             at = int(lost.nonzero()[0][0])
             m.fault(line, at, f"shfl reads lane {int(source[at]) % 32}, which does not take part")
     return (value.take(source) if value.ndim else np.full(m.lanes, value)), inside
+
+
+def _single(value: Array, mask: Array | None) -> Array:
+    """A value that all active lanes have, as one."""
+    if value.ndim == 0:
+        return value
+    held = value if mask is None else value[mask]
+    return held[0] if not np.count_nonzero(held != held[0]) else value
 
 
 def _amounts(b: Array, c: Array) -> tuple[Any, Any, Any]:
@@ -228,8 +238,8 @@ def _active(m: Machine, mask: Array | None) -> Array:
 def sync_warp(m: Machine, mask: Array | None, members: Array, line: int) -> None:
     """bar.warp.sync: the named lanes of each warp have met."""
     _check_member(m, mask, members, line, "bar.warp.sync")
-    full = members == np.uint32(0xFFFFFFFF)
-    if members.ndim == 0 and full:
+    full = members == _EVERY
+    if np.count_nonzero(full) == np.size(full):
         here = np.ones((m.lanes // 32, 1), bool) if mask is None else mask.reshape(-1, 32)
         if np.array_equal(here.all(1), here.any(1)):
             m.races.warp_barrier(here[:, 0].nonzero()[0])

@@ -166,8 +166,8 @@ class Emitter:
         else:
             self.write(operand, f"{self.const(among)}({self.mask}, {name}, {listed})", dtype)
 
-    def scatter(self, operand: Operand, expression: str, dtype: str) -> None:
-        """Assign values of the active lanes only, in order, to a register."""
+    def scatter(self, operand: Operand, expression: str, dtype: str, where: str = "") -> None:
+        """Assign values of the active lanes only, in order, to a register; `where`: an expression of their numbers."""
         if isinstance(operand, Sink):
             return
         if self.mask == "None":
@@ -176,10 +176,10 @@ class Emitter:
             stored = dtype[0].replace("f", "u") + self._stored(operand.name)[1]
             self._access.writes.add(operand.name)
             self.emit(f"{self._variable(operand.name)} = {self.const(np.empty)}(m.lanes, '{stored}')")
-            self.emit(f"{self._variable(operand.name)}[{self.mask}] = {expression}")
+            self.emit(f"{self._variable(operand.name)}[{where or self.mask}] = {expression}")
             self._types[operand.name] = stored
         else:
-            self.emit(f"{self._target(operand, dtype)}[{self.mask}] = {expression}")
+            self.emit(f"{self._target(operand, dtype)}[{where or self.mask}] = {expression}")
 
     def address(self, operand: Operand) -> tuple[str, int]:
         """Expression of the uint64 address before its offset, and the offset."""

@@ -26,6 +26,7 @@ from jitmx.sim.ptx import (
 )
 from jitmx.sim.tokens import Token, tokens
 
+
 def number(text: str) -> Immediate:
     """An immediate from its spelling."""
     head = text[:2].lower()

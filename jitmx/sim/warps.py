@@ -87,7 +87,7 @@ def write_fragment(t: Translator, operand: Operand, expression: str) -> None:
     listed = items(operand)
     t.emit(f"v = {expression}.reshape(-1, {len(listed)})")
     for i, item in enumerate(listed):
-        t.scatter(item, f"v[:, {i}]", "u4")
+        t.scatter(item, f"v[:, {i}]", "u4", "w")
 
 
 def whole_warps(m: Machine, mask: Array | None, line: int, what: str) -> Array:
