@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +71,18 @@ def _cluster(program: Program, grid: tuple[int, int, int], cluster: int) -> int:
     return cluster
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: translating keeps nearly all that it makes, which the collector would walk in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=16)
 def translate(source: str, entry: str | None = None) -> Program:
     """The program of one kernel of PTX text; `entry` may be left out where there is one.
@@ -75,6 +90,11 @@ def translate(source: str, entry: str | None = None) -> Program:
     Raises:
         SimulationError: text that is not understood, an instruction that is not known, no such kernel.
     """
+    with _uncollected():
+        return _translate(source, entry)
+
+
+def _translate(source: str, entry: str | None) -> Program:
     module = parser.parse(source)
     entries = {name: f for name, f in module.functions.items() if f.entry}
     if entry is None and len(entries) == 1:
