@@ -210,46 +210,30 @@ def fma(t: Translator, ins: Instruction) -> None:
 
 
 def _fma_bf16x2(slow: Any, a: Array, b: Array, c: Array) -> Array:
-    """Pairs of products where every addend is -0 and none is small; else whatever `slow` says."""
+    """Pairs of products where every addend is -0 and no product is small or large; else whatever `slow` says."""
     if not np.count_nonzero(c != _NEGATIVE_ZEROS):
-        low = (a << _HALF_BITS).view("f4") * (b << _HALF_BITS).view("f4")
-        high = (a & _UPPER).view("f4") * (b & _UPPER).view("f4")
-        # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out.
-        inside = _exact_range(a, b)
-        if inside or (_exact(low, a << _HALF_BITS, b << _HALF_BITS) and _exact(high, a & _UPPER, b & _UPPER)):
-            x, y = low.view("u4"), high.view("u4")
-            x = (x + _ROUND + (x >> _HALF_BITS & _ONE)) >> _HALF_BITS
-            y = (y + _ROUND + (y >> _HALF_BITS & _ONE)) & _UPPER
-            return np.asarray(x | y)
+        words = (_wide(a) * _wide(b)).view("u4")
+        # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out. One that
+        # is zero in float32 is so in bf16.
+        sizes = words & _MAGNITUDE
+        if np.maximum.reduce(sizes) < _LARGE and np.minimum.reduce(sizes - _ONE) >= _SMALL:  # 0 - 1 is the largest
+            rounded = words + _ROUND
+            rounded += words >> _HALF_BITS & _ONE
+            rounded >>= _HALF_BITS
+            return np.asarray(rounded.astype("u2").view("u4"))
     return np.asarray(slow(a, b, c))
 
 
-def _exact_range(a: Array, b: Array) -> bool:
-    """Whether the sizes of the bf16 in two words of pairs, zeros aside, show that no product is small or large."""
-    least, most = 1.0, 1.0
-    for pairs in (a, b):
-        halves = np.atleast_1d(pairs & _MAGNITUDES).view("u2")
-        least *= float(_VALUES[np.minimum.reduce(halves - _ONE_HALF)])  # 0 - 1 is the largest
-        most *= float(_VALUES[int(np.maximum.reduce(halves)) - 1])
-    return bool(least >= _SMALL and most < _LARGE)
+def _wide(pairs: Array) -> Array:
+    """The bf16 of pairs as float32, one after the other."""
+    words = np.atleast_1d(pairs).view("u2").astype("u4")
+    words <<= _HALF_BITS
+    return words.view("f4")
 
 
-def _exact(product: Array, a: Array, b: Array) -> bool:
-    size = np.abs(product)
-    normal = (size >= _SMALL) & (size < _LARGE)
-    if normal.all():
-        return True
-    # The product of a zero is a zero; its factor must be finite.
-    x, y = a & _MAGNITUDE, b & _MAGNITUDE
-    return bool((normal | (x == 0) & (y < _INFINITY) | (y == 0) & (x < _INFINITY)).all())
-
-
-_HALF_BITS, _UPPER, _ROUND, _ONE = np.uint32(16), np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(1)
-_NEGATIVE_ZEROS, _MAGNITUDE, _INFINITY = np.uint32(0x80008000), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
-_MAGNITUDES, _ONE_HALF = np.uint32(0x7FFF7FFF), np.uint16(1)
-# Of bf16 n + 1, where NaN and what lies past it count as infinite.
-_VALUES = (np.minimum(np.arange(1, 65537, dtype="u4"), np.uint32(0x7F80)) << _HALF_BITS).view("f4")
-_SMALL, _LARGE = np.float32(2.0**-110), np.float32(2.0**127)
+_HALF_BITS, _ROUND, _ONE = np.uint32(16), np.uint32(0x7FFF), np.uint32(1)
+_NEGATIVE_ZEROS, _MAGNITUDE = np.uint32(0x80008000), np.uint32(0x7FFFFFFF)
+_SMALL, _LARGE = 17 << 23, 254 << 23  # bits of 2**-110 and 2**127
 
 
 def unary(t: Translator, ins: Instruction) -> None:

@@ -74,6 +74,7 @@ class Shadow:
         # lie all, in order.
         self._level = np.zeros(lines, np.int8)
         self._place = np.arange(lines)
+        self._mark = np.zeros(lines, np.int64)
         self._tables = [(np.zeros((lines, 1), np.int64), np.zeros((lines, self.slots, 1), np.int64))]
         self._tables += [self._table(1 << level, 1) for level in range(1, self._finest + 1)]
         self._rows = [lines] + [0] * self._finest  # of each table, those in use
@@ -103,9 +104,13 @@ class Shadow:
 
     def _split(self, line: Array, level: int) -> None:
         """Bring lines to a level that is above theirs."""
+        # Each line once: that which is written last stays.
+        numbers = np.arange(len(line))
+        self._mark[line] = numbers
+        line = line[self._mark.take(line) == numbers]
         levels, (writers, readers) = self._level.take(line), self._tables[level]
-        for old in np.unique(levels).tolist():
-            fresh = np.unique(line[levels == old])
+        for old in set(levels.tolist()):
+            fresh = line[levels == old]
             first = self._rows[level]
             last = self._rows[level] = first + len(fresh)
             if last > len(writers):
