@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.sim.emitter import span
 from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
 from jitmx.sim.program import dtype_of
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Sink, Vector, operands
@@ -152,7 +153,7 @@ def _ld(t: Translator, ins: Instruction) -> None:
     address, offset = t.address(source)
     t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
     if t.mask != "None":
-        t.emit(f"w = {t.mask}.nonzero()[0]")
+        t.emit(f"w = {t.const(span)}({t.mask}.nonzero()[0])")
     for i, item in enumerate(_elements(destination, count, t)):
         if isinstance(item, Sink):
             continue

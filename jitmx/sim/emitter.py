@@ -309,10 +309,16 @@ def whole(m: Any, value: Array, dtype: np.dtype[Any]) -> Array:
         return np.full(m.lanes, value.astype(dtype))
     return value.astype(dtype, copy=False)
 
+def span(lanes: Array) -> Array | slice:
+    """An index for lanes in order: a slice, which is cheaper, where they lie side by side."""
+    first, last = int(lanes[0]), int(lanes[-1])
+    return slice(first, last + 1) if last - first + 1 == len(lanes) else lanes
+
+
 def among(mask: Array, function: Any, *arguments: Array) -> Array:
     """`function` of the lanes of a mask; the others hold garbage."""
-    lanes = mask.nonzero()[0]
-    got = np.asarray(function(*[item.take(lanes) if item.ndim else item for item in arguments]))
+    lanes = span(mask.nonzero()[0])
+    got = np.asarray(function(*[item[lanes] if item.ndim else item for item in arguments]))
     if got.ndim == 0:
         return got
     out = (np.zeros if got.dtype.kind == "b" else np.empty)(len(mask), got.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim.emitter import span
 from jitmx.sim.ptx import Immediate, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def alike(*columns: Array) -> list[Array]:
 def fragment(m: Machine, lanes: Array | None, *registers: Array) -> Words:
     """Registers of lanes of whole warps, None for all, side by side: uint32 [warps, 32, registers]."""
     words = np.empty((m.lanes if lanes is None else len(lanes), len(registers)), np.uint32)
+    index = slice(None) if lanes is None else span(lanes)
     for i, register in enumerate(registers):
-        words[:, i] = register if lanes is None or register.ndim == 0 else register.take(lanes)
+        words[:, i] = register[index] if register.ndim else register
     return words.reshape(-1, 32, len(registers))
 
 
@@ -86,6 +88,8 @@ def write_fragment(t: Translator, operand: Operand, expression: str) -> None:
     """Write uint32 [warps, 32, registers] of active lanes to the registers of a vector operand."""
     listed = items(operand)
     t.emit(f"v = {expression}.reshape(-1, {len(listed)})")
+    if t.mask != "None":
+        t.emit(f"w = {t.const(span)}(w)")
     for i, item in enumerate(listed):
         t.scatter(item, f"v[:, {i}]", "u4", "w")
 
