@@ -1,0 +1,186 @@
+"""Dense layers of a vLLM model on packed MXFP4 or MXFP8 weights, quantized from the checkpoint's bf16 while it loads.
+
+vLLM's own loaders fill the weight, shard by shard. It is born without storage, gets some when the layer's last tensor
+has arrived, and is packed and dropped at once: no two layers hold their bf16 weights at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.utils import replace_parameter
+
+import jitmx.ops.linear  # noqa: F401 - defines torch.ops.jitmx.linear
+from jitmx import formats
+from jitmx.errors import InputError
+from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.kernels.linear.problem import WEIGHTS
+from jitmx.ops import operand
+from jitmx.ops.packed import PackedWeight, pack_weight
+from jitmx.ops.plan import DTYPES
+from jitmx.ops.quantize import quantize
+
+__all__ = ["JitmxLinearMethod", "refusal"]
+
+_logger = logging.getLogger("jitmx.vllm")
+
+# An attribute of the parameters that a checkpoint is loaded into; whoever ties weights puts another in their place.
+_OURS = "jitmx_source"
+
+# Values that are packed at a time: what packing needs beside the weight stays below 300 MB for any vocabulary.
+_VALUES = 1 << 25
+
+
+def refusal(format: str, k: int, dtype: torch.dtype) -> str | None:
+    """Why no kernel serves a layer, or None where one does.
+
+    Args:
+        format: "mxfp4" or "mxfp8".
+        k: input features of this rank's shard.
+        dtype: of the layer's parameters and activations.
+    """
+    if format not in WEIGHTS:
+        return f"format={format!r} is not one of {', '.join(WEIGHTS)}"
+    if k < 1 or k % formats.BLOCK:
+        return (
+            f"{k} input features a rank are no multiple of {formats.BLOCK}, the values that share a scale; "
+            "keep the layer in bf16 or split it over fewer ranks"
+        )
+    if dtype not in DTYPES:
+        return f"{str(dtype).removeprefix('torch.')} is neither bfloat16 nor float16; pass --dtype bfloat16"
+    if envs.VLLM_BATCH_INVARIANT:
+        return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch; keep the layer in bf16"
+    return None
+
+
+@register_weight_loader_v2_supported_method
+class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
+    """Makes a layer of vLLM a product with a packed weight: one `torch.ops.jitmx.linear`, whatever the batch.
+
+    A processed layer holds the parameters `weight_packed` and `weight_scale`, int32 (docs/packed-layout.md). Its
+    `weight` is a single NaN of the checkpoint's dtype, on the layer's device: who asks for dtype or device finds them,
+    who loads into it or multiplies with it fails, and no two such weights compare as equal.
+
+    Args:
+        format: "mxfp4" or "mxfp8".
+        prefix: the layer's full name, for messages.
+        stock: the method whose parameters the checkpoint is loaded into; vLLM's for bf16 linear layers by default.
+
+    Raises:
+        InputError: an unknown format.
+    """
+
+    uses_meta_device = True
+
+    def __init__(self, format: str, prefix: str, stock: Any = None) -> None:
+        super().__init__()
+        if format not in WEIGHTS:
+            raise InputError(f"{prefix}: format={format!r} is not one of {', '.join(WEIGHTS)}")
+        self.format, self.prefix = format, prefix
+        self.stock = UnquantizedLinearMethod() if stock is None else stock
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """The parameter that the checkpoint is loaded into, without storage yet.
+
+        Raises:
+            InputError: a shard that no kernel serves.
+        """
+        reason = refusal(self.format, input_size_per_partition, params_dtype)
+        if reason is not None:
+            raise InputError(f"{self.prefix} [{sum(output_partition_sizes)}, {input_size_per_partition}]: {reason}")
+        with torch.device("meta"):
+            self.stock.create_weights(
+                layer, input_size_per_partition, output_partition_sizes, input_size, output_size, params_dtype,
+                **extra_weight_attrs,
+            )  # fmt: skip
+        setattr(layer.weight, _OURS, True)
+        initialize_online_processing(layer)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Pack the loaded weight and drop it. vLLM calls it when the layer is complete, and again after all are.
+
+        Raises:
+            InputError: a reloaded weight has scales that the kernels in use do not take.
+        """
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        if not hasattr(layer.weight, _OURS):
+            _logger.info("%s stays in bf16: its weight was replaced by one that it shares", self.prefix)
+            layer.quant_method = self.stock
+            self.stock.process_weights_after_loading(layer)
+            return
+        packed = pack(layer.weight.data, self.format)
+        layout = operand.layout(packed)
+        *_, before = getattr(layer, "jitmx_packed", (layout,))
+        if before != layout and not before.endswith("/full"):
+            raise InputError(
+                f"{self.prefix}: the reloaded weight is packed as {layout}, and compiled code and CUDA graphs were "
+                f"made for {before}; start a new engine on these weights"
+            )
+        layer.jitmx_packed = packed.n, packed.k, before
+        replace_parameter(layer, "weight_packed", packed.words)
+        replace_parameter(layer, "weight_scale", packed.scales)
+        replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
+        layer._already_called_process_weights_after_loading = True
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """X W^T (+ bias).
+
+        Args:
+            x: [..., k] in the layer's dtype.
+            bias: [n], or None.
+
+        Returns:
+            [..., n].
+        """
+        n, k, layout = layer.jitmx_packed
+        y: torch.Tensor = torch.ops.jitmx.linear(
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, None, None, 0.0, None
+        )
+        return y
+
+
+def pack(weight: torch.Tensor, format: str) -> PackedWeight:
+    """Quantize and pack a weight [n, k], some rows at a time where it is large.
+
+    Args:
+        weight: bfloat16, float16 or float32, on a GPU.
+        format: "mxfp4" or "mxfp8".
+    """
+    n, k = weight.shape
+    rows = max(1, _VALUES // (k * TILE_ROWS)) * TILE_ROWS
+    if n <= rows:
+        return pack_weight(quantize(weight.contiguous(), format))
+    words = scales = weight.new_empty(0)
+    full, start = False, 0
+    for some in weight.split(rows):
+        part = pack_weight(quantize(some.contiguous(), format))
+        if not start:
+            tile_rows = -(-n // TILE_ROWS)
+            words = part.words.new_empty((tile_rows, *part.words.shape[1:]))
+            scales = part.scales.new_empty((tile_rows, *part.scales.shape[1:]))
+        end = start + len(part.words)
+        words[start:end], scales[start:end] = part.words, part.scales
+        full, start = full or part.scale_range == "full", end
+    if words.is_cuda:  # kernels prefetch weights, ahead of their place in the stream
+        torch.cuda.current_stream(words.device).synchronize()
+    return PackedWeight(words, scales, n, k, part.encoding, "full" if full else "normal", format)

@@ -1,0 +1,57 @@
+"""vLLM on a machine without a GPU: its CPU platform, one rank of gloo, and what layers look up while they are built."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+pytest.importorskip("vllm.config", reason="vLLM is not installed: pip install 'jitmx[vllm]'")
+
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+
+# gpt-oss with every size made small; what a test leaves out is as in the 20b model.
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "torch_dtype": "bfloat16", "hidden_size": 64,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "attention_bias": True, "hidden_act": "silu",
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128, "max_position_embeddings": 512,
+    "rope_theta": 150000, "rms_norm_eps": 1e-5, "vocab_size": 100, "tie_word_embeddings": False,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "original_max_position_embeddings": 128, "truncate": False},
+}  # fmt: skip
+
+
+def model_config(folder: Path, **changes: Any) -> ModelConfig:
+    """vLLM's config of a small gpt-oss, written to `folder`."""
+    (folder / "config.json").write_text(json.dumps(GPT_OSS | changes))
+    return ModelConfig(model=str(folder), tokenizer=str(folder), skip_tokenizer_init=True, dtype="bfloat16")
+
+
+@contextlib.contextmanager
+def world(rank: int = 0, size: int = 1, meeting: str | None = None) -> Iterator[None]:
+    """One rank of tensor parallelism over gloo, unless there is one already; bf16 is the default dtype in it."""
+    made = not parallel_state.model_parallel_is_initialized()
+    dtype = torch.get_default_dtype()
+    with set_current_vllm_config(VllmConfig()):
+        if made:
+            file = meeting or tempfile.mktemp()
+            parallel_state.init_distributed_environment(size, rank, f"file://{file}", rank, "gloo")
+            parallel_state.initialize_model_parallel(size, 1)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            if made:
+                parallel_state.cleanup_dist_env_and_memory()
