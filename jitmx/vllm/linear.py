@@ -6,12 +6,12 @@ has arrived, and is packed and dropped at once: no two layers hold their bf16 we
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
 import torch
 from vllm import envs
+from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     UnquantizedLinearMethod,
@@ -32,7 +32,8 @@ from jitmx.ops.quantize import quantize
 
 __all__ = ["JitmxLinearMethod", "refusal"]
 
-_logger = logging.getLogger("jitmx.vllm")
+# vLLM shows what is logged below its own name.
+logger = init_logger("vllm.plugins.jitmx")
 
 # An attribute of the parameters that a checkpoint is loaded into; whoever ties weights puts another in their place.
 _OURS = "jitmx_source"
@@ -124,7 +125,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         if getattr(layer, "_already_called_process_weights_after_loading", False):
             return
         if not hasattr(layer.weight, _OURS):
-            _logger.info("%s stays in bf16: its weight was replaced by one that it shares", self.prefix)
+            logger.warning("%s stays in bf16: its weight was replaced by one that it shares", self.prefix)
             layer.quant_method = self.stock
             self.stock.process_weights_after_loading(layer)
             return

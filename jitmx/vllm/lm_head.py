@@ -7,7 +7,6 @@ the class; this one differs from vLLM's only in which method it is built with.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,11 +20,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from jitmx.vllm.linear import JitmxLinearMethod, refusal
+from jitmx.vllm.linear import JitmxLinearMethod, logger, refusal
 
 __all__ = ["Decision", "JitmxLMHead", "register"]
-
-_logger = logging.getLogger("jitmx.vllm")
 
 # What vLLM compiles the served model under; a draft is built under a tag of its own.
 _SERVED = "backbone"
@@ -61,7 +58,7 @@ def register(decide: Callable[[str, bool], Decision]) -> None:
     _decide = decide
     name = ParallelLMHead.__name__
     if op_registry_oot.setdefault(name, JitmxLMHead) is not JitmxLMHead:
-        _logger.warning("lm_head stays in bf16: another plugin has replaced vLLM's %s", name)
+        logger.warning("lm_head stays in bf16: another plugin has replaced vLLM's %s", name)
 
 
 class JitmxLMHead(ParallelLMHead):  # type: ignore[misc]
@@ -87,7 +84,7 @@ class JitmxLMHead(ParallelLMHead):  # type: ignore[misc]
     def tie_weights(self, embed_tokens: VocabParallelEmbedding) -> Any:
         """Share the embedding's weight, which is looked up in as well and stays as it is."""
         if isinstance(self.quant_method, JitmxLinearMethod):
-            _logger.info("%s stays in bf16: it shares its weight with the embedding", self.prefix)
+            logger.warning("%s stays in bf16: it shares its weight with the embedding", self.prefix)
             self.quant_method = self.quant_method.stock
             get_layerwise_info(self).reset()  # nothing will be loaded into the head itself
         return super().tie_weights(embed_tokens)
@@ -104,16 +101,15 @@ def _method(prefix: str, k: int, dtype: torch.dtype, quant_config: Any) -> Jitmx
     name = prefix if named else f"{model_tag}.{prefix}"
     tied = config is not None and _tied(config, model_tag)
     decision = _decide(name, tied)
-    format, reason = decision.format, decision.reason
-    if format is not None:
-        against = _obstacle(config, tied, dtype, quant_config) or refusal(format, k, dtype)
-        if against is not None:
-            format, reason = None, against
-    if format is None:
-        _logger.info("%s stays in bf16: %s", name, reason)
+    if decision.format is None:
+        logger.debug("%s stays in bf16: %s", name, decision.reason)
         return None
-    _logger.info("%s is quantized to %s: %s", name, format, reason)
-    return JitmxLinearMethod(format, name, UnquantizedEmbeddingMethod())
+    against = _obstacle(config, tied, dtype, quant_config) or refusal(decision.format, k, dtype)
+    if against is not None:
+        logger.warning("%s stays in bf16: %s", name, against)
+        return None
+    logger.debug("%s is quantized to %s: %s", name, decision.format, decision.reason)
+    return JitmxLinearMethod(decision.format, name, UnquantizedEmbeddingMethod())
 
 
 def _tied(config: VllmConfig, tag: str) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from vllm.model_executor.model_loader import reload
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import _should_share
 
-from jitmx.vllm import lm_head
+from jitmx.vllm import linear, lm_head
 from jitmx.vllm.linear import JitmxLinearMethod
 
 VOCABULARY, PADDED, HIDDEN = 100, 128, 96
@@ -77,6 +78,17 @@ def policy() -> Policy:
     policy = Policy()
     lm_head.register(policy)
     return policy
+
+
+@contextlib.contextmanager
+def said_at_debug(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Catches what jitmx logs below vLLM's name, which vLLM keeps from the root logger."""
+    linear.logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.DEBUG, linear.logger.name):
+            yield
+    finally:
+        linear.logger.removeHandler(caplog.handler)
 
 
 def head(**more: Any) -> ParallelLMHead:
@@ -181,7 +193,7 @@ def test_arguments_are_those_of_vllm_however_they_are_passed(policy: Policy) -> 
 
 def test_a_head_that_the_policy_leaves_is_vllms(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
     policy.format, policy.reason = None, "it is not named"
-    with caplog.at_level(logging.INFO, "jitmx.vllm"):
+    with said_at_debug(caplog):
         layer = loaded(head(), checkpoint())
     assert type(layer.quant_method) is UnquantizedEmbeddingMethod and not layer.weight.is_meta
     assert "lm_head stays in bf16: it is not named" in caplog.text
@@ -205,7 +217,8 @@ def test_another_plugins_head_stays(caplog: pytest.LogCaptureFixture) -> None:
         pass
 
     ParallelLMHead.register_oot(Other)
-    lm_head.register(Policy())
+    with said_at_debug(caplog):
+        lm_head.register(Policy())
     assert type(head()) is Other and "another plugin has replaced vLLM's ParallelLMHead" in caplog.text
 
 
@@ -258,7 +271,7 @@ def test_a_head_of_gpt_oss_is_packed(tmp_path: Path, policy: Policy) -> None:
 def test_what_vllm_needs_in_bf16_stays_so(
     fields: dict[str, Any], said: str, tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with set_current_vllm_config(config_with(tmp_path, **fields)), caplog.at_level(logging.INFO, "jitmx.vllm"):
+    with set_current_vllm_config(config_with(tmp_path, **fields)), said_at_debug(caplog):
         assert not packed(head())
     assert policy.asked[0][1] == ("tie_word_embeddings" in fields.get("model", {}))
     assert caplog.messages and said.replace("\\", "") in caplog.text
@@ -289,7 +302,7 @@ def test_a_head_with_a_quantization_config_is_left_to_that(policy: Policy, caplo
         def get_quant_method(self, _layer: Any, prefix: str) -> None:
             return None
 
-    with caplog.at_level(logging.INFO, "jitmx.vllm"):
+    with said_at_debug(caplog):
         assert not packed(head(quant_config=Awq()))
     assert policy.asked and "the model has a quantization config for it, Awq" in caplog.text
 
@@ -298,7 +311,7 @@ def test_a_head_with_a_quantization_config_is_left_to_that(policy: Policy, caplo
 def test_a_head_that_no_kernel_serves_stays_in_bf16(
     more: dict[str, Any], said: str, policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "jitmx.vllm"):
+    with said_at_debug(caplog):
         assert not packed(head(**more)) and not packed(ParallelLMHead(VOCABULARY, 80))
     assert policy.asked and said in caplog.text and "80 input features a rank" in caplog.text
 
