@@ -37,13 +37,13 @@ _STORED: dict[torch.dtype, Any] = {torch.bfloat16: ml_dtypes.bfloat16, torch.flo
 
 
 @contextlib.contextmanager
-def on_cpu(target: str = "sm_121a") -> Iterator[list[str]]:
+def on_cpu(target: str = "sm_121a") -> Iterator[list[Variant]]:
     """`jitmx.quantize` and `torch.ops.jitmx.linear` take CPU tensors, and run kernels for `target`.
 
     Yields:
-        The names of the variants that ran, in order.
+        The variants that ran, in order.
     """
-    ran: list[str] = []
+    ran: list[Variant] = []
 
     def quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
         codes, scales = quantizer._quantized(x, format, scale_rule)
@@ -52,7 +52,7 @@ def on_cpu(target: str = "sm_121a") -> Iterator[list[str]]:
         outputs = [Buffer(tensor.numpy(), output=True) for tensor in (codes, scales)]
         arguments = (Buffer(array(x)), *outputs, x.numel() // VALUES_A_VECTOR)
         found = launch(variant, blocks(variant.knobs, x.numel()), 0, "@PPPQ", arguments)
-        ran.append(variant.name)
+        ran.append(variant)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
     def multiplied(
@@ -82,7 +82,7 @@ def on_cpu(target: str = "sm_121a") -> Iterator[list[str]]:
         (found,) = launch(
             choice.variant, geometry.blocks, geometry.shared_bytes, LAYOUT, arguments, geometry.cluster
         )  # fmt: skip
-        ran.append(choice.variant.name)
+        ran.append(choice.variant)
         y_tensor = torch.from_numpy(found.view(np.int16)).view(x.dtype).reshape(*x.shape[:-1], weight.n)
         return y_tensor if out is None else out.copy_(y_tensor)
 

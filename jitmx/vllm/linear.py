@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
+    RowParallelLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
 )
@@ -24,13 +26,13 @@ import jitmx.ops.linear  # noqa: F401 - defines torch.ops.jitmx.linear
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
-from jitmx.kernels.linear.problem import WEIGHTS
+from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.ops import operand
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 
-__all__ = ["JitmxLinearMethod", "refusal"]
+__all__ = ["JitmxLinearMethod", "problem", "refusal"]
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.plugins.jitmx")
@@ -61,7 +63,22 @@ def refusal(format: str, k: int, dtype: torch.dtype) -> str | None:
         return f"{str(dtype).removeprefix('torch.')} is neither bfloat16 nor float16; pass --dtype bfloat16"
     if envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch; keep the layer in bf16"
+    config = get_current_vllm_config_or_none()
+    if config is not None and config.parallel_config.use_ubatching:
+        return "two halves of a batch run on two streams, and blocks of a product of many rows wait for one another"
     return None
+
+
+def problem(layer: torch.nn.Module, rows: int) -> LinearProblem:
+    """What a call of a packed layer with so many rows asks for, as `jitmx.dispatch` chooses by and warm-up compiles."""
+    n, k, layout = layer.jitmx_packed
+    format, encoding, scale_range = layout.split("/")
+    bias = layer.bias is not None and not getattr(layer, "skip_bias_add", False)
+    if isinstance(layer, RowParallelLinear) and layer.tp_rank > 0:
+        bias = False  # the first rank adds it
+    return LinearProblem(
+        rows, n, k, DTYPES[layer.weight.dtype], bias, encoding=encoding, scale_range=scale_range, weight=format
+    )  # fmt: skip
 
 
 @register_weight_loader_v2_supported_method

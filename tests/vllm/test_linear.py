@@ -23,12 +23,15 @@ import without_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
+from vllm.config import get_current_vllm_config
 from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.model_loader import reload
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
+from jitmx import arch
+from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
@@ -142,7 +145,21 @@ def test_a_layer_gives_the_product_of_the_quantized_weight(format: str, rows: in
     assert bias is None and y.dtype is torch.bfloat16
     wanted = expected(x, whole(tensors, names, "weight"), whole(tensors, names, "bias"), format)
     assert oracle.relative_l2(wide(y), wanted) < 0.005
-    assert [name.split(".")[0] for name in ran] == ["quantize", "linear"]
+    assert [variant.spec.family for variant in ran] == ["quantize", "linear"]
+
+
+@pytest.mark.parametrize("tp_rank", [0, 1])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_what_a_call_asks_for_is_what_warm_up_is_told(rows: int, tp_rank: int, make: Any) -> None:
+    layer = make("mxfp8")
+    with without_card.on_cpu() as ran:
+        load(layer, checkpoint(1))
+        layer.tp_rank = tp_rank
+        layer(torch.randn(rows, layer.input_size).bfloat16())
+    asked = linear.problem(layer, rows)
+    choice = choose("linear", asked, arch.parse("sm_121a"), multiprocessors=without_card.MULTIPROCESSORS)
+    assert choice.variant == ran[-1]
+    assert choice.variant.knobs.bias == (parts(layer) == "qkv" or tp_rank == 0)
 
 
 def test_rows_that_do_not_follow_one_another_are_brought_together() -> None:
@@ -241,7 +258,7 @@ def test_all_that_vllm_does_after_loading_leaves_a_packed_layer_alone(make: Any)
         model = torch.nn.Sequential(layer)
         reload.finalize_layerwise_processing(model, MODEL)
         process_weights_after_loading(model, MODEL, torch.device("cpu"))
-    assert [name.split(".")[0] for name in ran] == ["quantize"]
+    assert [variant.spec.family for variant in ran] == ["quantize"]
     for name, (address, values) in before.items():
         now = getattr(layer, name)
         assert now.data_ptr() == address and (name == "weight" or torch.equal(now, values))
@@ -341,6 +358,9 @@ def test_what_no_kernel_serves_is_said_without_building_a_layer(monkeypatch: pyt
         JitmxLinearMethod("mxfp6", "a")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert "VLLM_BATCH_INVARIANT is set" in str(refusal("mxfp4", 2880, torch.bfloat16))
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    monkeypatch.setattr(get_current_vllm_config().parallel_config, "enable_dbo", True)
+    assert "on two streams" in str(refusal("mxfp4", 2880, torch.bfloat16))
 
 
 _RANK = """
