@@ -15,7 +15,6 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
-    RowParallelLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
 )
@@ -26,13 +25,13 @@ import jitmx.ops.linear  # noqa: F401 - defines torch.ops.jitmx.linear
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
-from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
+from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import operand
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 
-__all__ = ["JitmxLinearMethod", "problem", "refusal"]
+__all__ = ["JitmxLinearMethod", "refusal"]
 
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.plugins.jitmx")
@@ -67,18 +66,6 @@ def refusal(format: str, k: int, dtype: torch.dtype) -> str | None:
     if config is not None and config.parallel_config.use_ubatching:
         return "two halves of a batch run on two streams, and blocks of a product of many rows wait for one another"
     return None
-
-
-def problem(layer: torch.nn.Module, rows: int) -> LinearProblem:
-    """What a call of a packed layer with so many rows asks for, as `jitmx.dispatch` chooses by and warm-up compiles."""
-    n, k, layout = layer.jitmx_packed
-    format, encoding, scale_range = layout.split("/")
-    bias = layer.bias is not None and not getattr(layer, "skip_bias_add", False)
-    if isinstance(layer, RowParallelLinear) and layer.tp_rank > 0:
-        bias = False  # the first rank adds it
-    return LinearProblem(
-        rows, n, k, DTYPES[layer.weight.dtype], bias, encoding=encoding, scale_range=scale_range, weight=format
-    )  # fmt: skip
 
 
 @register_weight_loader_v2_supported_method

@@ -23,15 +23,16 @@ import without_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
-from vllm.config import get_current_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.config.load import LoadConfig
+from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.model_loader import reload
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
-from jitmx import arch
-from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
@@ -60,6 +61,7 @@ class Config:
     online_quantization_config = None
 
     def __init__(self, format: str | None) -> None:
+        super().__init__()
         self.format = format
 
     def get_quant_method(self, _layer: torch.nn.Module, prefix: str) -> Any:
@@ -148,20 +150,6 @@ def test_a_layer_gives_the_product_of_the_quantized_weight(format: str, rows: in
     assert [variant.spec.family for variant in ran] == ["quantize", "linear"]
 
 
-@pytest.mark.parametrize("tp_rank", [0, 1])
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_what_a_call_asks_for_is_what_warm_up_is_told(rows: int, tp_rank: int, make: Any) -> None:
-    layer = make("mxfp8")
-    with without_card.on_cpu() as ran:
-        load(layer, checkpoint(1))
-        layer.tp_rank = tp_rank
-        layer(torch.randn(rows, layer.input_size).bfloat16())
-    asked = linear.problem(layer, rows)
-    choice = choose("linear", asked, arch.parse("sm_121a"), multiprocessors=without_card.MULTIPROCESSORS)
-    assert choice.variant == ran[-1]
-    assert choice.variant.knobs.bias == (parts(layer) == "qkv" or tp_rank == 0)
-
-
 def test_rows_that_do_not_follow_one_another_are_brought_together() -> None:
     tensors, layer = checkpoint(1), o_proj("mxfp4")
     with without_card.on_cpu():
@@ -171,17 +159,21 @@ def test_rows_that_do_not_follow_one_another_are_brought_together() -> None:
     assert oracle.relative_l2(wide(y), expected(x, tensors["o.weight"], tensors["o.bias"], "mxfp4")) < 0.005
 
 
-def traced(layer: torch.nn.Module, x: torch.Tensor, **how: Any) -> list[str]:
-    """Operators of the one graph that torch.compile makes of a layer."""
+def graph_of(module: torch.nn.Module, *inputs: torch.Tensor, **how: Any) -> list[str]:
+    """Operators of the one graph that torch.compile makes of a module, which is not run."""
     found: list[str] = []
 
+    class Seen(Exception):
+        pass
+
     def backend(graph: Any, _inputs: Any) -> Any:
-        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph
+        targets = (str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        found.extend(target.removeprefix("torch.ops.") for target in targets)
+        raise Seen
 
     torch.compiler.reset()
-    with without_card.on_cpu():
-        torch.compile(layer, fullgraph=True, backend=backend, **how)(x)
+    with pytest.raises(Exception, match="Seen"):
+        torch.compile(module, fullgraph=True, backend=backend, **how)(*inputs)
     return found
 
 
@@ -190,7 +182,7 @@ def test_a_compiled_layer_is_one_graph_with_one_operator(make: Any, dynamic: boo
     layer = make("mxfp4")
     with without_card.on_cpu():
         load(layer, checkpoint(2))
-    assert traced(layer, torch.zeros(3, layer.input_size), dynamic=dynamic) == ["jitmx.linear"]
+    assert graph_of(layer, torch.zeros(3, layer.input_size), dynamic=dynamic) == ["jitmx.linear"]
 
 
 def test_compiled_code_gives_what_eager_code_does(make: Any) -> None:
@@ -361,6 +353,46 @@ def test_what_no_kernel_serves_is_said_without_building_a_layer(monkeypatch: pyt
     monkeypatch.delenv("VLLM_BATCH_INVARIANT")
     monkeypatch.setattr(get_current_vllm_config().parallel_config, "enable_dbo", True)
     assert "on two streams" in str(refusal("mxfp4", 2880, torch.bfloat16))
+
+
+class ModelConfig(Config, QuantizationConfig):
+    """The same for a whole model, whose other layers stay as they are."""
+
+    def get_name(self) -> str:
+        return "of the test"
+
+    get_supported_act_dtypes = get_min_capability = get_config_filenames = from_config = get_name
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        return super().get_quant_method(layer, prefix) if prefix.endswith((".qkv_proj", ".o_proj")) else None
+
+
+def test_gpt_oss_loads_a_checkpoint_into_packed_layers_and_is_traced_with_them(tmp_path: Path) -> None:
+    config = VllmConfig(model_config=vllm_world.model_config(tmp_path))
+    config.quant_config = ModelConfig("mxfp4")
+    with set_current_vllm_config(config):
+        model = GptOssForCausalLM(vllm_config=config)
+        generator = torch.Generator().manual_seed(0)
+        sizes = {"q_proj": (128, 64), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (64, 128)}
+        tensors = {}
+        for layer in range(2):
+            for name, (n, k) in sizes.items():
+                stem = f"model.layers.{layer}.self_attn.{name}"
+                tensors[f"{stem}.weight"] = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
+                tensors[f"{stem}.bias"] = torch.randn(n, generator=generator).bfloat16()
+        with without_card.on_cpu():
+            model.load_weights(iter(tensors.items()))
+        for layer, block in enumerate(model.model.layers):
+            stem = f"model.layers.{layer}.self_attn"
+            for packed, names in ((block.attn.qkv_proj, ("q", "k", "v")), (block.attn.o_proj, ("o",))):
+                weight = torch.cat([tensors[f"{stem}.{name}_proj.weight"] for name in names])
+                words, scales = pack(*oracle.quantize(wide(weight), "mxfp4"), "swizzle")
+                assert np.array_equal(packed.weight_packed.numpy().view(np.uint32), words)
+                assert np.array_equal(packed.weight_scale.numpy().view(np.uint32), scales)
+                assert torch.equal(packed.bias, torch.cat([tensors[f"{stem}.{name}_proj.bias"] for name in names]))
+        with set_forward_context(None, config), torch.inference_mode():
+            found = graph_of(model.model.layers[0].attn, torch.zeros(4, 64), torch.arange(4))
+    assert [name for name in found if name.startswith("jitmx.")] == ["jitmx.linear", "jitmx.linear"]
 
 
 _RANK = """
