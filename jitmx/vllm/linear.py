@@ -64,7 +64,10 @@ def refusal(format: str, k: int, dtype: torch.dtype) -> str | None:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch; keep the layer in bf16"
     config = get_current_vllm_config_or_none()
     if config is not None and config.parallel_config.use_ubatching:
-        return "two halves of a batch run on two streams, and blocks of a product of many rows wait for one another"
+        return (
+            "two halves of a batch run on two streams, and blocks of a product of many rows wait for one another; "
+            "serve without --enable-dbo and --ubatch-size, or keep the layer in bf16"
+        )
     return None
 
 
@@ -107,8 +110,14 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         """The parameter that the checkpoint is loaded into, without storage yet.
 
         Raises:
-            InputError: a shard that no kernel serves.
+            InputError: a shard that no kernel serves, or a layer that vLLM was told to quantize itself.
         """
+        taker = getattr(layer, "quant_method", self)
+        if taker is not self:
+            raise InputError(
+                f"{self.prefix}: vLLM quantizes this layer itself ({type(taker).__name__}, by --quantization-config); "
+                "take it out of that, or out of the layers that jitmx is asked to serve"
+            )
         reason = refusal(self.format, input_size_per_partition, params_dtype)
         if reason is not None:
             raise InputError(f"{self.prefix} [{sum(output_partition_sizes)}, {input_size_per_partition}]: {reason}")

@@ -343,6 +343,12 @@ def test_a_layer_that_no_kernel_serves_is_refused_as_it_is_built(
         o_proj(format, k, params_dtype=dtype)
 
 
+def test_a_layer_that_vllm_quantizes_itself_is_refused() -> None:
+    layer = o_proj(None)
+    with pytest.raises(InputError, match=r"a\.o_proj: vLLM quantizes this layer itself .* by --quantization-config"):
+        JitmxLinearMethod("mxfp4", "a.o_proj").create_weights(layer, 128, [96], 128, 96, torch.bfloat16)
+
+
 def test_what_no_kernel_serves_is_said_without_building_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("mxfp4", 2880, torch.bfloat16) is None and refusal("mxfp8", 4096, torch.float16) is None
     assert "is not one of mxfp4, mxfp8" in str(refusal("mxfp6", 2880, torch.bfloat16))
