@@ -1,0 +1,39 @@
+"""What tests of the scripts share: the checkout on the path, and scripts run as users run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+sys.path.insert(0, str(ROOT))
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a script of scripts/ by name, with this interpreter; `code` is the exit status that must come."""
+
+    def call(name: str, *words: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        script = SCRIPTS / name
+        command = [sys.executable, str(script)] if script.suffix == ".py" else ["bash", str(script)]
+        done = subprocess.run(
+            [*command, *map(str, words)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHON": sys.executable, "JITMX_CACHE_DIR": str(tmp_path / "cache")} | environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=240,
+        )
+        assert done.returncode == code, f"{name} gave {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return call
