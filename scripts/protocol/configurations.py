@@ -1,0 +1,136 @@
+"""What is compared: a stock backend of vLLM, or jitmx on a choice of layers, and how an engine is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from scripts.protocol.report import ProtocolError
+
+LAYERS = ("moe", "qkv", "o", "lm_head")
+FORMATS = ("mxfp4", "mxfp8")
+STOCK = ("auto", "triton", "marlin", "humming")
+ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+PLUGIN_GROUP = "vllm.general_plugins"
+_TILES = ("JITMX_MOE_TILE", "JITMX_LINEAR_TILE")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to serve a model.
+
+    Attributes:
+        layers: what jitmx serves, each a name of `LAYERS` and, where said, `:` and a format; empty: stock vLLM.
+        backend: vLLM's MoE backend where jitmx does not serve the experts.
+        activation: what jitmx's experts round their inputs to.
+        tile: a tile for jitmx's kernels, such as 64x128, over every table; "auto" leaves it to them.
+    """
+
+    layers: tuple[str, ...] = ()
+    backend: str = "auto"
+    activation: str = "bf16"
+    tile: str = "auto"
+
+    def __post_init__(self) -> None:
+        for item in self.layers:
+            name, _, form = item.partition(":")
+            if name not in LAYERS or (form and form not in FORMATS) or (name == "moe" and form not in ("", "mxfp4")):
+                raise ProtocolError(
+                    f"{item!r} is no layer; name some of {', '.join(LAYERS)}, dense ones with :mxfp4 or :mxfp8"
+                )
+        if self.backend not in STOCK:
+            raise ProtocolError(f"backend {self.backend!r} is not one of {', '.join(STOCK)}")
+        if self.activation not in ACTIVATIONS:
+            raise ProtocolError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if not self.layers and (self.activation != "bf16" or self.tile != "auto"):
+            raise ProtocolError("activation and tile are jitmx's; name the layers that it serves, or leave them out")
+
+    @property
+    def served(self) -> frozenset[str]:
+        """The layers that jitmx serves, without their formats."""
+        return frozenset(item.partition(":")[0] for item in self.layers)
+
+    @property
+    def name(self) -> str:
+        """Short and unique: `stock-triton`, `jitmx-moe+qkv:mxfp8-act:mxfp8-tile:64x128`."""
+        if not self.layers:
+            return f"stock-{self.backend}"
+        parts = [f"jitmx-{'+'.join(self.layers)}"]
+        parts += [f"backend:{self.backend}"] if "moe" not in self.served else []
+        parts += [f"act:{self.activation}"] if self.activation != "bf16" else []
+        parts += [f"tile:{self.tile}"] if self.tile != "auto" else []
+        return "-".join(parts)
+
+    def engine(self) -> dict[str, Any]:
+        """Arguments of vLLM's engine; each is also an option of `vllm serve`."""
+        options: dict[str, Any] = {}
+        if self.layers:
+            options["additional_config"] = {"jitmx": {"mxfp4_layers": ",".join(self.layers)}}
+        if self.backend != "auto" and "moe" not in self.served:
+            options["kernel_config"] = {"moe_backend": self.backend}
+        return options
+
+    def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment for an engine of this configuration, from `base` or this process's own.
+
+        What would choose layers, kernels or tiles by itself is taken out, so that a run is what its name says.
+        """
+        from jitmx import settings
+
+        kept = dict(os.environ if base is None else base)
+        for name in (*_choosing(settings), "VLLM_PLUGINS"):
+            kept.pop(name, None)
+        kept["VLLM_PLUGINS"] = ",".join(plugins(with_jitmx=bool(self.layers)))
+        if self.activation != "bf16":
+            kept["JITMX_MOE_ACTIVATION"] = self.activation
+        if self.tile != "auto":
+            kept |= dict.fromkeys(_TILES, self.tile)
+        return kept
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name and fields, for a report."""
+        return {
+            "name": self.name, "layers": list(self.layers), "backend": self.backend, "activation": self.activation,
+            "tile": self.tile,
+        }  # fmt: skip
+
+
+def _choosing(settings: Any) -> list[str]:
+    """Variables of jitmx, with their aliases, that change which kernels serve what."""
+    fields = ("linear_", "moe_", "mxfp4_", "quantize_")
+    return [name for item in settings.TABLE if item.field.startswith(fields) for name in (item.name, *item.aliases)]
+
+
+def layers(text: str) -> tuple[str, ...]:
+    """Layers from `moe,qkv:mxfp8`, `all` or `none`, in the order of the model.
+
+    Raises:
+        ProtocolError: no such layer, or one named twice.
+    """
+    if text in ("all", "none"):
+        return LAYERS if text == "all" else ()
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise ProtocolError(f"{text!r} names no layer; give some of {', '.join(LAYERS)}, or all, or none")
+    names = [item.partition(":")[0] for item in Configuration(found).layers]
+    if len(set(names)) < len(names):
+        raise ProtocolError(f"{text!r} names a layer twice")
+    return tuple(sorted(found, key=lambda item: LAYERS.index(item.partition(":")[0])))
+
+
+def plugins(*, with_jitmx: bool) -> list[str]:
+    """Names of the vLLM plugins to load: those installed, with or without jitmx's.
+
+    Raises:
+        ProtocolError: jitmx's is wanted and not installed.
+    """
+    found = {point.name: point.value.partition(":")[0] for point in entry_points(group=PLUGIN_GROUP)}
+    ours = sorted(name for name, module in found.items() if module.split(".")[0] == "jitmx")
+    if not with_jitmx:
+        return sorted(set(found) - set(ours))
+    if not ours:
+        raise ProtocolError(f"jitmx has no entry point in {PLUGIN_GROUP}; install it with: pip install -e '.[vllm]'")
+    return sorted(found)

@@ -1,0 +1,224 @@
+"""Engines and servers of one configuration, each in a process of its own with its own log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.protocol import worker
+from scripts.protocol.configurations import Configuration
+from scripts.protocol.report import ProtocolError
+
+ROOT = Path(__file__).resolve().parents[2]
+_TAIL = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the engines of one level share.
+
+    Attributes:
+        model: folder of the checkpoint.
+        out: folder for logs and what tasks write.
+        options: arguments of every engine, over `DEFAULTS`.
+        timeout: seconds that one engine may take, its start included.
+    """
+
+    model: Path
+    out: Path
+    options: dict[str, Any]
+    timeout: float
+
+    def engine(self, configuration: Configuration) -> dict[str, Any]:
+        """Arguments of an engine; the configuration's own win."""
+        return {"model": str(self.model), **DEFAULTS, **self.options, **configuration.engine()}
+
+
+# A batch of 64 and 16k tokens of context; graphs for the batches that are measured, no reuse of prefixes between runs.
+DEFAULTS: dict[str, Any] = {
+    "max_model_len": 16384,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.9,
+    "enable_prefix_caching": False,
+    "seed": 0,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]},
+}
+# Logits as they are, of the whole vocabulary, and token numbers in and out.
+_OFFLINE = {"skip_tokenizer_init": True, "max_logprobs": -1, "logprobs_mode": "raw_logits"}
+
+
+def run(place: Place, configuration: Configuration, tasks: list[dict[str, Any]], label: str = "") -> dict[str, Any]:
+    """Results of `tasks`, each under its own name, from one fresh engine.
+
+    Raises:
+        ProtocolError: the engine failed or ran out of time; the message has the end of its log.
+    """
+    asked = {"engine": "vllm", "options": place.engine(configuration) | _OFFLINE, "tasks": tasks}
+    return _work(place, f"{configuration.name}{label}", asked, _environment(configuration) | worker.ENVIRONMENT)
+
+
+def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    """Results of `tasks` from transformers in float32 on `device`.
+
+    Raises:
+        ProtocolError: as `run`.
+    """
+    asked = {"engine": "transformers", "options": {"model": str(place.model), "device": device}, "tasks": tasks}
+    return _work(place, "transformers", asked, _environment(Configuration()) | worker.ENVIRONMENT)
+
+
+def _work(place: Place, name: str, asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    place.out.mkdir(parents=True, exist_ok=True)
+    question, answer, log = (place.out / f"{name}.{end}" for end in ("asked.json", "answer.json", "log"))
+    question.write_text(json.dumps(asked))
+    answer.unlink(missing_ok=True)
+    with started([sys.executable, "-m", worker.__name__, str(question), str(answer)], environment, log) as process:
+        try:
+            process.wait(place.timeout)
+        except subprocess.TimeoutExpired:
+            raise ProtocolError(f"{name}: not done in {place.timeout:.0f} s; {tail(log)}") from None
+    if process.returncode or not answer.is_file():
+        raise ProtocolError(f"{name}: the engine ended with status {process.returncode}; {tail(log)}")
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+@contextlib.contextmanager
+def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, its output in `log`; on the way out whatever is left of the group is killed."""
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, env=environment, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tail(log: Path) -> str:
+    """The end of a log, for an error."""
+    lines = log.read_text(errors="replace").splitlines()[-_TAIL:]
+    return "\n  ".join([f"the end of {log}:", *lines])
+
+
+def _environment(configuration: Configuration) -> dict[str, str]:
+    found = configuration.environment()
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
+    return found
+
+
+class Server:
+    """`vllm serve` on a free port of this machine.
+
+    Attributes:
+        log: what it prints.
+        ready_s: seconds until it answered.
+    """
+
+    def __init__(self, place: Place, configuration: Configuration, **environment: str) -> None:
+        self._place, self._configuration, self._environment = place, configuration, environment
+        place.out.mkdir(parents=True, exist_ok=True)
+        self.log = place.out / f"{configuration.name}.server.log"
+        self.ready_s = 0.0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Server:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._base = f"http://127.0.0.1:{port}"
+        options = self._place.engine(self._configuration)
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.pop("model")]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", *flags(options)]
+        environment = _environment(self._configuration) | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        begun = time.monotonic()
+        self._process = self._stack.enter_context(started(command, environment | self._environment, self.log))
+        try:
+            while not self.healthy():
+                if self._process.poll() is not None:
+                    raise ProtocolError(
+                        f"{self._configuration.name}: the server ended with status {self._process.returncode} before "
+                        f"it answered; {tail(self.log)}"
+                    )
+                if time.monotonic() - begun > self._place.timeout:
+                    raise ProtocolError(
+                        f"{self._configuration.name}: no answer in {self._place.timeout:.0f} s; {tail(self.log)}"
+                    )
+                time.sleep(0.2)
+        except BaseException:
+            self._stack.close()
+            raise
+        self.ready_s = time.monotonic() - begun
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def healthy(self) -> bool:
+        """Whether the server answers."""
+        try:
+            with urllib.request.urlopen(f"{self._base}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def complete(self, prompt: list[int], tokens: int) -> list[int]:
+        """Exactly `tokens` greedy tokens after a prompt.
+
+        Raises:
+            ProtocolError: the server refused, failed, or gave another number of tokens.
+        """
+        asked = {
+            "model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{self._base}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                found: list[int] = json.load(answer)["choices"][0]["token_ids"]
+        except urllib.error.HTTPError as error:
+            raise ProtocolError(f"the server answered {error.code}: {error.read()[:500]!r}") from None
+        except (urllib.error.URLError, OSError, ValueError, LookupError) as error:
+            raise ProtocolError(f"no completion came: {error!r}; {tail(self.log)}") from None
+        if found is None or len(found) != tokens:
+            raise ProtocolError(f"{tokens} tokens were asked for; the server gave {found!r}")
+        return found
+
+    def stop(self, patience: float = 60) -> int | None:
+        """Ask the server to end; its exit status, or None where it would not in `patience` seconds."""
+        self._process.terminate()
+        try:
+            return self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """Arguments of an engine as options of `vllm serve`."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+    return words

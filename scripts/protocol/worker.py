@@ -1,0 +1,260 @@
+"""Work inside one engine, in a process of its own: `python -m scripts.protocol.worker ASKED.json ANSWER.json`.
+
+ASKED names the engine, its arguments and tasks in order; ANSWER holds a result a task. The engine is made once, so that
+starting it is paid once; the process ends with it, so that no memory of one configuration is left to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.protocol import profiles
+from scripts.protocol.report import save
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Row = npt.NDArray[np.float32]
+
+# Before vLLM is imported: one process, so that the profiler sees its kernels, and nothing that asks the network.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}  # fmt: skip
+
+
+class Engine:
+    """vLLM's engine, and what a level asks of it. Prompts are lists of token numbers.
+
+    Args:
+        options: arguments of `vllm.LLM`.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams
+
+        started = time.perf_counter()
+        self._llm: Any = LLM(**options)
+        self._config: Any = self._llm.llm_engine.vllm_config
+        self.startup_s = time.perf_counter() - started
+        self._params: Any = SamplingParams
+        config = self._config.model_config.hf_config
+        self.vocab, self.layers = int(config.vocab_size), int(config.num_hidden_layers)
+        self._requests = 0
+
+    def prompts(self, count: int, tokens: int, seed: int) -> list[list[int]]:
+        """Random prompts, the same from a seed."""
+        return random_prompts(self.vocab, [tokens] * count, seed)
+
+    def generate(self, prompts: list[list[int]], tokens: int, **sampling: Any) -> list[Any]:
+        """One completion a prompt: exactly `tokens` greedy tokens each."""
+        params = self._params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
+        answers = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        for answer in answers:
+            found = len(answer.outputs[0].token_ids)
+            if found != tokens:
+                raise RuntimeError(f"a completion has {found} tokens; {tokens} were asked for")
+        return [answer.outputs[0] for answer in answers]
+
+    def logits(self, prompt: list[int]) -> Row:
+        """Logits [vocab] of the token after a prompt."""
+        import numpy as np
+
+        (answer,) = self.generate([prompt], 1, logprobs=-1, flat_logprobs=True)
+        flat = answer.logprobs
+        span = slice(flat.start_indices[0], flat.end_indices[0])
+        row = np.full(self.vocab, np.nan, np.float32)
+        row[np.asarray(flat.token_ids[span])] = np.asarray(flat.logprobs[span], np.float32)
+        return row
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
+        """The most likely token after a prompt, so many times."""
+        return list(self.generate([prompt], tokens)[0].token_ids)
+
+    def memory(self) -> dict[str, int] | None:
+        """Bytes that torch had allocated at most, and those of the KV cache among them; None without a GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        held: dict[int, int] = {}
+        for layer in self._config.compilation_config.static_forward_context.values():
+            found = getattr(layer, "kv_cache", ())
+            for tensor in found if isinstance(found, (list, tuple)) else (found,):
+                held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return {"peak_bytes": int(torch.cuda.max_memory_allocated()), "cache_bytes": sum(held.values())}
+
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """Wall time of `generate`."""
+        started = time.perf_counter()
+        self.generate(prompts, tokens)
+        return time.perf_counter() - started
+
+    def arrivals(self, prompt: list[int], tokens: int) -> list[float]:
+        """Seconds from the request to each token, for one request alone."""
+        engine = self._llm.llm_engine
+        params = self._params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        self._requests += 1
+        found: list[float] = []
+        started = time.perf_counter()
+        engine.add_request(f"protocol-{self._requests}", {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            for answer in engine.step():
+                new = len(answer.outputs[0].token_ids) - len(found)
+                found += [time.perf_counter() - started] * new
+        return found
+
+
+class Reference:
+    """transformers' gpt-oss in float32, MXFP4 weights decoded: what every engine is compared with.
+
+    Args:
+        options: `model`, a folder, and `device`.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, Mxfp4Config
+
+        started = time.perf_counter()
+        model, info = AutoModelForCausalLM.from_pretrained(
+            options["model"], quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32,
+            attn_implementation="eager", output_loading_info=True,
+        )  # fmt: skip
+        if any(info.values()):
+            raise RuntimeError(f"transformers did not take the checkpoint as it is: {info}")
+        self._model: Any = model.float().to(options["device"]).eval()
+        self.startup_s = time.perf_counter() - started
+        self.vocab, self.layers = int(model.config.vocab_size), int(model.config.num_hidden_layers)
+
+    def logits(self, prompt: list[int]) -> Row:
+        """Logits [vocab] of the token after a prompt."""
+        import torch
+
+        with torch.inference_mode():
+            tokens = torch.tensor([prompt], device=self._model.device)
+            row: Row = self._model(tokens, logits_to_keep=1).logits[0, -1].float().cpu().numpy()
+        return row
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
+        """The most likely token after a prompt, so many times."""
+        import torch
+
+        with torch.inference_mode():
+            given = torch.tensor([prompt], device=self._model.device)
+            found = self._model.generate(
+                given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, min_new_tokens=tokens,
+                do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        new: list[int] = found[0, len(prompt) :].tolist()
+        return new
+
+
+def random_prompts(vocab: int, lengths: list[int], seed: int) -> list[list[int]]:
+    """Prompts of these lengths, the same from a seed; the last two tokens of the vocabulary are special."""
+    source = random.Random(f"{seed}/{lengths}")
+    return [[source.randrange(vocab - 2) for _ in range(length)] for length in lengths]
+
+
+def profile(engine: Engine, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Kernels of decoding at some batches and of some prompts, by torch's profiler."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    found = []
+    for phase, batch, prompt, tokens in [
+        *((f"decode {batch}", batch, 16, asked["tokens"]) for batch in asked["batches"]),
+        *((f"prefill {prompt}", 1, prompt, 1) for prompt in asked["prompts"]),
+    ]:
+        prompts = engine.prompts(batch, prompt, asked["seed"])
+        engine.generate(prompts, 2)
+        with record(activities=[ProfilerActivity.CUDA]) as trace:
+            engine.generate(prompts, tokens)
+        events = [(e.name, float(e.device_time_total)) for e in trace.events() if e.device_type.name == "CUDA"]
+        kernels = ((name, us) for name, us in events if not name.startswith(("Memcpy", "Memset")))
+        found.append(profiles.of_events(phase, kernels, tokens, engine.layers).as_dict())
+    return found
+
+
+def logits(engine: Engine | Reference, asked: dict[str, Any]) -> dict[str, Any]:
+    """Logits [vocab] of the token after each prompt, into the NumPy file `asked["into"]`."""
+    import numpy as np
+
+    table = np.stack([engine.logits(prompt) for prompt in asked["prompts"]])
+    np.save(asked["into"], table)
+    return {"shape": list(table.shape), "finite": bool(np.isfinite(table).all())}
+
+
+def greedy(engine: Engine | Reference, asked: dict[str, Any]) -> list[list[int]]:
+    """Greedy tokens after each prompt, each prompt alone."""
+    return [engine.greedy(prompt, asked["tokens"]) for prompt in asked["prompts"]]
+
+
+def bench(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
+    """Decode and prefill rates, latencies of one request alone, and memory.
+
+    A decode step is the slope between two lengths of output, so that prefill and the host's start fall out.
+    """
+    rounds, prompt, long = asked["rounds"], asked["decode_prompt"], asked["decode_tokens"]
+    short, seed = 8, asked["seed"]
+    engine.seconds(engine.prompts(1, 512, seed), 8)
+    decode = []
+    for batch in asked["batches"]:
+        prompts = engine.prompts(batch, prompt, seed)
+        engine.seconds(prompts, 4)
+        step = (
+            min(engine.seconds(prompts, short + long) for _ in range(rounds))
+            - min(engine.seconds(prompts, short) for _ in range(rounds))
+        ) / long
+        decode.append({"batch": batch, "ms_step": step * 1e3, "tokens_s": batch / step})
+    prefill = []
+    for tokens in asked["prefill"]:
+        best = min(engine.seconds(engine.prompts(1, tokens, seed + k), 1) for k in range(rounds + 1))
+        prefill.append({"prompt": tokens, "ms": best * 1e3, "tokens_s": tokens / best})
+    lone = [engine.arrivals(engine.prompts(1, asked["prompt"], seed + k)[0], 32) for k in range(asked["requests"])]
+    return {
+        "decode": decode,
+        "prefill": prefill,
+        "latency": {
+            "ttft_ms": spread([times[0] * 1e3 for times in lone]),
+            "tpot_ms": spread([(times[-1] - times[0]) / (len(times) - 1) * 1e3 for times in lone]),
+            "itl_ms": spread([(b - a) * 1e3 for times in lone for a, b in itertools.pairwise(times)]),
+            "e2e_ms": spread([times[-1] * 1e3 for times in lone]),
+        },
+        "memory": engine.memory(),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and count."""
+    ordered = sorted(values)
+    last = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return {"p50": statistics.median(ordered), "p99": last, "count": len(ordered)}
+
+
+TASKS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "profile": profile, "logits": logits, "greedy": greedy, "bench": bench
+}  # fmt: skip
+
+
+def main() -> None:
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    engine = {"vllm": Engine, "transformers": Reference}[asked["engine"]](asked["options"])
+    answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}
+    save({"startup_s": engine.startup_s, "layers": engine.layers, "vocab": engine.vocab, **answers}, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
