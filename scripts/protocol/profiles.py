@@ -75,7 +75,7 @@ def read(path: Path) -> list[Profile]:
     if isinstance(value, dict) and "traceEvents" in value:
         found = [_trace(path.name, value["traceEvents"])]
     elif isinstance(value, dict) and value.get("schema_version") == SCHEMA_VERSION and value.get("level") == "1.5":
-        found = [_report(item) for items in value["results"]["profiles"].values() for item in items]
+        found = [from_dict(item) for items in value["results"]["profiles"].values() for item in items]
     else:
         raise ProtocolError(f"{path} is neither a torch profiler's trace nor a report of level 1.5")
     for profile in found:
@@ -89,6 +89,7 @@ def _trace(name: str, events: list[dict[str, Any]]) -> Profile:
     return of_events(name, kernels, None, None)
 
 
-def _report(item: dict[str, Any]) -> Profile:
+def from_dict(item: dict[str, Any]) -> Profile:
+    """A profile that `as_dict` gave."""
     kernels = tuple(Kernel(k["name"], k["launches"], k["us"]) for k in item["kernels"])
     return Profile(item["phase"], kernels, item["passes"], item["layers"])

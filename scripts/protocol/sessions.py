@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,20 @@ def _work(place: Place, name: str, asked: dict[str, Any], environment: dict[str,
 
 
 @contextlib.contextmanager
-def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, its output in `log`; on the way out whatever is left of the group is killed."""
-    with log.open("wb") as sink:
+def started(
+    command: list[str], environment: dict[str, str], log: Path, *, cwd: Path | None = None, stdout: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own; on the way out whatever is left of the group is killed.
+
+    Args:
+        log: gets its stderr, and its stdout too where `stdout` names no file for that.
+    """
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(log.open("wb"))
+        apart = sink if stdout is None else stack.enter_context(stdout.open("wb"))
         process = subprocess.Popen(
-            command, env=environment, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            command, env=environment, stdout=apart, stderr=sink, stdin=subprocess.DEVNULL, start_new_session=True,
+            cwd=cwd,
         )  # fmt: skip
     try:
         yield process
@@ -118,10 +126,15 @@ def tail(log: Path) -> str:
     return "\n  ".join([f"the end of {log}:", *lines])
 
 
-def _environment(configuration: Configuration) -> dict[str, str]:
-    found = configuration.environment()
+def with_checkout(over: Mapping[str, str], base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables `over` those of `base` or this process, with this checkout first on Python's path."""
+    found = {**(os.environ if base is None else base), **over}
     found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
     return found
+
+
+def _environment(configuration: Configuration) -> dict[str, str]:
+    return with_checkout({}, configuration.environment())
 
 
 class Server:

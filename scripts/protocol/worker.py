@@ -251,7 +251,8 @@ def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    engine = {"vllm": Engine, "transformers": Reference}[asked["engine"]](asked["options"])
+    engines: dict[str, type[Engine] | type[Reference]] = {"vllm": Engine, "transformers": Reference}
+    engine = engines[asked["engine"]](asked["options"])
     answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}
     save({"startup_s": engine.startup_s, "layers": engine.layers, "vocab": engine.vocab, **answers}, Path(sys.argv[2]))
 

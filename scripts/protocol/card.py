@@ -1,0 +1,212 @@
+"""Everything that someone with a card can show, as stages with a time limit and an exit status each."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.protocol import sessions
+from scripts.protocol.report import ProtocolError, Report
+
+ROOT = sessions.ROOT
+SANITIZER = "compute-sanitizer"
+_SIMULATOR = "test_simulator.py"
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+_JITMX = (sys.executable, "-m", "jitmx.cli")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a stage.
+
+    Attributes:
+        name: of its log.
+        command: words; `{out}` is the folder.
+        seconds: its time limit.
+        environment: variables over this process's own; `{out}` likewise.
+        stdout: a file in the folder for what it prints to stdout; the log gets all of it otherwise.
+        makes: files in the folder that it must have written.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    environment: dict[str, str] = field(default_factory=dict)
+    stdout: str | None = None
+    makes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps that show one thing, and what must be there for them.
+
+    Attributes:
+        needs: gives why the stage cannot be run here, or None.
+    """
+
+    name: str
+    what: str
+    steps: tuple[Step, ...]
+    needs: Callable[[], str | None] = lambda: None
+
+
+def _needs_sanitizer() -> str | None:
+    return None if shutil.which(SANITIZER) else f"{SANITIZER} is not on PATH; it comes with the CUDA toolkit"
+
+
+def _needs(script: str) -> Callable[[], str | None]:
+    return lambda: None if (ROOT / "scripts" / script).is_file() else f"scripts/{script} is not in this checkout"
+
+
+def _sanitize(tool: str) -> Step:
+    watched = (sys.executable, "-m", "scripts.protocol.launches")
+    # Without torch's pool each array is an allocation of its own, and what lies past its end is nobody's.
+    command = (SANITIZER, "--tool", tool, "--error-exitcode", "9", *watched)
+    return Step(tool, command, 600, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+
+
+def _tests() -> tuple[Step, ...]:
+    """A step a file: evidence is written when a session ends, and one that is cut short loses no other's."""
+    return tuple(
+        Step(
+            path.stem, (*_PYTEST, f"tests/gpu/{path.name}", f"--junitxml={{out}}/{path.stem}.xml"), 600,
+            {"TEST_EVIDENCE": f"{{out}}/evidence/{path.stem}.json"}, makes=(f"{path.stem}.xml",),
+        )
+        for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+        if path.name != _SIMULATOR
+    )  # fmt: skip
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "simulator", "the simulator does what the card does",
+        (Step("simulator", (*_PYTEST, f"tests/gpu/{_SIMULATOR}", "--junitxml={out}/simulator.xml"), 900,
+              makes=("simulator.xml",)),),
+    ),
+    Stage(
+        "tests", "kernels and operators against their references; evidence for the ledger",
+        _tests(),
+    ),
+    Stage(
+        "sanitizer", "no kernel touches memory that is not its own, races, or misuses a barrier",
+        tuple(_sanitize(tool) for tool in ("memcheck", "racecheck", "synccheck")), _needs_sanitizer,
+    ),
+    Stage(
+        "tune", "a tuning table of this card",
+        (Step("tune", (*_JITMX, "tune", "linear", "--model", "gpt-oss-120b", "--seconds", "1500", "--json", "--out",
+                       "{out}/tactics/linear.json"), 1800, stdout="tune.json", makes=("tune.json",)),),
+    ),
+    Stage(
+        "bench", "what the kernels reach beside cuBLAS and other libraries, with a plot",
+        (Step("bench", (*_JITMX, "bench", "--json", "--plot", "{out}/roofline.png"), 1200, stdout="bench.json",
+              makes=("bench.json", "roofline.png")),),
+    ),
+    Stage(
+        "moe", "experts of gpt-oss beside other libraries",
+        (Step("moe", (sys.executable, "scripts/bench_moe_peers.py"), 1200, stdout="moe.txt", makes=("moe.txt",)),),
+        _needs("bench_moe_peers.py"),
+    ),
+)  # fmt: skip
+
+
+def choose(names: str | None) -> tuple[Stage, ...]:
+    """Stages by name, separated by commas, in the order of `STAGES`; None: all.
+
+    Raises:
+        ProtocolError: no such stage.
+    """
+    if names is None:
+        return STAGES
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = [stage.name for stage in STAGES]
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise ProtocolError(f"--stages {names}: give some of {', '.join(known)}")
+    return tuple(stage for stage in STAGES if stage.name in wanted)
+
+
+def run(
+    stages: tuple[Stage, ...],
+    out: Path,
+    *,
+    scale: float = 1.0,
+    without_card: bool = False,
+    all_of_them: bool = False,
+) -> Report:
+    """Run stages in order, whatever becomes of each.
+
+    Args:
+        scale: multiplies every time limit.
+        without_card: go on where no GPU is found.
+        all_of_them: a stage that cannot be run here is a failure, not left out.
+
+    Raises:
+        ProtocolError: there is no GPU.
+    """
+    if not without_card:
+        _require_card()
+    report = Report("card", {"stages": [stage.name for stage in stages], "scale": scale})
+    rows: dict[str, Any] = {}
+    report.results["stages"] = rows
+    for stage in stages:
+        missing = stage.needs()
+        if missing is not None:
+            rows[stage.name] = {"status": "skipped", "reason": missing, "steps": []}
+            print(f"skip  {stage.name}: {missing}", file=sys.stderr, flush=True)
+            if all_of_them:
+                report.check(stage.name, False, missing)
+            continue
+        steps = [_step(step, out, scale) for step in stage.steps]
+        worst = next((step["status"] for step in steps if step["status"] != "passed"), "passed")
+        rows[stage.name] = {"status": worst, "reason": None, "steps": steps}
+        said = "; ".join(f"{step['name']} {step['status']} in {step['seconds']:.0f} s" for step in steps)
+        report.check(stage.name, worst == "passed", f"{stage.what}: {said}")
+    return report
+
+
+def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
+    for folder in ("tactics", "evidence"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    log = out / f"{step.name}.log"
+    made = [out / name for name in step.makes]
+    for path in made:
+        path.unlink(missing_ok=True)
+    command = [word.format(out=out) for word in step.command]
+    environment = sessions.with_checkout({name: value.format(out=out) for name, value in step.environment.items()})
+    begun = time.monotonic()
+    status, code, reason = "passed", None, None
+    try:
+        sink = None if step.stdout is None else out / step.stdout
+        with sessions.started(command, environment, log, cwd=ROOT, stdout=sink) as process:
+            code = process.wait(step.seconds * scale)
+        absent = [path.name for path in made if not path.is_file() or not path.stat().st_size]
+        if code:
+            status, reason = "failed", f"exit status {code}; {log.name} says why"
+        elif absent:
+            status, reason = "failed", f"it ended well but did not write {', '.join(absent)}"
+    except subprocess.TimeoutExpired:
+        status, reason = "timed out", f"not done in {step.seconds * scale:.0f} s; what it wrote until then is kept"
+    except OSError as error:
+        status, reason = "failed", str(error)
+    return {
+        "name": step.name, "command": command, "status": status, "exit_status": code, "reason": reason,
+        "seconds": round(time.monotonic() - begun, 3), "log": log.name, "files": [path.name for path in made if path.is_file() and path.stat().st_size],
+    }  # fmt: skip
+
+
+def _require_card() -> None:
+    from jitmx.errors import DriverError
+    from jitmx.runtime import driver
+
+    try:
+        found = driver.devices()
+    except DriverError as error:
+        raise ProtocolError(f"no GPU can be used here: {error}") from None
+    if not found:
+        raise ProtocolError("no GPU here; run on a machine with one (`jitmx doctor --gpu` says what is missing)")

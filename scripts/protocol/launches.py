@@ -1,0 +1,76 @@
+"""Launch every kernel of this card once, on the first case of its first default variant: for a sanitizer to watch.
+
+    compute-sanitizer --tool memcheck python -m scripts.protocol.launches [FAMILY.KERNEL]…
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from jitmx import kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import default_variants
+from jitmx.registry.case import Buffer, Case
+from jitmx.registry.spec import Variant
+
+
+def chosen(arch: Arch, only: list[str]) -> Iterator[tuple[Variant, Case]]:
+    """The first default variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all."""
+    seen: set[str] = set()
+    for family in kernels.families():
+        for variant in default_variants(family, arch):
+            kernel = f"{family}.{variant.spec.name}"
+            if kernel in seen or (only and kernel not in only):
+                continue
+            case = next(iter(kernels.family(family).cases(variant)), None)
+            if case is not None:
+                seen.add(kernel)
+                yield variant, case
+
+
+def launch(variant: Variant, case: Case) -> float:
+    """The error of one launch on device 0."""
+    import torch
+
+    from jitmx.runtime.launch import Launcher
+
+    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
+    tensors = [
+        torch.empty(item.data.nbytes, dtype=torch.uint8, device="cuda")
+        if item.output
+        else torch.from_numpy(np.ascontiguousarray(item.data).reshape(-1).view(np.uint8).copy()).cuda()
+        for item in buffers
+    ]
+    addresses = iter(tensors)
+    arguments = [next(addresses).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
+    geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
+    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False)
+    launcher(torch.cuda.current_stream().cuda_stream, *arguments)
+    torch.cuda.synchronize()
+    return case.check(
+        [
+            tensor.cpu().numpy().view(buffer.data.dtype).reshape(buffer.data.shape)
+            for tensor, buffer in zip(tensors, buffers, strict=True)
+            if buffer.output
+        ]
+    )
+
+
+def main() -> None:
+    from jitmx.ops.checks import device_arch
+
+    count = failed = 0
+    for variant, case in chosen(device_arch(0), sys.argv[1:]):
+        error = launch(variant, case)
+        count, failed = count + 1, failed + (not error <= case.gate)
+        print(f"{variant.name}, {case.name}: error {error:.3g}, gate {case.gate:g}", flush=True)
+    if not count:
+        sys.exit(f"no kernel of this card is among {', '.join(sys.argv[1:]) or 'the default variants'}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Levels 1 to 4 and 6: what each runs and asserts. Level 5 compares reports and is in `regression`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.protocol import agreement, figures, kernel_rules, profiles, sessions, worker
+from scripts.protocol.configurations import Configuration
+from scripts.protocol.report import ProtocolError, Report
+from scripts.protocol.sessions import Place, Server
+
+# What vLLM and jitmx say while they start, by what serves the experts.
+EXPECTED_LOGS = {
+    "jitmx": r"jitmx",
+    "triton": r"Using 'TRITON' Mxfp4 MoE backend",
+    "marlin": r"Using '(BATCHED_)?MARLIN' Mxfp4 MoE backend",
+    "humming": r"Using 'HUMMING' Mxfp4 MoE backend",
+    "auto": r"Using '\w+' Mxfp4 MoE backend",
+}
+_COMPILED = re.compile(r"compiled (\S+) for sm_\w+ in \d+ ms")
+_BAD_LINE = re.compile(r"Traceback \(most recent call last\)|CUDA error|illegal (memory|instruction)", re.IGNORECASE)
+# Sizes of prompts that reach one token, one block, more than a window, and a chunk of prefill.
+_LENGTHS = (1, 2, 5, 17, 33, 64, 100, 128, 129, 200, 256, 300, 511, 512, 700, 1024)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every level is asked for: where, on what, and against what."""
+
+    place: Place
+    ours: Configuration
+    seed: int = 0
+
+    def report(self, level: str, **about: Any) -> Report:
+        """An empty report that says what was asked."""
+        return Report(
+            level,
+            {
+                "model": self.place.model.name, "configuration": self.ours.as_dict(), "options": self.place.options,
+                "seed": self.seed, **about,
+            },
+        )  # fmt: skip
+
+
+def smoke(asked: Asked) -> Report:
+    """Level 1: a server starts, answers one request, says what it uses, and ends when told to."""
+    report = asked.report("1")
+    with Server(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
+        report.check("starts", True, f"answered after {server.ready_s:.1f} s")
+        tokens = server.complete([1, 2, 3, 4], 16)
+        report.check("answers", len(tokens) == 16, f"{len(tokens)} tokens of 16")
+        again = server.complete([1, 2, 3, 4], 16)
+        report.check("answers the same again", again == tokens, f"{agreement.shared(again, tokens)} of 16 tokens agree")
+        said = server.log.read_text(errors="replace")
+        key = "jitmx" if asked.ours.layers else asked.ours.backend
+        wanted = EXPECTED_LOGS[key]
+        report.check("says what serves", re.search(wanted, said) is not None, f"the log is to hold {wanted!r}")
+        status = server.stop()
+        report.check("ends when told to", status in (0, -15), f"exit status {status}")
+        report.results = {"ready_s": round(server.ready_s, 3), "compiled_at_start": len(_COMPILED.findall(said))}
+    _clean(report, server.log)
+    return report
+
+
+def kernel_path(asked: Asked, *, batches: Iterable[int] = (1, 16), prompts: Iterable[int] = (512,)) -> Report:
+    """Level 1.5: the kernels that ran are those of the configuration."""
+    report = asked.report("1.5")
+    found = sessions.run(asked.place, asked.ours, [_profile(asked, batches, prompts)])
+    report.results["profiles"] = {asked.ours.name: found["profile"]}
+    _judge(report, asked.ours, found["profile"])
+    return report
+
+
+def correctness(
+    asked: Asked, stock: tuple[Configuration, Configuration], *, steps: int, chains: int, device: str | None
+) -> Report:
+    """Level 2: logits and greedy tokens of jitmx, two stock backends, and transformers in float32.
+
+    Args:
+        stock: two stock backends, whose distance from each other is what a difference is measured by.
+        steps: greedy tokens a prompt.
+        chains: prompts that are continued.
+        device: where transformers runs; None leaves it out, and jitmx is compared with the stock backends alone.
+    """
+    import numpy as np
+
+    names = [asked.ours.name, *(item.name for item in stock)]
+    report = asked.report("2", stock=[item.name for item in stock], steps=steps, reference=device)
+    vocab = _vocabulary(asked.place.model)
+    prompts = worker.random_prompts(vocab, list(_LENGTHS), asked.seed)
+    starts = worker.random_prompts(vocab, [32] * chains, asked.seed + 1)
+
+    def tasks(name: str) -> list[dict[str, Any]]:
+        into = str(asked.place.out / f"{name}.logits.npy")
+        return [
+            {"task": "logits", "prompts": prompts, "into": into},
+            {"task": "greedy", "prompts": starts, "tokens": steps},
+        ]
+
+    chosen: dict[str, list[list[int]]] = {}
+    for item in (asked.ours, *stock):
+        chosen[item.name] = sessions.run(asked.place, item, tasks(item.name))["greedy"]
+    if device is not None:
+        sessions.reference(asked.place, tasks("transformers")[:1], device)
+    known = names if device is None else [*names, "transformers"]
+    tables = {name: np.load(asked.place.out / f"{name}.logits.npy") for name in known}
+    for name, table in tables.items():
+        bad = int((~np.isfinite(table)).sum())
+        report.check("logits are finite", bad == 0, f"{name}: {bad} of {table.size} are not")
+    agreement.judge_logits(report, tables, names[0], (names[1], names[2]))
+    agreement.judge_greedy(report, chosen, names[0], (names[1], names[2]), steps)
+    return report
+
+
+def stress(asked: Asked, *, requests: int, parallel: int, context: int) -> Report:
+    """Level 3: many requests in sequence, several at a time, a long context; no crash and no compile while serving."""
+    report = asked.report("3", requests=requests, parallel=parallel, context=context)
+    vocab = _vocabulary(asked.place.model)
+    distinct = worker.random_prompts(vocab, [16 + 24 * k for k in range(10)], asked.seed)
+    long = worker.random_prompts(vocab, [context - 64], asked.seed)[0]
+    with Server(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
+        started = len(server.log.read_text(errors="replace"))
+        phases: list[tuple[str, Callable[[], list[list[int]]]]] = [
+            ("in sequence", lambda: [server.complete(distinct[k % 10], 32) for k in range(requests)]),
+            (f"{parallel} at a time", lambda: _parallel(server, distinct, requests, parallel)),
+            (f"{context} tokens of context", lambda: [server.complete(long, 64)]),
+        ]
+        for name, phase in phases:
+            begun = time.monotonic()
+            try:
+                answers = phase()
+            except ProtocolError as error:
+                report.check(name, False, str(error))
+                break
+            report.results[name] = {"requests": len(answers), "seconds": round(time.monotonic() - begun, 3)}
+            report.check(name, True, f"{len(answers)} requests answered")
+            if name == "in sequence":
+                other = sum(answers[k] != answers[k % 10] for k in range(requests))
+                report.check("the same prompt, the same tokens", other == 0, f"{other} of {requests} answers differ")
+        report.check("still answers", server.healthy(), "health was asked for after the last request")
+        late = _COMPILED.findall(server.log.read_text(errors="replace")[started:])
+        report.results["compiled_while_serving"] = late
+        report.check("no compile while serving", not late, f"{len(late)} kernels: {', '.join(late[:5]) or 'none'}")
+        status = server.stop()
+        report.check("ends when told to", status in (0, -15), f"exit status {status}")
+    _clean(report, server.log)
+    return report
+
+
+def _parallel(server: Server, prompts: list[list[int]], requests: int, parallel: int) -> list[list[int]]:
+    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+        return list(pool.map(lambda k: server.complete(prompts[k % len(prompts)], 32), range(requests)))
+
+
+def benchmark(
+    asked: Asked, stock: tuple[Configuration, ...], workload: figures.Workload, *, sessions_each: int
+) -> Report:
+    """Level 4: stock backends and jitmx in turn, in one session; which kernels ran is checked in the same engines."""
+    report = asked.report("4", stock=[item.name for item in stock], workload=workload.task(asked.seed))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    report.results |= {"profiles": {}, "startup_s": {}}
+    for turn in range(sessions_each):
+        # There and back, so that a card that warms up favours nobody.
+        order = (*stock, asked.ours) if turn % 2 == 0 else (asked.ours, *reversed(stock))
+        for item in order:
+            tasks = [workload.task(asked.seed)] + ([_profile(asked, (1, 16), ())] if turn == 0 else [])
+            found = sessions.run(asked.place, item, tasks, label=f".{turn}")
+            runs.setdefault(item.name, []).append(found["bench"])
+            report.results["startup_s"].setdefault(item.name, []).append(round(found["startup_s"], 2))
+            if turn == 0:
+                report.results["profiles"][item.name] = found["profile"]
+                _judge(report, item, found["profile"])
+    report.results["runs"] = runs
+    flattened = {name: [figures.flat(run) for run in found] for name, found in runs.items()}
+    metrics = {name: figures.merged(found) for name, found in flattened.items()}
+    report.results["metrics"] = metrics
+    for name, rows in flattened.items():
+        apart, most = figures.drift(rows), figures.DRIFT
+        seen = f"{name}: decode rates of its runs are {apart:.1%} apart, at most {most:.0%}"
+        report.check("the session is steady", apart <= most, seen)
+    report.results["speed_up"] = {
+        key: round(value / max(metrics[item.name][key] for item in stock), 4)
+        for key, value in metrics[asked.ours.name].items()
+        if key.endswith("tokens_s")
+    }
+    return report
+
+
+def matrix(asked: Asked, configurations: Iterable[Configuration], workload: figures.Workload) -> Report:
+    """Level 6: every combination alone: does it start, run its kernels and none of another's, and how fast.
+
+    A combination that fails costs its own row, not the others'.
+    """
+    report = asked.report("6", workload=workload.task(asked.seed))
+    rows: list[dict[str, Any]] = []
+    report.results["rows"] = rows
+    for item in configurations:
+        row: dict[str, Any] = {"configuration": item.as_dict(), "metrics": None, "error": None}
+        rows.append(row)
+        try:
+            found = sessions.run(asked.place, item, [workload.task(asked.seed), _profile(asked, (1, 16), (512,))])
+        except ProtocolError as error:
+            row["error"] = str(error)
+            report.check(item.name, False, str(error).splitlines()[0])
+            continue
+        row["metrics"] = figures.flat(found["bench"])
+        _judge(report, item, found["profile"])
+    return report
+
+
+def _profile(asked: Asked, batches: Iterable[int], prompts: Iterable[int]) -> dict[str, Any]:
+    return {"task": "profile", "batches": list(batches), "prompts": list(prompts), "tokens": 24, "seed": asked.seed}
+
+
+def _judge(report: Report, configuration: Configuration, found: list[dict[str, Any]]) -> None:
+    for item in found:
+        profile = profiles.from_dict(item)
+        ran = sum(kernel.launches for kernel in profile.kernels)
+        if report.check(f"{configuration.name}, {profile.phase}", ran > 0, f"{ran} launches were profiled"):
+            kernel_rules.check(report, profile, configuration)
+
+
+def _clean(report: Report, log: Path) -> None:
+    bad = [line.strip() for line in log.read_text(errors="replace").splitlines() if _BAD_LINE.search(line)]
+    report.check("the log has no failure", not bad, bad[0] if bad else f"{log.name} was read")
+
+
+def _vocabulary(model: Path) -> int:
+    try:
+        return int(json.loads((model / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ProtocolError(f"{model} has no config.json with a vocab_size ({error}); name a checkpoint") from None

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Level 4: decode and prefill of stock vLLM and jitmx in one session.
+exec "$(dirname "${BASH_SOURCE[0]}")/protocol.sh" level4 "$@"
