@@ -173,7 +173,7 @@ def level15(**given: Any) -> None:
 @_common("2")
 @_stock_option
 @click.option("--steps", type=click.IntRange(1), default=1000, help="Greedy tokens after a prompt.")
-@click.option("--chains", type=click.IntRange(1), default=5, help="Prompts that are continued.")
+@click.option("--chains", type=click.IntRange(5), default=20, help="Prompts that are continued.")
 @click.option("--reference", default="cpu", help="Where transformers runs in float32: cpu, cuda, or none.")
 def level2(stock: str, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside two stock backends and transformers in float32."""

@@ -177,8 +177,10 @@ def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
     made = [out / name for name in step.makes]
     for path in made:
         path.unlink(missing_ok=True)
-    command = [word.format(out=out) for word in step.command]
-    environment = sessions.with_checkout({name: value.format(out=out) for name, value in step.environment.items()})
+    command = [word.replace("{out}", str(out)) for word in step.command]
+    environment = sessions.with_checkout(
+        {name: value.replace("{out}", str(out)) for name, value in step.environment.items()}
+    )
     begun = time.monotonic()
     status, code, reason = "passed", None, None
     try:
@@ -196,7 +198,8 @@ def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
         status, reason = "failed", str(error)
     return {
         "name": step.name, "command": command, "status": status, "exit_status": code, "reason": reason,
-        "seconds": round(time.monotonic() - begun, 3), "log": log.name, "files": [path.name for path in made if path.is_file() and path.stat().st_size],
+        "seconds": round(time.monotonic() - begun, 3), "log": log.name,
+        "files": [path.name for path in made if path.is_file() and path.stat().st_size],
     }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     # cuBLAS and cuBLASLt: Hopper and later, the older tensor-core kernels, and products with one row.
     "cublas": (
         r"^nvjet_", r"gemvx::kernel<", r"\bgemv[A-Z2]\w*_kernel", r"^(sm\d+_xmma|ampere|turing|volta)_\w*gemm",
-        r"cutlass_\d+_\w*gemm", r"\bcublasLt::(?!splitKreduce)",
+        r"cutlass_\d+_\w*gemm", r"^(void )?cublasLt::(?!splitKreduce)",
     ),
 }  # fmt: skip
 

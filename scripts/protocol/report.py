@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -59,8 +60,18 @@ class Report:
         """The JSON object."""
         return {
             "schema_version": SCHEMA_VERSION, "level": self.level, "passed": self.passed, "about": self.about,
-            "checks": [asdict(check) for check in self.checks], "results": self.results, "metadata": self.metadata,
+            "checks": [asdict(check) for check in self.checks], "results": _finite(self.results),
+            "metadata": self.metadata,
         }  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """The same, with null for infinities and NaN, which JSON does not have; a check has said what they mean."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save(payload: Mapping[str, Any], path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Stands in for vLLM where there is no GPU: the calls that the protocol makes, answered from a few lines of arithmetic.
+
+What it serves is told by its arguments, as vLLM is told; how it misbehaves, by the variable FAKE_VLLM, JSON:
+
+    noise    configuration to the relative error of its logits (stock backends differ by 0.01 by default)
+    kernels  configuration to {kernel name: launches a pass}, what a profiler is to see
+    slow     configuration to the seconds of a decode step
+    fail     configurations whose engine does not start
+    late     whether a server compiles a kernel while it serves
+    flaky    whether a server's answers change from request to request
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+
+
+def name_of(options: dict) -> str:
+    """`jitmx` with its layers, or the stock backend."""
+    layers = options.get("additional_config", {}).get("jitmx", {}).get("mxfp4_layers")
+    plugins = os.environ.get("VLLM_PLUGINS", "").split(",")
+    if (layers is not None) != ("jitmx" in plugins):
+        raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
+    return f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
+
+
+@dataclass
+class SamplingParams:
+    temperature: float
+    max_tokens: int
+    ignore_eos: bool
+    detokenize: bool
+    logprobs: int | None = None
+    flat_logprobs: bool = False
+
+
+class Model:
+    """Logits that depend on the last tokens, and an error that depends on the configuration."""
+
+    def __init__(self, options: dict) -> None:
+        self.name = name_of(options)
+        self.config = json.loads((Path(options["model"]) / "config.json").read_text())
+        if self.name in TOLD.get("fail", []):
+            raise RuntimeError(f"the engine of {self.name} was told to fail")
+        self.noise = TOLD.get("noise", {}).get(self.name, 0.01)
+        self.kernels = TOLD.get("kernels", {}).get(self.name, {})
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        seed = sum(token * 31**k for k, token in enumerate(tokens[-4:])) + len(tokens)
+        clean = np.random.default_rng(seed).standard_normal(self.config["vocab_size"])
+        salt = sum(map(ord, self.name))
+        return clean + self.noise * np.random.default_rng([seed, salt]).standard_normal(clean.size)
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.logits(tokens).argmax()))
+        return tokens[len(prompt) :]
+
+
+@dataclass
+class Flat:
+    token_ids: list[int]
+    logprobs: list[float]
+    start_indices: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def end_indices(self) -> list[int]:
+        return [len(self.token_ids)]
+
+
+_ran: dict[str, int] = {}
+
+
+class LLM:
+    def __init__(self, **options: object) -> None:
+        self.model = Model(options)
+        self.options = options
+        hf = types.SimpleNamespace(**self.model.config)
+        config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(hf_config=hf),
+            compilation_config=types.SimpleNamespace(static_forward_context={}),
+        )
+        self.llm_engine = Loop(self, config)
+
+    def generate(self, prompts: list[dict], params: SamplingParams, use_tqdm: bool) -> list:
+        for kernel, launches in self.model.kernels.items():
+            _ran[kernel] = _ran.get(kernel, 0) + launches * params.max_tokens
+        time.sleep(params.max_tokens * TOLD.get("slow", {}).get(self.model.name, 0.0))
+        return [self.answer(prompt["prompt_token_ids"], params) for prompt in prompts]
+
+    def answer(self, prompt: list[int], params: SamplingParams) -> types.SimpleNamespace:
+        tokens = self.model.greedy(prompt, params.max_tokens)
+        logprobs = None
+        if params.logprobs == -1:
+            row = self.model.logits(prompt)
+            order = np.argsort(-row)
+            logprobs = Flat([tokens[0], *order.tolist()], [row[tokens[0]], *row[order].tolist()])
+        return types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens, logprobs=logprobs)])
+
+
+class Loop:
+    """One request at a time, a token a step."""
+
+    def __init__(self, llm: LLM, vllm_config: types.SimpleNamespace) -> None:
+        self.llm, self.vllm_config, self.left = llm, vllm_config, []
+
+    def add_request(self, request_id: str, prompt: dict, params: SamplingParams) -> None:
+        assert not self.left, "one request at a time"
+        self.made = self.llm.answer(prompt["prompt_token_ids"], params).outputs[0].token_ids
+        self.left = list(range(1, len(self.made) + 1))
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list:
+        found = self.made[: self.left.pop(0)]
+        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=found)])]
+
+
+class Recorded:
+    """In torch's profiler's place: the kernels that engines were told to have run."""
+
+    def __init__(self, activities: object) -> None:
+        _ran.clear()
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seen = dict(_ran)
+
+    def events(self) -> list:
+        card = types.SimpleNamespace(name="CUDA")
+        return [
+            types.SimpleNamespace(name=name, device_type=card, device_time_total=2.0)
+            for name, count in self.seen.items()
+            for _ in range(count)
+        ]
+
+
+# In torch's place too: importing it would be most of what a test takes.
+torch, torch_profiler = types.ModuleType("torch"), types.ModuleType("torch.profiler")
+torch.cuda = types.SimpleNamespace(is_available=lambda: False)
+torch_profiler.profile, torch_profiler.ProfilerActivity = Recorded, types.SimpleNamespace(CUDA="CUDA")
+sys.modules |= {"torch": torch, "torch.profiler": torch_profiler}

@@ -1,0 +1,120 @@
+"""check_card.sh: a stage that fails or takes too long loses no other, and the summary says what became of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jitmx.cli import main
+from scripts.protocol import card
+from scripts.protocol.card import STAGES, Stage, Step
+from scripts.protocol.report import ProtocolError
+
+
+def python(name: str, code: str, seconds: float = 30, **more: Any) -> Stage:
+    return Stage(name, "a test", (Step(name, (sys.executable, "-c", code), seconds, **more),))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs, a second from now; one that nobody has asked for its status does not."""
+    for _ in range(10):
+        try:
+            state = psutil.Process(pid).status()
+        except psutil.NoSuchProcess:
+            return False
+        if state == psutil.STATUS_ZOMBIE:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_what_fails_or_hangs_loses_neither_the_others_nor_what_it_wrote(tmp_path: Path) -> None:
+    child = "import subprocess, sys; print('so far', flush=True); subprocess.run([sys.executable, '-c', {!r}])"
+    sleeper = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    stages = (
+        python("bad", "import sys; sys.exit('no')"),
+        python("hangs", child.format(sleeper), 5),
+        python("lies", "print(1)", makes=("never.json",)),
+        python("good", "print('{}')", stdout="good.json", makes=("good.json",)),
+    )
+    report = card.run(stages, tmp_path / "out", without_card=True)
+    rows = report.results["stages"]
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "bad": "failed", "hangs": "timed out", "lies": "failed", "good": "passed",
+    }  # fmt: skip
+    assert rows["bad"]["steps"][0]["exit_status"] == 1 and "never.json" in rows["lies"]["steps"][0]["reason"]
+    assert (tmp_path / "out" / "hangs.log").read_text() == "so far\n"
+    assert json.loads((tmp_path / "out" / "good.json").read_text()) == {}
+    assert not report.passed and [check.passed for check in report.checks] == [False, False, False, True]
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_result_of_an_earlier_run_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
+    tmp_path.joinpath("x.json").write_text("old")
+    report = card.run((python("x", "pass", makes=("x.json",)),), tmp_path, without_card=True)
+    assert report.results["stages"]["x"]["status"] == "failed"
+
+
+def test_a_stage_that_cannot_run_is_skipped_with_its_reason_and_fails_only_if_asked_for(tmp_path: Path) -> None:
+    missing = Stage("missing", "nothing", (), lambda: "it is not here")
+    stages = (missing, python("good", "pass"))
+    assert card.run(stages, tmp_path, without_card=True).passed
+    asked = card.run(stages, tmp_path, without_card=True, all_of_them=True)
+    assert not asked.passed and asked.results["stages"]["missing"] == {
+        "status": "skipped", "reason": "it is not here", "steps": [],
+    }  # fmt: skip
+    assert not card.run((missing,), tmp_path, without_card=True).passed
+
+
+def test_stages_are_chosen_by_name_in_their_own_order() -> None:
+    assert [stage.name for stage in STAGES] == ["simulator", "tests", "sanitizer", "tune", "bench", "moe"]
+    assert [stage.name for stage in card.choose("bench, tests")] == ["tests", "bench"]
+    for text in ("bench,tunes", ",", ""):
+        with pytest.raises(ProtocolError, match="give some of simulator"):
+            card.choose(text)
+
+
+@pytest.mark.parametrize("name", ["tune", "bench"])
+def test_the_commands_of_jitmx_that_a_stage_runs_are_legal(name: str) -> None:
+    (stage,) = card.choose(name)
+    (step,) = stage.steps
+    words = [word.replace("{out}", "/tmp") for word in step.command]
+    verb, *rest = words[words.index("jitmx.cli") + 1 :]
+    import click
+
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None
+    command.make_context(verb, rest)
+
+
+def test_every_test_of_the_card_is_in_a_step_and_keeps_its_evidence() -> None:
+    root = Path(__file__).resolve().parents[1] / "gpu"
+    steps = [step for stage in card.choose("simulator,tests") for step in stage.steps]
+    named = {Path(word).name for step in steps for word in step.command if word.startswith("tests/gpu/")}
+    assert named == {path.name for path in root.glob("test_*.py")}
+    evidence = [step.environment["TEST_EVIDENCE"] for step in steps if "TEST_EVIDENCE" in step.environment]
+    assert len(set(evidence)) == len(evidence) == len(named) - 1
+
+
+def test_kernels_for_the_sanitizer_are_one_of_each_kind() -> None:
+    from jitmx import arch, kernels
+    from scripts.protocol.launches import chosen
+
+    found = [f"{variant.spec.family}.{variant.spec.name}" for variant, _ in chosen(arch.parse("sm_120"), [])]
+    assert len(set(found)) == len(found) and {name.split(".")[0] for name in found} == set(kernels.families())
+    assert [v.spec.name for v, _ in chosen(arch.parse("sm_90"), ["linear.wgmma"])] == ["wgmma"]
+
+
+def test_without_a_card_the_script_says_so_and_writes_nothing(run: Any, tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a card here")
+    assert "no GPU" in run("check_card.sh", "--out", tmp_path / "out", code=2).stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,199 @@
+"""Rules tell the kernels of one configuration from another's, over profiles with the names that profilers give."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx import kernels
+from scripts.protocol import profiles
+from scripts.protocol.configurations import LAYERS, Configuration, layers
+from scripts.protocol.kernel_rules import FAMILIES, RULES, family, judge
+from scripts.protocol.profiles import Kernel, Profile
+from scripts.protocol.report import ProtocolError
+
+DEPTH, PASSES = 36, 24
+EACH = DEPTH * PASSES
+
+# What a decode of gpt-oss-120b runs beside the kernels that rules are about, with launches.
+COMMON = {
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<2, 64>>>(flash::Params)": EACH,
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0": EACH,
+    "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheDataType)0>(int)": EACH,
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(int)": PASSES,
+}
+ROUTER = {"nvjet_tst_64x8_64x16_4x1_v_bz_bias_TNT": EACH}
+DENSE = {
+    "nvjet_tst_64x24_64x16_4x1_v_bz_splitK_bias_TNT": 2 * EACH,
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, true>(cublasLt::Params)": 2 * EACH,
+    "nvjet_tst_512x8_64x3_2x1_v_bz_TNT": PASSES,
+}
+TRITON = {
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": EACH,
+    "_p_matmul_ogs_NNT_bf16xbf16xmxfp4_64x256x64x1": EACH,
+    "_topk_forward": EACH,
+}
+MARLIN = {
+    "void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l, 1125899906909960l, 2814749767106568l, 128, 1, "
+    "4, 8, false, 4, 2, false>(int4 const*, int4 const*, int4*)": 2 * EACH,
+    "void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*)": EACH,
+}
+OUR_MOE = {"jitmx_moe_decode": EACH, "jitmx_routing_route": EACH}
+OUR_DENSE = {"jitmx_linear_stream": 2 * EACH + PASSES}
+
+PROFILES: dict[str, dict[str, int]] = {
+    "stock-triton": COMMON | ROUTER | DENSE | TRITON,
+    "stock-marlin": COMMON | ROUTER | DENSE | MARLIN,
+    "jitmx-moe": COMMON | DENSE | OUR_MOE,
+    "jitmx-all": COMMON | OUR_MOE | OUR_DENSE,
+    "jitmx-all-vllm-router": COMMON | ROUTER | OUR_MOE | OUR_DENSE,
+    "jitmx-dense-marlin": COMMON | ROUTER | MARLIN | OUR_DENSE,
+}
+CONFIGURATIONS = {
+    "stock-triton": Configuration(backend="triton"),
+    "stock-marlin": Configuration(backend="marlin"),
+    "jitmx-moe": Configuration(("moe",)),
+    "jitmx-all": Configuration(LAYERS),
+    "jitmx-all-vllm-router": Configuration(LAYERS),
+    "jitmx-dense-marlin": Configuration(("qkv", "o", "lm_head"), "marlin"),
+}
+
+
+def breaches(name: str, configuration: Configuration) -> list[str]:
+    found = judge(PROFILES[name], configuration, layers=DEPTH, passes=PASSES)
+    assert found
+    return [finding.words() for finding in found if not finding.passed]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_of_a_configuration_breaks_none_of_its_rules(name: str) -> None:
+    assert breaches(name, CONFIGURATIONS[name]) == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("asked", CONFIGURATIONS)
+def test_a_profile_of_one_configuration_is_no_other_s(profile: str, asked: str) -> None:
+    if CONFIGURATIONS[profile] != CONFIGURATIONS[asked]:
+        assert breaches(profile, CONFIGURATIONS[asked]) != []
+
+
+@pytest.mark.parametrize("layer", ["qkv", "o", "lm_head"])
+def test_a_dense_layer_left_to_cublas_is_seen_by_the_counts(layer: str) -> None:
+    fewer = OUR_DENSE["jitmx_linear_stream"] - (PASSES if layer == "lm_head" else EACH)
+    left = {"nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": PASSES if layer == "lm_head" else EACH}
+    profile = COMMON | ROUTER | OUR_MOE | left | {"jitmx_linear_stream": fewer}
+    failed = [f for f in judge(profile, Configuration(LAYERS), layers=DEPTH, passes=PASSES) if not f.passed]
+    assert any("every dense layer" in finding.rule.why for finding in failed)
+
+
+def test_every_kernel_of_jitmx_has_a_family_and_no_rule_takes_it_for_another_library_s() -> None:
+    for name in kernels.families():
+        for spec in kernels.family(name).specs:
+            found = family(spec.entry)
+            assert found is not None and found.startswith("jitmx "), spec.entry
+            assert found == f"jitmx {name}" or name not in ("moe", "linear", "routing", "quantize"), spec.entry
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("_matmul_ogs_TTN_bf16xbf16xmxfp4_128x256x64x1", "triton moe"),
+        ("_p_matmul_ogs_TTN_bf16xbf16xmxfp4_128x256x64x1_swiglu", "triton moe"),
+        ("void marlin::Marlin<1125899906909960l, 128, 1, 8, 8>(int4 const*)", "marlin linear"),
+        ("void marlin_moe_wna16::Marlin<1l, 128>(int4 const*)", "marlin moe"),
+        ("std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>(int)", "cublas"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>(int)", "cublas"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_tn_align8>(P)", "cublas"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "cublas"),
+        ("void cublasLt::splitKreduce_kernel<32, 16>(cublasLt::Params)", None),
+        ("void at::native::elementwise_kernel<128, 4>(int)", None),
+        ("jitmx_dequantize", "jitmx quantize"),
+        ("my_jitmx_linear_gemv", None),
+    ],
+)
+def test_a_kernel_is_told_by_its_name(name: str, wanted: str | None) -> None:
+    assert family(name) == wanted
+
+
+def test_rounded_inputs_want_their_own_kernels() -> None:
+    rounded = Configuration(LAYERS, activation="mxfp8")
+    assert breaches("jitmx-all", rounded) != []
+    scaled = {"jitmx_moe_scaled": EACH}
+    profile = COMMON | OUR_DENSE | scaled
+    assert all(f.passed for f in judge(profile, rounded, layers=DEPTH, passes=PASSES))
+    assert not all(f.passed for f in judge(profile, Configuration(LAYERS), layers=DEPTH, passes=PASSES))
+
+
+def test_every_rule_names_a_family_and_bounds_it_and_some_configuration_obeys_it() -> None:
+    every = [*CONFIGURATIONS.values(), Configuration(LAYERS, activation="mxfp8"), Configuration(backend="humming")]
+    for rule in RULES:
+        assert rule.family in FAMILIES and rule.why and (rule.least or rule.most), rule
+        assert any(rule.holds_for(configuration) for configuration in every), rule
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("moe,qvk", "'qvk' is no layer"), ("o,o:mxfp8", "twice"), ("moe:mxfp8", "'moe:mxfp8'"), (",", "names no layer")],
+)
+def test_layers_that_cannot_be_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        layers(text)
+
+
+def test_a_configuration_s_environment_is_what_its_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = {"JITMX_LINEAR_KNOBS": "kernel=tile", "JITMX_LINEAR_TILE": "16x16", "PATH": "/bin", "VLLM_PLUGINS": "jitmx"}
+    found = Configuration(backend="triton").environment(base)
+    assert found["PATH"] == "/bin" and "jitmx" not in found["VLLM_PLUGINS"].split(",")
+    assert not {name for name in found if name.startswith("JITMX_")}
+
+
+def as_trace(counts: dict[str, int]) -> dict[str, Any]:
+    events: list[dict[str, Any]] = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 9, "ts": 0}]
+    events += [
+        {"ph": "X", "cat": "kernel", "name": name, "dur": 2.5, "ts": n} for name, c in counts.items() for n in range(c)
+    ]
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def test_a_trace_and_a_zipped_one_read_the_same_and_only_kernels_count(tmp_path: Path) -> None:
+    plain, zipped = tmp_path / "a.json", tmp_path / "a.json.gz"
+    text = json.dumps(as_trace({"jitmx_moe_decode": 3, "x": 1}))
+    plain.write_text(text)
+    zipped.write_bytes(gzip.compress(text.encode()))
+    (one,), (other,) = profiles.read(plain), profiles.read(zipped)
+    assert one.kernels == other.kernels == (Kernel("jitmx_moe_decode", 3, 7.5), Kernel("x", 1, 2.5))
+
+
+def test_a_profile_survives_its_report() -> None:
+    profile = Profile("decode 1", (Kernel("a", 2, 3.25), Kernel("b", 1, 0.5)), 24, 36)
+    assert profiles.from_dict(json.loads(json.dumps(profile.as_dict()))) == profile
+
+
+def test_the_validator_passes_a_profile_and_refuses_another_s(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(as_trace(PROFILES["jitmx-all"])))
+    words = (path, "--passes", PASSES, "--model-layers", DEPTH)
+    said = json.loads(run("validate_kernel_path.py", *words).stdout)
+    shares = said["results"]["time_by_family"]["jitmx-moe+qkv+o+lm_head"]["trace.json"]
+    assert said["passed"] and shares["jitmx moe"] > 0 and sum(shares.values()) == pytest.approx(1, abs=0.01)
+    said = json.loads(run("validate_kernel_path.py", *words, "--layers", "none", "--backend", "triton", code=1).stdout)
+    assert {check["passed"] for check in said["checks"]} == {True, False}
+    # Without counts a rule still tells what was seen from what was not.
+    assert json.loads(run("validate_kernel_path.py", path, "--layers", "none", code=1).stdout)["passed"] is False
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema_version": 1, "level": "4", "results": {}}'])
+def test_a_file_that_is_no_profile_is_a_usage_error(run: Any, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert "profile" in run("validate_kernel_path.py", path, code=2).stderr
+
+
+def test_a_trace_without_kernels_is_a_usage_error(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(as_trace({})))
+    assert "no kernel ran" in run("validate_kernel_path.py", path, code=2).stderr

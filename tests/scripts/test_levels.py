@@ -1,0 +1,173 @@
+"""The levels, run as users run them, over a stand-in for vLLM that is told how to behave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.protocol.report import SCHEMA_VERSION
+from scripts.protocol.sizes import PRESETS, config
+
+FAKE = Path(__file__).parent / "fake"
+LAYERS = PRESETS["tiny"].layers
+ALL = "jitmx:moe,qkv,o,lm_head"
+# Launches a pass of kernels with names as profilers give them.
+JITMX = {"jitmx_moe_decode": LAYERS, "jitmx_linear_gemv": 2 * LAYERS + 1, "jitmx_routing_route": LAYERS}
+TRITON = {"_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 9}
+MARLIN = {"void marlin_moe_wna16::Marlin<1125899906909960l, 128, 1, 4, 8, false, 4, 2>(int4 const*)": 4}
+KERNELS = {ALL: JITMX, "triton": TRITON, "marlin": MARLIN}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config(PRESETS["tiny"])))
+    return folder
+
+
+@pytest.fixture
+def level(run: Any, model: Path, tmp_path: Path) -> Any:
+    """Run a level's script; give back its report."""
+
+    def call(script: str, *words: object, code: int = 0, **told: Any) -> dict[str, Any]:
+        out = tmp_path / "out"
+        fake = {"FAKE_VLLM": json.dumps(told), "PYTHONPATH": str(FAKE)}
+        run(script, "--model", model, "--out", out, *words, code=code, **fake)
+        report: dict[str, Any] = json.loads((out / "report.json").read_text())
+        assert report["schema_version"] == SCHEMA_VERSION and report["passed"] == (code == 0)
+        assert set(report) == {"schema_version", "level", "passed", "about", "checks", "results", "metadata"}
+        assert report["metadata"]["gpus"]["value"] or report["metadata"]["gpus"]["reason"]
+        return report
+
+    return call
+
+
+def failed(report: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in report["checks"] if not check["passed"]]
+
+
+def test_a_server_that_starts_answers_and_ends_passes_the_smoke_test(level: Any) -> None:
+    report = level("test_level1_smoke.sh", "--layers", "moe")
+    assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) == 6
+    assert level("test_level1_smoke.sh", "--layers", "none", "--backend", "triton")["passed"]
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_log(run: Any, model: Path, tmp_path: Path) -> None:
+    told = {"FAKE_VLLM": json.dumps({"fail": ["jitmx:moe"]}), "PYTHONPATH": str(FAKE)}
+    words = ("--model", model, "--layers", "moe", "--out", tmp_path / "out")
+    said = run("test_level1_smoke.sh", *words, code=2, **told).stderr
+    assert "ended with status 1 before it answered" in said and "was told to fail" in said
+
+
+def test_the_kernels_of_the_configuration_pass_level_15_and_those_of_another_do_not(level: Any) -> None:
+    report = level("test_level1.5_kernel_validation.sh", kernels=KERNELS)
+    assert {p["phase"] for p in report["results"]["profiles"]["jitmx-moe+qkv+o+lm_head"]} == {
+        "decode 1", "decode 16", "prefill 512",
+    }  # fmt: skip
+    wrong = level("test_level1.5_kernel_validation.sh", kernels={ALL: TRITON}, code=1)
+    assert any("jitmx serves the experts, not vLLM" in c["seen"] for c in wrong["checks"] if not c["passed"])
+
+
+def test_a_profile_without_a_kernel_is_a_failure_not_a_pass(level: Any) -> None:
+    report = level("test_level1.5_kernel_validation.sh", code=1)
+    assert all("0 launches were profiled" in check["seen"] for check in report["checks"])
+
+
+def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
+    words = ("--reference", "none", "--steps", 200, "--chains", 8)
+    good = level("test_level2_correctness.sh", *words)
+    assert 0 < good["results"]["logits"]["bound"] < 0.05
+    assert set(good["results"]["greedy"]["median"]) == {
+        "jitmx-moe+qkv+o+lm_head and stock-triton", "jitmx-moe+qkv+o+lm_head and stock-marlin",
+        "stock-triton and stock-marlin",
+    }  # fmt: skip
+    bad = level("test_level2_correctness.sh", *words, code=1, noise={ALL: 0.2})
+    assert "logits" in failed(bad) and "greedy tokens" in failed(bad)
+
+
+def test_a_logit_that_is_no_number_fails_level_2(level: Any) -> None:
+    words = ("--reference", "none", "--steps", 4, "--chains", 5)
+    report = level("test_level2_correctness.sh", *words, code=1, noise={ALL: float("nan")})
+    assert "logits are finite" in failed(report)
+
+
+def test_level_2_wants_two_different_stock_backends(run: Any, model: Path) -> None:
+    said = run("test_level2_correctness.sh", "--model", model, "--stock", "triton", code=2).stderr
+    assert "two different backends" in said
+
+
+def test_stress_passes_a_steady_server(level: Any) -> None:
+    report = level("test_level3_stress.sh", "--requests", 20, "--context", 512)
+    phases = ("in sequence", "4 at a time", "512 tokens of context")
+    assert [report["results"][name]["requests"] for name in phases] == [20, 20, 1]
+
+
+def test_a_compile_while_serving_fails_stress_and_is_named(level: Any) -> None:
+    report = level("test_level3_stress.sh", "--requests", 20, "--context", 512, code=1, late=True)
+    assert failed(report) == ["no compile while serving"]
+    assert report["results"]["compiled_while_serving"] == ["moe.decode.m8"]
+
+
+def test_answers_that_change_fail_stress(level: Any) -> None:
+    report = level("test_level3_stress.sh", "--requests", 20, "--context", 512, code=1, flaky=True)
+    assert "the same prompt, the same tokens" in failed(report)
+
+
+def test_a_request_that_is_refused_fails_stress_and_the_rest_is_still_checked(level: Any) -> None:
+    words = ("--requests", 10, "--context", 4096, "--engine", "max_model_len=1024")
+    report = level("test_level3_stress.sh", *words, code=1)
+    assert failed(report) == ["4096 tokens of context"]
+    looked_at = {check["name"] for check in report["checks"]}
+    assert {"still answers", "no compile while serving", "the log has no failure"} <= looked_at
+
+
+def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(level: Any) -> None:
+    slow = {ALL: 0.002, "triton": 0.004, "marlin": 0.006}
+    words = ("--batches", "1,4", "--prefill", "64")
+    report = level("test_level4_benchmark.sh", *words, kernels=KERNELS, slow=slow)
+    results = report["results"]
+    assert set(results["metrics"]) == {"jitmx-moe+qkv+o+lm_head", "stock-triton", "stock-marlin"}
+    assert all(len(runs) == 2 for runs in results["runs"].values())
+    # 2 ms a step beside 4 ms of the faster stock backend, and what the stand-in's arithmetic takes.
+    assert 1.2 < results["speed_up"]["decode_1_tokens_s"] < 2.1
+    assert {"ttft_p50_ms", "tpot_p99_ms", "itl_p99_ms", "e2e_p50_ms"} <= set(results["metrics"]["stock-triton"])
+    assert "jitmx moe" in results["time_by_family"]["jitmx-moe+qkv+o+lm_head"]["decode 1"]
+
+
+def test_a_benchmark_of_the_wrong_kernels_does_not_pass(level: Any) -> None:
+    words = ("--batches", "1", "--prefill", "64", "--sessions-each", 1, "--stock", "triton")
+    slow = dict.fromkeys((ALL, "triton"), 0.001)
+    report = level("test_level4_benchmark.sh", *words, code=1, kernels={ALL: TRITON, "triton": TRITON}, slow=slow)
+    assert report["results"]["metrics"] and not report["passed"]
+
+
+def test_one_combination_that_does_not_start_leaves_the_matrix_its_other_rows(level: Any) -> None:
+    slow = dict.fromkeys(("jitmx:moe", ALL, "triton"), 0.001)
+    kernels = KERNELS | {"jitmx:moe": {"jitmx_moe_decode": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 5}}
+    words = ("--sets", "moe;all", "--stock", "triton", "--batches", "1", "--prefill", "64")
+    report = level("test_level6_matrix.sh", *words, code=1, kernels=kernels, slow=slow, fail=["jitmx:moe"])
+    rows = {row["configuration"]["name"]: row for row in report["results"]["rows"]}
+    assert set(rows) == {"stock-triton", "jitmx-moe", "jitmx-moe+qkv+o+lm_head"}
+    assert "was told to fail" in rows["jitmx-moe"]["error"] and rows["jitmx-moe"]["metrics"] is None
+    assert rows["stock-triton"]["metrics"]["decode_1_tokens_s"] > 0
+    assert failed(report) == ["jitmx-moe"]
+
+
+def test_without_the_plugin_installed_a_level_says_how_to_install_it(run: Any, model: Path, tmp_path: Path) -> None:
+    from scripts.protocol.configurations import plugins
+    from scripts.protocol.report import ProtocolError
+
+    try:
+        plugins(with_jitmx=True)
+    except ProtocolError as error:
+        assert "pip install -e '.[vllm]'" in str(error)
+    else:
+        pytest.skip("jitmx's plugin is installed beside these tests")
+
+
+def test_a_level_wants_a_model_or_a_synthetic_one(run: Any) -> None:
+    assert "one of them" in run("test_level1_smoke.sh", code=2).stderr

@@ -1,0 +1,54 @@
+"""Every script explains itself, and the shell ones are names for a verb and no more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.protocol.__main__ import main
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SHELL = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name != "protocol.sh")
+OURS = [*SHELL, "benchmark_matrix.py", "make_checkpoint.py", "validate_kernel_path.py"]
+
+
+def verb(name: str) -> str:
+    found = re.search(r'/protocol\.sh" (\S+) "\$@"', (SCRIPTS / name).read_text())
+    assert found is not None, name
+    return found[1]
+
+
+def test_each_level_and_tool_of_the_protocol_has_its_script() -> None:
+    assert {verb(name) for name in SHELL} == set(main.commands)
+    for level in ("1_", "1.5_", "2_", "3_", "4_", "5_", "6_"):
+        assert len([name for name in SHELL if name.startswith(f"test_level{level}")]) == 1
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help_says_what_a_script_shows_and_what_it_takes(run: Any, name: str) -> None:
+    said = run(name, "--help").stdout
+    assert said.startswith("Usage: ") and len(said.split("Options:")[0].splitlines()) > 3 and "--help" in said
+
+
+@pytest.mark.parametrize("name", [*SHELL, "protocol.sh"])
+def test_shell_scripts_are_thin_executable_and_share_no_block(name: str) -> None:
+    path = SCRIPTS / name
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert path.stat().st_mode & 0o111 and len(lines) <= (1 if name != "protocol.sh" else 4)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing() -> None:
+    subprocess.run(["shellcheck", *(str(SCRIPTS / name) for name in [*SHELL, "protocol.sh"])], check=True)
+
+
+def test_the_document_names_every_script_and_no_other() -> None:
+    page = (SCRIPTS.parent / "docs" / "protocol.md").read_text()
+    named = set(re.findall(r"scripts/([\w.]+\.(?:sh|py))", page))
+    assert named == set(OURS)
