@@ -13,6 +13,7 @@ import click
 from jitmx.errors import JitmxError
 from scripts.protocol import configurations, regression
 from scripts.protocol.configurations import Configuration
+from scripts.protocol.figures import DRIFT
 from scripts.protocol.report import FAILED, ProtocolError, Report, load, save
 from scripts.protocol.sizes import PRESETS
 
@@ -203,6 +204,7 @@ def level3(**given: Any) -> None:
 @click.option("--batches", default="1,4,16,64", callback=_numbers, help="Batches to decode.")
 @click.option("--prefill", default="2048,8192", callback=_numbers, help="Prompts to prefill, tokens.")
 @click.option("--sessions-each", type=click.IntRange(1), default=2, help="Engines of each configuration, in turn.")
+@click.option("--drift", type=click.FloatRange(min=0), default=DRIFT, help="Between decode rates of one configuration.")
 def level4(stock: str, batches: tuple[int, ...], prefill: tuple[int, ...], **given: Any) -> None:
     """Benchmark: decode and prefill of stock vLLM and jitmx in one session."""
     from scripts.protocol import figures, levels
