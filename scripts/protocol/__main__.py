@@ -85,7 +85,7 @@ def _common(level: str) -> Callable[[_F], _F]:
                     "--activation", type=click.Choice(configurations.ACTIVATIONS), default="bf16",
                     help="What jitmx's experts round their inputs to.",
                 ),
-                click.option("--tile", default="auto", help="Tile of jitmx's kernels, such as 64x128."),
+                click.option("--tile", default="auto", help="Tile of jitmx's experts, such as 64x128."),
                 click.option(
                     "--out", type=_FOLDER, default=f"protocol-out/level{level}", help="Folder for logs and report.json."
                 ),

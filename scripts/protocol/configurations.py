@@ -14,8 +14,8 @@ LAYERS = ("moe", "qkv", "o", "lm_head")
 FORMATS = ("mxfp4", "mxfp8")
 STOCK = ("auto", "triton", "marlin", "humming")
 ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+_ANNOUNCED = {"auto": r"\w+", "triton": "TRITON", "marlin": "(BATCHED_)?MARLIN", "humming": "HUMMING"}
 PLUGIN_GROUP = "vllm.general_plugins"
-_TILES = ("JITMX_MOE_TILE", "JITMX_LINEAR_TILE")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Configuration:
         layers: what jitmx serves, each a name of `LAYERS` and, where said, `:` and a format; empty: stock vLLM.
         backend: vLLM's MoE backend where jitmx does not serve the experts.
         activation: what jitmx's experts round their inputs to.
-        tile: a tile for jitmx's kernels, such as 64x128, over every table; "auto" leaves it to them.
+        tile: a tile for jitmx's experts, such as 64x128, over every table; "auto" leaves it to them.
     """
 
     layers: tuple[str, ...] = ()
@@ -64,6 +64,16 @@ class Configuration:
         parts += [f"tile:{self.tile}"] if self.tile != "auto" else []
         return "-".join(parts)
 
+    def announced(self) -> list[str]:
+        """Regular expressions, each of which an engine's log holds."""
+        found = []
+        for item in self.layers:
+            name, _, form = item.partition(":")
+            found.append(f"jitmx serves {name} in {form or FORMATS[0]} ")
+        if "moe" not in self.served:
+            found.append(rf"Using '{_ANNOUNCED[self.backend]}' Mxfp4 MoE backend")
+        return found
+
     def engine(self) -> dict[str, Any]:
         """Arguments of vLLM's engine; each is also an option of `vllm serve`."""
         options: dict[str, Any] = {}
@@ -87,7 +97,7 @@ class Configuration:
         if self.activation != "bf16":
             kept["JITMX_MOE_ACTIVATION"] = self.activation
         if self.tile != "auto":
-            kept |= dict.fromkeys(_TILES, self.tile)
+            kept["JITMX_MOE_TILE"] = self.tile
         return kept
 
     def as_dict(self) -> dict[str, Any]:

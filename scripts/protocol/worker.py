@@ -242,6 +242,12 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"p50": statistics.median(ordered), "p99": last, "count": len(ordered)}
 
 
+def late() -> list[str]:
+    """Kernels of jitmx that were loaded for a request, after warm-up; none where its plugin is not at work."""
+    monitor: Any = sys.modules.get("jitmx.vllm.monitor")
+    return [] if monitor is None else list(monitor.late())
+
+
 TASKS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "profile": profile, "logits": logits, "greedy": greedy, "bench": bench
 }  # fmt: skip
@@ -254,7 +260,8 @@ def main() -> None:
     engines: dict[str, type[Engine] | type[Reference]] = {"vllm": Engine, "transformers": Reference}
     engine = engines[asked["engine"]](asked["options"])
     answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}
-    save({"startup_s": engine.startup_s, "layers": engine.layers, "vocab": engine.vocab, **answers}, Path(sys.argv[2]))
+    about = {"startup_s": engine.startup_s, "layers": engine.layers, "vocab": engine.vocab, "late": late()}
+    save({**about, **answers}, Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_a_server_that_starts_answers_and_ends_passes_the_smoke_test(level: Any)
     report = level("test_level1_smoke.sh", "--layers", "moe")
     assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) == 6
     assert level("test_level1_smoke.sh", "--layers", "none", "--backend", "triton")["passed"]
+    assert failed(level("test_level1_smoke.sh", "--layers", "moe,o:mxfp8", code=1)) == ["says what serves"]
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log(run: Any, model: Path, tmp_path: Path) -> None:
@@ -74,7 +75,8 @@ def test_the_kernels_of_the_configuration_pass_level_15_and_those_of_another_do_
 
 def test_a_profile_without_a_kernel_is_a_failure_not_a_pass(level: Any) -> None:
     report = level("test_level1.5_kernel_validation.sh", code=1)
-    assert all("0 launches were profiled" in check["seen"] for check in report["checks"])
+    launches = [check for check in report["checks"] if not check["name"].endswith("warm-up")]
+    assert len(launches) == 3 and all("0 launches were profiled" in check["seen"] for check in launches)
 
 
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
@@ -126,13 +128,13 @@ def test_a_request_that_is_refused_fails_stress_and_the_rest_is_still_checked(le
 
 
 def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(level: Any) -> None:
-    slow = {ALL: 0.002, "triton": 0.004, "marlin": 0.006}
+    slow = {ALL: 0.001, "triton": 0.002, "marlin": 0.003}
     words = ("--batches", "1,4", "--prefill", "64", "--drift", 10)
     report = level("test_level4_benchmark.sh", *words, kernels=KERNELS, slow=slow)
     results = report["results"]
     assert set(results["metrics"]) == {"jitmx-moe+qkv+o+lm_head", "stock-triton", "stock-marlin"}
     assert all(len(runs) == 2 for runs in results["runs"].values())
-    # 2 ms a step beside 4 ms of the faster stock backend, and what the stand-in's arithmetic takes.
+    # 1 ms a step beside 2 ms of the faster stock backend, and what the stand-in's arithmetic takes.
     assert 1.05 < results["speed_up"]["decode_1_tokens_s"] < 2.1
     assert {"ttft_p50_ms", "tpot_p99_ms", "itl_p99_ms", "e2e_p50_ms"} <= set(results["metrics"]["stock-triton"])
     lax = failed(level("test_level4_benchmark.sh", *words[:-1], 0, code=1, kernels=KERNELS, slow=slow))

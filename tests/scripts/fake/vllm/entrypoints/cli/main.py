@@ -53,7 +53,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if model.name.startswith("jitmx"):
-    print("jitmx serves moe", flush=True)
+    for layer in model.name.removeprefix("jitmx:").split(","):
+        print(f"jitmx serves {layer} in mxfp4 on sm_90a (by additional_config's mxfp4_layers)", flush=True)
 else:
     print(f"Using '{model.name.upper()}' Mxfp4 MoE backend.", flush=True)
 ThreadingHTTPServer((given.host, int(given.port)), Handler).serve_forever()
