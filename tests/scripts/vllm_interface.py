@@ -1,0 +1,42 @@
+"""Print, as JSON, what of this vLLM the protocol relies on: `VLLM_TARGET_DEVICE=cpu python vllm_interface.py WORD…`.
+
+WORDs are options of `vllm serve`; they are read by vLLM's own parser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.common.cli_args import make_arg_parser
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def main() -> None:
+    served = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+    print(
+        json.dumps(
+            {
+                "engine": [item.name for item in dataclasses.fields(EngineArgs)],
+                "sampling": list(inspect.signature(SamplingParams).parameters),
+                "output": [item.name for item in dataclasses.fields(CompletionOutput)],
+                "logprobs": [item.name for item in dataclasses.fields(FlatLogprobs)],
+                "completion": list(CompletionRequest.model_fields),
+                "add_request": list(inspect.signature(LLMEngine.add_request).parameters),
+                "loop": [name for name in ("step", "has_unfinished_requests") if hasattr(LLMEngine, name)],
+                "served": {name: str(getattr(served, name)) for name in ("additional_config", "max_model_len", "seed")},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
