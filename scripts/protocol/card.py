@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
+
+from jitmx.cli import bench, tune
 from scripts.protocol import sessions
 from scripts.protocol.report import ProtocolError, Report
 
@@ -60,10 +63,6 @@ def _needs_sanitizer() -> str | None:
     return None if shutil.which(SANITIZER) else f"{SANITIZER} is not on PATH; it comes with the CUDA toolkit"
 
 
-def _needs(script: str) -> Callable[[], str | None]:
-    return lambda: None if (ROOT / "scripts" / script).is_file() else f"scripts/{script} is not in this checkout"
-
-
 def _sanitize(tool: str) -> Step:
     watched = (sys.executable, "-m", "scripts.protocol.launches")
     # Without torch's pool each array is an allocation of its own, and what lies past its end is nobody's.
@@ -83,6 +82,32 @@ def _tests() -> tuple[Step, ...]:
     )  # fmt: skip
 
 
+def _choices(command: click.Command, argument: str) -> list[str]:
+    """What an argument of a verb of jitmx may be."""
+    (found,) = [parameter for parameter in command.params if parameter.name == argument]
+    return [str(choice) for choice in found.type.choices] if isinstance(found.type, click.Choice) else []
+
+
+def _tune() -> tuple[Step, ...]:
+    """A step an operator that can be tuned."""
+    return tuple(
+        Step(
+            f"tune-{op}",
+            (*_JITMX, "tune", op, "--model", "gpt-oss-120b", "--seconds", "1200", "--json", "--out",
+             f"{{out}}/tactics/{op}.json"),
+            1500, stdout=f"tune-{op}.json", makes=(f"tune-{op}.json", f"tactics/{op}.json"),
+        )
+        for op in _choices(tune.command, "op")
+    )  # fmt: skip
+
+
+def _benchmark(name: str, *what: str) -> Step:
+    return Step(
+        name, (*_JITMX, "bench", *what, "--json", "--plot", f"{{out}}/{name}.png"), 1200, stdout=f"{name}.json",
+        makes=(f"{name}.json", f"{name}.png"),
+    )  # fmt: skip
+
+
 STAGES: tuple[Stage, ...] = (
     Stage(
         "simulator", "the simulator does what the card does",
@@ -97,20 +122,14 @@ STAGES: tuple[Stage, ...] = (
         "sanitizer", "no kernel touches memory that is not its own, races, or misuses a barrier",
         tuple(_sanitize(tool) for tool in ("memcheck", "racecheck", "synccheck")), _needs_sanitizer,
     ),
-    Stage(
-        "tune", "a tuning table of this card",
-        (Step("tune", (*_JITMX, "tune", "linear", "--model", "gpt-oss-120b", "--seconds", "1500", "--json", "--out",
-                       "{out}/tactics/linear.json"), 1800, stdout="tune.json", makes=("tune.json",)),),
-    ),
+    Stage("tune", "tuning tables of this card", _tune()),
     Stage(
         "bench", "what the kernels reach beside cuBLAS and other libraries, with a plot",
-        (Step("bench", (*_JITMX, "bench", "--json", "--plot", "{out}/roofline.png"), 1200, stdout="bench.json",
-              makes=("bench.json", "roofline.png")),),
+        (_benchmark("bench", "linear", "quantize", "launch"),),
     ),
     Stage(
-        "moe", "experts of gpt-oss beside other libraries",
-        (Step("moe", (sys.executable, "scripts/bench_moe_peers.py"), 1200, stdout="moe.txt", makes=("moe.txt",)),),
-        _needs("bench_moe_peers.py"),
+        "moe", "experts of gpt-oss beside other libraries, with a plot", (_benchmark("moe", "moe"),),
+        lambda: None if "moe" in _choices(bench.command, "what") else "`jitmx bench` has no experts yet",
     ),
 )  # fmt: skip
 

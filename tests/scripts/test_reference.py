@@ -1,0 +1,68 @@
+"""The reference of level 2 is transformers in float32 on the checkpoint as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pip install safetensors")
+pytest.importorskip("transformers", reason="the reference is transformers' GptOss")
+
+from scripts.protocol import checkpoint, sessions, worker
+from scripts.protocol.report import ProtocolError
+from scripts.protocol.sessions import Place
+from scripts.protocol.sizes import PRESETS
+
+TINY = PRESETS["tiny"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint.write(tmp_path_factory.mktemp("reference") / "tiny", TINY, on_grid=True).folder
+
+
+def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path, tmp_path: Path) -> None:
+    prompt = worker.random_prompts(TINY.vocab, [12], 0)[0]
+    engine = worker.Reference({"model": str(model), "device": "cpu"})
+    tokens = engine.greedy(prompt, 4)
+    assert len(tokens) == 4
+    for k, token in enumerate(tokens):
+        row = engine.logits(prompt + tokens[:k])
+        assert row.shape == (TINY.vocab,) and row.dtype == np.float32 and int(row.argmax()) == token
+    # The same from a process of its own, by way of files.
+    into = tmp_path / "logits.npy"
+    place = Place(model, tmp_path, {}, 200.0)
+    said = sessions.reference(place, [{"task": "logits", "prompts": [prompt], "into": str(into)}], "cpu")
+    assert said["logits"] == {"shape": [1, TINY.vocab], "finite": True} and said["layers"] == TINY.layers
+    np.testing.assert_allclose(np.load(into)[0], engine.logits(prompt), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.0.self_attn.sinks"]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    (broken / "config.json").write_bytes((model / "config.json").read_bytes())
+    with pytest.raises(ProtocolError, match=r"sinks"):
+        sessions.reference(Place(broken, tmp_path / "out", {}, 200.0), [], "cpu")
+
+
+def test_level_2_with_a_reference_compares_every_engine_with_it(run: Any, tmp_path: Path) -> None:
+    fake = {"PYTHONPATH": str(Path(__file__).parent / "fake")}
+    words = ("--synthetic", "tiny", "--out", tmp_path / "out", "--steps", 8, "--chains", 5)
+    run("test_level2_correctness.sh", *words, **fake)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(report["results"]["logits"]["relative_l2"]) == {
+        "jitmx-moe+qkv+o+lm_head", "stock-triton", "stock-marlin",
+    }  # fmt: skip
+    # The stand-in knows nothing of the model, and says so to the reference.
+    assert all(error > 0.5 for error in report["results"]["logits"]["relative_l2"].values())
+    assert report["metadata"]["model"]["value"]["bytes"] > 0
+    assert checkpoint.dense_on_grid(tmp_path / "out" / "model-tiny")
