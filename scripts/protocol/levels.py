@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.protocol import agreement, figures, kernel_rules, profiles, sessions, worker
+from scripts.protocol import agreement, figures, kernel_rules, metadata, profiles, sessions, worker
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import ProtocolError, Report
 from scripts.protocol.sessions import Place, Server
@@ -36,8 +36,9 @@ class Asked:
         return Report(
             level,
             {
-                "model": self.place.model.name, "configuration": self.ours.as_dict(), "options": self.place.options,
-                "seed": self.seed, **about,
+                "model": self.place.model.name, "configuration": self.ours.as_dict(),
+                "options": {**sessions.DEFAULTS, **self.place.options}, "seed": self.seed,
+                "environment": metadata.environment(self.ours.environment()), **about,
             },
         )  # fmt: skip
 

@@ -40,6 +40,9 @@ def level(run: Any, model: Path, tmp_path: Path) -> Any:
         report: dict[str, Any] = json.loads((out / "report.json").read_text())
         assert report["schema_version"] == SCHEMA_VERSION and report["passed"] == (code == 0)
         assert set(report) == {"schema_version", "level", "passed", "about", "checks", "results", "metadata"}
+        for check in report["checks"]:
+            assert {name: type(value) for name, value in check.items()} == {"name": str, "passed": bool, "seen": str}
+        assert report["about"]["environment"]["VLLM_PLUGINS"] and report["about"]["options"]["max_num_seqs"] == 64
         assert report["metadata"]["gpus"]["value"] or report["metadata"]["gpus"]["reason"]
         return report
 

@@ -55,6 +55,7 @@ def test_requests_outputs_and_the_loop_have_the_names_that_are_used(interface: d
     wanted = {"prompt", "max_tokens", "temperature", "ignore_eos", "return_token_ids"}
     assert wanted <= set(interface["completion"])
     assert interface["add_request"][1:4] == ["request_id", "prompt", "params"]
+    assert "static_forward_context" in interface["compilation"] and interface["keeps_its_configuration"]
     assert interface["loop"] == ["step", "has_unfinished_requests"]
 
 

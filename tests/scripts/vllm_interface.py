@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 
+from vllm.config import CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -31,6 +32,8 @@ def main() -> None:
                 "logprobs": [item.name for item in dataclasses.fields(FlatLogprobs)],
                 "completion": list(CompletionRequest.model_fields),
                 "add_request": list(inspect.signature(LLMEngine.add_request).parameters),
+                "compilation": [item.name for item in dataclasses.fields(CompilationConfig)],
+                "keeps_its_configuration": "self.vllm_config = " in inspect.getsource(LLMEngine.__init__),
                 "loop": [name for name in ("step", "has_unfinished_requests") if hasattr(LLMEngine, name)],
                 "served": {name: str(getattr(served, name)) for name in ("additional_config", "max_model_len", "seed")},
             }
