@@ -64,6 +64,8 @@ def write(
         raise InputError(f"{folder} is not empty; name a new folder, or remove it first")
     if shard_bytes < 1:
         raise InputError(f"shard_bytes={shard_bytes} is not positive; give 1 or more")
+    if tokenizer and sizes.vocab < 256 + 2:
+        raise InputError(f"vocab={sizes.vocab} has no room for a token a byte; give 258 or more, or no tokenizer")
     folder.mkdir(parents=True, exist_ok=True)
     shards = _split(list(entries(sizes)), shard_bytes)
     places: dict[str, str] = {}
@@ -77,12 +79,13 @@ def write(
         files.append(file)
     if len(files) > 1:
         _json(folder / "model.safetensors.index.json", {"metadata": {"total_size": nbytes}, "weight_map": places})
-    made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
-    _json(folder / "config.json", config(sizes) | {"jitmx_synthetic": made})
     ends = {"eos_token_id": sizes.end_token, "pad_token_id": sizes.pad_token, "do_sample": False}
     _json(folder / "generation_config.json", ends)
     if tokenizer:
         _tokenizer(folder, sizes)
+    # Last: a folder with a configuration is a whole checkpoint.
+    made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
+    _json(folder / "config.json", config(sizes) | {"jitmx_synthetic": made})
     return Written(folder, tuple(files), nbytes)
 
 
@@ -188,8 +191,6 @@ def _pool(deviation: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 def _tokenizer(folder: Path, sizes: Sizes) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    if sizes.vocab < 256 + 2:
-        raise InputError(f"vocab={sizes.vocab} has no room for a token a byte; give 258 or more, or no tokenizer")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = letters + [f"<|{number}|>" for number in range(256, sizes.vocab - 2)] + ["<|pad|>", "<|end|>"]
     tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))

@@ -58,7 +58,7 @@ def collect(
     return {
         "taken": field(lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")),
         "gpus": field(_gpus),
-        "clocks_locked": field(_clocks_locked),
+        "clocks": field(_clocks),
         "driver": field(_driver),
         "cuda": field(_cuda),
         "cudnn": field(_cudnn),
@@ -157,7 +157,7 @@ def _gpus() -> list[dict[str, str | None]]:
     ]
 
 
-def _clocks_locked() -> list[str]:
+def _clocks() -> list[str]:
     """Why clocks are what they are, as the driver says it, a line a card."""
     said = _say(["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE"])
     kept = re.compile(r"Applications|Locked|Clocks Event Reasons|SW Power Cap|HW Slowdown|Clocks Throttle")

@@ -214,6 +214,13 @@ def test_a_folder_with_files_is_never_written_into(folder: Path) -> None:
         checkpoint.write(folder, Sizes())
 
 
+def test_what_has_no_room_for_a_tokenizer_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="vocab=64 has no room"):
+        checkpoint.write(tmp_path / "x", Sizes(vocab=64))
+    assert not (tmp_path / "x").exists()
+    assert checkpoint.write(tmp_path / "x", Sizes(vocab=64), tokenizer=False).files == ("model.safetensors",)
+
+
 def test_the_script_says_what_it_wrote_and_refuses_bad_sizes(run: Any, tmp_path: Path) -> None:
     done = run("make_checkpoint.py", tmp_path / "x", "--hidden", 64, "--shard-mb", 0.1, "--no-tokenizer")
     said = json.loads(done.stdout)
