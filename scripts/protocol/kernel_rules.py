@@ -25,7 +25,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "triton moe": (r"^_(p_)?matmul_ogs",),
     "marlin moe": (r"\bmarlin_moe_wna16::Marlin<",),
     "marlin linear": (r"(^|[^\w:])marlin::Marlin<",),
-    "humming": (r"humming",),
+    "humming": (r"(^|[^\w:])humming<", r"^_Z7humming"),
     # cuBLAS and cuBLASLt: Hopper and later, the older tensor-core kernels, and products with one row.
     "cublas": (
         r"^nvjet_", r"gemvx::kernel<", r"\bgemv[A-Z2]\w*_kernel", r"^(sm\d+_xmma|ampere|turing|volta)_\w*gemm",

@@ -67,7 +67,7 @@ def run(place: Place, configuration: Configuration, tasks: list[dict[str, Any]],
         ProtocolError: the engine failed or ran out of time; the message has the end of its log.
     """
     asked = {"engine": "vllm", "options": place.engine(configuration) | _OFFLINE, "tasks": tasks}
-    return _work(place, f"{configuration.name}{label}", asked, _environment(configuration) | worker.ENVIRONMENT)
+    return _work(place, f"{configuration.name}{label}", asked, _environment(configuration) | worker.ALONE)
 
 
 def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[st
         ProtocolError: as `run`.
     """
     asked = {"engine": "transformers", "options": {"model": str(place.model), "device": device}, "tasks": tasks}
-    return _work(place, "transformers", asked, _environment(Configuration()) | worker.ENVIRONMENT)
+    return _work(place, "transformers", asked, _environment(Configuration()))
 
 
 def _work(place: Place, name: str, asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def with_checkout(over: Mapping[str, str], base: Mapping[str, str] | None = None
 
 
 def _environment(configuration: Configuration) -> dict[str, str]:
-    return with_checkout({}, configuration.environment())
+    return with_checkout(worker.ENVIRONMENT, configuration.environment())
 
 
 class Server:
@@ -160,7 +160,7 @@ class Server:
         options = self._place.engine(self._configuration)
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.pop("model")]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", *flags(options)]
-        environment = _environment(self._configuration) | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = _environment(self._configuration)
         begun = time.monotonic()
         self._process = self._stack.enter_context(started(command, environment | self._environment, self.log))
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import statistics
 import sys
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 
     Row = npt.NDArray[np.float32]
 
-# Before vLLM is imported: one process, so that the profiler sees its kernels, and nothing that asks the network.
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}  # fmt: skip
+# For every engine: nothing that asks the network, and no sampler that FlashInfer would have to build first.
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+# For an engine that is not a server: one process, so that the profiler sees its kernels.
+ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Engine:
@@ -255,8 +253,6 @@ TASKS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 
 def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     engines: dict[str, type[Engine] | type[Reference]] = {"vllm": Engine, "transformers": Reference}
     engine = engines[asked["engine"]](asked["options"])
     answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}

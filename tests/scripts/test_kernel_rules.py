@@ -105,6 +105,8 @@ def test_every_kernel_of_jitmx_has_a_family_and_no_rule_takes_it_for_another_lib
         ("_p_matmul_ogs_TTN_bf16xbf16xmxfp4_128x256x64x1_swiglu", "triton moe"),
         ("void marlin::Marlin<1125899906909960l, 128, 1, 8, 8>(int4 const*)", "marlin linear"),
         ("void marlin_moe_wna16::Marlin<1l, 128>(int4 const*)", "marlin moe"),
+        ("void humming<ProblemShape<0, 5760, 2880>, BlockShape<16, 128, 64>>(void const*, void*)", "humming"),
+        ("void at::native::humming_like<int>(int)", None),
         ("std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16>(int)", "cublas"),
         ("void gemv2T_kernel_val<int, int, __nv_bfloat16>(int)", "cublas"),
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_tn_align8>(P)", "cublas"),

@@ -28,6 +28,8 @@ TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 def name_of(options: dict) -> str:
     """`jitmx` with its layers, or the stock backend."""
     layers = options.get("additional_config", {}).get("jitmx", {}).get("mxfp4_layers")
+    if os.environ.get("VLLM_NO_USAGE_STATS") != "1" or os.environ.get("HF_HUB_OFFLINE") != "1":
+        raise RuntimeError("an engine of a test asks the network")
     plugins = os.environ.get("VLLM_PLUGINS", "").split(",")
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")

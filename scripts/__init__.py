@@ -1,0 +1,1 @@
+"""Scripts of the checkout; the protocol's modules are in `scripts.protocol`."""
