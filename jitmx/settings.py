@@ -1,8 +1,8 @@
 """Every environment variable that jitmx reads, in one table.
 
-`JITMX_*` names are canonical. Names that engineers already have in their scripts (FlashInfer's) are honoured as
-aliases: the canonical name wins where both are set. The environment is read once per process; `jitmx env` prints each
-setting with its value and where it came from.
+`JITMX_*` names are canonical. Names that engineers already have in their scripts (those of FlashInfer and of its use in
+vLLM) are honoured as aliases: the canonical name wins where both are set. The environment is read once per process;
+`jitmx env` prints each setting with its value and where it came from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import platformdirs
 
+from jitmx import layers
 from jitmx.errors import SettingError
 
 MODES = ("auto", "required", "off")
@@ -124,6 +125,21 @@ def tile(text: str) -> tuple[int, int, int | None, int | None]:
     m, n, k, stages = (None if part is None else int(part) for part in found.groups())
     assert m is not None and n is not None
     return m, n, k, stages
+
+
+MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
+MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+
+
+def _layers(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(layers.parse(text).items())
+    except SettingError as error:
+        raise ValueError(str(error)) from error
+
+
+def _switch(text: str) -> bool | None:
+    return None if text.lower() == "auto" else _flag(text)
 
 
 TABLE: tuple[Setting, ...] = (
@@ -244,6 +260,44 @@ TABLE: tuple[Setting, ...] = (
         "tile of the moe kernels that have one: M tokens of an expert by N rows of its weight, K columns a stage",
         ("FLASHINFER_MOE_TILE",),
     ),
+    Setting(
+        "JITMX_MXFP4_LAYERS",
+        "mxfp4_layers",
+        _layers,
+        lambda: None,
+        "moe, qkv, o, lm_head, separated by ',', each with :mxfp4 or :mxfp8 where that is to be said; or all; or none",
+        "layers of a model in vLLM that jitmx serves; by default moe",
+    ),
+    Setting(
+        "JITMX_MOE_KERNEL",
+        "moe_kernel",
+        _choice(*MOE_KERNELS),
+        lambda: "auto",
+        "auto, gemm, gemv, marlin or triton",
+        "experts in vLLM: auto, gemm and gemv are jitmx's; marlin and triton hand the layer back to vLLM",
+        ("VLLM_MXFP4_MOE_KERNEL",),
+    ),
+    Setting(
+        "JITMX_MOE_ACTIVATION",
+        "moe_activation",
+        _choice(*MOE_ACTIVATIONS),
+        lambda: "bf16",
+        "bf16, mxfp8, mxfp4 or fp6",
+        "what the experts' inputs are rounded to in vLLM",
+        ("VLLM_MXFP4_ACTIVATION",),
+    ),
+    *(
+        Setting(
+            f"JITMX_QUANTIZE_{layer.upper()}",
+            f"quantize_{layer}",
+            _switch,
+            lambda: None,
+            "0, 1 or auto",
+            f"adds {layer} to the layers that jitmx serves in vLLM (1), takes it away (0) or leaves it as it is (auto)",
+            (f"VLLM_MXFP4_QUANTIZE_{layer.upper()}",),
+        )
+        for layer in layers.KINDS[1:]
+    ),
 )
 
 _BY_FIELD = {setting.field: setting for setting in TABLE}
@@ -267,6 +321,12 @@ class Settings:
     linear_tile: str | None
     moe_knobs: tuple[tuple[str, str], ...]
     moe_tile: str | None
+    mxfp4_layers: tuple[tuple[str, str], ...] | None
+    moe_kernel: str
+    moe_activation: str
+    quantize_qkv: bool | None
+    quantize_o: bool | None
+    quantize_lm_head: bool | None
 
 
 def origin(field: str, environ: Mapping[str, str] | None = None) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitmx import settings
+from jitmx import layers, settings
 from jitmx.errors import SettingError
 from jitmx.settings import TABLE, Setting, Settings
 
@@ -42,6 +42,18 @@ READ: dict[str, list[tuple[str, Any]]] = {
         ("kernel=grouped", (("kernel", "grouped"),)),
     ],
     "moe_tile": [("64x128", "64x128"), ("64X32X128s3", "64x32x128s3")],
+    "mxfp4_layers": [
+        ("moe,qkv", (("moe", "mxfp4"), ("qkv", "mxfp4"))),
+        (" O:MXFP8 , lm_head", (("o", "mxfp8"), ("lm_head", "mxfp4"))),
+        ("all", tuple((layer, "mxfp4") for layer in layers.KINDS)),
+        ("moe,moe", (("moe", "mxfp4"),)),
+        ("none", ()),
+    ],
+    "moe_kernel": [("marlin", "marlin"), ("GEMV", "gemv"), ("auto", "auto")],
+    "moe_activation": [("mxfp8", "mxfp8"), ("fp6", "fp6"), ("BF16", "bf16")],
+    "quantize_qkv": [("1", True), ("0", False), ("auto", None)],
+    "quantize_o": [("1", True), ("0", False), ("AUTO", None)],
+    "quantize_lm_head": [("yes", True), ("0", False), ("auto", None)],
 }
 
 # For each field, texts that are refused.
@@ -60,6 +72,12 @@ REFUSED: dict[str, list[str]] = {
     "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4"],
     "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x"],
     "moe_tile": ["64", "x128", "64x0", "64*128"],
+    "mxfp4_layers": ["mlp", "moe:mxfp8", "all:mxfp8", "qkv:int4", "qkv,qkv:mxfp8", "none,moe", ",", "qkv:"],
+    "moe_kernel": ["cutlass", "auto,gemm", "0"],
+    "moe_activation": ["fp8", "bfloat16"],
+    "quantize_qkv": ["2", "maybe"],
+    "quantize_o": ["mxfp4"],
+    "quantize_lm_head": ["2"],
 }
 
 NAMES = [(setting, name) for setting in TABLE for name in (setting.name, *setting.aliases)]
@@ -76,7 +94,8 @@ def test_names_are_those_that_scripts_already_have() -> None:
     assert all(setting.name.startswith("JITMX_") and setting.help for setting in TABLE)
     assert {alias for setting in TABLE for alias in setting.aliases} == {
         "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_NVCC_THREADS", "FLASHINFER_LOGLEVEL", "FLASHINFER_JIT_VERBOSE",
-        "FLASHINFER_MOE_TILE",
+        "FLASHINFER_MOE_TILE", "VLLM_MXFP4_MOE_KERNEL", "VLLM_MXFP4_ACTIVATION", "VLLM_MXFP4_QUANTIZE_QKV",
+        "VLLM_MXFP4_QUANTIZE_O", "VLLM_MXFP4_QUANTIZE_LM_HEAD",
     }  # fmt: skip
     assert len(set(IDS)) == len(IDS)
 
@@ -173,6 +192,24 @@ def test_defaults_follow_the_platform() -> None:
     assert (read.arches, read.jobs, read.site_cache, read.linear_knobs) == ((), None, (), ())
     assert (read.log_level, read.verbose, read.linear_tile) == (2, False, None)
     assert (read.moe_knobs, read.moe_tile) == ((), None)
+    assert (read.mxfp4_layers, read.moe_kernel, read.moe_activation) == (None, "auto", "bf16")
+    assert (read.quantize_qkv, read.quantize_o, read.quantize_lm_head) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("moe,qvk", "'qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?"),
+        ("moe:mxfp8", "moe takes mxfp4, not 'mxfp8'"),
+        ("all:mxfp8", "moe takes mxfp4, not 'mxfp8'; name the layers one by one"),
+        ("o,o:mxfp8", "o is given as mxfp4 and as mxfp8; name it once"),
+        (" , ", "no layer is named; to leave all of them to vLLM say none"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused_with_what_is_wrong_with_them(text: str, said: str) -> None:
+    with pytest.raises(SettingError) as error:
+        settings.read({"JITMX_MXFP4_LAYERS": text})
+    assert str(error.value).endswith(f"({said})")
 
 
 @given(st.integers(1, 999), st.integers(1, 999), st.none() | st.integers(1, 999), st.none() | st.integers(1, 99))

@@ -1,0 +1,38 @@
+"""The layers of a served model that jitmx can take, and how a choice of them is spelled: `moe,o:mxfp8`."""
+
+from __future__ import annotations
+
+import difflib
+
+from jitmx.errors import SettingError
+
+KINDS = ("moe", "qkv", "o", "lm_head")
+# Formats that a layer's weights can be kept in; the first is meant where none is named.
+FORMATS = {"moe": ("mxfp4",), **dict.fromkeys(KINDS[1:], ("mxfp4", "mxfp8"))}
+
+
+def parse(text: str) -> dict[str, str]:
+    """The format of each layer that is named; `all` names every one and `none` none.
+
+    Raises:
+        SettingError: a name or a format that there is not, or two formats for a layer.
+    """
+    if text.strip().lower() == "none":
+        return {}
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip().lower() for part in text.split(","))):
+        name, colon, format = (word.strip() for word in part.partition(":"))
+        if name not in (*KINDS, "all"):
+            close = difflib.get_close_matches(name, (*KINDS, "all"), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingError(f"{name!r} is none of {', '.join(KINDS)}, all{hint}")
+        for kind in KINDS if name == "all" else (name,):
+            chosen = format if colon else FORMATS[kind][0]
+            if chosen not in FORMATS[kind]:
+                remedy = "; name the layers one by one" if name == "all" else ""
+                raise SettingError(f"{kind} takes {' or '.join(FORMATS[kind])}, not {chosen!r}{remedy}")
+            if found.setdefault(kind, chosen) != chosen:
+                raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}; name it once")
+    if not found:
+        raise SettingError("no layer is named; to leave all of them to vLLM say none")
+    return found
