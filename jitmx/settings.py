@@ -7,6 +7,7 @@ vLLM) are honoured as aliases: the canonical name wins where both are set. The e
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import os
@@ -329,8 +330,14 @@ class Settings:
     quantize_lm_head: bool | None
 
 
+# What the program that jitmx runs in chose in place of the environment: field to value, and what says so.
+_chosen: dict[str, tuple[Any, str]] = {}
+
+
 def origin(field: str, environ: Mapping[str, str] | None = None) -> str:
-    """The variable that decides `field`, or "default"."""
+    """The variable that decides `field`, or "default"; or what else does, of this process."""
+    if environ is None and field in _chosen:
+        return _chosen[field][1]
     environ = os.environ if environ is None else environ
     setting = _BY_FIELD[field]
     return next((name for name in (setting.name, *setting.aliases) if environ.get(name)), "default")
@@ -369,10 +376,18 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
 @functools.cache
 def current() -> Settings:
     """The settings of this process, read once. Tests and tools that change the environment call `reload()`."""
-    return read()
+    return dataclasses.replace(read(), **{field: value for field, (value, _) in _chosen.items()})
+
+
+def choose(field: str, value: Any, said: str) -> Settings:
+    """Take `value` for a setting of this process from now on, whatever the environment says; `said` is its origin."""
+    _chosen[field] = value, said
+    current.cache_clear()
+    return current()
 
 
 def reload() -> Settings:
-    """Read the environment again."""
+    """Read the environment again, and forget what was chosen in its place."""
+    _chosen.clear()
     current.cache_clear()
     return current()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from jitmx import build
@@ -29,6 +30,11 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def loaded() -> Collection[tuple[str, int]]:
+    """Identity and device of every variant that was loaded in this process; seen as it grows."""
+    return _modules.keys()
 
 
 def capturing() -> bool:

@@ -1,1 +1,27 @@
-"""vLLM on jitmx's kernels."""
+"""jitmx in vLLM: experts, and where asked QKV, O and the language-model head, of gpt-oss on jitmx's kernels.
+
+`register` is what vLLM calls in each of its processes (entry point `vllm.general_plugins`). It registers a name and
+imports no more than vLLM has imported by then; what takes over which layer is decided when a gpt-oss model is built.
+
+    plugin.py        what is registered, and the configuration that decides for each layer
+    versions.py      which vLLM this is for
+    hooks.py         everything of vLLM that is relied on, with signatures
+    policy.py        which layers, from what was asked for and what stands against it; knows nothing of vLLM
+    facts.py         what stands against it, read from vLLM's configuration
+    moe.py           the experts
+    linear.py        QKV and O
+    lm_head.py       the language-model head
+    router.py        the router's product, taken into the experts' call
+    packing.py       experts' weights, packed in the place of the checkpoint's
+    warmup.py        kernels that serving needs, compiled and loaded before it begins
+    monitor.py       what was loaded after that
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Register jitmx with the vLLM of this process. Calling it again changes nothing."""
+    from jitmx.vllm import plugin
+
+    plugin.register()

@@ -1,0 +1,80 @@
+"""What stands for or against jitmx in this process, read from vLLM's configuration."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jitmx import arch
+from jitmx.errors import ArchError
+from jitmx.vllm.policy import Facts
+
+# What vLLM calls the part of a process that is no draft model.
+_TARGET_MODEL = "backbone"
+
+
+@functools.cache
+def target() -> tuple[arch.Arch | None, str]:
+    """The SM target of this process's device; or None, and why there is none."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return None, f"jitmx's kernels run on CUDA devices, and vLLM runs on {current_platform.device_name}"
+    capability = current_platform.get_device_capability()
+    if capability is None:
+        return None, "the device's compute capability is not known"
+    try:
+        return arch.of_device(capability.major, capability.minor), ""
+    except ArchError as error:
+        return None, str(error)
+
+
+def read(config: Any) -> Facts:
+    """Facts of a process that serves `config`, a VllmConfig."""
+    from vllm import envs
+    from vllm.lora.utils import is_in_target_modules
+
+    found, reason = target()
+    lora, model = config.lora_config, config.model_config
+    adapted = lora is not None and is_in_target_modules("model.layers.0.mlp.experts", lora.target_modules, {})
+    return Facts(
+        target=None if found is None else found.name,
+        no_target=reason,
+        lora=lora is not None,
+        lora_experts=adapted,
+        tied=bool(model is not None and getattr(model.hf_text_config, "tie_word_embeddings", False)),
+        backend=str(config.kernel_config.moe_backend),
+        batch_invariant=bool(envs.VLLM_BATCH_INVARIANT),
+        ubatches=bool(config.parallel_config.use_ubatching),
+    )
+
+
+def draft() -> bool:
+    """Whether the model that is being built is a draft model."""
+    from vllm.compilation import backends
+
+    return bool(backends.model_tag != _TARGET_MODEL)
+
+
+def against_moe(layer: Any) -> str:
+    """What jitmx's experts cannot do of what a RoutedExperts layer is for, in words; empty where they can."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    moe = layer.moe_config
+    parallel = moe.moe_parallel_config
+    checks = (
+        (moe.activation == MoEActivation.SWIGLUOAI, f"the activation is {moe.activation.value}, not swigluoai"),
+        (not parallel.use_all2all_kernels, "tokens are exchanged between ranks by all-to-all kernels"),
+        (not parallel.is_sequence_parallel, "tokens are spread over the ranks (sequence parallel)"),
+        (not parallel.enable_eplb, "experts are moved between ranks while serving (EPLB)"),
+        (not layer.apply_router_weight_on_input, "router weights are applied to the input"),
+        (
+            layer.scoring_func == "softmax" and not layer.use_grouped_topk and layer.custom_routing_function is None
+            and layer.e_score_correction_bias is None and layer.routed_scaling_factor == 1.0,
+            "the routing is not a softmax over the experts",
+        ),
+        (moe.hidden_dim % 32 == 0, f"{moe.hidden_dim} hidden values are no multiple of 32, those that share a scale"),
+        (1 <= moe.experts_per_token <= 8, f"{moe.experts_per_token} experts a token are over 8"),
+        (moe.num_experts <= 512, f"{moe.num_experts} experts are over 512"),
+    )  # fmt: skip
+    return next((reason for fine, reason in checks if not fine), "")

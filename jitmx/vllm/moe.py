@@ -1,0 +1,171 @@
+"""The experts of a gpt-oss layer: vLLM's method for them, on jitmx's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.config import mxfp4_w4a16_moe_quant_config
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, Mxfp4MoeBackend
+
+import jitmx
+from jitmx import formats
+from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.kernels.routing import FEW_TOKENS
+from jitmx.ops.experts import PackedExperts
+from jitmx.vllm import facts, monitor, warmup
+from jitmx.vllm.packing import pack_layer
+from jitmx.vllm.router import RouterLinear
+
+
+class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
+    """Experts whose routing, products and sum are jitmx's.
+
+    vLLM gives it hidden states and router logits. Where the router was taken over it gives no logits, and up to 64
+    tokens are two launches: the routing, and the experts. With LoRA, and where vLLM itself has to see which experts
+    are chosen, vLLM chooses and jitmx gets ids and weights.
+
+    Args:
+        moe: vLLM's configuration of the layer.
+        gate: the router, if it can be taken over.
+    """
+
+    def __init__(self, moe: Any, gate: RouterLinear | None) -> None:
+        # Not the parent's, which picks one of vLLM's own kernels.
+        FusedMoEMethodBase.__init__(self, moe)
+        self.weight_dtype = "gpt_oss_mxfp4"
+        self.mxfp4_backend = Mxfp4MoeBackend.NONE
+        self.experts_cls = None
+        self.max_capture_size = moe.max_capture_size
+        self._whole = not (moe.is_lora_enabled or moe.require_decomposed_backend or _routing_is_returned())
+        alone = moe.moe_parallel_config.dp_size == 1 and moe.moe_parallel_config.pcp_size == 1
+        self.gate = gate if self._whole and alone else None
+        if self.gate is not None:
+            self.gate.taken = True
+        self._packed: tuple[PackedExperts, PackedExperts] | None = None
+
+    @property
+    def is_monolithic(self) -> bool:
+        """Whether it gets router logits, not ids and weights."""
+        return self._whole
+
+    @property
+    def topk_indices_dtype(self) -> torch.dtype:
+        """Of the ids that vLLM chooses."""
+        return torch.int32
+
+    @property
+    def skip_forward_padding(self) -> bool:
+        return False
+
+    @property
+    def has_unpadded_output(self) -> bool:
+        return False
+
+    def maybe_roundup_sizes(
+        self, hidden_size: int, intermediate_size_per_partition: int, act_dtype: torch.dtype, moe_parallel_config: Any
+    ) -> tuple[int, int]:
+        """The sizes of this rank's shard: whole blocks that share a scale, which is how a checkpoint is split."""
+        hidden, intermediate = FusedMoEMethodBase.maybe_roundup_sizes(
+            self, hidden_size, intermediate_size_per_partition, act_dtype, moe_parallel_config
+        )
+        return hidden, -(-intermediate // formats.BLOCK) * formats.BLOCK
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+        """vLLM's parameters. What no checkpoint fills, in the last shard of an uneven split, has scales of one."""
+        super().create_weights(layer, *args, **kwargs)
+        for name in ("w13", "w2"):
+            getattr(layer, f"{name}_weight_scale").data.fill_(formats.SCALE_ONE)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the weights in place, and have every kernel that serving needs compiled and loaded."""
+        arch, _ = facts.target()
+        assert arch is not None, "the policy lets no layer come here without a target"
+        encoding = preferred_encoding(arch)
+        self._packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
+        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        needed = self._needed(layer)
+        warmup.prepare(needed)
+        warmup.KERNELS.register_warmup(needed=needed)
+
+    def get_fused_moe_quant_config(self, layer: Any) -> Any:
+        """What vLLM wants to know of the formats: weights in MXFP4, activations as they come."""
+        return mxfp4_w4a16_moe_quant_config(
+            w1_scale=layer.w13_weight_scale, w2_scale=layer.w2_weight_scale,
+            w1_bias=getattr(layer, "w13_bias", None), w2_bias=getattr(layer, "w2_bias", None),
+        )  # fmt: skip
+
+    def apply_monolithic(
+        self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor, input_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The layer, routing and all.
+
+        Args:
+            x: [tokens, hidden], bfloat16.
+            router_logits: [tokens, experts]; not looked at where the router was taken over.
+        """
+        scoring = _scoring(layer)
+        gate = self.gate
+        if gate is None:
+            return self._serve(layer, x, router_logits.contiguous(), scoring)
+        if x.shape[0] > FEW_TOKENS:  # a product for tensor cores
+            return self._serve(layer, x, gate.logits(x), scoring)
+        return self._serve(layer, x, jitmx.route(x, gate.weight, gate.bias, k=layer.top_k, scoring=scoring), scoring)
+
+    def apply(
+        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The experts that vLLM chose.
+
+        Args:
+            x: [tokens, hidden], bfloat16.
+            topk_weights, topk_ids: [tokens, top], float32 and int32.
+        """
+        chosen = topk_ids.to(torch.int32).contiguous(), topk_weights.to(torch.float32).contiguous()
+        return self._serve(layer, x, chosen, _scoring(layer))
+
+    def _serve(self, layer: Any, x: torch.Tensor, routing: Any, scoring: str) -> torch.Tensor:
+        w13, w2 = self._experts(layer)
+        monitor.look()
+        return jitmx.moe(
+            x.contiguous(), routing, w13, w2, getattr(layer, "w13_bias", None), getattr(layer, "w2_bias", None),
+            expert_map=layer.expert_map, top=layer.top_k if isinstance(routing, torch.Tensor) else None,
+            scoring=scoring,
+        )  # fmt: skip
+
+    def _experts(self, layer: Any) -> tuple[PackedExperts, PackedExperts]:
+        """The packed weights, where the layer has them now: new ones may have been loaded elsewhere."""
+        assert self._packed is not None, "weights are packed before anything is served"
+        w13, w2 = self._packed
+        if w13.words.data_ptr() != layer.w13_weight.data_ptr() or w2.words.data_ptr() != layer.w2_weight.data_ptr():
+            w13 = replace(w13, words=layer.w13_weight.data, scales=layer.w13_weight_scale.data)
+            w2 = replace(w2, words=layer.w2_weight.data, scales=layer.w2_weight_scale.data)
+            self._packed = w13, w2
+        return w13, w2
+
+    def _needed(self, layer: Any) -> warmup.Needed:
+        assert self._packed is not None
+        w13, w2 = self._packed
+        experts = layer.expert_map.numel() if layer.expert_map is not None else w13.experts
+        return warmup.Needed(
+            arch=str(facts.target()[0]), device=warmup.device_of(w13.device), rows=self.moe.max_num_tokens,
+            experts=experts, local=w13.experts, mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k,
+            intermediate=w2.k, bias=self.moe.has_bias, encoding=w13.encoding,
+            scale_range="normal" if w13.scale_range == w2.scale_range == "normal" else "full",
+            scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
+            router_bias=self.gate is not None and self.gate.bias is not None,
+        )  # fmt: skip
+
+
+def _scoring(layer: Any) -> str:
+    return "softmax_topk" if layer.renormalize else "softmax_all"
+
+
+def _routing_is_returned() -> bool:
+    """Whether vLLM was asked to tell its users which experts were chosen."""
+    config = get_current_vllm_config().model_config
+    return bool(config is not None and getattr(config, "enable_return_routed_experts", False))

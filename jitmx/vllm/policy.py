@@ -1,0 +1,205 @@
+"""Which layers of a model jitmx serves: what was asked for, against what stands in the way. Knows nothing of vLLM."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitmx import layers, settings
+from jitmx.errors import SettingError
+from jitmx.settings import Settings
+
+# Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
+KEYS = {"mxfp4_layers": "mxfp4_layers", "moe_kernel": "moe_kernel", "moe_activation": "moe_activation"}
+DEFAULT = {"moe": "mxfp4"}
+STOCK_KERNELS = ("marlin", "triton")
+SERVED_ACTIVATIONS = ("bf16",)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a layer is served in, and why.
+
+    Attributes:
+        format: of the weights in jitmx, or None where the layer stays with vLLM.
+        reason: in words, for the log.
+    """
+
+    format: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        layers: the format of each layer asked for.
+        said: by kind of layer, and for "moe_kernel" and "moe_activation", where that was said.
+        moe_kernel, moe_activation: as JITMX_MOE_KERNEL and JITMX_MOE_ACTIVATION.
+    """
+
+    layers: Mapping[str, str]
+    said: Mapping[str, str]
+    moe_kernel: str = "auto"
+    moe_activation: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a process serves and on what, as far as it bears on who serves which layer.
+
+    Attributes:
+        target: name of the SM target, or None.
+        no_target: why there is none.
+        lora: adapters can be loaded. lora_experts: to the experts as well.
+        tied: the head shares its weight with the embeddings, by the model's configuration.
+        backend: the experts' kernels that vLLM was told to take, or "auto".
+        batch_invariant: results must not depend on the rest of the batch.
+        ubatches: two halves of a batch run at a time, on two streams.
+        against_moe: what else jitmx's experts cannot do of what is asked, in words; empty where nothing.
+    """
+
+    target: str | None
+    no_target: str = ""
+    lora: bool = False
+    lora_experts: bool = False
+    tied: bool = False
+    backend: str = "auto"
+    batch_invariant: bool = False
+    ubatches: bool = False
+    against_moe: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer to decide on.
+
+    Attributes:
+        kind: one of `layers.KINDS`.
+        prefix: its name in the model.
+        draft: it is of a draft model.
+        tied: its weight is that of the embeddings.
+    """
+
+    kind: str
+    prefix: str = ""
+    draft: bool = field(default=False, kw_only=True)
+    tied: bool = field(default=False, kw_only=True)
+
+
+def request(options: Any = None, read: Settings | None = None, environ: Mapping[str, str] | None = None) -> Request:
+    """What was asked for: by `options` where they say it, else by the environment.
+
+    Args:
+        options: the value of "jitmx" in vLLM's additional_config, a mapping with keys of `KEYS`, or None.
+        read: the settings; by default those of `environ`, and without it those of this process.
+        environ: the environment that says where a setting came from.
+
+    Raises:
+        SettingError: a key, layer, format or kernel that there is not, or a rounding that no kernel of the experts has.
+    """
+    if read is None:
+        read = settings.current() if environ is None else settings.read(environ)
+    own = _checked(options)
+    said = {name: settings.origin(name, environ) for name in ("moe_kernel", "moe_activation")}
+    said.update({name: f"additional_config's {name}" for name in own if name in said})
+    if "mxfp4_layers" in own:
+        chosen, where = dict(own["mxfp4_layers"]), "additional_config's mxfp4_layers"
+        said.update(dict.fromkeys(layers.KINDS, where))
+    else:
+        asked = read.mxfp4_layers
+        chosen = dict(DEFAULT if asked is None else asked)
+        where = settings.origin("mxfp4_layers", environ)
+        said.update(dict.fromkeys(layers.KINDS, where))
+        for kind in layers.KINDS[1:]:
+            switch = getattr(read, f"quantize_{kind}")
+            if switch is None:
+                continue
+            said[kind] = f"{settings.origin(f'quantize_{kind}', environ)}={int(switch)}"
+            if switch:
+                chosen.setdefault(kind, layers.FORMATS[kind][0])
+            else:
+                chosen.pop(kind, None)
+    kernel = own.get("moe_kernel", read.moe_kernel)
+    activation = own.get("moe_activation", read.moe_activation)
+    if "moe" in chosen and kernel not in STOCK_KERNELS and activation not in SERVED_ACTIVATIONS:
+        raise SettingError(
+            f"{said['moe_activation']}={activation!r}: jitmx's experts take {' or '.join(SERVED_ACTIVATIONS)}; unset "
+            f"it, or hand the experts to vLLM with JITMX_MOE_KERNEL={' or '.join(STOCK_KERNELS)}"
+        )
+    return Request(chosen, said, kernel, activation)
+
+
+def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
+    """Who serves a layer."""
+    kind, said = layer.kind, asked.said[layer.kind]
+    format = asked.layers.get(kind)
+    if format is None:
+        return Decision(None, f"not among the layers asked for ({said})")
+    against = _against(layer, asked, facts)
+    return Decision(None, against) if against else Decision(format, "by default" if said == "default" else f"by {said}")
+
+
+def _against(layer: Layer, asked: Request, facts: Facts) -> str:
+    """What stands against jitmx serving a layer that it was asked for, or an empty text."""
+    if facts.target is None:
+        return facts.no_target
+    if facts.batch_invariant:
+        return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
+    if layer.draft:
+        return "it is of a draft model"
+    if layer.kind == "moe":
+        return _against_moe(asked, facts)
+    if facts.lora:
+        return "LoRA is on, and adapters are added to products of bf16 weights"
+    if layer.kind == "lm_head":
+        if layer.tied or facts.tied:
+            return "its weight is that of the embeddings, which are looked up in bf16"
+        if layer.prefix != "lm_head":
+            return f"its name is {layer.prefix!r}: only the model's own head, lm_head, is quantized"
+    return ""
+
+
+def _against_moe(asked: Request, facts: Facts) -> str:
+    if asked.moe_kernel in STOCK_KERNELS:
+        return f"{asked.said['moe_kernel']} asks for vLLM's {asked.moe_kernel}"
+    if facts.backend != "auto":
+        return f"kernel_config.moe_backend asks for vLLM's {facts.backend}"
+    if facts.lora_experts:
+        return (
+            "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
+            "'experts' leaves them to jitmx"
+        )
+    if facts.ubatches:
+        return "two halves of a batch run on two streams, and jitmx's experts take all of the device"
+    return facts.against_moe
+
+
+def _checked(options: Any) -> dict[str, Any]:
+    """The options as the settings of the same name are read."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise SettingError(
+            f"additional_config's jitmx is {options!r}, and must be an object with keys of {', '.join(KEYS)}"
+        )
+    by_field = {setting.field: setting for setting in settings.TABLE}
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(KEYS)}"
+            raise SettingError(f"additional_config's jitmx has no {key!r}{hint}")
+        setting = by_field[KEYS[key]]
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
+        if not isinstance(text, str):
+            raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")
+        try:
+            found[key] = setting.parse(text)
+        except ValueError as error:
+            why = f" ({error})" if isinstance(error.__cause__, Exception) else ""
+            raise SettingError(f"additional_config's jitmx.{key}={value!r} is not {setting.choices}{why}") from None
+    return found

@@ -1,0 +1,117 @@
+"""The quantization configuration of a gpt-oss model that jitmx serves: layer by layer, who takes it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+
+from jitmx import layers, settings
+from jitmx.vllm import facts, policy, router
+from jitmx.vllm.plugin import logger
+from jitmx.vllm.policy import Decision, Layer
+
+_LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
+
+
+class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
+    """vLLM's configuration for gpt-oss checkpoints, with jitmx's methods for the layers that it takes."""
+
+    def __init__(self, ignored_layers: list[str] | None = None) -> None:
+        super().__init__(ignored_layers)
+        install()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Workers get the configuration from another process, where it was made.
+        self.__dict__.update(state)
+        install()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """The method for a layer: jitmx's or vLLM's."""
+        kind = next((kind for suffix, kind in _LINEAR.items() if prefix.endswith(suffix)), None)
+        if isinstance(layer, RoutedExperts):
+            return self._experts(layer, prefix)
+        if kind is not None and isinstance(layer, LinearBase):
+            decision = decide(Layer(kind, prefix, draft=facts.draft()))
+            if decision.format is not None:
+                from jitmx.vllm.linear import JitmxLinearMethod
+
+                return JitmxLinearMethod(decision.format, prefix)
+        return super().get_quant_method(layer, prefix)
+
+    def _experts(self, layer: Any, prefix: str) -> Any:
+        gate = router.take(prefix)
+        asked = _asked(get_current_vllm_config())
+        decision = decide(Layer("moe", prefix, draft=facts.draft()), against_moe=facts.against_moe(layer))
+        if decision.format is None:
+            if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
+                layer.moe_config.moe_backend = asked.moe_kernel
+            return super().get_quant_method(layer, prefix)
+        if asked.moe_kernel == "gemm" and not settings.current().moe_knobs:
+            settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
+        from jitmx.vllm.moe import JitmxMoEMethod
+
+        method = JitmxMoEMethod(layer.moe_config, gate)
+        if method.gate is not None:
+            _into_compile_key(get_current_vllm_config(), "router", decision)
+        return method
+
+
+def decide(layer: Layer, against_moe: str = "") -> Decision:
+    """Who serves a layer of the model that is being built; said in the log when it is the first of its kind."""
+    config = get_current_vllm_config()
+    asked, found = _asked(config), facts.read(config)
+    decision = policy.decide(layer, asked, replace(found, against_moe=against_moe))
+    _announce(layer.kind, decision, layer.kind in asked.layers, found.target)
+    _into_compile_key(config, layer.kind, decision)
+    return decision
+
+
+def _into_compile_key(config: Any, kind: str, decision: Decision) -> None:
+    """Tell vLLM's cache of compiled code who serves a kind of layer: it does not look at the environment of jitmx."""
+    if isinstance(config.additional_config, dict):
+        served = config.additional_config.setdefault("jitmx_serves", {})
+        served[kind] = decision.format or served.get(kind, "")
+
+
+def decide_lm_head(prefix: str, tied: bool) -> Decision:
+    """Who serves a language-model head; only that of a model of this configuration is jitmx's to take."""
+    if not isinstance(get_current_vllm_config().quant_config, JitmxGptOssConfig):
+        return Decision(None, "the model is not gpt-oss in MXFP4")
+    return decide(Layer("lm_head", prefix, tied=tied, draft=facts.draft()))
+
+
+def install() -> None:
+    """Put jitmx's classes in the place of vLLM's where a layer asks for no configuration. Again, it changes nothing."""
+    router.install()
+    _install_lm_head()
+
+
+@functools.cache
+def _install_lm_head() -> None:
+    from jitmx.vllm import lm_head
+
+    lm_head.register(decide_lm_head)
+
+
+def _asked(config: Any) -> policy.Request:
+    options = config.additional_config
+    return policy.request(options.get("jitmx") if isinstance(options, dict) else None)
+
+
+@functools.cache
+def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -> None:
+    """One line for a kind of layer and what was decided; none for layers that nobody asked jitmx to take."""
+    if decision.format is not None:
+        logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
+    elif wanted:
+        logger.warning("vLLM serves %s, jitmx stands aside: %s", kind, decision.reason)
+
+
+assert set(_LINEAR.values()) < set(layers.KINDS)
