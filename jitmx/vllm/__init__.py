@@ -13,7 +13,8 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     lm_head.py       the language-model head
     router.py        the router's product, taken into the experts' call
     packing.py       experts' weights, packed in the place of the checkpoint's
-    warmup.py        kernels that serving needs, compiled and loaded before it begins
+    needed.py        the kernels that a layer's calls launch
+    warmup.py        those kernels, compiled and loaded before serving begins
     monitor.py       what was loaded after that
 """
 

@@ -30,6 +30,7 @@ from jitmx.ops import operand
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
+from jitmx.vllm import warmup
 
 __all__ = ["JitmxLinearMethod", "refusal"]
 
@@ -155,6 +156,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
         layer._already_called_process_weights_after_loading = True
+        warmup.linear(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """X W^T (+ bias).

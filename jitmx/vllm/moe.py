@@ -17,6 +17,7 @@ from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.routing import FEW_TOKENS
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import facts, monitor, warmup
+from jitmx.vllm.needed import Experts
 from jitmx.vllm.packing import pack_layer
 from jitmx.vllm.router import RouterLinear
 
@@ -87,9 +88,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         encoding = preferred_encoding(arch)
         self._packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
-        needed = self._needed(layer)
-        warmup.prepare(needed)
-        warmup.KERNELS.register_warmup(needed=needed)
+        warmup.prepare(self._needed(layer))
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """What vLLM wants to know of the formats: weights in MXFP4, activations as they come."""
@@ -147,11 +146,11 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             self._packed = w13, w2
         return w13, w2
 
-    def _needed(self, layer: Any) -> warmup.Needed:
+    def _needed(self, layer: Any) -> Experts:
         assert self._packed is not None
         w13, w2 = self._packed
         experts = layer.expert_map.numel() if layer.expert_map is not None else w13.experts
-        return warmup.Needed(
+        return Experts(
             arch=str(facts.target()[0]), device=warmup.device_of(w13.device), rows=self.moe.max_num_tokens,
             experts=experts, local=w13.experts, mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k,
             intermediate=w2.k, bias=self.moe.has_bias, encoding=w13.encoding,

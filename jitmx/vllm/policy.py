@@ -146,7 +146,7 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
 def _against(layer: Layer, asked: Request, facts: Facts) -> str:
     """What stands against jitmx serving a layer that it was asked for, or an empty text."""
     if facts.target is None:
-        return facts.no_target
+        return facts.no_target or "no device of this process is known"
     if facts.batch_invariant:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
     if layer.draft:

@@ -107,11 +107,11 @@ def _asked(config: Any) -> policy.Request:
 
 @functools.cache
 def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -> None:
-    """One line for a kind of layer and what was decided; none for layers that nobody asked jitmx to take."""
+    """One line for each kind of layer and decision on it; none for a layer that nobody asked jitmx to take."""
     if decision.format is not None:
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
-        logger.warning("vLLM serves %s, jitmx stands aside: %s", kind, decision.reason)
+        logger.warning("vLLM serves %s, and jitmx stands aside: %s", kind, decision.reason)
 
 
 assert set(_LINEAR.values()) < set(layers.KINDS)

@@ -2,60 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
-from jitmx import arch as arches
 from jitmx import build, settings
-from jitmx.dispatch import choose
 from jitmx.errors import JitmxError
-from jitmx.kernels.moe import MoeProblem
-from jitmx.kernels.routing import FEW_TOKENS, RoutingProblem
-from jitmx.ops import checks
-from jitmx.ops.routing_plan import parts
+from jitmx.ops import operand
+from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
-from jitmx.vllm import monitor
+from jitmx.vllm import facts, monitor
+from jitmx.vllm.needed import Linear, Needed, variants
 from jitmx.vllm.plugin import logger
 
-_EVERY, _STEP = 512, 16  # rows up to which each number is asked for, and how many are skipped beyond
 _SILENT = 5.0  # seconds between two lines of progress
-
-
-@dataclass(frozen=True)
-class Needed:
-    """What decides the kernels of an expert layer, for any number of tokens up to `rows`.
-
-    Attributes:
-        arch: SM target.
-        device: CUDA device number, or None where there is none to load onto.
-        experts, local: experts that are routed to, and those whose weights are at hand. mapped: by an expert map.
-        top, hidden, intermediate, bias, encoding, scale_range: as in `MoeProblem`.
-        scoring: as for `jitmx.route`.
-        routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
-        router_bias: the router, where it was taken over, has a bias.
-    """
-
-    arch: str
-    device: int | None
-    rows: int
-    experts: int
-    local: int
-    mapped: bool
-    top: int
-    hidden: int
-    intermediate: int
-    bias: bool
-    encoding: str
-    scale_range: str
-    scoring: str
-    routing: str
-    router_bias: bool
 
 
 @dataclass(frozen=True)
@@ -72,68 +39,39 @@ def device_of(device: torch.device) -> int | None:
     return torch.device(device).index or 0 if device.type == "cuda" else None
 
 
-@functools.lru_cache(maxsize=64)
-def variants(needed: Needed) -> tuple[Variant, ...]:
-    """Every variant that calls of a layer launch.
-
-    The kernels of two numbers of tokens beyond 512 that lie within 16 of each other, and are the same, are taken to be
-    those of the numbers between as well.
-    """
-    arch = arches.parse(needed.arch)
-    count = arch.multiprocessors if needed.device is None else checks.multiprocessors(needed.device)
-    found: dict[str, Variant] = {}
-    for m in _rows(needed.rows):
-        layer = MoeProblem(
-            m, needed.local, needed.top, needed.hidden, needed.intermediate, bias=needed.bias,
-            encoding=needed.encoding, scale_range=needed.scale_range,
-        )  # fmt: skip
-        tile = 0
-        for choice in choose.launches("moe", layer, arch, multiprocessors=count):
-            if isinstance(choice.problem, RoutingProblem):
-                tile = choice.problem.tile
-            else:
-                found[choice.variant.identity] = choice.variant
-        for problem in _routing(needed, m, tile):
-            variant = choose.choose("routing", problem, arch, multiprocessors=count).variant
-            found[variant.identity] = variant
-    return tuple(found.values())
-
-
-def _rows(most: int) -> Iterator[int]:
-    yield from range(1, min(most, _EVERY) + 1)
-    yield from range(_EVERY + _STEP, most, _STEP)
-    if most > _EVERY:
-        yield most
-
-
-def _routing(needed: Needed, m: int, tile: int) -> Iterable[RoutingProblem]:
-    """The launches that choose experts for m tokens, and list the tokens of each in tiles."""
-    mapped = needed.mapped and tile > 0
-    lists = RoutingProblem(m, needed.experts, needed.top, 8, "ids", mapped=mapped, tile=tile) if tile else None
-    if needed.routing == "hidden" and m <= FEW_TOKENS:
-        bias = "bias_bf16" if needed.router_bias else "none"
-        yield RoutingProblem(
-            m, needed.experts, needed.top, needed.hidden, "hidden", bias=bias, scoring=needed.scoring
-        )
-    elif needed.routing != "ids":
-        logits = RoutingProblem(m, needed.experts, needed.top, 8, "logits", scoring=needed.scoring)
-        yield from parts(replace(logits, mapped=mapped, tile=tile))
-        return
-    if lists is not None:
-        yield lists
-
-
 _ready: set[Kernel] = set()
 
 
 def prepare(needed: Needed) -> None:
-    """Have every kernel of a layer compiled and loaded. All layers of a model share them: the first does the work.
+    """Have every kernel of a layer compiled and loaded, now and where vLLM warms kernels.
+
+    All layers of a model share them: the first does the work.
 
     Raises:
         NotWarmedError: a kernel is not in the cache, and JITMX_MODE=required; the message gives the command for it.
         JitmxError: a kernel cannot be compiled or loaded.
     """
-    _prepare(Kernel(variant.identity, needed.device, variant) for variant in variants(needed))
+    _prepare(KERNELS.get_warmup_keys(needed))
+    KERNELS.register_warmup(needed=needed)
+
+
+def linear(layer: Any) -> None:
+    """The same for a layer of `jitmx.vllm.linear` that was packed; without a target there is nothing to do."""
+    arch, _ = facts.target()
+    config = get_current_vllm_config_or_none()
+    if arch is None or config is None:
+        return
+    n, k, layout = layer.jitmx_packed
+    weight, encoding, scale_range = operand.parts(layout)
+    # The ranks that share a row-parallel product add its bias once.
+    bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+    bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
+    prepare(
+        Linear(
+            arch.name, device_of(layer.weight.device), config.scheduler_config.max_num_batched_tokens, n, k,
+            DTYPES[layer.weight.dtype], bias, weight, encoding, scale_range,
+        )
+    )  # fmt: skip
 
 
 def _prepare(kernels: Iterable[Kernel]) -> None:

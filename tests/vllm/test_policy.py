@@ -1,0 +1,169 @@
+"""Which layers jitmx serves in vLLM: every name is honoured, every gate holds, and each decision says why. No vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitmx import layers
+from jitmx.errors import SettingError
+from jitmx.vllm import policy
+from jitmx.vllm.policy import Decision, Facts, Layer, decide
+
+H200 = Facts("sm_90a")
+ALL = {"mxfp4_layers": "all"}
+
+
+def ask(options: Any = None, **environ: str) -> policy.Request:
+    return policy.request(options, environ=environ)
+
+
+def served(options: Any = None, facts: Facts = H200, **environ: str) -> dict[str, str]:
+    """The format of each kind of layer that jitmx serves."""
+    asked = ask(options, **environ)
+    found = {kind: decide(Layer(kind, "lm_head" if kind == "lm_head" else f"model.{kind}"), asked, facts).format
+             for kind in layers.KINDS}  # fmt: skip
+    return {kind: format for kind, format in found.items() if format is not None}
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "wanted"),
+    [
+        ({}, None, {"moe": "mxfp4"}),
+        ({}, {}, {"moe": "mxfp4"}),
+        ({"JITMX_MXFP4_LAYERS": "moe,qkv,o,lm_head"}, None, dict.fromkeys(layers.KINDS, "mxfp4")),
+        ({"JITMX_MXFP4_LAYERS": "all"}, None, dict.fromkeys(layers.KINDS, "mxfp4")),
+        ({"JITMX_MXFP4_LAYERS": "none"}, None, {}),
+        ({"JITMX_MXFP4_LAYERS": "qkv,o:mxfp8"}, None, {"qkv": "mxfp4", "o": "mxfp8"}),
+        ({"VLLM_MXFP4_QUANTIZE_QKV": "1"}, None, {"moe": "mxfp4", "qkv": "mxfp4"}),
+        ({"VLLM_MXFP4_QUANTIZE_O": "1", "VLLM_MXFP4_QUANTIZE_LM_HEAD": "auto"}, None, {"moe": "mxfp4", "o": "mxfp4"}),
+        ({"JITMX_MXFP4_LAYERS": "all", "VLLM_MXFP4_QUANTIZE_LM_HEAD": "0"}, None,
+         {"moe": "mxfp4", "qkv": "mxfp4", "o": "mxfp4"}),
+        ({"JITMX_MXFP4_LAYERS": "o:mxfp8", "JITMX_QUANTIZE_O": "1"}, None, {"o": "mxfp8"}),
+        # What additional_config says decides alone.
+        ({"JITMX_MXFP4_LAYERS": "all"}, {"mxfp4_layers": "moe"}, {"moe": "mxfp4"}),
+        ({"VLLM_MXFP4_QUANTIZE_QKV": "1"}, {"mxfp4_layers": "none"}, {}),
+        ({"JITMX_MXFP4_LAYERS": "none"}, {"mxfp4_layers": ["moe", "o:mxfp8"]}, {"moe": "mxfp4", "o": "mxfp8"}),
+        ({"VLLM_MXFP4_MOE_KERNEL": "marlin"}, {"moe_kernel": "auto"}, {"moe": "mxfp4"}),
+        ({"VLLM_MXFP4_MOE_KERNEL": "marlin"}, None, {}),
+        ({"VLLM_MXFP4_MOE_KERNEL": "triton"}, ALL, {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"}),
+        ({"VLLM_MXFP4_MOE_KERNEL": "gemm"}, None, {"moe": "mxfp4"}),
+        ({"VLLM_MXFP4_MOE_KERNEL": "gemv"}, None, {"moe": "mxfp4"}),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_is_served(environ: dict[str, str], options: Any, wanted: dict[str, str]) -> None:
+    assert served(options, **environ) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "left", "said"),
+    [
+        ({"target": None, "no_target": "no card"}, (), "no card"),
+        ({"lora": True}, ("moe",), "LoRA"),
+        ({"lora": True, "lora_experts": True}, (), "LoRA"),
+        ({"tied": True}, ("moe", "qkv", "o"), "embeddings"),
+        ({"batch_invariant": True}, (), "VLLM_BATCH_INVARIANT"),
+        ({"ubatches": True}, ("qkv", "o", "lm_head"), "two streams"),
+        ({"backend": "triton"}, ("qkv", "o", "lm_head"), "moe_backend asks for vLLM's triton"),
+        ({"against_moe": "of the shape"}, ("qkv", "o", "lm_head"), "of the shape"),
+    ],
+)
+def test_each_gate_keeps_its_layers_with_vllm_and_says_why(
+    change: dict[str, Any], left: tuple[str, ...], said: str
+) -> None:
+    facts = dataclasses.replace(H200, **change)
+    assert tuple(served(ALL, facts)) == left
+    for kind in set(layers.KINDS) - set(left):
+        decision = decide(Layer(kind, "lm_head"), ask(ALL), facts)
+        assert decision.format is None and said in decision.reason
+
+
+def test_only_the_models_own_untied_head_is_quantized() -> None:
+    asked = ask(ALL)
+    assert decide(Layer("lm_head", "lm_head"), asked, H200) == Decision("mxfp4", "by additional_config's mxfp4_layers")
+    for layer in (
+        Layer("lm_head", "lm_head", tied=True), Layer("lm_head", "lm_head", draft=True),
+        Layer("lm_head", "eagle_head.lm_head"), Layer("lm_head", "model.mtp.head"),
+    ):  # fmt: skip
+        assert decide(layer, asked, H200).format is None
+
+
+@pytest.mark.parametrize("kind", layers.KINDS)
+def test_a_draft_models_layers_stay_with_vllm(kind: str) -> None:
+    assert decide(Layer(kind, "lm_head", draft=True), ask(ALL), H200) == Decision(None, "it is of a draft model")
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "reason"),
+    [
+        ({}, None, "by default"),
+        ({"JITMX_MXFP4_LAYERS": "moe"}, None, "by JITMX_MXFP4_LAYERS"),
+        ({}, {"mxfp4_layers": "moe"}, "by additional_config's mxfp4_layers"),
+    ],
+)
+def test_a_decision_names_what_asked_for_it(environ: dict[str, str], options: Any, reason: str) -> None:
+    assert decide(Layer("moe"), ask(options, **environ), H200) == Decision("mxfp4", reason)
+
+
+def test_a_switch_is_named_where_it_decided() -> None:
+    asked = ask(VLLM_MXFP4_QUANTIZE_QKV="1", JITMX_MXFP4_LAYERS="moe,o", JITMX_QUANTIZE_O="0")
+    assert decide(Layer("qkv"), asked, H200).reason == "by VLLM_MXFP4_QUANTIZE_QKV=1"
+    assert decide(Layer("o"), asked, H200).reason == "not among the layers asked for (JITMX_QUANTIZE_O=0)"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation"),
+        ({"layers": "moe"}, "jitmx has no 'layers'; did you mean mxfp4_layers?"),
+        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation"),
+        ({"mxfp4_layers": 3}, "jitmx.mxfp4_layers is 3, and must be a text"),
+        ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
+        ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),
+        ({"moe_kernel": "cutlass"}, "jitmx.moe_kernel='cutlass' is not auto, gemm, gemv, marlin or triton"),
+        ({"moe_activation": "fp8"}, "jitmx.moe_activation='fp8' is not bf16, mxfp8, mxfp4 or fp6"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: str) -> None:
+    with pytest.raises(SettingError) as error:
+        ask(options)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6"])
+def test_a_rounding_that_no_experts_kernel_has_is_an_error_unless_vllm_serves_them(activation: str) -> None:
+    with pytest.raises(SettingError, match=rf"VLLM_MXFP4_ACTIVATION='{activation}': jitmx's experts take bf16; unset"):
+        ask(VLLM_MXFP4_ACTIVATION=activation)
+    for environ in ({"VLLM_MXFP4_MOE_KERNEL": "marlin"}, {"JITMX_MXFP4_LAYERS": "qkv"}):
+        assert ask(VLLM_MXFP4_ACTIVATION=activation, **environ).moe_activation == activation
+
+
+_FORMATS = st.fixed_dictionaries({}, optional={kind: st.sampled_from(layers.FORMATS[kind]) for kind in layers.KINDS})
+_FACTS = st.builds(
+    Facts, target=st.sampled_from(["sm_90a", None]), lora=st.booleans(), lora_experts=st.booleans(), tied=st.booleans(),
+    backend=st.sampled_from(["auto", "marlin"]), batch_invariant=st.booleans(), ubatches=st.booleans(),
+)  # fmt: skip
+
+
+@given(_FORMATS, _FACTS, st.sampled_from(layers.KINDS), st.booleans(), st.booleans())
+def test_jitmx_takes_no_more_than_was_asked_for_and_always_says_why(
+    formats: dict[str, str], facts: Facts, kind: str, draft: bool, tied: bool
+) -> None:
+    text = ",".join(f"{name}:{format}" for name, format in formats.items()) or "none"
+    decision = decide(Layer(kind, "lm_head", draft=draft, tied=tied), ask({"mxfp4_layers": text}), facts)
+    assert decision.format in (None, formats.get(kind))
+    if decision.format is None:
+        assert decision.reason
+    else:
+        assert facts.target is not None and not draft and not (facts.lora and kind != "moe")
+
+
+def test_the_policy_and_the_entry_point_import_neither_vllm_nor_torch() -> None:
+    code = "import sys, jitmx.vllm, jitmx.vllm.policy; print(sorted({'vllm', 'torch', 'cupy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
