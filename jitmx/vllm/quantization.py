@@ -89,14 +89,9 @@ def decide_lm_head(prefix: str, tied: bool) -> Decision:
 
 def install() -> None:
     """Put jitmx's classes in the place of vLLM's where a layer asks for no configuration. Again, it changes nothing."""
-    router.install()
-    _install_lm_head()
-
-
-@functools.cache
-def _install_lm_head() -> None:
     from jitmx.vllm import lm_head
 
+    router.install()
     lm_head.register(decide_lm_head)
 
 

@@ -1,0 +1,156 @@
+"""Small gpt-oss checkpoints, and vLLM that builds and loads models of them on a machine without a GPU.
+
+Tests that need vLLM say so by using `host` or `pytest.importorskip("vllm_world")`. JITMX_REQUIRE_VLLM=1 makes a skip an
+error: CI has vLLM, and a test that is skipped there tests nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitmx import arch, settings
+
+REQUIRED = bool(os.environ.pop("JITMX_REQUIRE_VLLM", ""))
+EXPERTS, HIDDEN, INNER, TOP, VOCABULARY = 4, 64, 96, 2, 100
+LAYERS = 2
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if REQUIRED and report.skipped:
+        pytest.exit(f"{report.nodeid} was skipped, and JITMX_REQUIRE_VLLM is set: {report.longrepr}", returncode=1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+    return report
+
+
+def tensors(seed: int = 0) -> dict[str, Any]:
+    """A checkpoint's tensors, as Hugging Face's gpt-oss names and lays them out."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def bf16(*shape: int, scale: float = 0.1) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).to(torch.bfloat16)
+
+    def u8(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+
+    found = {"model.embed_tokens.weight": bf16(VOCABULARY, HIDDEN), "model.norm.weight": bf16(HIDDEN) + 1,
+             "lm_head.weight": bf16(VOCABULARY, HIDDEN)}  # fmt: skip
+    for layer in range(LAYERS):
+        own: dict[str, torch.Tensor] = {}
+        for name, rows in (("q", 128), ("k", 64), ("v", 64)):
+            own |= {f"self_attn.{name}_proj.weight": bf16(rows, HIDDEN), f"self_attn.{name}_proj.bias": bf16(rows)}
+        own |= {"self_attn.o_proj.weight": bf16(HIDDEN, 128), "self_attn.o_proj.bias": bf16(HIDDEN)}
+        own |= {"self_attn.sinks": bf16(4), "input_layernorm.weight": bf16(HIDDEN) + 1}
+        own |= {"post_attention_layernorm.weight": bf16(HIDDEN) + 1}
+        own |= {"mlp.router.weight": bf16(EXPERTS, HIDDEN, scale=1.0), "mlp.router.bias": bf16(EXPERTS)}
+        for name, n, k in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
+            own[f"mlp.experts.{name}_blocks"] = u8(0, 256, EXPERTS, n, k // 32, 16)
+            own[f"mlp.experts.{name}_scales"] = u8(120, 125, EXPERTS, n, k // 32)
+            own[f"mlp.experts.{name}_bias"] = bf16(EXPERTS, n)
+        found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in own.items()}
+    return found
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a gpt-oss in MXFP4, and its tensors."""
+    vllm_world = pytest.importorskip("vllm_world")
+    from safetensors.torch import save_file
+
+    folder, found = tmp_path_factory.mktemp("gpt-oss"), tensors()
+    changes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_local_experts": EXPERTS,
+               "num_experts_per_tok": TOP, "experts_per_token": TOP, "num_hidden_layers": LAYERS,
+               "quantization_config": {"quant_method": "mxfp4"}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(vllm_world.GPT_OSS | changes))
+    save_file(found, str(folder / "model.safetensors"))
+    return folder, found
+
+
+@dataclass
+class Host:
+    """vLLM in this process, with the plugin registered.
+
+    Attributes:
+        folder: of the checkpoint.
+        said: what the plugin logged, level and message.
+        warmed: what layers asked to have warmed.
+    """
+
+    folder: Path
+    said: list[tuple[str, str]]
+    warmed: list[Any]
+
+    def config(self, **options: Any) -> Any:
+        """vLLM's configuration of an engine with these options."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        usual = {"max_model_len": 128, "max_num_seqs": 8, "enforce_eager": True, "skip_tokenizer_init": True}
+        return EngineArgs(model=str(self.folder), dtype="bfloat16", **(usual | options)).create_engine_config()
+
+    def build(self, *, load: bool = False, **options: Any) -> Any:
+        """A model, with the checkpoint's weights if they are to be loaded."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader import get_model
+        from vllm.model_executor.model_loader.utils import initialize_model
+
+        import vllm_world
+
+        config = self.config(**options)
+        with vllm_world.world(), set_current_vllm_config(config):
+            model = get_model(vllm_config=config) if load else initialize_model(config)
+            model.vllm_config = config
+            return model
+
+
+@pytest.fixture
+def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """vLLM with the plugin, in a process that takes itself for one on an H200; nothing is compiled or loaded."""
+    import torch
+    from vllm.model_executor import custom_op
+    from vllm.model_executor.layers import quantization as registry
+
+    import jitmx.vllm
+    from jitmx.vllm import facts, plugin, quantization, warmup
+
+    for name in {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)} & os.environ.keys():
+        if name != "JITMX_CACHE_DIR":
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(registry, "_CUSTOMIZED_METHOD_TO_QUANT_CONFIG", {})
+    monkeypatch.setattr(facts, "target", lambda: (arch.parse("sm_90"), ""))
+    # vLLM empties an accelerator's cache after loading, and torch without one refuses.
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    classes = dict(custom_op.op_registry_oot)
+    caches: tuple[Callable[..., Any], ...] = (plugin._say_once, plugin._hooks_hold, quantization._announce)
+    found = Host(checkpoint[0], [], [])
+    monkeypatch.setattr(warmup, "prepare", found.warmed.append)
+
+    def keep(record: logging.LogRecord) -> None:
+        found.said.append((record.levelname, record.getMessage()))
+
+    monkeypatch.setattr(plugin.logger, "handle", keep)  # vLLM drops handlers when it configures its loggers
+    for cache in caches:
+        cache.cache_clear()  # type: ignore[attr-defined]
+    settings.reload()
+    jitmx.vllm.register()
+    yield found
+    custom_op.op_registry_oot.clear()
+    custom_op.op_registry_oot.update(classes)
+    monkeypatch.undo()
+    settings.reload()
+    for cache in caches:
+        cache.cache_clear()  # type: ignore[attr-defined]

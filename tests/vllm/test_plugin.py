@@ -1,0 +1,116 @@
+"""The plugin in vLLM's registries: what it takes the place of, and when it stands aside."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+vllm_world = pytest.importorskip("vllm_world")
+
+import vllm.plugins
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+
+import jitmx.vllm
+from jitmx.vllm import hooks, plugin, quantization, versions
+from jitmx.vllm.hooks import Hook
+
+
+def configuration() -> Any:
+    """What vLLM makes of a gpt-oss checkpoint's own quantization config."""
+    return get_quantization_config("gpt_oss_mxfp4").from_config({"quant_method": "mxfp4"})
+
+
+def test_everything_of_vllm_that_is_relied_on_is_there() -> None:
+    assert hooks.moved() == []
+    assert len(hooks.HOOKS) > 30
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (Hook("vllm.gone", "x"), "vllm.gone.x is gone"),
+        (Hook("vllm.config", "VllmConfig.gone"), "vllm.config.VllmConfig.gone is gone"),
+        (Hook("vllm.model_executor.utils", "replace_parameter", ("layer", "other")), "without other"),
+    ],
+)
+def test_a_hook_that_has_moved_is_named(hook: Hook, said: str) -> None:
+    assert said in hook.problem()
+
+
+def test_registering_takes_the_place_of_one_configuration_and_again_changes_nothing(host: Any) -> None:
+    assert get_quantization_config("gpt_oss_mxfp4") is plugin.GptOssOnJitmx
+    jitmx.vllm.register()
+    assert get_quantization_config("gpt_oss_mxfp4") is plugin.GptOssOnJitmx
+    assert get_quantization_config("mxfp4").__module__.startswith("vllm.")
+    assert isinstance(configuration(), quantization.JitmxGptOssConfig)
+    configuration()
+    assert host.said == []
+
+
+def test_a_checkpoint_of_another_model_is_not_claimed(host: Any) -> None:
+    claim = plugin.GptOssOnJitmx.override_quantization_method
+    assert claim({"quant_method": "mxfp4"}, None, SimpleNamespace(model_type="gpt_oss")) == "gpt_oss_mxfp4"
+    assert claim({"quant_method": "mxfp4"}, None, SimpleNamespace(model_type="other")) is None
+    assert plugin.GptOssOnJitmx.get_min_capability() == GptOssMxfp4Config.get_min_capability()
+    assert plugin.GptOssOnJitmx.get_config_filenames() == GptOssMxfp4Config.get_config_filenames()
+    assert plugin.GptOssOnJitmx.get_supported_act_dtypes() == GptOssMxfp4Config.get_supported_act_dtypes()
+    assert plugin.GptOssOnJitmx.get_name() == GptOssMxfp4Config.get_name()
+
+
+def test_another_release_of_vllm_is_left_alone_with_one_line(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers import quantization as registry
+
+    registry._CUSTOMIZED_METHOD_TO_QUANT_CONFIG.clear()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.35.0")
+    jitmx.vllm.register()
+    jitmx.vllm.register()
+    assert get_quantization_config("gpt_oss_mxfp4") is GptOssMxfp4Config
+    refused = "vLLM 0.35.0 is not one of vllm>=0.33,<0.34, which this jitmx is for"
+    assert host.said == [("WARNING", f"jitmx stands aside, and vLLM serves every layer: {refused}")]
+
+
+def test_the_release_under_test_is_a_supported_one() -> None:
+    assert versions.refusal() is None
+
+
+def test_a_moved_hook_is_an_error_in_the_log_and_vllm_serves(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "HOOKS", (*hooks.HOOKS, Hook("vllm.config", "VllmConfig.gone")))
+    assert type(configuration()) is GptOssMxfp4Config
+    assert type(configuration()) is GptOssMxfp4Config
+    ((level, message),) = host.said
+    assert level == "ERROR" and "jitmx stands aside" in message and "vllm.config.VllmConfig.gone is gone" in message
+
+
+def test_vllm_finds_and_calls_the_entry_point(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers import quantization as registry
+
+    registry._CUSTOMIZED_METHOD_TO_QUANT_CONFIG.clear()
+    point = metadata.EntryPoint("jitmx", "jitmx.vllm:register", "vllm.general_plugins")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+    vllm.plugins.load_general_plugins()
+    assert get_quantization_config("gpt_oss_mxfp4") is plugin.GptOssOnJitmx
+
+
+def test_a_worker_that_is_given_the_configuration_has_jitmxs_classes(host: Any) -> None:
+    made = pickle.dumps(configuration())
+    code = (
+        "import os, pickle, sys; os.environ['VLLM_TARGET_DEVICE'] = 'cpu'\n"
+        "pickle.loads(sys.stdin.buffer.read())\n"
+        "from vllm.model_executor.custom_op import op_registry_oot\n"
+        "print(sorted((name, made.__module__) for name, made in op_registry_oot.items()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=made, capture_output=True, check=True)
+    wanted = [("GateLinear", "jitmx.vllm.router"), ("ParallelLMHead", "jitmx.vllm.lm_head")]
+    assert done.stdout.decode().strip().splitlines()[-1] == str(wanted)
