@@ -88,12 +88,14 @@ class Host:
     Attributes:
         folder: of the checkpoint.
         said: what the plugin logged, level and message.
-        warmed: what layers asked to have warmed.
+        warmed: what layers asked to have warmed; they get nothing by it.
+        prepare: what would have warmed it.
     """
 
     folder: Path
     said: list[tuple[str, str]]
     warmed: list[Any]
+    prepare: Callable[[Any], None]
 
     def config(self, **options: Any) -> Any:
         """vLLM's configuration of an engine with these options."""
@@ -136,7 +138,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     classes = dict(custom_op.op_registry_oot)
     caches: tuple[Callable[..., Any], ...] = (plugin._say_once, plugin._hooks_hold, quantization._announce)
-    found = Host(checkpoint[0], [], [])
+    found = Host(checkpoint[0], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)
 
     def keep(record: logging.LogRecord) -> None:

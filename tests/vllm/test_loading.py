@@ -1,0 +1,167 @@
+"""Experts' weights in vLLM's loader: whose memory they take, how ranks split them, and what they are packed to."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jitmx
+from jitmx.ops.experts import PackedExperts
+from jitmx.vllm import packing
+from jitmx.vllm.packing import pack_layer
+
+Checkpoint = tuple[Path, dict[str, torch.Tensor]]
+
+
+def raw(tensors: dict[str, torch.Tensor], layer: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of a checkpoint's experts."""
+    prefix = f"model.layers.{layer}.mlp.experts.{name}"
+    return tensors[f"{prefix}_blocks"].flatten(2), tensors[f"{prefix}_scales"]
+
+
+def same(found: PackedExperts, wanted: PackedExperts) -> bool:
+    return (
+        torch.equal(found.words, wanted.words)
+        and torch.equal(found.scales, wanted.scales)
+        and (found.n, found.k, found.encoding, found.scale_range)
+        == (wanted.n, wanted.k, wanted.encoding, wanted.scale_range)
+    )
+
+
+def test_a_checkpoint_is_loaded_and_packed(host: Any, checkpoint: Checkpoint) -> None:
+    model = host.build(load=True)
+    for index, block in enumerate(model.model.layers):
+        layer = block.mlp.experts.routed_experts
+        for packed, name, parameter in zip(
+            layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), ("w13", "w2"), strict=True
+        ):
+            assert same(packed, jitmx.pack_experts(raw(checkpoint[1], index, name), encoding="swizzle"))
+            assert packed.words.data_ptr() == getattr(layer, f"{parameter}_weight").data_ptr()
+        assert torch.equal(layer.w13_bias, checkpoint[1][f"model.layers.{index}.mlp.experts.gate_up_proj_bias"])
+    assert len(set(host.warmed)) == 1 and len(host.warmed) == 2
+
+
+class Layer(torch.nn.Module):
+    """Parameters of a layer as vLLM's loader leaves them."""
+
+    def __init__(self, experts: int, n: int, k: int, low: int = 120) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(experts * n + k)
+
+        def parameter(least: int, most: int, width: int) -> torch.nn.Parameter:
+            values = torch.randint(least, most, (experts, n, width), generator=generator, dtype=torch.uint8)
+            return torch.nn.Parameter(values, requires_grad=False)
+
+        self.w2_weight, self.w2_weight_scale = parameter(0, 256, k // 2), parameter(low, 128, k // 32)
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 40), st.integers(1, 5), st.sampled_from(["swizzle", "nibble"]), st.integers(1, 3)
+)
+def test_packing_in_place_is_packing(experts: int, n: int, blocks: int, encoding: str, at_once: int) -> None:
+    layer = Layer(experts, n, 32 * blocks)
+    wanted = jitmx.pack_experts((layer.w2_weight.data.clone(), layer.w2_weight_scale.data.clone()), encoding=encoding)
+    before = packing._AT_ONCE
+    packing._AT_ONCE = at_once * n * 16 * blocks  # so many experts at a time
+    try:
+        assert same(pack_layer(layer, "w2", encoding), wanted)
+    finally:
+        packing._AT_ONCE = before
+    assert torch.equal(layer.w2_weight, wanted.words) and torch.equal(layer.w2_weight_scale, wanted.scales)
+
+
+def test_whole_tiles_are_packed_into_the_memory_they_were_loaded_to() -> None:
+    layer = Layer(3, 32, 128)
+    where = layer.w2_weight.data_ptr(), layer.w2_weight_scale.data_ptr()
+    pack_layer(layer, "w2", "swizzle")
+    assert (layer.w2_weight.data_ptr(), layer.w2_weight_scale.data_ptr()) == where
+    ragged = Layer(3, 33, 128)
+    old = ragged.w2_weight.data_ptr()
+    pack_layer(ragged, "w2", "swizzle")
+    assert ragged.w2_weight.data_ptr() != old
+
+
+def test_scales_of_every_size_are_seen_in_any_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_AT_ONCE", 1)
+    assert pack_layer(Layer(3, 32, 64), "w2", "swizzle").scale_range == "normal"
+    layer = Layer(3, 32, 64)
+    layer.w2_weight_scale.data[0, 0, 0] = 0
+    assert pack_layer(layer, "w2", "swizzle").scale_range == "full"
+
+
+_RANK = """
+import os, sys
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+sys.path.insert(0, sys.argv[1])
+rank, meeting, folder = int(sys.argv[2]), sys.argv[3], sys.argv[4]
+import torch, vllm_world
+torch.accelerator.empty_cache = lambda: None
+import jitmx.vllm
+from jitmx import arch
+from jitmx.vllm import facts, moe, warmup
+facts.target = lambda: (arch.parse("sm_90"), "")
+warmup.prepare = lambda needed: None
+jitmx.vllm.register()
+kept, pack = {}, moe.pack_layer
+def keep(layer, name, encoding):
+    kept[name] = getattr(layer, name + "_weight").data.clone(), getattr(layer, name + "_weight_scale").data.clone()
+    packed = pack(layer, name, encoding)
+    kept[name + "_range"] = packed.scale_range
+    return packed
+moe.pack_layer = keep
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+config = EngineArgs(model=folder, dtype="bfloat16", max_model_len=128, enforce_eager=True, skip_tokenizer_init=True,
+                    tensor_parallel_size=2, distributed_executor_backend="mp").create_engine_config()
+config.parallel_config.rank = rank
+with vllm_world.world(rank, 2, meeting), set_current_vllm_config(config):
+    layer = get_model(vllm_config=config).model.layers[1].mlp.experts.routed_experts
+    kept["biases"] = layer.w13_bias.data, layer.w2_bias.data
+    torch.save(kept, f"{folder}/rank{rank}.pt")
+"""
+
+
+def test_two_ranks_split_the_experts_by_whole_blocks(host: Any, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder, tensors = checkpoint
+    tests = str(Path(__file__).parents[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, tests, str(rank), str(tmp_path / "meeting"), str(folder)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    found = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    (up, up_scales), (down, down_scales) = (raw(tensors, 1, name) for name in ("gate_up_proj", "down_proj"))
+    bias = tensors["model.layers.1.mlp.experts.gate_up_proj_bias"]
+    # 96 pairs are three blocks: two for the first rank and one for the second, whose last 32 pairs are nothing.
+    for rank, start, pairs in ((0, 0, 64), (1, 64, 32)):
+        (w13, scales13), (w2, scales2) = found[rank]["w13"], found[rank]["w2"]
+        assert w13.shape[1] == 128 and w2.shape[2] == 32
+        rows, columns = slice(2 * start, 2 * (start + pairs)), slice(start // 2, (start + pairs) // 2)
+        assert torch.equal(w13[:, : 2 * pairs], up[:, rows]) and not w13[:, 2 * pairs :].any()
+        assert torch.equal(scales13[:, : 2 * pairs], up_scales[:, rows]) and (scales13[:, 2 * pairs :] == 127).all()
+        assert torch.equal(w2[..., : pairs // 2], down[..., columns]) and not w2[..., pairs // 2 :].any()
+        blocks = slice(start // 32, (start + pairs) // 32)
+        assert torch.equal(scales2[..., : pairs // 32], down_scales[..., blocks])
+        assert (scales2[..., pairs // 32 :] == 127).all()
+        assert found[rank]["w13_range"] == found[rank]["w2_range"] == "normal"
+        b13, b2 = found[rank]["biases"]
+        assert torch.equal(b13[:, : 2 * pairs], bias[:, rows]) and not b13[:, 2 * pairs :].any()
+        whole = tensors["model.layers.1.mlp.experts.down_proj_bias"]
+        assert torch.equal(b2, whole if rank == 0 else torch.zeros_like(whole))

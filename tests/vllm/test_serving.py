@@ -1,0 +1,125 @@
+"""Experts that vLLM loaded, served: by simulated kernels, compared with transformers' own gpt-oss in float64."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import experts_without_card
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from vllm.forward_context import set_forward_context
+
+import jitmx
+from jitmx.kernels.moe.arguments import GATE
+
+
+def decoded(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A weight [experts, n, k] of a checkpoint, in float64."""
+    blocks, scales = (tensors[f"{name}_{part}"].numpy() for part in ("blocks", "scales"))
+    nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    values = nibbles.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    values *= np.exp2(scales.astype(np.float64) - 127)[..., None]
+    return torch.from_numpy(values.reshape(*scales.shape[:2], -1))
+
+
+def expected(checkpoint: tuple[Path, dict[str, torch.Tensor]], layer: int, x: torch.Tensor) -> torch.Tensor:
+    """What transformers makes of a layer's experts and router."""
+    folder, tensors = checkpoint
+    prefix = f"model.layers.{layer}.mlp."
+    mlp = GptOssMLP(GptOssConfig.from_pretrained(folder)).double()
+    state = {"router.weight": tensors[prefix + "router.weight"], "router.bias": tensors[prefix + "router.bias"]}
+    for name in ("gate_up_proj", "down_proj"):
+        state[f"experts.{name}"] = decoded(tensors, f"{prefix}experts.{name}").transpose(1, 2)
+        state[f"experts.{name}_bias"] = tensors[f"{prefix}experts.{name}_bias"]
+    mlp.load_state_dict({name: tensor.double() for name, tensor in state.items()})
+    with torch.no_grad():
+        y = mlp(x.double()[None])
+    return (y[0] if isinstance(y, tuple) else y)[0]
+
+
+def serve(model: Any, layer: int, x: torch.Tensor) -> torch.Tensor:
+    """What vLLM's layer makes of x."""
+    config = model.vllm_config
+    with vllm_world.world(), torch.no_grad(), set_forward_context(None, config, num_tokens=len(x)):
+        y: torch.Tensor = model.model.layers[layer].mlp(x)
+    return y
+
+
+def hidden(rows: int) -> torch.Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative L2."""
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_with_its_router_is_two_launches_and_right(
+    host: Any, checkpoint: tuple[Path, dict[str, torch.Tensor]], layer: int
+) -> None:
+    model, x = host.build(load=True), hidden(3)
+    with experts_without_card.on_cpu() as ran:
+        y = serve(model, layer, x)
+    assert [name.split(".")[:2] for name in ran] == [["routing", "route"], ["moe", "decode"]]
+    assert y.dtype == torch.bfloat16 and error(y, expected(checkpoint, layer, x)) < GATE
+
+
+def test_experts_that_vllm_chose_are_served_the_same(
+    host: Any, checkpoint: tuple[Path, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = host.build(load=True, enable_lora=True, max_lora_rank=8, lora_target_modules=["o_proj"])
+    x = hidden(2)
+    runner = model.model.layers[0].mlp.experts
+
+    # vLLM's own top-k has no kernel on this machine.
+    def select(hidden_states: Any, router_logits: torch.Tensor, topk_indices_dtype: Any, input_ids: Any = None) -> Any:
+        assert topk_indices_dtype == torch.int32
+        weights, ids = router_logits.float().topk(2)
+        return weights.softmax(-1), ids.to(topk_indices_dtype)
+
+    monkeypatch.setattr(runner.router, "select_experts", select)
+    with experts_without_card.on_cpu() as ran:
+        y = serve(model, 0, x)
+    assert [name.split(".")[1] for name in ran] == ["decode"]
+    assert error(y, expected(checkpoint, 0, x)) < GATE
+
+
+def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, seen = host.build(load=True), hidden(65), []
+
+    def moe(x: torch.Tensor, routing: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        seen.append((routing, options))
+        return x
+
+    monkeypatch.setattr(jitmx, "moe", moe)
+    mlp = model.model.layers[0].mlp
+    serve(model, 0, x)
+    ((logits, options),) = seen
+    assert torch.equal(logits, torch.nn.functional.linear(x, mlp.router.weight, mlp.router.bias))
+    assert options == {"expert_map": None, "top": 2, "scoring": "softmax_topk"}
+
+
+def test_weights_that_moved_are_served_from_where_they_are(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = host.build(load=True), []
+    monkeypatch.setattr(jitmx, "moe", lambda x, routing, w13, w2, *rest, **options: seen.append((w13, w2)) or x)
+    monkeypatch.setattr(jitmx, "route", lambda *args, **options: None)
+    layer = model.model.layers[0].mlp.experts.routed_experts
+    serve(model, 0, hidden(1))
+    layer.w2_weight.data = layer.w2_weight.data.clone()
+    serve(model, 0, hidden(1))
+    serve(model, 0, hidden(1))
+    (_, first), (_, moved), (_, again) = seen
+    assert first.words.data_ptr() != moved.words.data_ptr() == layer.w2_weight.data_ptr()
+    assert again is moved and moved.scale_range == first.scale_range

@@ -1,0 +1,144 @@
+"""Kernels are ready before vLLM captures or serves: which ones, made in parallel, and what comes late is said."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+
+from jitmx import build, settings
+from jitmx.errors import NotWarmedError
+from jitmx.runtime import load
+from jitmx.toolchain import nvrtc
+from jitmx.vllm import monitor, needed, warmup
+from jitmx.vllm.needed import Experts, Linear, variants
+
+LAYER = Experts(
+    "sm_90a", None, 4096, 128, 128, False, 4, 2880, 2880, True, "swizzle", "normal", "softmax_topk", "hidden", True
+)
+SMALL = replace(LAYER, rows=8, experts=4, local=4, top=2, hidden=64, intermediate=96)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with an empty cache."""
+    monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(warmup, "_ready", set())
+    monkeypatch.setattr(monitor, "_sealed", None)
+    settings.reload()
+    yield
+    monkeypatch.undo()
+    settings.reload()
+
+
+def names(asked: needed.Needed) -> set[str]:
+    return {variant.name for variant in variants(asked)}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding = {"sm_90a": "swizzle", "sm_121a": "nibble"}[target]
+    some = [
+        replace(LAYER, arch=target, encoding=encoding, rows=1500),
+        Linear(target, None, 600, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal"),
+    ]
+    found = [names(asked) for asked in some]
+    monkeypatch.setattr(needed, "_rows", lambda most: range(1, most + 1))
+    variants.cache_clear()
+    assert [names(asked) for asked in some] == found
+    variants.cache_clear()
+
+
+def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
+    kinds = {tuple(name.split(".")[:2]) for name in names(LAYER)}
+    assert kinds == {
+        ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "decode"), ("moe", "grouped"),
+        ("moe", "combine"),
+    }  # fmt: skip
+    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64))} == {"route", "decode"}
+    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64, routing="logits"))} == {"topk", "decode"}
+    assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
+        "sort", "decode", "grouped", "combine"
+    }  # fmt: skip
+    mapped = replace(LAYER, local=64, mapped=True, routing="ids")
+    assert all("mapped" in name for name in names(mapped) if ".sort" in name)
+
+
+def test_the_first_layer_compiles_and_the_others_find(
+    cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_one = nvrtc.compile
+
+    def count(source: str, *rest: Any, **options: Any) -> Any:
+        compiled.append(source)
+        return compile_one(source, *rest, **options)
+
+    monkeypatch.setattr(nvrtc, "compile", count)
+    warmup.prepare(SMALL)
+    assert len(compiled) == len(variants(SMALL)) > 1
+    warmup.prepare(replace(SMALL))
+    assert len(compiled) == len(variants(SMALL))
+
+
+def test_required_serves_from_a_warm_cache_without_a_compiler_and_else_names_the_command(
+    cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_MODE", "required")
+    settings.reload()
+    with pytest.raises(NotWarmedError, match=r"jitmx warmup --arch sm_90a --variant .* kernels cannot be had"):
+        warmup.prepare(SMALL)
+    build.build_all(variants(SMALL), strict=False)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nothing is compiled in this mode")
+
+    monkeypatch.setattr(nvrtc, "compile", refuse)
+    monkeypatch.setattr(nvrtc, "scan", refuse)
+    warmup.prepare(SMALL)
+
+
+def test_vllms_warm_up_knows_every_kernel_once_and_ends_with_a_seal(
+    host: Any, cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "prepare", host.prepare)
+    config = host.config(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
+    registry = JitWarmupRegistry(config)
+    with vllm_world.world(), set_current_vllm_config(config), registry.activate():
+        get_model(vllm_config=config)
+    assert len(registry) == 1
+    asked = [message for _, message in host.said if "are ready after" in message]
+    assert len(asked) == 1 and "kernels for sm_90a" in asked[0]
+    assert monitor._sealed is None
+    monkeypatch.setattr(nvrtc, "compile", None)
+    registry.warmup()
+    assert monitor._sealed is not None and monitor.late() == ()
+
+
+def test_a_kernel_that_comes_late_is_counted_and_said_once(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {("early", 0): (None, 1)}
+    monkeypatch.setattr(load, "_modules", modules)
+    monkeypatch.setattr(monitor, "_sealed", None)
+    monitor.look()
+    assert monitor.late() == () and host.said == []
+    monitor.seal()
+    monitor.look()
+    assert monitor.late() == () and host.said == []
+    modules["late", 0] = (None, 2)
+    monitor.look()
+    monitor.look()
+    assert monitor.late() == ("late",)
+    assert host.said == [("WARNING", "jitmx loaded kernels for a request, which warm-up should have had: late")]
