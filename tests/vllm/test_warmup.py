@@ -52,8 +52,8 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
 ) -> None:
     encoding = {"sm_90a": "swizzle", "sm_121a": "nibble"}[target]
     some = [
-        replace(LAYER, arch=target, encoding=encoding, rows=1500),
-        Linear(target, None, 600, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal"),
+        replace(LAYER, arch=target, encoding=encoding, rows=600),
+        Linear(target, None, 300, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal"),
     ]
     found = [names(asked) for asked in some]
     monkeypatch.setattr(needed, "_rows", lambda most: range(1, most + 1))
