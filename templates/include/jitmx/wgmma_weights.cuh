@@ -1,0 +1,151 @@
+// Products of a warpgroup whose weights are MXFP4: each lane brings its own share of a packed tile through shared memory,
+// decodes it in registers, and multiplies it by stages of activations that others keep full.
+#pragma once
+#include "jitmx/mxfp4.cuh"
+#include "jitmx/wgmma.cuh"
+
+namespace jitmx {
+
+constexpr int kSlotBytes = 512 + 128;  // a tile's codes, and scales of a lane's rows once for every lane
+
+// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that decoding takes.
+template <class Encoding, int I>
+__device__ __forceinline__ void decode_block(u32 low, u32 high, u32 scales, u32 (&a)[8]) {
+  u32 p[4], q[4];
+  decode<Bf16, Encoding>(low, folded_scale<I>(scales), p);
+  decode<Bf16, Encoding>(high, folded_scale<I + 2>(scales), q);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = p[i];
+    a[2 * i + 1] = q[i];
+  }
+}
+
+// The tiles of W that one warp reads, through `Slots` slots of each lane's own, loaded that many steps ahead. Where they lie
+// `Rows` says: open(codes, scales) sets this lane's addresses in a run of tiles and returns how many there are, or 0, and
+// next() goes on to the next run.
+template <int Slots, class Rows> class WeightStream {
+ public:
+  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane)
+      : rows_(rows), words_(shared_address(slots) + lane * 16), marks_(shared_address(slots) + 512 + lane * 4) {
+    left_ = rows_.open(codes_, scales_);
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) load(i);
+    advance();
+  }
+
+  __device__ __forceinline__ void read(int i, Vec4& words, u32& scales) const {
+    copy_wait<Slots - 1>();
+    words = load_shared(words_ + i * kSlotBytes);
+    scales = load_shared_word(marks_ + i * kSlotBytes);
+  }
+
+  // Slot i, which has been read, takes tile i of the next `Slots`, if there is one.
+  __device__ __forceinline__ void load(int i) const {
+    if (i < left_) {
+      copy_16(words_ + i * kSlotBytes, codes_ + i * 512);
+      copy_4(marks_ + i * kSlotBytes, scales_ + i * 32);
+    }
+    copy_commit();
+  }
+
+  // On to the next `Slots` tiles, after all slots are loaded.
+  __device__ __forceinline__ void advance() {
+    codes_ += Slots * 512;
+    scales_ += Slots * 32;
+    left_ -= Slots;
+    if (left_ <= 0) {
+      rows_.next();
+      left_ = rows_.open(codes_, scales_);
+    }
+  }
+
+ private:
+  Rows rows_;
+  u32 words_, marks_;
+  int left_ = 0;
+  const u8 *codes_, *scales_;
+};
+
+// Stages of activations in shared memory, 64 k each: where they and their mbarriers lie, and which one is next.
+template <int Stages, int Bytes> class StageRing {
+ public:
+  __device__ __forceinline__ StageRing(const u8* x, const u64* full, const u64* empty)
+      : image_(matrix_descriptor(shared_address(x))), full_(shared_address(full)), empty_(shared_address(empty)) {}
+
+  __device__ __forceinline__ u64 matrix() const { return image_ + stage_ * (Bytes / 16); }
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + stage_ * 8, round_ & 1); }
+
+  // One lane of each warp: products of the stage before the current one have read it.
+  __device__ __forceinline__ void release(int lane) const {
+    if (lane == 0) arrive_at(empty_ + (stage_ == 0 ? Stages - 1 : stage_ - 1) * 8);
+  }
+
+  __device__ __forceinline__ void next() {
+    if (++stage_ == Stages) {
+      stage_ = 0;
+      ++round_;
+    }
+  }
+
+ private:
+  u64 image_;
+  u32 full_, empty_;
+  int stage_ = 0;
+  u32 round_ = 0;
+};
+
+// Adds the products of `steps` stages to `sums`, with `Buffers` fragments of W, 32 k each: products of all but one are under
+// way. multiply(sums, fragment, matrix) starts those of one fragment.
+template <class Encoding, int Slots, int Buffers, int Count, class Weights, class Stages, class Multiply>
+__device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[Buffers][8], int steps, Weights& weights,
+                                                Stages& stages, int lane, Multiply multiply) {
+  // Step i of an unrolled group: two fragments, and what was under way with the oldest one is done after each.
+  const auto step = [&](int i, bool first) {
+    Vec4 words;
+    u32 scales;
+    weights.read(i, words, scales);
+    u32 (&low)[8] = a[2 * i % Buffers], (&high)[8] = a[(2 * i + 1) % Buffers];
+    decode_block<Encoding, 0>(words.x, words.y, scales, low);
+    const u64 x = stages.matrix();
+    stages.wait();
+    wgmma_fence();
+    multiply(sums, low, x);
+    wgmma_commit();
+    wgmma_wait<Buffers - 1>();
+    hold(high);
+    if (Buffers == 2 && !first) stages.release(lane);
+    decode_block<Encoding, 1>(words.z, words.w, scales, high);
+    weights.load(i);
+    wgmma_fence();
+    multiply(sums, high, x + 4);
+    wgmma_commit();
+    wgmma_wait<Buffers - 1>();
+    hold(a[(2 * i + 2) % Buffers]);
+    if (Buffers == 3 && !first) stages.release(lane);
+    stages.next();
+  };
+  int left = steps;
+#pragma unroll 1
+  for (; left >= Slots; left -= Slots) {
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) step(i, i == 0 && left == steps);
+    weights.advance();
+  }
+  if (left > 0) {
+#pragma unroll
+    for (int i = 0; i + 1 < Slots; ++i) {
+      if (i < left) step(i, i == 0 && left == steps);
+      else weights.load(i);
+    }
+    weights.load(Slots - 1);
+    weights.advance();
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < Buffers; ++i) hold(a[i]);
+  complete(sums);
+  stages.release(lane);
+}
+
+}  // namespace jitmx
