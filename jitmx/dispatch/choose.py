@@ -182,8 +182,9 @@ def following(choice: Choice) -> tuple[Choice, ...]:
 
 
 def agrees(variant: Variant, knobs: Mapping[str, Any]) -> bool:
-    """Whether a variant has these knobs."""
-    return all(getattr(variant.knobs, name, None) == value for name, value in knobs.items())
+    """Whether a variant has these knobs, and under "kernel" is of this kernel."""
+    has = {**dataclasses.asdict(variant.knobs), "kernel": variant.spec.name}
+    return all(has.get(name) == value for name, value in knobs.items())
 
 
 def fits_one_launch(op: str, problem: Problem, arch: Arch) -> bool:

@@ -41,7 +41,7 @@ class Following:
     Attributes:
         op: its family.
         problem: what it is asked.
-        agrees: knobs that it must share with the chosen one.
+        agrees: knobs that it must share with the chosen one, and under "kernel" the kernel.
         otherwise: kernel and knobs that it takes where what was chosen for it does not.
     """
 

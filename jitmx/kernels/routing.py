@@ -39,7 +39,7 @@ DTYPES = ("bf16", "fp16")
 LOGIT_DTYPES = ("bf16", "fp16", "fp32")
 SCORING = ("softmax_topk", "softmax_all")
 BIASES = ("none", "bias_bf16", "bias_fp16", "bias_fp32")
-TILES = (0, 8, 16, 32, 64, 128, 256)
+TILES = (0, 8, 16, 32, 64, 128, 192, 256)
 SOURCES = ("hidden", "logits", "ids")
 
 # x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; workspace; epsilon, m, h.

@@ -114,7 +114,8 @@ def _plan(problem: MoeProblem, device: int, knobs: Knobs, down: Knobs, _chosen_u
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)
-    _, second, *combine = following_of(choice)
+    choices = {"up": choice}
+    choices |= {one.problem.product: one for one in following_of(choice) if isinstance(one.problem, MoeProblem)}
     if down:
-        second = choose("moe", second.problem, arch, multiprocessors=count, knobs=dict(down))
-    return GroupedPlan(problem, (choice, second, *combine), device)
+        choices["down"] = choose("moe", choices["down"].problem, arch, multiprocessors=count, knobs=dict(down))
+    return GroupedPlan(problem, choices, device)

@@ -48,7 +48,7 @@ def route(
         scoring: what the weights are: "softmax_topk", the softmax over the k chosen; "softmax_all", over all experts;
             "softmax_all_renorm", that divided by its sum over the chosen, which is the same as "softmax_topk".
         norm: [h], x's dtype: RMSNorm's weight; only with `weight`.
-        tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128 or 256.
+        tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128, 192 or 256.
         expert_map: int32 [experts], the local id of each expert or -1 where it is elsewhere; pairs of experts that are
             elsewhere are left out of the lists. `ids` stay as they are.
         local_experts: how many local ids there are; all experts by default.

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import jitmx
-from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem
-from jitmx.ops import checks
+from jitmx.ops import checks, moe_plan
+from jitmx.registry.spec import Variant
 
 GATE = 0.006
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -86,6 +86,11 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
+def launched(*shape: int, **fields: str) -> tuple[Variant, ...]:
+    """The variants that a layer of so many rows runs, in order; its lists aside."""
+    return moe_plan.plan(MoeProblem(*shape, **fields), 0).variants
+
+
 @pytest.fixture(scope="module")
 def small() -> Layer:
     return Layer(8, 256, 192)
@@ -110,11 +115,59 @@ def test_layers_are_within_the_gate_eagerly_and_replayed_from_a_graph(shape: str
         graph.replay()
         replayed = error(y, layer.wanted(x, routing))
         assert replayed <= GATE, m
-        for product in ("layer",) if m <= 64 else ("up", "down", "combine"):
-            encoding = layer.packed[0].encoding
-            problem = MoeProblem(m, experts, top, hidden, intermediate, encoding=encoding, product=product)
-            variant = choose("moe", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+        for variant in launched(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding):
             evidence(variant, max(eager, replayed), f"{shape} m={m}, eager and graph replay")
+
+
+# Rows an expert by which moe.wgmma has one tile, several, and tiles of all widths; half steps of h and of x.
+MANY = {
+    "gpt-oss-20b": (2048, 32, 4, 2880, 2880),
+    "one expert": (500, 1, 1, 256, 192),
+    "half steps": (1500, 5, 2, 96, 160),
+    "many small": (3000, 60, 8, 512, 96),
+}
+
+
+@pytest.mark.parametrize("shape", MANY)
+def test_many_rows_an_expert_are_within_the_gate_whatever_the_routing(shape: str, evidence: Evidence) -> None:
+    m, experts, top, hidden, intermediate = MANY[shape]
+    layer = Layer(experts, hidden, intermediate)
+    x = torch.randn(m, hidden, device="cuda").bfloat16()
+    ids, weights = routed(m, top, experts)
+    holes = torch.where(torch.rand(ids.shape, device="cuda") < 0.3, -1, ids).int()
+    lopsided = torch.where(torch.rand(ids.shape, device="cuda") < 0.8, experts - 1, ids).int()
+    worst = 0.0
+    for chosen in (ids, holes, lopsided):
+        y = layer(x, (chosen, weights))
+        worst = max(worst, error(y, layer.wanted(x, (chosen, weights))))
+        for _ in range(10):
+            assert torch.equal(layer(x, (chosen, weights)), y)
+    assert worst <= GATE
+    for variant in launched(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding):
+        evidence(variant, worst, f"{shape} m={m}, even, with holes, lopsided")
+
+
+@pytest.mark.parametrize("tile", [(64, 256), (128, 192), (192, 192), (256, 128)])
+@pytest.mark.parametrize("grain", [16, 64])
+def test_tiles_of_every_size_are_within_the_gate(
+    tile: tuple[int, int], grain: int, environment: Callable[..., None], evidence: Evidence
+) -> None:
+    if "wgmma" not in checks.device_arch(0).features:
+        pytest.skip("moe.wgmma needs sm_90a")
+    tile_m, tile_n = tile
+    knobs = {
+        "kernel": "wgmma", "tile_m": tile_m, "tile_n": tile_n, "grain": grain,
+        "stages": {64: 8, 128: 6, 192: 5, 256: 4}[tile_m],
+    }  # fmt: skip
+    environment(JITMX_MOE_KNOBS=",".join(f"{name}={value}" for name, value in knobs.items()))
+    layer = Layer(6, 320, 352)
+    x, routing = torch.randn(1100, 320, device="cuda").bfloat16(), routed(1100, 3, 6)
+    found = error(layer(x, routing), layer.wanted(x, routing))
+    assert found <= GATE
+    used = launched(1100, 6, 3, 320, 352, encoding=layer.packed[0].encoding)
+    assert used[0].knobs.tile_m == tile_m and {variant.spec.name for variant in used[1:3]} == {"wgmma"}
+    for variant in used:
+        evidence(variant, found, "1100 rows to 3 of 6 experts")
 
 
 @pytest.mark.parametrize("m", [1, 7, 64, 200])

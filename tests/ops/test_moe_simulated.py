@@ -80,6 +80,19 @@ def test_a_layer_from_logits_is_that_of_torch_topk_and_softmax(m: int, card: Car
     assert error(again, layer.wanted(x, ids, chosen.softmax(-1))) <= GATE
 
 
+@pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(mapped: bool, card: Card) -> None:
+    layer = Layer(3, 96, 160, encoding="swizzle")
+    to = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if mapped else None
+    x, logits = layer.x(100), scores(100, 4 if mapped else 3)
+    chosen, ids = logits.topk(2)
+    weights = chosen.softmax(-1).contiguous()
+    y = layer(x, (ids.int(), weights), expert_map=to)
+    assert card.kernels == ["routing.sort", "moe.gather", "moe.wgmma", "moe.wgmma", "moe.combine"]
+    assert error(y, layer.wanted(x, ids if to is None else to[ids], weights)) <= GATE
+
+
 def test_logits_of_every_type_and_scoring(card: Card) -> None:
     layer = Layer(6, 64, 32)
     x = layer.x(2, 3)

@@ -34,6 +34,7 @@ TIED = {
     "linear.tile": {"warps_m"},
     "linear.wgmma": {"dtype", "scale_range"},
     "moe.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
+    "moe.wgmma": {"scale_range"},
 }
 
 

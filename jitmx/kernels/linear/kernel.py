@@ -30,7 +30,7 @@ class Launch:
     workspace: int = 0
 
 
-def _anywhere(arch: Arch) -> bool:
+def anywhere(arch: Arch) -> bool:
     """A kernel that has variants for every target."""
     return True
 
@@ -60,7 +60,7 @@ class LinearKernel:
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[LinearProblem, Variant], None]
     candidates: Callable[[LinearProblem, Arch, int], list[dict[str, Any]]]
-    runs_on: Callable[[Arch], bool] = _anywhere
+    runs_on: Callable[[Arch], bool] = anywhere
     tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
 
 

@@ -4,7 +4,9 @@ Kernels, a module and a template each:
     decode    at most 64 rows: both products in one persistent launch
     grouped   any number of rows, by expert: one of the two products
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
-    combine   the sum over the experts of each row, after grouped or scaled
+    gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
+    wgmma     on sm_90a, many rows an expert: one of the two products
+    combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
 turn, W2 [experts, hidden, intermediate]; both in MXFP4, packed expert by expert as `linear` packs one weight. hidden
@@ -20,7 +22,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, grouped, scaled, tiles
+from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, tiles, wgmma
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -29,7 +31,7 @@ from jitmx.registry.spec import Variant
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
 KERNELS: dict[str, MoeKernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, combine)
+    module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, gather, wgmma, combine)
 }
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
@@ -68,15 +70,17 @@ def _tile(kernel: str) -> tiles.Maker | None:
 
 def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
     """Kernels that can serve the problem on a target."""
-    return taking(_fixed, problem, KERNELS)
+    return taking(_fixed, problem, [name for name, kernel in KERNELS.items() if kernel.runs_on(arch)])
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     name = by_expert(problem)
-    if problem.product == "combine":
-        name = "combine"
+    if problem.product in ("gather", "combine"):
+        name = problem.product
     elif decodes(problem, arch, multiprocessors):
         name = "decode"
+    elif wgmma.serves_best(problem, arch) and "wgmma" in serving(problem, arch):
+        name = "wgmma"
     return name, _tuned(problem, arch, multiprocessors, name)
 
 
@@ -120,6 +124,6 @@ FAMILY = Family(
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
     tile=_tile,
-    tiled=lambda problem: None if problem.product == "combine" else by_expert(problem),
+    tiled=lambda problem: by_expert(problem) if problem.overridable else None,
     following=lambda problem, variant: tiles.following(problem, variant, _tile),
 )

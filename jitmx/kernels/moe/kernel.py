@@ -8,7 +8,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.linear.kernel import Launch, anywhere
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.spec import KernelSpec, Variant
@@ -36,6 +36,7 @@ class MoeKernel:
         candidates: knobs that tuning tries, best guesses first.
         tile: knobs for a tile M x N (x K) with so many stages, where they are not those of moe/tiles.py.
         beyond: fields of a problem that it takes with any value; others of USUAL only with the usual ones.
+        runs_on: whether the kernel has variants for a target.
     """
 
     spec: KernelSpec
@@ -48,6 +49,7 @@ class MoeKernel:
     candidates: Callable[[MoeProblem, Arch, int], list[dict[str, Any]]]
     tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
     beyond: tuple[str, ...] = ()
+    runs_on: Callable[[Arch], bool] = anywhere
 
     def require_usual(self, problem: MoeProblem) -> None:
         """Raise KnobError where the problem asks for something that the kernel lacks."""

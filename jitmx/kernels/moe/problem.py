@@ -19,7 +19,7 @@ WEIGHT_ON = ("output", "input")
 REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
 MAX_ROWS = 64  # of a layer in one launch
-PRODUCTS = ("layer", "up", "down", "combine")
+PRODUCTS = ("layer", "gather", "up", "down", "combine")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MoeProblem(Problem):
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
 
-    product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its three launches")
+    product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its launches")
     x_format: str = knob("bf16", choices=X_FORMATS, doc="format that x and h are quantized to, or bf16")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     weight_on: str = knob("output", choices=WEIGHT_ON, doc="where the router's weight multiplies: W2 h + b2, or x")
@@ -60,8 +60,8 @@ class MoeProblem(Problem):
 
     @property
     def overridable(self) -> bool:
-        """Knobs and tiles in the environment are for layers and their products, not for the sum."""
-        return self.product != "combine"
+        """Knobs and tiles in the environment are for layers and their products, not for what moves rows."""
+        return self.product not in ("gather", "combine")
 
     @property
     def gated(self) -> bool:

@@ -65,13 +65,14 @@ def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker
     tile = make(variant.spec.name)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
     lists = RoutingProblem(problem.m, problem.experts, min(problem.top, problem.experts), 8, "ids", tile=knobs.tile_m)
-    products = (
+    share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
+    found = [
         Following("routing", lists, {}, {}),
-        Following(
-            "moe", dataclasses.replace(problem, product="down"), {"tile_m": knobs.tile_m},
-            {"kernel": variant.spec.name, **otherwise},
-        ),
-    )  # fmt: skip
-    if problem.reduction == "atomic":
-        return products
-    return (*products, Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))
+        Following("moe", dataclasses.replace(problem, product="down"), share, otherwise),
+    ]
+    if variant.spec.name == "wgmma":
+        gather = dataclasses.replace(problem, product="gather")
+        found.insert(1, Following("moe", gather, {"tile_m": knobs.tile_m}, {}))
+    if problem.reduction == "ordered":
+        found.append(Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))
+    return tuple(found)

@@ -64,7 +64,7 @@ template <int Slots, class Rows> class WeightStream {
   Rows rows_;
   u32 words_, marks_;
   int left_ = 0;
-  const u8 *codes_, *scales_;
+  const u8 *codes_ = nullptr, *scales_ = nullptr;  // a block may have no tile at all
 };
 
 // Stages of activations in shared memory, 64 k each: where they and their mbarriers lie, and which one is next.

@@ -1,0 +1,98 @@
+"""`moe.gather`: the rows of x that each expert was given, in the order in which `moe.wgmma` multiplies by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.moe.arguments import Routing
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
+from jitmx.kernels.routing import capacity
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+
+@dataclass(frozen=True)
+class GatherKnobs(Knobs):
+    """Compile-time choices of `moe.gather`."""
+
+    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most; 16 a warp")
+    spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule, each with a slice of k")
+    at_once: int = knob(3, low=1, high=4, doc="steps of 64 k whose loads a warp has under way")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def _check(knobs: GatherKnobs, arch: Arch) -> None:
+    if "wgmma" not in arch.features:
+        raise KnobError(f"moe.gather is of moe.wgmma, which needs the instructions of sm_90a; {arch} lacks them")
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="gather",
+    knobs=GatherKnobs,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (2 * knobs.tile_m)),
+        max_spill_bytes=0,
+        require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*128"),
+    ),
+    check=_check,
+    shared_bytes=lambda knobs: 0,
+    threads=lambda knobs: knobs.tile_m // 16 * 32,
+    entry="jitmx_moe_gather",
+)
+
+
+def launch(knobs: GatherKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """Some blocks for each tile that the schedule can have; those without a tile end at once."""
+    return Launch(capacity(problem.m, problem.top, problem.experts, knobs.tile_m) * knobs.spans, 0)
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    if problem.product != "gather":
+        raise KnobError(f"moe.gather brings rows together and makes no product={problem.product}; use product='gather'")
+    return {}
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Five slices of k, nine steps each of gpt-oss' 45."""
+    return {"tile_m": WIDEST, "spans": 5, "at_once": 3, "pdl": True}
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Other slices and loads under way, best guess first."""
+    base = _heuristic(problem, arch, multiprocessors)
+    others = ({"spans": 3}, {"spans": 9}, {"spans": 15}, {"at_once": 1}, {"at_once": 2}, {"at_once": 4})
+    return [base, *(base | other for other in others)]
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row of half a step; experts of several tiles, of none, ids of none, and slices that are unlike."""
+    knobs, generator = variant.knobs, np.random.default_rng(11)
+    spread = generator.choice([-1, 0, 0, 0, 1, 3, 4], (knobs.tile_m, 2)).astype(np.int32)
+    wide = (2 * knobs.spans + knobs.at_once) * TILE_K - 32
+    for seed, (ids, experts, hidden) in enumerate(((np.zeros((1, 1), np.int32), 1, 32), (spread, 4, wide))):
+        problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, 32, product="gather")
+        yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=lambda problem, variant: None,
+    candidates=_candidates,
+    runs_on=lambda arch: "wgmma" in arch.features,
+)

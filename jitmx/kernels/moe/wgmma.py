@@ -1,0 +1,230 @@
+"""`moe.wgmma`: many rows an expert on sm_90a; one of the two products, weights decoded in registers for wgmma.
+
+A tile of the schedule has at most `tile_m` rows; the kernel shares out an expert's rows evenly among its tiles, and has
+a loop for each width that is a multiple of `grain`. The first product reads what `moe.gather` laid out, and lays out
+what the second reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K
+from jitmx.kernels.moe.arguments import Routing
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST, product_case
+from jitmx.kernels.routing import capacity
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+# Rows of an expert, on average, from which decoding a weight once for all of them costs less than the other kernel's
+# products: by the count of instructions, not yet measured.
+MANY_ROWS = 32
+_SPARE_REGISTERS = 32
+_SLOT_BYTES = 640
+_CHUNK = 32  # rows of y that a warpgroup stores at once
+_ITEMS = 4
+
+
+@dataclass(frozen=True)
+class WgmmaKnobs(Knobs):
+    """Compile-time choices of `moe.wgmma`."""
+
+    product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    bias: bool = knob(True, doc="the product has a bias")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
+    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
+    tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
+    stages: int = knob(6, low=2, high=16, doc="steps of 64 k of activations that a block keeps in shared memory")
+    ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def _groups(knobs: WgmmaKnobs) -> int:
+    return knobs.tile_n // 64
+
+
+def threads(knobs: WgmmaKnobs) -> int:
+    """Threads a block: a warpgroup more than multiply, which finds items and moves activations."""
+    return (_groups(knobs) + 1) * 128
+
+
+def launch_registers(knobs: WgmmaKnobs) -> int:
+    """Registers a thread at launch; warpgroups that multiply then take most of those of the other."""
+    return 65536 // threads(knobs) // 8 * 8
+
+
+def multiplying_registers(knobs: WgmmaKnobs) -> int:
+    """Registers a thread of the warpgroups that multiply, as the template sets them."""
+    groups = _groups(knobs)
+    return (launch_registers(knobs) * (groups + 1) - _SPARE_REGISTERS) // groups // 8 * 8
+
+
+def _item_bytes(knobs: WgmmaKnobs) -> int:
+    size = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if knobs.product == "down" else 0)
+    return -(-size // 8) * 8
+
+
+def shared_bytes(knobs: WgmmaKnobs) -> int:
+    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
+    pitch = (64 if knobs.product == "up" else 128) + 16
+    size = knobs.stages * knobs.tile_m * LINE_BYTES
+    size += _groups(knobs) * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * pitch)
+    size += _ITEMS * (_item_bytes(knobs) + 16) + 16 * knobs.stages
+    return -(-size // 1024) * 1024
+
+
+def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
+    if "wgmma" not in arch.features:
+        raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks; use moe.grouped")
+    if knobs.product == "down" and knobs.activation != ACTIVATIONS[0]:
+        raise KnobError(
+            f"activation={knobs.activation!r} is of the first product; with product='down' leave it at "
+            f"{ACTIVATIONS[0]!r}"
+        )
+    # Sums, two decoded fragments, and what addresses and decoding take.
+    need, have = knobs.tile_m // 2 + 16 + 40, multiplying_registers(knobs)
+    if need > have:
+        legal = max(tile for tile in TILES_M if tile // 2 + 56 <= have)
+        raise KnobError(
+            f"tile_m={knobs.tile_m} with tile_n={knobs.tile_n} takes about {need} registers a thread of {have}; "
+            f"the nearest legal value is tile_m={legal}"
+        )
+
+
+def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=launch_registers(knobs),
+        max_spill_bytes=0,
+        require=(
+            *(rf"HGMMA\.64x{width}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in _widths(knobs)),
+            r"\bUBLKCP\b",
+            r"\bLDGSTS\.E\..*128",
+        ),
+    )
+
+
+def _widths(knobs: WgmmaKnobs) -> range:
+    return range(knobs.grain, knobs.tile_m + 1, knobs.grain)
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="wgmma",
+    knobs=WgmmaKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=threads,
+    entry="jitmx_moe_wgmma",
+)
+
+
+def _features(problem: MoeProblem, product: str) -> int:
+    return 2 * problem.intermediate if product == "up" else problem.hidden
+
+
+def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block a multiprocessor, or one for each item that there can be at most."""
+    tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
+    items = tiles * -(-_features(problem, knobs.product) // knobs.tile_n)
+    return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs))
+
+
+def _product(problem: MoeProblem) -> str:
+    """The product that answers a problem: of a whole layer of many rows the first."""
+    if problem.product in ("up", "down"):
+        return problem.product
+    if problem.product == "layer" and problem.m > MAX_ROWS:
+        return "up"
+    raise KnobError(
+        f"moe.wgmma makes one product of many rows, and not product={problem.product} of m={problem.m}; "
+        "use product='up' or product='down'"
+    )
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    """What weights and tensors bring with them."""
+    product = _product(problem)
+    if problem.scale_range != "normal":
+        raise KnobError(
+            f"moe.wgmma does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as it "
+            "decodes them; moe.grouped takes both"
+        )
+    return {
+        "product": product, "activation": problem.activation if product == "up" else ACTIVATIONS[0],
+        "bias": problem.bias, "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def runs_on(arch: Arch) -> bool:
+    """Whether the target has the instructions."""
+    return "wgmma" in arch.features
+
+
+def serves_best(problem: MoeProblem, arch: Arch) -> bool:
+    """Whether this kernel is the choice for a product: many rows an expert, where it runs at all."""
+    many = problem.m * problem.top >= MANY_ROWS * problem.experts and problem.m > MAX_ROWS
+    return runs_on(arch) and many and problem.scale_range == "normal"
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """192 rows of W, which divide both products of gpt-oss, by at most as many of x: what registers hold."""
+    return {"tile_m": WIDEST, "grain": 32, "tile_n": 192, "stages": 6, "ring": 4, "pdl": True}
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Wider and narrower tiles, finer and coarser widths, deeper rings; best guess first."""
+    base = _heuristic(problem, arch, multiprocessors)
+    others: tuple[dict[str, int], ...] = (
+        {"grain": 16}, {"grain": 64}, {"ring": 8, "stages": 5}, {"stages": 4}, {"tile_m": 128, "stages": 8},
+        {"tile_n": 128}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"tile_n": 256, "tile_m": 64, "stages": 8},
+        {"tile_n": 128, "tile_m": 256, "stages": 5, "grain": 16},
+    )  # fmt: skip
+    return [base, *(base | other for other in others)]
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """Every width, a row more than a tile, experts without rows, ids of none; whole rings, more, and half a step."""
+    knobs, generator = variant.knobs, np.random.default_rng(5)
+    up = knobs.product == "up"
+    widths = [width - 3 * (index % 3) for index, width in enumerate(_widths(knobs))]
+    counts = [*widths, 0, knobs.tile_m + 1]
+    many = generator.permutation(np.repeat(np.arange(len(counts)), counts))
+    ids = np.append(many, [-1] * (2 - len(many) % 2)).reshape(-1, 2).astype(np.int32)
+    some = 64 if up else 32
+    lone = np.zeros((1, 1), np.int32)
+    for seed, (routed, experts, n, k, multiprocessors) in enumerate(
+        (
+            (lone, 1, knobs.tile_n + some, knobs.ring * TILE_K, 1),
+            (ids, len(counts), some, 32, 2),
+            (ids, len(counts), knobs.tile_n + 64, (3 * knobs.ring - 1) * TILE_K - 32, 2),
+        )
+    ):
+        hidden, intermediate = (k, n // 2) if up else (n, k)
+        problem = MoeProblem(len(routed), experts, routed.shape[1], hidden, intermediate, product=knobs.product)
+        yield product_case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=None,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=lambda problem, variant: None,
+    candidates=_candidates,
+    runs_on=runs_on,
+)

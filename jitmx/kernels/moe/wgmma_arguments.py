@@ -1,0 +1,141 @@
+"""The argument struct of `moe.gather` and `moe.wgmma` (include/jitmx/moe_wgmma.cuh), and cases made of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
+from jitmx.kernels.moe.grouped_arguments import lists
+from jitmx.kernels.moe.kernel import Launch
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.case import Array, Buffer, Case, mismatches, relative_l2
+from jitmx.registry.spec import Variant
+
+# x, weight, its scales, bias, pairs, offsets, schedule, weights, y, counters; alpha, limit; top, n, k, tiles.
+LAYOUT = "@10P2f4i0P"
+TILES_M = (64, 128, 192, 256)  # rows of a tile of the schedule, at most
+WIDEST = 192  # of those, what heuristics take: narrower tiles have loops of their own
+LINE_BYTES = 128  # 64 k of a row
+COUNTERS = 2  # of 4 bytes
+
+Offsets = npt.NDArray[np.int32]
+
+
+def rows_bytes(pairs: int, k: int) -> int:
+    """Bytes of the activations of so many pairs as the products read them."""
+    return pairs * -(-k // TILE_K) * LINE_BYTES
+
+
+def arrange(rows: Array, offsets: Offsets) -> Array:
+    """Activations [pairs, k] in bf16 as the products read them: lines of 64 k, [pairs of all experts * steps, 64].
+
+    An expert's rows lie together, step by step; pairs of k in a block of 32 are in the order of packed weights, and
+    vectors of a line are swizzled from the expert's first row on.
+    """
+    steps = -(-rows.shape[1] // TILE_K)
+    padded = np.zeros((len(rows), steps * TILE_K), rows.dtype)
+    padded[:, : rows.shape[1]] = rows
+    # [pairs, steps, blocks of 32, vectors, pairs of k, 2]: vectors and the pairs in them change places.
+    words = padded.reshape(len(rows), steps, 2, 4, 4, 2).swapaxes(3, 4).reshape(len(rows), steps, 8, 8)
+    found = []
+    for first, end in itertools.pairwise(offsets):
+        mine = np.empty_like(words[first:end])
+        for row in range(end - first):
+            mine[row][:, np.arange(8) ^ row % 8] = words[first + row]
+        found.append(mine.swapaxes(0, 1).reshape(-1, TILE_K))
+    return np.concatenate(found)
+
+
+def restore(lines: Array, offsets: Offsets, k: int) -> Array:
+    """What `arrange` was given, [pairs, k]."""
+    shape = int(offsets[-1]), -(-k // TILE_K) * TILE_K
+    places = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    rows = np.empty(places.shape, lines.dtype)
+    rows.ravel()[arrange(places, offsets).ravel()] = lines.ravel()
+    return rows[:, :k]
+
+
+def _offsets(local: npt.NDArray[np.int32], experts: int) -> Offsets:
+    valid = local[(local >= 0) & (local < experts)]
+    return np.concatenate([[0], np.cumsum(np.bincount(valid, minlength=experts))]).astype(np.int32)
+
+
+def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+    """The rows of a random x by expert, bit for bit, and counters that are zero."""
+    generator = np.random.default_rng(seed)
+    rows, top = routing.ids.shape
+    pairs, schedule = lists(routing.local, problem.experts, variant.knobs.tile_m)
+    offsets = _offsets(routing.local, problem.experts)
+    x = generator.standard_normal((rows, problem.hidden)).astype(ml_dtypes.bfloat16)
+    wanted = arrange(x[pairs[: offsets[-1]] // top], offsets).view(np.uint16)
+
+    def check(outputs: Any) -> float:
+        lines, counters = outputs
+        return mismatches(lines, wanted) + mismatches(counters, np.zeros_like(counters))
+
+    return Case(
+        name=f"rows={rows} top={top} experts={problem.experts} k={problem.hidden} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(x), 0, 0, 0, Buffer(pairs), Buffer(offsets), Buffer(schedule), 0,
+            Buffer(np.empty(wanted.shape, np.uint16), output=True), Buffer(np.empty(COUNTERS, np.uint32), output=True),
+            ALPHA, LIMIT, top, 0, problem.hidden, len(schedule),
+        ),
+        check=check,
+        gate=0.0,
+    )  # fmt: skip
+
+
+def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
+    """One product of `variant` on random inputs, with its rows in float64; pairs of no expert come last."""
+    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    up = knobs.product == "up"
+    rows, top = routing.ids.shape
+    n, k = (2 * problem.intermediate, problem.hidden) if up else (problem.hidden, problem.intermediate)
+    pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
+    offsets = _offsets(routing.local, problem.experts)
+    count = int(offsets[-1])
+    x = generator.standard_normal((count, k)).astype(ml_dtypes.bfloat16)
+    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    values, packed = random_weight(knobs, problem.experts, n, k, generator)
+    bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
+
+    out = np.zeros((count, n))
+    for expert, (first, end) in enumerate(itertools.pairwise(offsets)):
+        out[first:end] = x[first:end].astype(np.float64) @ values[expert].T
+        if knobs.bias:
+            out[first:end] += bias[expert].astype(np.float64)
+    if up:
+        wanted = activate(out, knobs.activation)
+        y = np.empty((rows_bytes(count, n // 2) // LINE_BYTES, TILE_K), ml_dtypes.bfloat16)
+    else:
+        wanted = np.empty((count, n))
+        wanted[pairs[:count]] = out * weights.ravel()[pairs[:count], None]
+        y = np.empty(wanted.shape, ml_dtypes.bfloat16)
+
+    def check(outputs: Any) -> float:
+        return relative_l2(restore(outputs[0], offsets, n // 2) if up else outputs[0], wanted)
+
+    return Case(
+        name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
+        grid=launch.blocks,
+        shared_bytes=launch.shared_bytes,
+        layout=LAYOUT,
+        arguments=(
+            Buffer(arrange(x, offsets)), *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs),
+            Buffer(offsets), Buffer(schedule), Buffer(weights), Buffer(y, output=True),
+            Buffer(np.zeros(COUNTERS, np.uint32), scratch=True),
+            ALPHA, LIMIT, top, n, k, len(schedule),
+        ),
+        check=check,
+        gate=GATE,
+    )  # fmt: skip

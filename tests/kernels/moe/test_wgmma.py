@@ -1,0 +1,288 @@
+"""`moe.wgmma` and `moe.gather` compute a layer with `moe.combine`, and are chosen where they serve."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build, kernels
+from jitmx.dispatch.choose import choose
+from jitmx.errors import KnobError
+from jitmx.kernels.moe import KERNELS, MoeProblem, gather, grouped_arguments, launch_of, wgmma, wgmma_arguments
+from jitmx.kernels.moe.arguments import random_weight
+from jitmx.kernels.moe.grouped_arguments import lists
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, reference
+from jitmx.registry.case import relative_l2
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.launch import simulate
+from jitmx.sim.memory import Memory
+from jitmx.sim.verify import Verdict, verify
+from jitmx.toolchain import cubin, nvrtc
+
+FAMILY = kernels.family("moe")
+HOPPER = arch.parse("sm_90")
+PRODUCTS = ("gather", "up", "down", "combine")
+SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
+MANY = st.builds(
+    MoeProblem,
+    m=st.integers(4096, 20_000),
+    experts=st.integers(1, 128),
+    top=st.integers(1, 8),
+    hidden=SIZES,
+    intermediate=SIZES,
+    product=st.sampled_from(PRODUCTS),
+    activation=st.sampled_from(["swiglu_oai", "silu"]),
+    bias=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+)
+
+
+def variant(**knobs: Any) -> Variant:
+    return wgmma.SPEC.variant(HOPPER, **knobs)
+
+
+@settings(max_examples=60)
+@given(problem=MANY, multiprocessors=st.integers(1, 200))
+def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProblem, multiprocessors: int) -> None:
+    choice = choose("moe", problem, HOPPER, multiprocessors=multiprocessors)
+    name = problem.product if problem.product in ("gather", "combine") else "wgmma"
+    assert choice.variant.spec.name == name
+    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= HOPPER.shared_bytes
+    tried = KERNELS[name].candidates(problem, HOPPER, multiprocessors)
+    assert tried[0] == FAMILY.tuned(problem, HOPPER, multiprocessors, name)
+    for knobs in tried:
+        FAMILY.check(problem, FAMILY.spec(name).variant(HOPPER, **knobs, **FAMILY.fixed(problem, name)))
+
+
+@given(problem=MANY)
+def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem) -> None:
+    tiles = {
+        choose("moe", MoeProblem(**problem.as_dict() | {"product": product}), HOPPER).variant.knobs.tile_m
+        for product in PRODUCTS[:3]
+    }
+    assert len(tiles) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "problem", "kernel"),
+    [
+        ("sm_90", {"m": 1024}, "wgmma"),
+        ("sm_90", {"m": 1023}, "grouped"),
+        ("sm_90", {"m": 8192, "product": "layer"}, "wgmma"),
+        ("sm_90", {"m": 65, "experts": 8}, "wgmma"),
+        ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "decode"),
+        ("sm_90", {"m": 8192, "scale_range": "full"}, "grouped"),
+        ("sm_80", {"m": 8192}, "grouped"),
+        ("sm_121", {"m": 8192}, "grouped"),
+    ],
+)
+def test_it_is_chosen_for_many_rows_an_expert_where_the_target_has_it(
+    target: str, problem: dict[str, Any], kernel: str
+) -> None:
+    asked = MoeProblem(**{"product": "up"} | problem)
+    assert choose("moe", asked, arch.parse(target)).variant.spec.name == kernel
+
+
+@settings(max_examples=50)
+@given(data=st.data(), k=st.integers(1, 6).map(lambda blocks: 32 * blocks))
+def test_arranged_rows_are_restored(data: st.DataObject, k: int) -> None:
+    counts = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5))
+    offsets = np.cumsum([0, *counts]).astype(np.int32)
+    rows = np.random.default_rng(0).standard_normal((offsets[-1], k)).astype(ml_dtypes.bfloat16)
+    lines = wgmma_arguments.arrange(rows, offsets)
+    assert lines.nbytes == wgmma_arguments.rows_bytes(len(rows), k)
+    np.testing.assert_array_equal(wgmma_arguments.restore(lines, offsets, k), rows)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2},
+        {"tile_m": 64, "grain": 32, "tile_n": 256, "ring": 3, "stages": 3, "bias": False, "activation": "silu"},
+        {"tile_m": 128, "grain": 64, "stages": 4, "ring": 5, "encoding": "nibble", "pdl": False},
+        {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2, "product": "down", "pdl": False},
+        {"tile_m": 256, "grain": 64, "tile_n": 128, "stages": 3, "product": "down", "bias": False},
+    ],
+    ids=str,
+)
+def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]) -> None:
+    assert simulated(variant(**knobs)).error <= 0.006
+
+
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 64, "spans": 1, "at_once": 1, "pdl": False}], ids=str)
+def test_rows_are_gathered_bit_for_bit(knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(gather.SPEC.variant(HOPPER, **knobs))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "old", "new"),
+    [
+        ("gather", "exchange_in_quad(v[j][i], lane);", ""),
+        ("wgmma", "first = entry[3] * each;", "first = 0;"),
+        ("wgmma", "item.bias[warp * 16 + lane / 4 + 8];", "item.bias[warp * 16 + lane / 4];"),
+    ],
+)
+def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, kernel: str, old: str, new: str) -> None:
+    from jitmx.sim import verify as verifying
+
+    def broken(variant: Variant) -> str:
+        source = render(variant)
+        cut = source.replace(old, new)
+        assert cut != source
+        return cut
+
+    monkeypatch.setattr(verifying, "render", broken)
+    knobs = {"tile_m": 64, "grain": 64, "tile_n": 128, "ring": 2, "stages": 2} if kernel == "wgmma" else {}
+    assert not verify(FAMILY.spec(kernel).variant(HOPPER, **knobs)).passed
+
+
+class Chain:
+    """Launches that follow one another over the same memory."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+
+    def __call__(self, one: Variant, problem: MoeProblem, layout: Any, *arguments: float) -> None:
+        launch = launch_of(one, problem, 2)
+        simulate(
+            nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER)), (launch.blocks, 1, 1),
+            (one.spec.threads(one.knobs), 1, 1), layout.pack(*arguments), self.memory, entry=one.spec.entry,
+            shared_bytes=launch.shared_bytes,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("intermediate", [96, 128])
+def test_four_launches_are_the_layer(intermediate: int) -> None:
+    """Experts of no rows, of one, and of more than a tile; ids of none; parts where the gathered rows were."""
+    import struct
+
+    rows, top, experts, hidden = 110, 2, 5, 160
+    generator = np.random.default_rng(3)
+    ids = generator.choice([-1, 0, 0, 0, 1, 3, 9], (rows, top)).astype(np.int32)
+    ids[7, 0] = 4
+    x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
+    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    narrow = {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2}
+    first, second = variant(**narrow), variant(product="down", **narrow)
+    w13, packed13 = random_weight(first.knobs, experts, 2 * intermediate, hidden, generator)
+    w2, packed2 = random_weight(first.knobs, experts, hidden, intermediate, generator)
+    b13, b2 = (generator.standard_normal((experts, n)).astype(ml_dtypes.bfloat16) for n in (2 * intermediate, hidden))
+    pairs, schedule = lists(ids, experts, 64)
+    counts = np.bincount(ids[(ids >= 0) & (ids < experts)], minlength=experts)
+    assert counts.max() > 64 and not counts[2] and counts[4]
+    offsets = np.cumsum([0, *counts]).astype(np.int32)
+
+    chain = Chain()
+    put = chain.memory.upload
+    in_x, in_ids, in_weights, in_pairs, in_offsets, in_schedule = (
+        put(array, "input") for array in (x, ids, weights, pairs, offsets, schedule)
+    )
+    words13, scales13, words2, scales2, bias13, bias2 = (
+        put(array, "weights") for array in (*packed13, *packed2, b13, b2)
+    )
+    counters = chain.memory.allocate(4 * wgmma_arguments.COUNTERS, "counters")
+    h = chain.memory.allocate(wgmma_arguments.rows_bytes(rows * top, intermediate), "h")
+    parts = chain.memory.allocate(wgmma_arguments.rows_bytes(rows * top, hidden), "gathered rows, then parts")
+    y = chain.memory.allocate(x.nbytes, "y")
+    by_expert, more = (in_pairs, in_offsets, in_schedule, in_weights), (counters, ALPHA, LIMIT, top)
+
+    problems = [
+        MoeProblem(rows, experts, top, hidden, intermediate, product=product)
+        for product in ("gather", "up", "down", "combine")
+    ]
+    layout, tiles = struct.Struct(wgmma_arguments.LAYOUT), len(schedule)
+    chain(gather.SPEC.variant(HOPPER, tile_m=64), problems[0], layout, in_x, 0, 0, 0, *by_expert, parts, *more, 0,
+          hidden, tiles)  # fmt: skip
+    chain(first, problems[1], layout, parts, words13, scales13, bias13, *by_expert, h, *more, 2 * intermediate, hidden,
+          tiles)  # fmt: skip
+    chain(second, problems[2], layout, h, words2, scales2, bias2, *by_expert, parts, *more, hidden, intermediate,
+          tiles)  # fmt: skip
+    chain(choose("moe", problems[3], HOPPER).variant, problems[3], struct.Struct(grouped_arguments.LAYOUT), parts,
+          0, 0, 0, in_pairs, in_schedule, in_weights, in_ids, 0, y, ALPHA, LIMIT, rows, top, experts, 0, hidden,
+          hidden, tiles)  # fmt: skip
+    wanted = reference(
+        x.astype(np.float64), ids, weights.astype(np.float64), w13, w2, b13.astype(np.float64), b2.astype(np.float64)
+    )
+    assert relative_l2(chain.memory.download(y, ml_dtypes.bfloat16, x.shape), wanted) <= 0.006
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{}, {"product": "down"}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"bias": False, "tile_m": 64, "stages": 8},
+     {"bias": False, "product": "down", "tile_n": 256, "tile_m": 64, "ring": 3}],
+    ids=str,
+)  # fmt: skip
+def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
+    """The compiler evaluates the template's own struct."""
+    one = variant(**knobs)
+    source = render(one) + f"\nstatic_assert(sizeof(Shared) == {wgmma.shared_bytes(one.knobs)});\n"
+    assert f"take_registers<{wgmma.multiplying_registers(one.knobs)}>" in source
+    nvrtc.compile_ptx(source, nvrtc.options(HOPPER))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"product": "down"},
+        {"tile_n": 128, "tile_m": 256, "stages": 5},
+        {"product": "down", "tile_m": 128, "grain": 16},
+        {"activation": "silu", "tile_m": 64, "ring": 8, "bias": False},
+    ],
+    ids=str,
+)
+def test_machine_code_keeps_its_contract_and_loops_address_products_by_uniform_registers(
+    knobs: dict[str, Any]
+) -> None:
+    """No spills, products of every width in pairs; a descriptor that is moved across costs a tenth."""
+    one = variant(**knobs)
+    built = build.obtain(one, strict=True)
+    assert built.breaches == ()
+    lines = cubin.sass(built.image)
+    for width in range(one.knobs.grain, one.knobs.tile_m + 1, one.knobs.grain):
+        products = [number for number, line in enumerate(lines) if f"HGMMA.64x{width}x16" in line]
+        for before, after in itertools.pairwise(products[: 4 * one.knobs.ring]):
+            assert not [line for line in lines[before:after] if "R2UR" in line]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"tile_m": 256}, "takes about 184 registers a thread of 160; the nearest legal value is tile_m=192"),
+        ({"tile_m": 128, "tile_n": 256}, "registers a thread of 112; the nearest legal value is tile_m=64"),
+        ({"stages": 9}, "the nearest legal value is stages="),
+        ({"product": "down", "activation": "silu"}, "activation='silu' is of the first product"),
+        ({"tile_m": 100}, "tile_m=100 is not one of"),
+    ],
+)
+def test_knobs_that_do_not_fit_are_refused_with_the_nearest_that_do(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        variant(**knobs)
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "gather"])
+def test_targets_without_wgmma_are_refused(kernel: str) -> None:
+    with pytest.raises(KnobError, match=r"needs the instructions of sm_90a"):
+        FAMILY.spec(kernel).variant(arch.parse("sm_121"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fields", "said"),
+    [
+        ("wgmma", {"product": "up", "scale_range": "full"}, "does not take scale_range='full', only 'normal'"),
+        ("wgmma", {"product": "combine"}, "moe.wgmma makes one product of many rows, and not product=combine"),
+        ("gather", {"product": "up"}, "moe.gather brings rows together and makes no product=up"),
+    ],
+)
+def test_what_a_kernel_does_not_make_is_refused(kernel: str, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        FAMILY.fixed(MoeProblem(8192, **fields), kernel)
