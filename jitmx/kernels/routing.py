@@ -2,6 +2,7 @@
 
 Kernels:
     route   logits from hidden states and router weights (RMSNorm and bias on the way), choice, and lists if asked for
+    many    the same for many tokens in bf16, without norm and lists
     topk    choice from logits that are given, and lists if asked for
     sort    lists from ids that are given
 
@@ -27,42 +28,38 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, Problem
+from jitmx.kernels import Family, Problem, routing_many, taking
+from jitmx.kernels import routing_knobs as shared
 from jitmx.kernels.linear.kernel import Launch
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-MAX_EXPERTS, MAX_K = 512, 8
+MAX_EXPERTS, MAX_K = shared.MAX_EXPERTS, shared.MAX_K
+SCORING, BIASES = shared.SCORINGS, shared.BIASES
 FEW_TOKENS = 64  # choice and lists are one launch
 DTYPES = ("bf16", "fp16")
 LOGIT_DTYPES = ("bf16", "fp16", "fp32")
-SCORING = ("softmax_topk", "softmax_all")
-BIASES = ("none", "bias_bf16", "bias_fp16", "bias_fp32")
 TILES = (0, 8, 16, 32, 64, 128, 192, 256)
 SOURCES = ("hidden", "logits", "ids")
 
 # x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; workspace; epsilon, m, h.
 LAYOUT = "@PPPPPPPPPPPiiPfii0P"
 
-_EXPERTS: Any = knob(128, low=1, high=MAX_EXPERTS, doc="experts")
-_K: Any = knob(4, low=1, high=MAX_K, doc="experts a token")
-_SCORING: Any = knob("softmax_topk", choices=SCORING, doc="softmax over the chosen, or over all experts")
 _MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
 _TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
-_PDL: Any = knob(True, doc="programmatic dependent launch: router weights before the previous kernel's end")
 
 
 @dataclass(frozen=True)
 class RouteKnobs(Knobs):
     """Compile-time choices of `routing.route`."""
 
-    experts: int = _EXPERTS
-    k: int = _K
+    experts: int = shared.EXPERTS
+    k: int = shared.K
     dtype: str = knob("bf16", choices=DTYPES, doc="type of x and of the norm's weight")
-    bias: str = knob("none", choices=BIASES, doc="bias of the router, and its type")
+    bias: str = shared.BIAS
     norm: bool = knob(False, doc="RMSNorm of x")
-    scoring: str = _SCORING
+    scoring: str = shared.SCORING
     mapped: bool = _MAPPED
     tile: int = _TILE
     tokens: int = knob(8, choices=(8, 16, 32, 64), doc="tokens that blocks work on together")
@@ -70,34 +67,34 @@ class RouteKnobs(Knobs):
     cluster: bool = knob(True, doc="partial logits meet in shared memory of a cluster, not in the workspace")
     parts: int = knob(4, choices=(1, 2, 4, 8, 16, 32), doc="warps of a block that share 16 experts, each with a slice")
     depth: int = knob(3, low=1, high=12, doc="chunks of 32 k a warp whose weights are under way at once")
-    pdl: bool = _PDL
+    pdl: bool = shared.PDL
 
 
 @dataclass(frozen=True)
 class TopkKnobs(Knobs):
     """Compile-time choices of `routing.topk`."""
 
-    experts: int = _EXPERTS
-    k: int = _K
+    experts: int = shared.EXPERTS
+    k: int = shared.K
     dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the logits")
-    scoring: str = _SCORING
+    scoring: str = shared.SCORING
     mapped: bool = _MAPPED
     tile: int = _TILE
     warps: int = knob(8, choices=(1, 4, 8, 16, 32), doc="warps a block")
-    pdl: bool = _PDL
+    pdl: bool = shared.PDL
 
 
 @dataclass(frozen=True)
 class SortKnobs(Knobs):
     """Compile-time choices of `routing.sort`."""
 
-    experts: int = _EXPERTS
-    k: int = _K
+    experts: int = shared.EXPERTS
+    k: int = shared.K
     mapped: bool = _MAPPED
     tile: int = knob(64, choices=TILES[1:], doc="rows of a tile of the schedule, at most")
     warps: int = knob(16, choices=(1, 4, 8, 16, 32), doc="warps a block")
     cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks; more than one are a cluster")
-    pdl: bool = _PDL
+    pdl: bool = shared.PDL
 
 
 @dataclass(frozen=True)
@@ -105,20 +102,20 @@ class RoutingProblem(Problem):
     """One call of `jitmx.route` or `jitmx.group_by_expert`."""
 
     m: int = knob(1, low=0, doc="tokens")
-    experts: int = _EXPERTS
-    k: int = _K
+    experts: int = shared.EXPERTS
+    k: int = shared.K
     h: int = knob(2880, low=8, doc="values of a hidden state, a multiple of 8")
     source: str = knob("hidden", choices=SOURCES, doc="what is given: hidden states, logits, or ids")
     dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
-    bias: str = knob("none", choices=BIASES, doc="bias of the router, and its type")
+    bias: str = shared.BIAS
     norm: bool = knob(False, doc="RMSNorm of the hidden states")
-    scoring: str = _SCORING
+    scoring: str = shared.SCORING
     mapped: bool = _MAPPED
     tile: int = _TILE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_k(type(self).__name__, self)
+        shared.check_k(type(self).__name__, self)
         if self.h % 8:
             raise KnobError(
                 f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
@@ -126,29 +123,14 @@ class RoutingProblem(Problem):
             )
 
 
-def _check_k(owner: str, fields: Any) -> None:
-    if fields.k > fields.experts:
-        raise KnobError(f"{owner}.k={fields.k} is over experts={fields.experts}; the nearest legal value is that")
-
-
 def _check(knobs: Any, arch: Arch) -> None:
-    _check_k(type(knobs).__name__, knobs)
+    shared.check_k(type(knobs).__name__, knobs)
 
 
 def _check_choice(knobs: RouteKnobs | TopkKnobs, arch: Arch) -> None:
     _check(knobs, arch)
     if knobs.mapped and not knobs.tile:
         raise KnobError("mapped=True is for the lists, and tile=0 makes none; use mapped=False or tile=64")
-
-
-def _check_cluster(blocks: int, remedy: str, arch: Arch) -> None:
-    if blocks > 1 and "cluster" not in arch.features:
-        raise KnobError(f"a cluster of {blocks} blocks needs sm_90 or newer; on {arch} use {remedy}")
-
-
-def takes_clusters(arch: Arch) -> bool:
-    """Whether heuristics use clusters: on sm_12x nobody has seen them gain anything."""
-    return "cluster" in arch.features and arch.major < 12
 
 
 def _per_warp(experts: int) -> int:
@@ -171,7 +153,7 @@ def _check_route(knobs: RouteKnobs, arch: Arch) -> None:
     if knobs.cluster:
         if knobs.splits == 1:
             raise KnobError("splits=1 is no cluster; use cluster=False with it, or splits=2")
-        _check_cluster(knobs.splits, "cluster=False", arch)
+        shared.check_cluster(knobs.splits, "cluster=False", arch)
         if knobs.splits > 16:
             raise KnobError(f"splits={knobs.splits} is over the 16 blocks of a cluster; the nearest legal value is 16")
         if knobs.splits * knobs.tokens * _pitch(knobs) * 4 >= 1 << 20:
@@ -193,7 +175,7 @@ def _registers(asked: RouteKnobs | RoutingProblem, tokens: int) -> tuple[int, in
 
 def _check_sort(knobs: SortKnobs, arch: Arch) -> None:
     _check(knobs, arch)
-    _check_cluster(knobs.cluster, "cluster=1", arch)
+    shared.check_cluster(knobs.cluster, "cluster=1", arch)
 
 
 def _pitch(knobs: RouteKnobs) -> int:
@@ -230,6 +212,8 @@ def launch(variant: Variant, m: int, local: int, multiprocessors: int) -> Launch
             workspace = 4 * (_up(tiles + 1, 4) + tiles * knobs.splits * min(m, knobs.tokens) * _pitch(knobs))
         shared = route_shared_bytes(knobs, m, local)
         return Launch(tiles * knobs.splits, shared, knobs.splits if knobs.cluster else 1, workspace)
+    if variant.spec is MANY:
+        return routing_many.launch(knobs, m)
     if variant.spec is TOPK:
         if not knobs.tile:
             return Launch(-(-m // knobs.warps), 0)
@@ -258,6 +242,8 @@ ROUTE = KernelSpec(
     entry="jitmx_routing_route",
 )
 
+MANY = routing_many.SPEC
+
 TOPK = KernelSpec(
     family="routing",
     name="topk",
@@ -282,13 +268,19 @@ SORT = KernelSpec(
     entry="jitmx_routing_sort",
 )
 
-_KERNELS = {"hidden": "route", "logits": "topk", "ids": "sort"}
+_KERNELS = {"hidden": ("route", "many"), "logits": ("topk",), "ids": ("sort",)}
 
 
 def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
     """Everything but how blocks and warps share the work."""
-    if kernel != _KERNELS[problem.source]:
-        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{_KERNELS[problem.source]} does")
+    kernels = _KERNELS[problem.source]
+    if kernel not in kernels:
+        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{kernels[0]} does")
+    if kernel == "many":
+        for name, plain in (("dtype", "bf16"), ("norm", False), ("tile", 0)):
+            if getattr(problem, name) != plain:
+                raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}; routing.route does")
+        return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
     knobs: dict[str, Any] = {
         "experts": problem.experts, "k": problem.k, "mapped": problem.mapped and problem.tile > 0, "tile": problem.tile,
     }  # fmt: skip
@@ -303,17 +295,29 @@ def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
 
 
 def _serving(problem: RoutingProblem, arch: Arch) -> tuple[str, ...]:
-    try:
-        _fixed(problem, _KERNELS[problem.source])
-    except KnobError:
-        return ()
-    return (_KERNELS[problem.source],)
+    return taking(_fixed, problem, _KERNELS[problem.source])
+
+
+def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
+    """Tiles in shared memory once there are enough tokens for most of the chip."""
+    names = _serving(problem, arch) or _KERNELS[problem.source]
+    enough = 4 * FEW_TOKENS if shared.takes_clusters(arch) else 32 * multiprocessors
+    if "many" in names and problem.m > enough:
+        knobs = routing_many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+        if knobs is not None:
+            return "many", knobs
+    return names[0], _tuned(problem, arch, multiprocessors, names[0])
 
 
 def _tuned(problem: RoutingProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
     """Few tokens: as many blocks a token as a cluster has, so that W comes in at once. Many: tiles that reuse W."""
     pdl = {"pdl": "pdl" in arch.features}
-    clusters = takes_clusters(arch)
+    clusters = shared.takes_clusters(arch)
+    if kernel == "many":
+        knobs = routing_many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+        if knobs is None:
+            raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many; use routing.route")
+        return knobs
     if kernel == "topk":
         return pdl | {"warps": 8 if problem.m <= 8 or not problem.tile else 32}
     if kernel == "sort":
@@ -323,7 +327,7 @@ def _tuned(problem: RoutingProblem, arch: Arch, multiprocessors: int, kernel: st
     wide = problem.m <= 2 or (problem.experts > 128 and problem.m <= 8)
     large = not clusters or (wide and arch.major == 9 and multiprocessors >= 128)
     first = ((8, 16 if large else 8), (8, 8), (8, 4)) if few else ((64, 2), (32, 2), (16, 2))
-    knobs: dict[str, Any] = {}
+    knobs = {}
     for tokens, splits in (*first, (8, 2), (8, 1)):  # until shared memory holds them
         shared_out = _shared_out(problem, 32 if few and wide else 16, tokens, splits)
         knobs = pdl | shared_out | {"cluster": clusters and splits > 1}
@@ -383,14 +387,12 @@ def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
 FAMILY = Family(
     name="routing",
     summary="experts of each token, their weights, and lists by expert",
-    specs=(ROUTE, TOPK, SORT),
+    specs=(ROUTE, MANY, TOPK, SORT),
     problem=RoutingProblem,
     typical=_typical,
     serving=_serving,
     fixed=_fixed,
-    heuristic=lambda problem, arch, multiprocessors: (
-        _KERNELS[problem.source], _tuned(problem, arch, multiprocessors, _KERNELS[problem.source])
-    ),
+    heuristic=_heuristic,
     tuned=_tuned,
     cases=_cases,
     check=_check_problem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -98,6 +99,9 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
         if knobs.tile:
             shapes.append((32 // knobs.k + 1, 40, "plain"))
         return shapes
+    if variant.spec is routing.MANY:
+        ring = 64 * knobs.splits * (knobs.stages + 1)  # a stage of each block is taken again
+        return [(1, 8, "nan"), (knobs.tokens + 3, ring - 24, "plain"), (5, 72, "ties")]
     if variant.spec is routing.TOPK:
         return [(1, 8, "nan"), (2, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
     per_block = 32 * knobs.warps // knobs.k
@@ -110,10 +114,16 @@ def cases(variant: Variant) -> Iterator[Case]:
         yield _case(variant, m, h, special, seed)
 
 
+def _knobs(variant: Variant) -> Any:
+    """The knobs of a variant; what it has none of is plain."""
+    plain = {"dtype": "bf16", "norm": False, "mapped": False, "tile": 0}
+    return SimpleNamespace(**plain | variant.knobs.as_dict())
+
+
 def _expert_map(variant: Variant, generator: np.random.Generator) -> tuple[Array | None, int]:
     """Every second expert, in another order, is here."""
     experts = variant.knobs.experts
-    if not variant.knobs.mapped:
+    if not _knobs(variant).mapped:
         return None, experts
     expert_map = np.full(experts, -1, np.int32)
     here = generator.permutation(experts)[: (experts + 1) // 2]
@@ -136,7 +146,7 @@ def _logits(variant: Variant, m: int, special: str, generator: np.random.Generat
 
 
 def _case(variant: Variant, m: int, h: int, special: str, seed: int) -> Case:
-    knobs, generator = variant.knobs, np.random.default_rng(seed)
+    knobs, generator = _knobs(variant), np.random.default_rng(seed)
     expert_map, local = _expert_map(variant, generator)
     inputs: dict[str, Any] = {}
     outputs: list[Array] = []
@@ -177,7 +187,7 @@ def _choice(
     variant: Variant, m: int, h: int, special: str, generator: np.random.Generator, inputs: dict[str, Any]
 ) -> tuple[Array, Array]:
     """Ids and weights of random inputs, which are added to `inputs`."""
-    knobs = variant.knobs
+    knobs = _knobs(variant)
     if variant.spec is routing.TOPK:
         logits = _logits(variant, m, special, generator)
         inputs["x"] = Buffer(logits)

@@ -11,13 +11,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jitmx import arch, kernels
+from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
 from jitmx.kernels import routing, routing_cases
-from jitmx.kernels.routing import ROUTE, SORT, TOPK, RoutingProblem, capacity, launch
-from jitmx.registry.spec import Variant
+from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, RoutingProblem, capacity, launch
+from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
 from strategies import ARCHES, variants
 
@@ -39,6 +39,10 @@ PROBLEMS = st.builds(
 
 def route(target: str, **knobs: Any) -> Variant:
     return ROUTE.variant(arch.parse(target), **knobs)
+
+
+def many(target: str, **knobs: Any) -> Variant:
+    return MANY.variant(arch.parse(target), **knobs)
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
@@ -109,6 +113,10 @@ def test_the_reference_takes_the_lower_of_equal_logits_and_nan_last() -> None:
         (lambda: route("sm_80", cluster=False), "pdl=True needs sm_90 or newer"),
         (lambda: route("sm_90a", depth=12, parts=2), "depth=12 holds 144 registers a thread, .* legal value is 7"),
         (lambda: route("sm_90a", parts=1, tokens=64, experts=512), "over the 1 MB that an mbarrier .* use tokens=32"),
+        (lambda: many("sm_80", splits=2, pdl=False), "a cluster of 2 blocks needs sm_90 .* on sm_80 use splits=1"),
+        (lambda: many("sm_90", tokens=32), "tokens=32 is not a multiple of 16 for each of warps_t=4; .* warps_t=2"),
+        (lambda: many("sm_90", experts=512, tokens=256), "tokens=256 by 512 experts on 4 x 2 warps take 6.. registers"),
+        (lambda: many("sm_90", stages=8), "the nearest legal value is stages="),
         (lambda: SORT.variant(arch.parse("sm_86"), cluster=2, pdl=False), "a cluster of 2 blocks .* use cluster=1"),
         (lambda: SORT.variant(arch.parse("sm_90"), tile=0), "tile=0 is not one of 8, 16"),
     ],
@@ -171,6 +179,56 @@ def test_what_gpt_oss_takes_is_right_on_every_target(target: str, simulated: Cal
             simulated(variant)
 
 
+@pytest.mark.parametrize(
+    ("target", "knobs"),
+    [
+        ("sm_80", {"experts": 60, "bias": "bias_fp32", "tokens": 32, "warps_t": 1, "warps_e": 2, "pdl": False}),
+        ("sm_90a", {"experts": 300, "k": 7, "scoring": "softmax_all", "tokens": 64, "warps_e": 4, "splits": 2}),
+        ("sm_90a", {"experts": 5, "k": 5, "bias": "bias_fp16", "tokens": 256, "splits": 8, "warps_e": 1, "stages": 2}),
+        ("sm_120a", {"experts": 256, "k": 8, "tokens": 64, "warps_t": 2, "warps_e": 4, "stages": 2}),
+    ],
+    ids=lambda item: item if isinstance(item, str) else f"{item['experts']}-experts",
+)
+def test_many_tokens_are_routed_right(
+    target: str, knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(many(target, **knobs))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("experts", [32, 128, 512])
+def test_the_machine_code_for_many_tokens_keeps_its_contract(target: str, experts: int) -> None:
+    """No spills, ldmatrix and HMMA."""
+    variant = choose("routing", RoutingProblem(8192, experts=experts, bias="bias_bf16"), arch.parse(target)).variant
+    assert variant.spec is (ROUTE if experts == 512 and target.startswith("sm_12") else MANY)
+    assert build.obtain(variant, strict=True).breaches == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"m": 8192}, MANY),
+        ({"m": 257}, MANY),
+        ({"m": 256}, ROUTE),
+        ({"m": 8192, "norm": True}, ROUTE),
+        ({"m": 8192, "dtype": "fp16"}, ROUTE),
+    ],
+)
+def test_many_tokens_take_tiles_in_shared_memory_where_they_can(fields: dict[str, Any], spec: KernelSpec) -> None:
+    assert choose("routing", RoutingProblem(**fields), arch.parse("sm_90")).variant.spec is spec
+
+
+@given(m=st.integers(257, 40_000), experts=st.integers(1, 512))
+def test_tiles_of_many_tokens_are_few_bytes_for_each_multiprocessor(m: int, experts: int) -> None:
+    """At gpt-oss' size and 8192 tokens: one wave of 32 clusters of four, 256 tokens each."""
+    chosen = choose("routing", RoutingProblem(8192), arch.parse("sm_90")).variant
+    assert (chosen.knobs.tokens, chosen.knobs.splits) == (256, 4)
+    assert launch(chosen, 8192, 128, 132).blocks == 128
+    some = choose("routing", RoutingProblem(m, experts=experts, k=1), arch.parse("sm_90")).variant
+    blocks = launch(some, m, experts, 132).blocks
+    assert blocks % some.knobs.splits == 0 and blocks * some.knobs.tokens // some.knobs.splits >= m
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "knobs",
@@ -199,7 +257,7 @@ def test_sort_is_right_on_every_target(target: str, mapped: bool, simulated: Cal
 
 
 @settings(max_examples=12)
-@given(variant=st.one_of(variants(ROUTE, changes=8), variants(TOPK), variants(SORT)))
+@given(variant=st.one_of(variants(ROUTE, changes=8), variants(MANY), variants(TOPK), variants(SORT)))
 def test_legal_variants_name_themselves_and_have_cases(variant: Variant) -> None:
     assert variant.name.startswith("routing.")
     assert next(iter(FAMILY.cases(variant))).grid >= 1
