@@ -31,7 +31,7 @@ MANY_ROWS = 32
 _SPARE_REGISTERS = 32
 _SLOT_BYTES = 640
 _CHUNK = 32  # rows of y that a warpgroup stores at once
-_ITEMS = 4
+_ITEMS = 3
 
 
 @dataclass(frozen=True)
