@@ -20,8 +20,9 @@ template <class T, bool kRaised> class StagedX {
       : filled_(k / 8), first_(first), count_(tiles * 8), pitch_(pitch), x_(static_cast<const Vec4*>(x) + first * 8),
         to_(reinterpret_cast<Vec4*>(to)) {}
 
-  // Rows of X, at most kM of them; copies that are not raised are still under way when this returns.
-  template <int kM, int kThreads> __device__ __forceinline__ void stage(int rows) {
+  // Rows of X, at most kM of them; copies that are not raised are still under way when this returns. then() is called once, as
+  // soon as this thread's first loads are.
+  template <int kM, int kThreads, class Then> __device__ __forceinline__ void stage(int rows, Then then) {
     if constexpr (kM == 1) {
 #pragma unroll 1
       for (int v = threadIdx.x; v < count_; v += kThreads)
@@ -29,7 +30,9 @@ template <class T, bool kRaised> class StagedX {
           *place(0, v) = raised(read(0, v, rows));
         else
           copy_16_or_zero(shared_address(place(0, v)), x_ + (inside(v) ? v : 0), inside(v));
+      then();
     } else {
+      bool first = true;
       int row = threadIdx.x / count_, v = threadIdx.x - row * count_;
       const auto advance = [&] {
         v += kThreads;
@@ -51,6 +54,8 @@ template <class T, bool kRaised> class StagedX {
             batch[i] = read(row, v, rows);
             advance();
           }
+          if (first) then();
+          first = false;
 #pragma unroll
           for (int i = 0; i < kBatch; ++i)
             if (places[i] != nullptr) *places[i] = raised(batch[i]);
@@ -59,6 +64,7 @@ template <class T, bool kRaised> class StagedX {
           advance();
         }
       }
+      if (first) then();
     }
   }
 
