@@ -150,16 +150,23 @@ def rounded_copy(source: Path, folder: Path) -> Written:
 
 
 def dense_on_grid(folder: Path) -> bool:
-    """Whether MXFP4 holds every dense weight of a checkpoint exactly."""
-    return all(torch.equal(round_to_grid(tensor), tensor) for _, tensor in _dense(folder))
+    """Whether MXFP4 holds every dense weight of a checkpoint exactly.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [torch.equal(round_to_grid(tensor), tensor) for tensor in _dense(folder)]
+    if not found:
+        raise InputError(f"{folder} holds no weights of attention and output layer in *.safetensors")
+    return all(found)
 
 
-def _dense(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _dense(folder: Path) -> Iterator[torch.Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 if _DENSE.search(name):
-                    yield name, weights.get_tensor(name)
+                    yield weights.get_tensor(name)
 
 
 def _split(drawn: list[Drawn], limit: int) -> list[list[Drawn]]:

@@ -107,6 +107,9 @@ def correctness(
     for name, table in tables.items():
         bad = int((~np.isfinite(table)).sum())
         report.check("logits are finite", bad == 0, f"{name}: {bad} of {table.size} are not")
+    if asked.ours.served - {"moe"}:
+        # Where it is not, what is measured is also what rounding these weights to MXFP4 loses.
+        report.results["dense_on_grid"] = metadata.field(lambda: _on_grid(asked.place.model))
     agreement.judge_logits(report, tables, names[0], (names[1], names[2]))
     agreement.judge_greedy(report, chosen, names[0], (names[1], names[2]), steps)
     return report
@@ -236,6 +239,13 @@ def _judge(report: Report, configuration: Configuration, found: dict[str, Any]) 
 def _clean(report: Report, log: Path) -> None:
     bad = [line.strip() for line in log.read_text(errors="replace").splitlines() if _BAD_LINE.search(line)]
     report.check("the log has no failure", not bad, bad[0] if bad else f"{log.name} was read")
+
+
+def _on_grid(model: Path) -> bool:
+    """Whether MXFP4 holds the dense weights of a checkpoint exactly."""
+    from scripts.protocol import checkpoint
+
+    return checkpoint.dense_on_grid(model)
 
 
 def _vocabulary(model: Path) -> int:

@@ -86,6 +86,7 @@ def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do
     words = ("--reference", "none", "--steps", 200, "--chains", 8)
     good = level("test_level2_correctness.sh", *words)
     assert 0 < good["results"]["logits"]["bound"] < 0.05
+    assert good["results"]["dense_on_grid"]["value"] is None and good["results"]["dense_on_grid"]["reason"]
     assert set(good["results"]["greedy"]["median"]) == {
         "jitmx-moe+qkv+o+lm_head and stock-triton", "jitmx-moe+qkv+o+lm_head and stock-marlin",
         "stock-triton and stock-marlin",
