@@ -105,8 +105,8 @@ def _common(level: str) -> Callable[[_F], _F]:
 
 def _asked(given: dict[str, Any]) -> Any:
     """What a level is asked for, from the options of `_common`, which are taken out of `given`."""
+    from scripts.protocol.engines import Place
     from scripts.protocol.levels import Asked
-    from scripts.protocol.sessions import Place
 
     model, preset, out = given.pop("model"), given.pop("synthetic"), given.pop("out").resolve()
     if (model is None) == (preset is None):
@@ -203,10 +203,10 @@ def level3(**given: Any) -> None:
 @_stock_option
 @click.option("--batches", default="1,4,16,64", callback=_numbers, help="Batches to decode.")
 @click.option("--prefill", default="2048,8192", callback=_numbers, help="Prompts to prefill, tokens.")
-@click.option("--sessions-each", type=click.IntRange(1), default=2, help="Engines of each configuration, in turn.")
+@click.option("--rounds", type=click.IntRange(1), default=2, help="Engines of each configuration, in turn.")
 @click.option("--drift", type=click.FloatRange(min=0), default=DRIFT, help="Between decode rates of one configuration.")
 def level4(stock: str, batches: tuple[int, ...], prefill: tuple[int, ...], **given: Any) -> None:
-    """Benchmark: decode and prefill of stock vLLM and jitmx in one session."""
+    """Benchmark: decode and prefill of stock vLLM and jitmx side by side."""
     from scripts.protocol import figures, levels
 
     _run(levels.benchmark, given, stock=_stock(stock), workload=figures.Workload(batches, prefill))

@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from jitmx.cli import bench, tune
-from scripts.protocol import sessions
+from scripts.protocol import engines
 from scripts.protocol.report import ProtocolError, Report
 
-ROOT = sessions.ROOT
+ROOT = engines.ROOT
 SANITIZER = "compute-sanitizer"
 _SIMULATOR = "test_simulator.py"
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -71,7 +71,7 @@ def _sanitize(tool: str) -> Step:
 
 
 def _tests() -> tuple[Step, ...]:
-    """A step a file: evidence is written when a session ends, and one that is cut short loses no other's."""
+    """A step a file: evidence is written when pytest ends, and one that is cut short loses no other's."""
     return tuple(
         Step(
             path.stem, (*_PYTEST, f"tests/gpu/{path.name}", f"--junitxml={{out}}/{path.stem}.xml"), 600,
@@ -197,14 +197,14 @@ def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
     for path in made:
         path.unlink(missing_ok=True)
     command = [word.replace("{out}", str(out)) for word in step.command]
-    environment = sessions.with_checkout(
+    environment = engines.with_checkout(
         {name: value.replace("{out}", str(out)) for name, value in step.environment.items()}
     )
     begun = time.monotonic()
     status, code, reason = "passed", None, None
     try:
         sink = None if step.stdout is None else out / step.stdout
-        with sessions.started(command, environment, log, cwd=ROOT, stdout=sink) as process:
+        with engines.started(command, environment, log, cwd=ROOT, stdout=sink) as process:
             code = process.wait(step.seconds * scale)
         absent = [path.name for path in made if not path.is_file() or not path.stat().st_size]
         if code:

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-# Two rounds of the same engine in one session; further apart, the session measured the machine.
+# Two rounds of the same engine in one run; further apart, the run measured the machine.
 DRIFT = 0.05
 
 

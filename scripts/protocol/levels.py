@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.protocol import agreement, figures, kernel_rules, metadata, profiles, sessions, worker
+from scripts.protocol import agreement, engines, figures, kernel_rules, metadata, profiles, worker
 from scripts.protocol.configurations import Configuration
+from scripts.protocol.engines import Place, Server
 from scripts.protocol.report import ProtocolError, Report
-from scripts.protocol.sessions import Place, Server
 
 # What jitmx logs for a kernel that it compiles, and for those that warm-up should have had.
 _COMPILED = re.compile(r"compiled (\S+) for sm_\w+ in \d+ ms|jitmx loaded kernels for a request, .*: (.+)")
@@ -37,7 +37,7 @@ class Asked:
             level,
             {
                 "model": self.place.model.name, "configuration": self.ours.as_dict(),
-                "options": {**sessions.DEFAULTS, **self.place.options}, "seed": self.seed,
+                "options": {**engines.DEFAULTS, **self.place.options}, "seed": self.seed,
                 "environment": metadata.environment(self.ours.environment()), **about,
             },
         )  # fmt: skip
@@ -65,7 +65,7 @@ def smoke(asked: Asked) -> Report:
 def kernel_path(asked: Asked, *, batches: Iterable[int] = (1, 16), prompts: Iterable[int] = (512,)) -> Report:
     """Level 1.5: the kernels that ran are those of the configuration."""
     report = asked.report("1.5")
-    found = sessions.run(asked.place, asked.ours, [_profile(asked, batches, prompts)])
+    found = engines.run(asked.place, asked.ours, [_profile(asked, batches, prompts)])
     report.results["profiles"] = {asked.ours.name: found["profile"]}
     _judge(report, asked.ours, found)
     return report
@@ -99,9 +99,9 @@ def correctness(
 
     chosen: dict[str, list[list[int]]] = {}
     for item in (asked.ours, *stock):
-        chosen[item.name] = sessions.run(asked.place, item, tasks(item.name))["greedy"]
+        chosen[item.name] = engines.run(asked.place, item, tasks(item.name))["greedy"]
     if device is not None:
-        sessions.reference(asked.place, tasks("transformers")[:1], device)
+        engines.reference(asked.place, tasks("transformers")[:1], device)
     known = names if device is None else [*names, "transformers"]
     tables = {name: np.load(asked.place.out / f"{name}.logits.npy") for name in known}
     for name, table in tables.items():
@@ -160,24 +160,24 @@ def benchmark(
     stock: tuple[Configuration, ...],
     workload: figures.Workload,
     *,
-    sessions_each: int,
+    rounds: int,
     drift: float = figures.DRIFT,
 ) -> Report:
-    """Level 4: stock backends and jitmx in turn, in one session; which kernels ran is checked in the same engines.
+    """Level 4: stock backends and jitmx in turn, side by side; which kernels ran is checked in the same engines.
 
     Args:
-        sessions_each: engines of each configuration.
-        drift: how far apart decode rates of one configuration may be for the session to count.
+        rounds: engines of each configuration.
+        drift: how far apart decode rates of one configuration may be for the run to count.
     """
     report = asked.report("4", stock=[item.name for item in stock], workload=workload.task(asked.seed))
     runs: dict[str, list[dict[str, Any]]] = {}
     report.results |= {"profiles": {}, "startup_s": {}}
-    for turn in range(sessions_each):
+    for turn in range(rounds):
         # There and back, so that a card that warms up favours nobody.
         order = (*stock, asked.ours) if turn % 2 == 0 else (asked.ours, *reversed(stock))
         for item in order:
             tasks = [workload.task(asked.seed)] + ([_profile(asked, (1, 16), ())] if turn == 0 else [])
-            found = sessions.run(asked.place, item, tasks, label=f".{turn}")
+            found = engines.run(asked.place, item, tasks, label=f".{turn}")
             runs.setdefault(item.name, []).append(found["bench"])
             report.results["startup_s"].setdefault(item.name, []).append(round(found["startup_s"], 2))
             if turn == 0:
@@ -190,7 +190,7 @@ def benchmark(
     for name, rows in flattened.items():
         apart = figures.drift(rows)
         seen = f"{name}: decode rates of its runs are {apart:.1%} apart, at most {drift:.0%}"
-        report.check("the session is steady", apart <= drift, seen)
+        report.check("the card is steady", apart <= drift, seen)
     report.results["speed_up"] = {
         key: round(value / max(metrics[item.name][key] for item in stock), 4)
         for key, value in metrics[asked.ours.name].items()
@@ -211,7 +211,7 @@ def matrix(asked: Asked, configurations: Iterable[Configuration], workload: figu
         row: dict[str, Any] = {"configuration": item.as_dict(), "metrics": None, "error": None}
         rows.append(row)
         try:
-            found = sessions.run(asked.place, item, [workload.task(asked.seed), _profile(asked, (1, 16), (512,))])
+            found = engines.run(asked.place, item, [workload.task(asked.seed), _profile(asked, (1, 16), (512,))])
         except ProtocolError as error:
             row["error"] = str(error)
             report.check(item.name, False, str(error).splitlines()[0])

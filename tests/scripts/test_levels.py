@@ -142,12 +142,12 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     assert 1.05 < results["speed_up"]["decode_1_tokens_s"] < 2.1
     assert {"ttft_p50_ms", "tpot_p99_ms", "itl_p99_ms", "e2e_p50_ms"} <= set(results["metrics"]["stock-triton"])
     lax = failed(level("test_level4_benchmark.sh", *words[:-1], 0, code=1, kernels=KERNELS, slow=slow))
-    assert set(lax) == {"the session is steady"}
+    assert set(lax) == {"the card is steady"}
     assert "jitmx moe" in results["time_by_family"]["jitmx-moe+qkv+o+lm_head"]["decode 1"]
 
 
 def test_a_benchmark_of_the_wrong_kernels_does_not_pass(level: Any) -> None:
-    words = ("--batches", "1", "--prefill", "64", "--sessions-each", 1, "--stock", "triton")
+    words = ("--batches", "1", "--prefill", "64", "--rounds", 1, "--stock", "triton")
     slow = dict.fromkeys((ALL, "triton"), 0.001)
     report = level("test_level4_benchmark.sh", *words, code=1, kernels={ALL: TRITON, "triton": TRITON}, slow=slow)
     assert report["results"]["metrics"] and not report["passed"]

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pip install safetensors")
 pytest.importorskip("transformers", reason="the reference is transformers' GptOss")
 
-from scripts.protocol import checkpoint, sessions, worker
+from scripts.protocol import checkpoint, engines, worker
+from scripts.protocol.engines import Place
 from scripts.protocol.report import ProtocolError
-from scripts.protocol.sessions import Place
 from scripts.protocol.sizes import PRESETS
 
 TINY = PRESETS["tiny"]
@@ -36,7 +36,7 @@ def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path, tmp_path: 
     # The same from a process of its own, by way of files.
     into = tmp_path / "logits.npy"
     place = Place(model, tmp_path, {}, 200.0)
-    said = sessions.reference(place, [{"task": "logits", "prompts": [prompt], "into": str(into)}], "cpu")
+    said = engines.reference(place, [{"task": "logits", "prompts": [prompt], "into": str(into)}], "cpu")
     assert said["logits"] == {"shape": [1, TINY.vocab], "finite": True} and said["layers"] == TINY.layers
     np.testing.assert_allclose(np.load(into)[0], engine.logits(prompt), rtol=1e-4, atol=1e-4)
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, tmp_path: Path
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     (broken / "config.json").write_bytes((model / "config.json").read_bytes())
     with pytest.raises(ProtocolError, match=r"sinks"):
-        sessions.reference(Place(broken, tmp_path / "out", {}, 200.0), [], "cpu")
+        engines.reference(Place(broken, tmp_path / "out", {}, 200.0), [], "cpu")
 
 
 def test_level_2_with_a_reference_compares_every_engine_with_it(run: Any, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scripts.protocol import sessions
+from scripts.protocol import engines
 from scripts.protocol.configurations import Configuration
-from scripts.protocol.sessions import Place
+from scripts.protocol.engines import Place
 
 CONFIGURATIONS = (Configuration(("moe", "o:mxfp8")), Configuration(("qkv",), "triton"), Configuration(backend="marlin"))
 
@@ -25,7 +25,7 @@ def interface() -> dict[str, Any]:
     over = {"max_model_len": 4096, "attention_config": {"backend": "TRITON_ATTN"}}
     place = Place(Path("model"), Path("out"), over, 1.0)
     options = place.engine(CONFIGURATIONS[0]) | {"kernel_config": {"moe_backend": "triton"}}
-    words = ["--model", options.pop("model"), *sessions.flags(options)]
+    words = ["--model", options.pop("model"), *engines.flags(options)]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("vllm_interface.py")), *words],
         env=os.environ | {"VLLM_TARGET_DEVICE": "cpu", "VLLM_PLUGINS": ""},
@@ -39,7 +39,7 @@ def interface() -> dict[str, Any]:
 def test_every_argument_of_an_engine_is_one_of_vllm_s(interface: dict[str, Any]) -> None:
     place = Place(Path("model"), Path("out"), {}, 1.0)
     for configuration in CONFIGURATIONS:
-        assert set(place.engine(configuration) | sessions._OFFLINE) <= set(interface["engine"])
+        assert set(place.engine(configuration) | engines._OFFLINE) <= set(interface["engine"])
 
 
 def test_vllm_s_own_parser_reads_the_server_s_options(interface: dict[str, Any]) -> None:
