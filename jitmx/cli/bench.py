@@ -19,6 +19,7 @@ WHAT = ("linear", "moe", "quantize", "launch")
 PEERS = {"linear": ("humming", "marlin", "triton_kernels"), "moe": ("humming", "triton", "marlin")}
 ALL_PEERS = tuple(dict.fromkeys(name for names in PEERS.values() for name in names))
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
+FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
 ROWS = (1, 4, 16, 64, 512, 8192)
 MOE_ROWS = (1, 4, 16, 64, 8192)
 
@@ -56,6 +57,10 @@ Read, copy and matmul rates are measured in the same run.
     help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels; for moe humming, triton, marlin.",
 )  # fmt: skip
 @click.option("--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True, help="Whose experts for moe.")
+@click.option(
+    "--x-format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True,
+    help="What moe's activations are rounded to.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing.")
 @click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
 @click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
@@ -69,6 +74,7 @@ def command(
     rows: tuple[int, ...],
     asked: str,
     model: str,
+    x_format: str,
     seed: int,
     n: int | None,
     k: int | None,
@@ -111,7 +117,7 @@ def command(
             )
         ]
     if "moe" in wanted:
-        payload["moe"] = _moe(model, rows or MOE_ROWS, limits, _of("moe", peers), seed)
+        payload["moe"] = _moe(model, x_format, rows or MOE_ROWS, limits, _of("moe", peers), seed)
     if "quantize" in wanted:
         payload["quantize"] = benchmarks.bench_quantize()
     if "launch" in wanted:
@@ -142,10 +148,12 @@ def _of(what: str, asked: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in asked if name in PEERS[what])
 
 
-def _moe(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int) -> dict[str, Any]:
+def _moe(
+    model: str, x_format: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int
+) -> dict[str, Any]:
     from jitmx.ops import benchmarks_moe, moe_inputs
 
-    shape = moe_inputs.MODELS[model]
+    shape = dataclasses.replace(moe_inputs.MODELS[model], x_format=x_format)
     found = benchmarks_moe.bench_moe(shape, rows, limits, peers, seed)
     return {"model": model, "seed": seed, "shape": dataclasses.asdict(shape), "rows": found}
 

@@ -6,6 +6,7 @@ experts no cache holds (see moe_inputs.py). A call is all of it: top-k and softm
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ class Chain:
                 x.data_ptr(), y.data_ptr(), (*w13.addresses, *w2.addresses),
                 0 if layer.b13 is None else layer.b13.data_ptr(), 0 if layer.b2 is None else layer.b2.data_ptr(),
             )  # fmt: skip
+            if plan.adds:
+                y.zero_()
             plan(torch.cuda.current_stream().cuda_stream, call, lists)
 
         if routed:
@@ -73,7 +76,7 @@ class Chain:
         def whole(x: torch.Tensor, y: torch.Tensor) -> None:
             moe(
                 x.view(self.rows, -1), self.logits[index], w13, w2, layer.b13, layer.b2, top=layer.shape.top,
-                activation=layer.shape.activation, out=y.view(self.rows, -1),
+                out=y.view(self.rows, -1), **layer.shape.recipe,
             )  # fmt: skip
 
         return whole
@@ -87,13 +90,22 @@ class Chain:
         return measure.chain(calls, self.rows * self.layer.shape.hidden, torch.bfloat16, repeats)
 
 
-def gap(chain: Chain, run: Callable[[torch.Tensor, torch.Tensor], object], rows: int = CHECKED) -> float:
-    """How far the first call of a chain is from the layer in float32, relative L2 over its first rows."""
+def gap(
+    chain: Chain, run: Callable[[torch.Tensor, torch.Tensor], object], rows: int = CHECKED, x_format: str | None = None
+) -> float:
+    """How far the first call of a chain is from the layer in float32, relative L2 over its first rows.
+
+    Args:
+        x_format: what the layer's activations are rounded to, if it is another than the chain's.
+    """
     x = torch.randn(chain.rows, chain.layer.shape.hidden, device=chain.logits[0].device).bfloat16()
     y = torch.full_like(x, torch.nan)
     run(x.view(-1), y.view(-1))
     ids, weights = (one[:rows] for one in chain.routing(0))
-    wanted = chain.layer.reference(x[:rows], ids, weights)
+    layer = chain.layer
+    if x_format is not None:
+        layer = dataclasses.replace(layer, shape=dataclasses.replace(layer.shape, x_format=x_format))
+    wanted = layer.reference(x[:rows], ids, weights)
     return float((y[:rows].float() - wanted).norm() / wanted.norm())
 
 
@@ -127,7 +139,7 @@ def bench_moe(
             others[name] = str(error)
     for m in rows:
         chain = Chain(layer, weights, m, seed)
-        problem = moe_plan.problem_of(*weights[0], m, shape.top, shape.activation, shape.bias)
+        problem = moe_plan.problem_of(*weights[0], m, shape.top, bias=shape.bias, **shape.recipe)
         plan = moe_plan.plan(problem, weights[0][0].device.index)
         spent = chain.seconds(plan) * 1e6
         row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": str(plan.variants[0].spec.name), "us": spent}
@@ -159,7 +171,7 @@ def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
 
     try:
         calls = [call(index) for index in range(len(chain.logits))]
-        error = gap(chain, calls[0])
+        error = gap(chain, calls[0], x_format="bf16")
         if not error <= other.gate:
             return {"us": None, "reason": f"what it computes here is {error:.2g} away from the layer, relative L2"}
         return {"us": chain.time(calls) * 1e6, "reason": None}

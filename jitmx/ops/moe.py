@@ -8,6 +8,7 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.ops import custom, expert_operand
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
@@ -158,6 +159,8 @@ def _plan(
     rows = x.numel() // w13.k
     if rows == 0:
         return None
+    if rows > MAX_ROWS:
+        check_lists(w13.experts, expert_map)
     made = plan(problem_of(w13, w2, rows, top, bias=bias, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)

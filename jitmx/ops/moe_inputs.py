@@ -16,15 +16,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from jitmx import formats
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.kernels.moe.problem import ACTIVATIONS
 from jitmx.ops import measure
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
-from jitmx.ops.quantize import dequantize
+from jitmx.ops.quantize import dequantize, quantize
 
 HIDDEN_DEVIATION, ROUTER_DEVIATION = 1.0, 0.02
 
@@ -36,7 +38,7 @@ class LayerShape:
     Attributes:
         experts, top: how many there are, and how many a row takes.
         hidden, intermediate: columns of x, and pairs of gate and up.
-        activation: as for `jitmx.moe`.
+        activation, x_format, scale_rule, weight_on, reduction: as for `jitmx.moe`.
         bias: whether both products have one.
     """
 
@@ -46,16 +48,32 @@ class LayerShape:
     intermediate: int = 2880
     activation: str = "swiglu_oai"
     bias: bool = True
+    x_format: str = "bf16"
+    scale_rule: str = "floor"
+    weight_on: str = "output"
+    reduction: str = "ordered"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """How the layer is computed, as `jitmx.moe` takes it."""
+        names = ("activation", "x_format", "scale_rule", "weight_on", "reduction")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of an expert's W13 and W2."""
+        rows = self.intermediate * (2 if self.activation in ACTIVATIONS else 1)
+        return (rows, self.hidden), (self.hidden, self.intermediate)
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert: both weights in MXFP4, and both biases."""
-        values = 3 * self.intermediate * self.hidden
-        return values // 2 + values // formats.BLOCK + 2 * self.bias * (2 * self.intermediate + self.hidden)
+        values = sum(n * k for n, k in self.sizes)
+        return values // 2 + values // formats.BLOCK + 2 * self.bias * sum(n for n, _ in self.sizes)
 
     def flops(self, m: int) -> int:
         """Operations of both products of m rows."""
-        return 6 * m * self.top * self.intermediate * self.hidden
+        return 2 * m * self.top * sum(n * k for n, k in self.sizes)
 
     def bytes(self, m: int, hit: float) -> float:
         """Bytes that m rows move at the least, whose tokens hit so many experts: those, x and y."""
@@ -111,29 +129,44 @@ class RandomLayer:
 
     def reference(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """y of few rows in float32, from dequantized weights."""
-        y = torch.zeros(x.shape, device=x.device)
+        shape = self.shape
+        x, y = _seen(x, shape), torch.zeros(x.shape, device=x.device)
         for expert in ids.unique().tolist():
-            if not 0 <= expert < self.shape.experts:
+            if not 0 <= expert < shape.experts:
                 continue
             rows, slots = (ids == expert).nonzero(as_tuple=True)
             w13, w2 = (
                 dequantize(MXTensor(w.codes[expert].contiguous(), w.scales[expert].contiguous()), torch.float32)
                 for w in (self.w13, self.w2)
             )
-            out = x[rows].float() @ w13.T
-            if self.b13 is not None:
-                out = out + self.b13[expert].float()
-            gate, up = out[:, 0::2], out[:, 1::2]
-            if self.shape.activation == "swiglu_oai":
-                gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT) + 1
-                h = up * gate * torch.sigmoid(ALPHA * gate)
-            else:
-                h = up * torch.nn.functional.silu(gate)
+            weight = weights[rows, slots][:, None]
+            out = x[rows] @ w13.T * (weight if shape.weight_on == "input" else 1)
+            h = _seen(_activated(out if self.b13 is None else out + self.b13[expert].float(), shape.activation), shape)
             out = h @ w2.T
-            if self.b2 is not None:
-                out = out + self.b2[expert].float()
-            y.index_add_(0, rows, out * weights[rows, slots][:, None])
+            out = out if self.b2 is None else out + self.b2[expert].float()
+            y.index_add_(0, rows, out * (weight if shape.weight_on == "output" else 1))
         return y
+
+
+def _seen(x: torch.Tensor, shape: LayerShape) -> torch.Tensor:
+    """What a product reads of x or h, in float32."""
+    if shape.x_format == "bf16":
+        return x.float()
+    name = {"mxfp6": "mxfp6e2m3"}.get(shape.x_format, shape.x_format)
+    return dequantize(quantize(x.bfloat16().contiguous(), name, scale_rule=shape.scale_rule), torch.float32)
+
+
+def _activated(rows: torch.Tensor, activation: str) -> torch.Tensor:
+    """h of the rows of a first product."""
+    if activation == "plain":
+        return rows
+    if activation == "relu2":
+        return rows.relu().square()
+    gate, up = rows[:, 0::2], rows[:, 1::2]
+    if activation == "silu":
+        return up * torch.nn.functional.silu(gate)
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT) + 1
+    return up * gate * torch.sigmoid(ALPHA * gate)
 
 
 def random_layer(shape: LayerShape, device: str = "cuda") -> RandomLayer:
@@ -148,8 +181,7 @@ def random_layer(shape: LayerShape, device: str = "cuda") -> RandomLayer:
     def bias(n: int) -> torch.Tensor | None:
         return torch.randn(shape.experts, n, device=device).bfloat16() if shape.bias else None
 
-    sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
-    return RandomLayer(shape, *(weight(*size) for size in sizes), *(bias(n) for n, _ in sizes))
+    return RandomLayer(shape, *(weight(*size) for size in shape.sizes), *(bias(n) for n, _ in shape.sizes))
 
 
 def rotated(experts: tuple[PackedExperts, PackedExperts]) -> Iterator[tuple[PackedExperts, PackedExperts]]:

@@ -65,7 +65,7 @@ def test_bytes_and_operations_of_a_layer_are_those_of_its_experts() -> None:
     assert moe_inputs.MODELS["gpt-oss-20b"] == LayerShape(experts=32)
 
 
-@pytest.mark.parametrize(("activation", "bias"), [("swiglu_oai", True), ("silu", False)])
+@pytest.mark.parametrize(("activation", "bias"), [("swiglu_oai", True), ("silu", False), ("relu2", True)])
 def test_the_layer_that_results_are_held_against_is_that_of_the_reference(
     activation: str, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,8 @@ class Counted:
 def test_what_another_library_does_is_checked_before_it_is_timed(
     off: float | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gap(_chain: Any, _call: Any) -> float:
+    def gap(_chain: Any, _call: Any, x_format: str) -> float:
+        assert x_format == "bf16"
         if off is None:
             raise RuntimeError("no kernel image\nfor this card")
         return off

@@ -258,3 +258,12 @@ def test_inputs_that_lie_wrong_are_refused_before_anything_is_launched(card: Car
             with pytest.raises(InputError, match=said):
                 layer(*arguments, **more)
     assert card.launched == []
+
+
+def test_more_experts_than_lists_take_are_refused_for_many_rows_and_served_for_few(card: Card) -> None:
+    layer = Layer(513, 32, 32)
+    ids, weights = torch.full((65, 1), 512, dtype=torch.int32), torch.ones(65, 1)
+    with pytest.raises(InputError, match=r"there are 513 ids of experts; .* at most 512"):
+        layer(layer.x(65), (ids, weights))
+    x = layer.x(2)
+    assert error(layer(x, (ids[:2], weights[:2])), layer.wanted(x, ids[:2], weights[:2])) <= GATE
