@@ -7,7 +7,7 @@ be is not known on the host: the grid is for as many as there can be, and blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
 COLUMN = 8  # rows of x of an MMA
 TILES_M = (8, 16, 32, 64, 128)
+NEAR = 1.05  # times the shortest: what models cannot tell apart
 ADDRESSED = 1 << 32  # bytes that offsets of rows reach
 
 
@@ -212,8 +213,20 @@ def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
     64 or 128, whichever the model holds for faster, and where MMA are quick beside memory also fewer. Of few rows, an
     expert has one or two: their tiles may be the smallest.
     """
-    tiles = TILES_M if problem.m <= MAX_ROWS else TILES_M[3:] if arch.major >= 12 else TILES_M[1:]
+    if problem.m <= MAX_ROWS:
+        return fullest({tile_m: _cost(problem, tile_m, arch, multiprocessors) for tile_m in TILES_M}, problem)
+    tiles = TILES_M[3:] if arch.major >= 12 else TILES_M[1:]
     return min(tiles, key=lambda tile_m: (_cost(problem, tile_m, arch, multiprocessors), tile_m))
+
+
+def fullest(times: Mapping[int, float], problem: MoeProblem) -> int:
+    """Of tiles whose times a model cannot tell from the shortest, the largest up to four times an expert's rows.
+
+    The model spreads rows evenly, which no router does.
+    """
+    near = [tile_m for tile_m, time in times.items() if time <= NEAR * min(times.values())]
+    most = 4 * problem.m * problem.top / spread(problem, 1)[0]
+    return max((tile_m for tile_m in near if tile_m <= most), default=min(near))
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:

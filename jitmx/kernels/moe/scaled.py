@@ -36,7 +36,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 TILES_N, TILES_M = dense.TILES_N, dense.TILES_M
 STAGES = 4  # of the ring of the second product
-NEAR = 1.05  # times the fastest: what the model cannot tell apart
+MOST_CANDIDATES = 48
 TUNED = ("atom", "tile_n", "tile_m", "warps_n", "warps_m", "stages", "group", "blocks_per_sm", "pdl")
 
 
@@ -165,11 +165,7 @@ def _by_time(problem: MoeProblem, product: str, arch: Arch, multiprocessors: int
 
 
 def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
-    """Rows of a tile of the schedule, which both products share.
-
-    Of those with which the model holds both for fastest or next to it, the most up to four times an expert's rows: the
-    model spreads rows evenly, which no router does.
-    """
+    """Rows of a tile of the schedule, which both products share."""
     best: dict[int, list[float]] = {}
     for product in ("up", "down"):
         fastest: dict[int, float] = {}
@@ -177,10 +173,7 @@ def tile_rows(problem: MoeProblem, arch: Arch, multiprocessors: int) -> int:
             fastest.setdefault(knobs.tile_m, time)
         for tile_m, time in fastest.items():
             best.setdefault(tile_m, []).append(time)
-    total = {tile_m: sum(times) for tile_m, times in best.items() if len(times) == 2}
-    near = [tile_m for tile_m, time in total.items() if time <= NEAR * min(total.values())]
-    most = 4 * problem.m * problem.top / grouped.spread(problem, TILES_M[0])[0]
-    return max((tile_m for tile_m in near if tile_m <= most), default=min(near))
+    return grouped.fullest({tile_m: sum(times) for tile_m, times in best.items() if len(times) == 2}, problem)
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -195,7 +188,7 @@ def _tuned(knobs: ScaledKnobs) -> dict[str, Any]:
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Every geometry that fits, in orders of blocks and depths of the ring, best guess first."""
+    """The geometries that the model likes best, in orders of blocks and depths of the ring, best guess first."""
     product = grouped.product_of(problem)
     found = [_heuristic(problem, arch, multiprocessors)]
     for _, knobs in _by_time(problem, product, arch, multiprocessors):
@@ -204,7 +197,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
                 choice = dataclasses.replace(knobs, stages=stages, group=group)
                 if shared_bytes(choice) <= arch.shared_bytes and _tuned(choice) not in found:
                     found.append(_tuned(choice))
-    return found
+    return found[:MOST_CANDIDATES]
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

@@ -200,6 +200,14 @@ def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(product
         FAMILY.check(problem, FAMILY.spec(kernel).variant(chip, **knobs, **FAMILY.fixed(problem, kernel)))
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_121"])
+def test_few_rows_an_expert_of_few_rows_take_the_smallest_tiles(target: str) -> None:
+    chip = arch.parse(target)
+    for m, experts, most in ((1, 128, 8), (16, 128, 8), (64, 8, 64)):
+        problem = MoeProblem.on(chip, m=m, experts=experts, top=2, hidden=4096, intermediate=14336, product="up")
+        assert 8 <= choose("moe", problem, chip).variant.knobs.tile_m <= most
+
+
 # hidden, intermediate, experts, top; of models, and of layers that the shared memory of a block is too small for.
 LAYERS = [
     (2880, 2880, 128, 4), (2880, 2880, 128, 8), (2048, 512, 256, 8), (2048, 1408, 60, 4), (4096, 1536, 128, 8),

@@ -369,6 +369,20 @@ def test_knobs_that_do_not_go_together_are_refused(target: str, knobs: dict[str,
     assert said in str(error.value)
 
 
+def test_a_tile_by_name_is_one_of_those_there_are_or_refused_with_the_nearest() -> None:
+    assert scaled.KERNEL.tile is not None
+    chip = arch.parse("sm_121a")
+    for m, n in ((8, 128), (16, 128), (32, 128), (64, 128), (128, 128), (64, 256), (32, 64)):
+        for product in ("up", "down"):
+            problem = MoeProblem.on(chip, m=100, product=product, x_format="mxfp4")
+            knobs = {"kernel": "scaled", **scaled.KERNEL.tile(m, n, None, None)}
+            chosen = choose("moe", problem, chip, knobs=knobs).variant.knobs
+            assert (chosen.tile_m, chosen.tile_n, chosen.atom) == (m, n, "mxf4")
+    assert scaled.KERNEL.tile(16, 128, 128, 6)["stages"] == 6
+    with pytest.raises(KnobError, match="no tile 48x128x64; the nearest it has is 64x128x128"):
+        scaled.KERNEL.tile(48, 128, 64, None)
+
+
 def test_problems_that_it_cannot_serve_are_refused_with_the_reason() -> None:
     for problem, said in (
         (MoeProblem(), "moe.scaled does not take x_format='bf16', only mxfp8, mxfp6 or mxfp4"),
