@@ -64,7 +64,10 @@ def against_moe(layer: Any) -> str:
     parallel = moe.moe_parallel_config
     checks = (
         (moe.activation == MoEActivation.SWIGLUOAI, f"the activation is {moe.activation.value}, not swigluoai"),
-        (not parallel.use_all2all_kernels, "tokens are exchanged between ranks by all-to-all kernels"),
+        (
+            not (parallel.use_all2all_kernels or parallel.use_passthrough_all2all),
+            "tokens are exchanged between ranks by all-to-all kernels",
+        ),
         (not parallel.is_sequence_parallel, "tokens are spread over the ranks (sequence parallel)"),
         (not parallel.enable_eplb, "experts are moved between ranks while serving (EPLB)"),
         (not layer.apply_router_weight_on_input, "router weights are applied to the input"),

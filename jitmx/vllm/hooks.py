@@ -87,6 +87,7 @@ _TABLE: dict[str, dict[str, str]] = {
             "is_lora_enabled require_decomposed_backend"
         ),
         "FusedMoEParallelConfig.use_all2all_kernels": "",
+        "FusedMoEParallelConfig.use_passthrough_all2all": "",
         "FusedMoEParallelConfig.is_sequence_parallel": "",
     },
     "vllm.model_executor.layers.fused_moe.router.gate_linear": {

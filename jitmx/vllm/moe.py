@@ -18,7 +18,7 @@ from jitmx.kernels.routing import FEW_TOKENS
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import facts, monitor, warmup
 from jitmx.vllm.needed import Experts
-from jitmx.vllm.packing import pack_layer
+from jitmx.vllm.packing import make_room, pack_layer
 from jitmx.vllm.router import RouterLinear
 
 
@@ -42,8 +42,9 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self.experts_cls = None
         self.max_capture_size = moe.max_capture_size
         self._whole = not (moe.is_lora_enabled or moe.require_decomposed_backend or _routing_is_returned())
-        alone = moe.moe_parallel_config.dp_size == 1 and moe.moe_parallel_config.pcp_size == 1
-        self.gate = gate if self._whole and alone else None
+        # Ranks that gather each other's tokens before the experts gather logits with them.
+        self._gathered = moe.moe_parallel_config.dp_size * moe.moe_parallel_config.pcp_size
+        self.gate = gate if self._whole and self._gathered == 1 else None
         if self.gate is not None:
             self.gate.taken = True
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
@@ -79,6 +80,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         """vLLM's parameters. What no checkpoint fills, in the last shard of an uneven split, has scales of one."""
         super().create_weights(layer, *args, **kwargs)
         for name in ("w13", "w2"):
+            make_room(layer, name)
             getattr(layer, f"{name}_weight_scale").data.fill_(formats.SCALE_ONE)
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -151,9 +153,10 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         w13, w2 = self._packed
         experts = layer.expert_map.numel() if layer.expert_map is not None else w13.experts
         return Experts(
-            arch=str(facts.target()[0]), device=warmup.device_of(w13.device), rows=self.moe.max_num_tokens,
-            experts=experts, local=w13.experts, mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k,
-            intermediate=w2.k, bias=self.moe.has_bias, encoding=w13.encoding,
+            arch=str(facts.target()[0]), device=warmup.device_of(w13.device),
+            rows=self.moe.max_num_tokens * self._gathered, experts=experts, local=w13.experts,
+            mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k, intermediate=w2.k,
+            bias=self.moe.has_bias, encoding=w13.encoding,
             scale_range="normal" if w13.scale_range == w2.scale_range == "normal" else "full",
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None,

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from vllm.model_executor.utils import replace_parameter
 
-from jitmx.kernels.linear.layout import packed_tiles
+from jitmx import formats
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.ops.experts import PackedExperts, pack_experts
 
 # Bytes of codes that are packed together: packing takes several times as many beside them.
@@ -17,9 +18,8 @@ _AT_ONCE = 1 << 26
 def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:
     """Pack the parameters `<name>_weight` and `<name>_weight_scale` of a layer, and put the outcome in their place.
 
-    Experts are packed some at a time. Where the packed weight is as large as the checkpoint's it takes that memory, so
-    that loading needs no more than the model and some experts; else (a shard that does not fill whole tiles) the two
-    are there together until this one is packed.
+    Experts are packed some at a time, each into its own memory (`make_room`): loading needs that of the model, and of
+    some experts. Parameters that are laid out in another way are packed into new memory.
 
     Args:
         layer: with codes uint8 [experts, n, k / 2] and scales uint8 [experts, n, k / 32], on any device.
@@ -49,9 +49,27 @@ def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:
     return PackedExperts(words, packed, n, k, encoding, "full" if full else "normal")
 
 
+def make_room(layer: Any, name: str) -> None:
+    """Before anything is loaded, give the parameters of a weight as much memory as it takes when packed.
+
+    A shard that does not fill whole tiles is packed into more memory than the checkpoint's values take. Parameters that
+    have it from the start are views of it, and no weight is ever there twice.
+    """
+    for part, values in (("weight", 2), ("weight_scale", formats.BLOCK)):
+        old = getattr(layer, f"{name}_{part}")
+        experts, n, width = old.shape
+        rows, tiles = packed_tiles(n, width * values)
+        whole = rows * TILE_ROWS, tiles * TILE_K // values
+        if whole != (n, width):
+            new = torch.nn.Parameter(old.new_zeros(experts, *whole)[:, :n, :width], requires_grad=False)
+            new.__dict__.update(old.__dict__)  # vLLM's attributes, its loader among them
+            setattr(layer, f"{name}_{part}", new)
+
+
 def _memory(source: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """int32 of this shape: the source's own memory if it has as many bytes, else new."""
-    size = torch.Size(shape).numel() * 4
-    if source.is_contiguous() and source.numel() == size and source.data_ptr() % 16 == 0:
-        return source.view(-1).view(torch.int32).view(shape)
+    """int32 of this shape: the memory of the source's experts where each has as much, else new."""
+    experts, size = shape[0], torch.Size(shape[1:]).numel() * 4
+    room = source.untyped_storage().nbytes() - source.storage_offset()
+    if source.stride(0) == size and room >= experts * size and source.data_ptr() % 16 == 0:
+        return source.as_strided((experts * size,), (1,)).view(torch.int32).view(shape)
     return torch.empty(shape, dtype=torch.int32, device=source.device)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import jitmx
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import packing
-from jitmx.vllm.packing import pack_layer
+from jitmx.vllm.packing import make_room, pack_layer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
 
@@ -66,12 +66,23 @@ class Layer(torch.nn.Module):
 
         self.w2_weight, self.w2_weight_scale = parameter(0, 256, k // 2), parameter(low, 128, k // 32)
 
+    def with_room(self) -> Layer:
+        """The same, in the memory that it takes when packed."""
+        loaded = self.w2_weight.data, self.w2_weight_scale.data
+        self.w2_weight.weight_loader = "vLLM's"
+        make_room(self, "w2")
+        assert self.w2_weight.weight_loader == "vLLM's"
+        for parameter, values in zip((self.w2_weight, self.w2_weight_scale), loaded, strict=True):
+            parameter.data.copy_(values)
+        return self
+
 
 @given(
     st.integers(1, 5), st.integers(1, 40), st.integers(1, 5), st.sampled_from(["swizzle", "nibble"]), st.integers(1, 3)
 )
 def test_packing_in_place_is_packing(experts: int, n: int, blocks: int, encoding: str, at_once: int) -> None:
-    layer = Layer(experts, n, 32 * blocks)
+    layer = Layer(experts, n, 32 * blocks).with_room()
+    where = layer.w2_weight.data_ptr(), layer.w2_weight_scale.data_ptr()
     wanted = jitmx.pack_experts((layer.w2_weight.data.clone(), layer.w2_weight_scale.data.clone()), encoding=encoding)
     before = packing._AT_ONCE
     packing._AT_ONCE = at_once * n * 16 * blocks  # so many experts at a time
@@ -80,17 +91,16 @@ def test_packing_in_place_is_packing(experts: int, n: int, blocks: int, encoding
     finally:
         packing._AT_ONCE = before
     assert torch.equal(layer.w2_weight, wanted.words) and torch.equal(layer.w2_weight_scale, wanted.scales)
-
-
-def test_whole_tiles_are_packed_into_the_memory_they_were_loaded_to() -> None:
-    layer = Layer(3, 32, 128)
-    where = layer.w2_weight.data_ptr(), layer.w2_weight_scale.data_ptr()
-    pack_layer(layer, "w2", "swizzle")
     assert (layer.w2_weight.data_ptr(), layer.w2_weight_scale.data_ptr()) == where
-    ragged = Layer(3, 33, 128)
-    old = ragged.w2_weight.data_ptr()
-    pack_layer(ragged, "w2", "swizzle")
-    assert ragged.w2_weight.data_ptr() != old
+
+
+def test_parameters_without_room_are_packed_into_new_memory() -> None:
+    whole, ragged = Layer(3, 32, 128), Layer(3, 33, 96)
+    where = whole.w2_weight.data_ptr(), ragged.w2_weight.data_ptr()
+    wanted = jitmx.pack_experts((ragged.w2_weight.data.clone(), ragged.w2_weight_scale.data.clone()))
+    pack_layer(whole, "w2", "swizzle")
+    assert same(pack_layer(ragged, "w2", "swizzle"), wanted)
+    assert whole.w2_weight.data_ptr() == where[0] and ragged.w2_weight.data_ptr() != where[1]
 
 
 def test_scales_of_every_size_are_seen_in_any_group(monkeypatch: pytest.MonkeyPatch) -> None:

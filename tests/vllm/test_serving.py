@@ -96,6 +96,20 @@ def test_experts_that_vllm_chose_are_served_the_same(
     assert error(y, expected(checkpoint, 0, x)) < GATE
 
 
+def test_ranks_with_some_of_the_experts_add_up_to_the_layer(
+    host: Any, checkpoint: tuple[Path, dict[str, torch.Tensor]]
+) -> None:
+    model, x = host.build(load=True), hidden(3)
+    layer = model.model.layers[0].mlp.experts.routed_experts
+    parts = []
+    with experts_without_card.on_cpu():
+        for map_of_rank in ([0, -1, -1, 3], [-1, 1, 2, -1]):
+            layer._expert_map = torch.tensor(map_of_rank, dtype=torch.int32)
+            parts.append(serve(model, 0, x).double())
+    assert all(part.any() for part in parts) and error(parts[0] + parts[1], expected(checkpoint, 0, x)) < GATE
+    assert layer.quant_method._needed(layer).mapped
+
+
 def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, seen = host.build(load=True), hidden(65), []
 
@@ -109,6 +123,37 @@ def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.Monk
     ((logits, options),) = seen
     assert torch.equal(logits, torch.nn.functional.linear(x, mlp.router.weight, mlp.router.bias))
     assert options == {"expert_map": None, "top": 2, "scoring": "softmax_topk"}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_layer_compiles_whole_and_leaves_the_routers_product_to_the_experts(
+    host: Any, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    model, seen = host.build(load=True), []
+
+    def moe(x: torch.Tensor, routing: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        seen.append(len(x))
+        return x * 2
+
+    monkeypatch.setattr(jitmx, "moe", moe)
+    monkeypatch.setattr(jitmx, "route", lambda *args, **options: None)
+    mlp = model.model.layers[0].mlp
+    monkeypatch.setattr(mlp.experts, "_forward_entry", torch.ops.vllm.moe_forward)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    compiled = torch.compile(mlp, fullgraph=True, dynamic=True, backend=keep)
+    with vllm_world.world(), torch.inference_mode(), set_forward_context(None, model.vllm_config, num_tokens=1):
+        for rows in (3, 5, 8):
+            x = hidden(rows)
+            assert torch.equal(compiled(x), x * 2)
+    assert seen == [3, 5, 8]
+    called = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    assert "vllm.moe_forward.default" in called or "vllm.moe_forward" in called
+    assert [name for name in called if "linear" in name or "mm" in name] == []
 
 
 def test_weights_that_moved_are_served_from_where_they_are(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
