@@ -65,7 +65,9 @@ def on_cpu(target: str = "sm_90a") -> Iterator[list[str]]:
     def moe(
         x: torch.Tensor, chosen: Any, w13: PackedExperts, w2: PackedExperts, b13: torch.Tensor, b2: torch.Tensor, *,
         top: int | None = None, scoring: str = "softmax_topk", expert_map: torch.Tensor | None = None,
+        x_format: str = "bf16",
     ) -> torch.Tensor:  # fmt: skip
+        assert x_format == "bf16"
         if isinstance(chosen, torch.Tensor):
             assert top is not None
             chosen = route(chosen, k=top, scoring=scoring)

@@ -32,9 +32,10 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
     Args:
         moe: vLLM's configuration of the layer.
         gate: the router, if it can be taken over.
+        x_format: what the experts' inputs are rounded to, as for `jitmx.moe`.
     """
 
-    def __init__(self, moe: Any, gate: RouterLinear | None) -> None:
+    def __init__(self, moe: Any, gate: RouterLinear | None, x_format: str = "bf16") -> None:
         # Not the parent's, which picks one of vLLM's own kernels.
         FusedMoEMethodBase.__init__(self, moe)
         self.weight_dtype = "gpt_oss_mxfp4"
@@ -47,6 +48,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self.gate = gate if self._whole and self._gathered == 1 else None
         if self.gate is not None:
             self.gate.taken = True
+        self._x_format = x_format
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
 
     @property
@@ -135,7 +137,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         return jitmx.moe(
             x.contiguous(), routing, w13, w2, getattr(layer, "w13_bias", None), getattr(layer, "w2_bias", None),
             expert_map=layer.expert_map, top=layer.top_k if isinstance(routing, torch.Tensor) else None,
-            scoring=scoring,
+            scoring=scoring, x_format=self._x_format,
         )  # fmt: skip
 
     def _experts(self, layer: Any) -> tuple[PackedExperts, PackedExperts]:
@@ -156,7 +158,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             arch=str(facts.target()[0]), device=warmup.device_of(w13.device),
             rows=self.moe.max_num_tokens * self._gathered, experts=experts, local=w13.experts,
             mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k, intermediate=w2.k,
-            bias=self.moe.has_bias, encoding=w13.encoding,
+            bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
             scale_range="normal" if w13.scale_range == w2.scale_range == "normal" else "full",
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None,

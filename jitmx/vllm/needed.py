@@ -70,7 +70,7 @@ class Experts(Needed):
 
     Attributes:
         experts, local: experts that are routed to, and those whose weights are at hand. mapped: by an expert map.
-        top, hidden, intermediate, bias, encoding, scale_range: as in `MoeProblem`.
+        top, hidden, intermediate, bias, encoding, scale_range, x_format: as in `MoeProblem`.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
@@ -88,12 +88,13 @@ class Experts(Needed):
     scoring: str
     routing: str
     router_bias: bool
+    x_format: str = "bf16"
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """The routing, the lists where the experts read some, and the experts."""
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
-            scale_range=self.scale_range,
+            scale_range=self.scale_range, x_format=self.x_format,
         )  # fmt: skip
         tile = 0
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):

@@ -15,7 +15,8 @@ from jitmx.settings import Settings
 KEYS = {"mxfp4_layers": "mxfp4_layers", "moe_kernel": "moe_kernel", "moe_activation": "moe_activation"}
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
-SERVED_ACTIVATIONS = ("bf16",)
+# What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
+X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
         environ: the environment that says where a setting came from.
 
     Raises:
-        SettingError: a key, layer, format or kernel that there is not, or a rounding that no kernel of the experts has.
+        SettingError: a key, layer, format or kernel that there is not.
     """
     if read is None:
         read = settings.current() if environ is None else settings.read(environ)
@@ -125,11 +126,6 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
                 chosen.pop(kind, None)
     kernel = own.get("moe_kernel", read.moe_kernel)
     activation = own.get("moe_activation", read.moe_activation)
-    if "moe" in chosen and kernel not in STOCK_KERNELS and activation not in SERVED_ACTIVATIONS:
-        raise SettingError(
-            f"{said['moe_activation']}={activation!r}: jitmx's experts take {' or '.join(SERVED_ACTIVATIONS)}; unset "
-            f"it, or hand the experts to vLLM with JITMX_MOE_KERNEL={' or '.join(STOCK_KERNELS)}"
-        )
     return Request(chosen, said, kernel, activation)
 
 
@@ -140,7 +136,12 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     if format is None:
         return Decision(None, f"not among the layers asked for ({said})")
     against = _against(layer, asked, facts)
-    return Decision(None, against) if against else Decision(format, "by default" if said == "default" else f"by {said}")
+    if against:
+        return Decision(None, against)
+    reason = "by default" if said == "default" else f"by {said}"
+    if kind == "moe" and asked.moe_activation != "bf16":
+        reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
+    return Decision(format, reason)
 
 
 def _against(layer: Layer, asked: Request, facts: Facts) -> str:
@@ -149,6 +150,8 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
         return facts.no_target or "no device of this process is known"
     if facts.batch_invariant:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
+    if facts.ubatches:
+        return "two halves of a batch run on two streams, and blocks of jitmx's kernels wait for one another"
     if layer.draft:
         return "it is of a draft model"
     if layer.kind == "moe":
@@ -173,8 +176,6 @@ def _against_moe(asked: Request, facts: Facts) -> str:
             "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
             "'experts' leaves them to jitmx"
         )
-    if facts.ubatches:
-        return "two halves of a batch run on two streams, and jitmx's experts take all of the device"
     return facts.against_moe
 
 

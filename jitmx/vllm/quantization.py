@@ -53,11 +53,12 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
-        if asked.moe_kernel == "gemm" and not settings.current().moe_knobs:
+        x_format = policy.X_FORMATS[asked.moe_activation]
+        if asked.moe_kernel == "gemm" and x_format == "bf16" and not settings.current().moe_knobs:
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 
-        method = JitmxMoEMethod(layer.moe_config, gate)
+        method = JitmxMoEMethod(layer.moe_config, gate, x_format)
         if method.gate is not None:
             _into_compile_key(get_current_vllm_config(), "router", decision)
         return method

@@ -69,7 +69,7 @@ def test_what_is_asked_for_is_served(environ: dict[str, str], options: Any, want
         ({"lora": True, "lora_experts": True}, (), "LoRA"),
         ({"tied": True}, ("moe", "qkv", "o"), "embeddings"),
         ({"batch_invariant": True}, (), "VLLM_BATCH_INVARIANT"),
-        ({"ubatches": True}, ("qkv", "o", "lm_head"), "two streams"),
+        ({"ubatches": True}, (), "two streams"),
         ({"backend": "triton"}, ("qkv", "o", "lm_head"), "moe_backend asks for vLLM's triton"),
         ({"against_moe": "of the shape"}, ("qkv", "o", "lm_head"), "of the shape"),
     ],
@@ -137,11 +137,11 @@ def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: s
 
 
 @pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6"])
-def test_a_rounding_that_no_experts_kernel_has_is_an_error_unless_vllm_serves_them(activation: str) -> None:
-    with pytest.raises(SettingError, match=rf"VLLM_MXFP4_ACTIVATION='{activation}': jitmx's experts take bf16; unset"):
-        ask(VLLM_MXFP4_ACTIVATION=activation)
-    for environ in ({"VLLM_MXFP4_MOE_KERNEL": "marlin"}, {"JITMX_MXFP4_LAYERS": "qkv"}):
-        assert ask(VLLM_MXFP4_ACTIVATION=activation, **environ).moe_activation == activation
+def test_the_rounding_of_the_experts_inputs_is_said(activation: str) -> None:
+    decision = decide(Layer("moe"), ask(VLLM_MXFP4_ACTIVATION=activation), H200)
+    assert decision == Decision("mxfp4", f"by default; inputs rounded to {activation} by VLLM_MXFP4_ACTIVATION")
+    assert ask({"moe_activation": activation}, VLLM_MXFP4_ACTIVATION="bf16").moe_activation == activation
+    assert "rounded" not in decide(Layer("qkv"), ask(ALL, VLLM_MXFP4_ACTIVATION=activation), H200).reason
 
 
 _FORMATS = st.fixed_dictionaries({}, optional={kind: st.sampled_from(layers.FORMATS[kind]) for kind in layers.KINDS})

@@ -21,6 +21,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from vllm.forward_context import set_forward_context
 
 import jitmx
+from jitmx import settings
 from jitmx.kernels.moe.arguments import GATE
 
 
@@ -122,7 +123,20 @@ def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.Monk
     serve(model, 0, x)
     ((logits, options),) = seen
     assert torch.equal(logits, torch.nn.functional.linear(x, mlp.router.weight, mlp.router.bias))
-    assert options == {"expert_map": None, "top": 2, "scoring": "softmax_topk"}
+    assert options == {"expert_map": None, "top": 2, "scoring": "softmax_topk", "x_format": "bf16"}
+
+
+@pytest.mark.parametrize(("said", "x_format"), [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("fp6", "mxfp6")])
+def test_inputs_are_rounded_to_what_was_asked_for(
+    host: Any, monkeypatch: pytest.MonkeyPatch, said: str, x_format: str
+) -> None:
+    monkeypatch.setenv("VLLM_MXFP4_ACTIVATION", said)
+    settings.reload()
+    model, seen = host.build(load=True), []
+    monkeypatch.setattr(jitmx, "moe", lambda x, *rest, **options: seen.append(options["x_format"]) or x)
+    monkeypatch.setattr(jitmx, "route", lambda *args, **options: None)
+    serve(model, 1, hidden(2))
+    assert seen == [x_format] and {asked.x_format for asked in host.warmed} == {x_format}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

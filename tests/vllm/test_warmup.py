@@ -73,6 +73,8 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
         "sort", "decode", "grouped", "combine"
     }  # fmt: skip
+    scaled = names(replace(LAYER, arch="sm_121a", encoding="nibble", rows=64, x_format="mxfp8"))
+    assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
     mapped = replace(LAYER, local=64, mapped=True, routing="ids")
     assert all("mapped" in name for name in names(mapped) if ".sort" in name)
 
