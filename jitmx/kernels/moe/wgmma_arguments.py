@@ -96,7 +96,10 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
 
 
 def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
-    """One product of `variant` on random inputs, with its rows in float64; pairs of no expert come last."""
+    """One product of `variant` on random inputs, with its rows in float64; pairs of no expert come last.
+
+    Of several rows one has a NaN, which must come to all of its features and to no other row.
+    """
     knobs, generator = variant.knobs, np.random.default_rng(seed)
     up = knobs.product == "up"
     rows, top = routing.ids.shape
@@ -105,6 +108,8 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     offsets = _offsets(routing.local, problem.experts)
     count = int(offsets[-1])
     x = generator.standard_normal((count, k)).astype(ml_dtypes.bfloat16)
+    if count > 1:
+        x[count // 2, 0] = np.nan
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
     values, packed = random_weight(knobs, problem.experts, n, k, generator)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)

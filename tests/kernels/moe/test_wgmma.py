@@ -129,6 +129,7 @@ def test_rows_are_gathered_bit_for_bit(knobs: dict[str, Any], simulated: Callabl
         ("gather", "exchange_in_quad(v[j][i], lane);", ""),
         ("wgmma", "first = entry[3] * each;", "first = 0;"),
         ("wgmma", "item.bias[warp * 16 + lane / 4 + 8];", "item.bias[warp * 16 + lane / 4];"),
+        ("wgmma", "activate(args, odd ? got :", "activate(args, odd ? 1.f :"),
     ],
 )
 def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, kernel: str, old: str, new: str) -> None:
