@@ -240,8 +240,11 @@ def _resident(knobs: TileKnobs, arch: Arch) -> int:
     return min(_RESIDENT, _fitting(knobs, arch))
 
 
-def _weighed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, dict[str, Any]]]:
+def _weighed(
+    problem: LinearProblem, arch: Arch, multiprocessors: int, exchange: str = "memory"
+) -> list[tuple[float, dict[str, Any]]]:
     """Knobs by what the cost model says that they take, in microseconds; best first."""
+    clustered = exchange == "cluster"
     fixed = _fixed(problem)
     enough = next((tokens for tokens in _TOKENS if tokens >= problem.m), _TOKENS[-1])
     few = [tokens for tokens in _TOKENS if enough // 2 <= tokens <= enough]
@@ -264,15 +267,15 @@ def _weighed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[t
             continue
         knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
         steps = -(-problem.k // tile_k)
-        for split_k in range(1, min(8, steps) + 1):
+        for split_k in range(2 if clustered else 1, min(8, steps) + 1):
             if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
                 break
             shape = Shape(
                 tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
-                stages, split_k, stage_bytes(plain), resident,
+                stages, split_k, stage_bytes(plain), resident, clustered,
             )  # fmt: skip
             cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
-            found.append((cost, {**knobs, "split_k": split_k}))
+            found.append((cost, {**knobs, "split_k": split_k, **({"exchange": exchange} if clustered else {})}))
     return sorted(found, key=lambda pair: pair[0])
 
 
@@ -281,7 +284,8 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     return _weighed(problem, arch, multiprocessors)[0][1]
 
 
-_CLOSE = 12  # of what the model holds for fastest: as many are tried with what it knows nothing of
+_CLOSE = 16  # of what the model holds for fastest: as many are tried with what it knows nothing of
+_CLUSTERED = 20  # ways to exchange within a cluster that are tried
 
 
 def _footprints(knobs: TileKnobs, problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[int]:
@@ -298,40 +302,47 @@ def _footprints(knobs: TileKnobs, problem: LinearProblem, arch: Arch, multiproce
 def _unmodelled(
     knobs: dict[str, Any], problem: LinearProblem, arch: Arch, multiprocessors: int
 ) -> Iterator[dict[str, Any]]:
-    """Choices that the cost model has no term for: an even spread, exchange within a cluster, scales in halves."""
-    fixed = _fixed(problem)
-    footprints = _footprints(TileKnobs(**fixed, **knobs), problem, arch, multiprocessors)
-    few = problem.m <= 128
-    if few:
-        yield from ({**knobs, "footprint": footprint} for footprint in footprints)
-    if 1 < knobs["split_k"] <= 8 and few and "cluster" in arch.features and arch.major in (9, 10):
-        yield {**knobs, "exchange": "cluster"}
+    """Choices that the cost model has no term for: an even spread, scales in halves."""
+    if problem.m <= 128:
+        for footprint in _footprints(TileKnobs(**_fixed(problem), **knobs), problem, arch, multiprocessors):
+            yield {**knobs, "footprint": footprint}
     if (problem.weight, problem.dtype, problem.scale_range) == ("mxfp4", "bf16", "normal") and problem.m <= 32:
         yield {**knobs, "scales": "halves"}
 
 
-def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """The 60 that the cost model holds for fastest, at most three that differ in stages and slices of k alone.
-
-    The first of them come with what the model does not know.
-    """
-    fixed = _fixed(problem)
-    found: list[dict[str, Any]] = []
+def _different(weighed: list[tuple[float, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Knobs, at most three that differ in stages and slices of k alone."""
     seen: dict[tuple[Any, ...], int] = {}
-    for _, knobs in _weighed(problem, arch, multiprocessors):
+    for _, knobs in weighed:
         key = tuple(knobs[name] for name in ("tile_n", "tile_m", "tile_k", "warps_n", "warps_m"))
         seen[key] = seen.get(key, 0) + 1
-        if seen[key] > 3:
-            continue
-        found.append(knobs)
-        if sum(seen.values()) <= _CLOSE:
-            for more in _unmodelled(knobs, problem, arch, multiprocessors):
-                try:
-                    SPEC.variant(arch, **fixed, **more)
-                except KnobError:  # the parts or the footprint do not fit
-                    continue
-                found.append(more)
-    return found[:60]
+        if seen[key] <= 3:
+            yield knobs
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """60 that the cost model holds for fast, the first of them with what it does not know as well.
+
+    Of few rows a third are clusters, for which the model is not fitted.
+    """
+    fixed = _fixed(problem)
+    clusters: list[dict[str, Any]] = []
+    if problem.m <= 128 and "cluster" in arch.features and arch.major in (9, 10):
+        weighed = _weighed(problem, arch, multiprocessors, "cluster")
+        clusters = [knobs for knobs in _different(weighed) if _legal(arch, {**fixed, **knobs})][:_CLUSTERED]
+    found: list[dict[str, Any]] = []
+    for place, knobs in enumerate(_different(_weighed(problem, arch, multiprocessors))):
+        more = _unmodelled(knobs, problem, arch, multiprocessors) if place < _CLOSE else ()
+        found += [knobs, *(other for other in more if _legal(arch, {**fixed, **other}))]
+    return [*found[: 60 - len(clusters)], *clusters]
+
+
+def _legal(arch: Arch, knobs: dict[str, Any]) -> bool:
+    try:
+        SPEC.variant(arch, **knobs)
+    except KnobError:  # the parts of a cluster or a footprint do not fit
+        return False
+    return True
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

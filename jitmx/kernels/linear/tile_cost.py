@@ -25,6 +25,9 @@ _OTHER, _ALONE = 0.65, 0.85  # part of these that does not pass beside MMA; the 
 _STAGE = 125  # cycles of a barrier and its ring
 _ROUND = 3000  # cycles to fill the ring and to put out Y
 _EXCHANGE = 3100  # cycles to write parts, count, and read them
+_MEETING = 800  # cycles of two barriers of a cluster and a read from another of its blocks; published, as is the next
+_REMOTE_BYTES = 14  # a cycle and multiprocessor, from other blocks of the cluster
+_TOGETHER = 16  # multiprocessors, of which a cluster takes all of its own
 _LATENCY = 550  # cycles from a copy to its end
 _L2_BYTES = 36  # a cycle and multiprocessor
 _UNHIDDEN = 0.1  # of the lesser of two times that pass side by side
@@ -40,6 +43,7 @@ class Shape:
         tile_n, tile_m, tile_k, stages, split_k: as the knobs.
         stage_bytes: shared memory of a stage.
         resident: blocks that a multiprocessor holds at once.
+        clustered: whether the blocks that share a tile are a cluster.
     """
 
     rows: int
@@ -52,6 +56,15 @@ class Shape:
     split_k: int
     stage_bytes: int
     resident: int
+    clustered: bool = False
+
+
+def places(shape: Shape, multiprocessors: int) -> int:
+    """Blocks that run at once. Clusters leave places over where they do not divide those of a part of the chip."""
+    if not shape.clustered:
+        return multiprocessors * shape.resident
+    parts = [_TOGETHER] * (multiprocessors // _TOGETHER) + [multiprocessors % _TOGETHER]
+    return max(1, sum(part * shape.resident // shape.split_k for part in parts)) * shape.split_k
 
 
 def microseconds(shape: Shape, m: int, n: int, k: int, arch: Arch, multiprocessors: int) -> float:
@@ -60,7 +73,7 @@ def microseconds(shape: Shape, m: int, n: int, k: int, arch: Arch, multiprocesso
     steps = math.ceil(math.ceil(k / shape.tile_k) / shape.split_k)
     # Blocks of the busiest multiprocessor, half way between an even spread and full rounds: a last round that is not
     # full is uneven where the launch before still holds some multiprocessors.
-    rounds = math.ceil(tiles * shape.split_k / (multiprocessors * shape.resident))
+    rounds = math.ceil(tiles * shape.split_k / places(shape, multiprocessors))
     even = math.ceil(tiles * shape.split_k / multiprocessors)
     blocks, together = (even + rounds * shape.resident) / 2, min(even, shape.resident)
 
@@ -74,7 +87,12 @@ def microseconds(shape: Shape, m: int, n: int, k: int, arch: Arch, multiprocesso
 
     in_flight = together * (shape.stages - 2) * shape.stage_bytes
     moved = blocks * steps * shape.stage_bytes / min(_L2_BYTES, in_flight / _LATENCY) + rounds * _ROUND / 2
-    exchanged = 2 * shape.tile_n * shape.tile_m * 4 * blocks / _L2_BYTES + _EXCHANGE if shape.split_k > 1 else 0
+    parts = shape.tile_n * shape.tile_m * 4 * blocks
+    exchanged = 0.0
+    if shape.clustered:
+        exchanged = parts * (1 - 1 / shape.split_k) / _REMOTE_BYTES + _MEETING
+    elif shape.split_k > 1:
+        exchanged = 2 * parts / _L2_BYTES + _EXCHANGE
     weights = shape.stage_bytes - shape.tile_m * shape.tile_k * 2
     once = -(-n // shape.tile_n) * steps * shape.split_k * weights + 2 * m * (n + k)
     hertz = _GIGAHERTZ[arch.major] * 1e3

@@ -20,7 +20,7 @@ from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, make_case
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.tile import KERNEL, SPEC, TileKnobs, launch, shared_bytes, stage_bytes
-from jitmx.kernels.linear.tile_cost import Shape, microseconds
+from jitmx.kernels.linear.tile_cost import Shape, microseconds, places
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -204,7 +204,7 @@ def test_the_heuristic_and_the_candidates_are_legal_and_serve_the_problem(
         assert geometry.blocks * picked.knobs.tile_n * picked.knobs.tile_m >= problem.m * problem.n
 
 
-@pytest.mark.parametrize("m", [1, 16, 64])
+@pytest.mark.parametrize("m", [8, 16])
 def test_a_footprint_among_the_candidates_admits_an_even_spread_of_one_launch_or_two_and_no_more(m: int) -> None:
     chip, seen = arch.parse("sm_90a"), 0
     for n, k in ((5120, 2880), (2880, 4096)):
@@ -241,6 +241,36 @@ def test_the_model_asks_more_time_for_more_work_and_less_on_a_faster_chip() -> N
     assert microseconds(shape, 8192, 5120, 2880, spark, 48) > times[2]
     # No launch reads its weights faster than DRAM yields them.
     assert microseconds(shape, 1, 201_088, 2880, spark, 48) > 201_088 * 2880 * 17 / 32 / 240e3
+
+
+@given(split_k=st.integers(2, 8), resident=st.integers(1, 4), multiprocessors=st.integers(1, 200))
+def test_clusters_find_no_more_places_than_blocks_do_and_are_whole(
+    split_k: int, resident: int, multiprocessors: int
+) -> None:
+    alone = Shape(2, 8, 4, 128, 64, 128, 4, split_k, 25_088, resident)
+    together = dataclasses.replace(alone, clustered=True)
+    assert places(alone, multiprocessors) == multiprocessors * resident
+    assert places(together, multiprocessors) % split_k == 0
+    assert places(together, multiprocessors) <= max(split_k, places(alone, multiprocessors))
+
+
+def test_the_model_asks_two_rounds_of_clusters_that_do_not_fit_one() -> None:
+    """20 clusters of 6: 16 multiprocessors hold two with a block each, and all find room with two."""
+    chip = arch.parse("sm_90")
+    one = Shape(2, 8, 8, 256, 64, 128, 3, 6, 50_176, 1, clustered=True)
+    assert places(one, 132) < 120 <= places(dataclasses.replace(one, resident=2), 132)
+    assert microseconds(one, 64, 5120, 2880, chip, 132) > microseconds(
+        dataclasses.replace(one, resident=2), 64, 5120, 2880, chip, 132
+    )
+    # Measured on the card: of 33 clusters of 4, one found no place.
+    assert places(dataclasses.replace(one, split_k=4), 132) >= 4 * 32
+
+
+def test_candidates_of_few_rows_hold_clusters_and_those_of_many_none() -> None:
+    chip = arch.parse("sm_90a")
+    for m, wanted in ((16, 20), (64, 20), (512, 0)):
+        found = KERNEL.candidates(LinearProblem.on(chip, m=m, n=5120, k=2880), chip, 132)
+        assert sum(knobs.get("exchange") == "cluster" for knobs in found) == wanted
 
 
 def test_a_call_for_a_tile_gets_it() -> None:
