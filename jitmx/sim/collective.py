@@ -33,7 +33,8 @@ def _spread(words: Array) -> Array:
 
 def _check_member(m: Machine, mask: Array | None, members: Array, line: int, what: str) -> None:
     """Every lane must name itself."""
-    if not np.count_nonzero(members != _EVERY):
+    others = members != _EVERY
+    if not np.count_nonzero(others if mask is None else others & mask):
         return
     own = np.broadcast_to(members, m.lanes) >> (m.lane_ids % 32).astype(np.uint32) & np.uint32(1)
     missing = own == 0 if mask is None else (own == 0) & mask

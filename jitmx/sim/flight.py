@@ -204,6 +204,8 @@ class Flight:
 
     def __init__(self, m: Machine) -> None:
         self.m = m
+        warps = np.arange(0, m.lanes, 32)
+        self._heads = warps - warps % m.width % WARPGROUP  # of each warp, the first lane of its warpgroup
         self.busy: dict[int, list[_Product]] = {}
         self.loose: dict[int, dict[str, int]] = {}  # register: PTX line that wrote it since the last fence
         self.bare: dict[int, dict[str, int]] = {}  # the same with no fence since the last commit
@@ -220,9 +222,8 @@ class Flight:
 
     def warpgroups(self, mask: Array | None) -> list[int]:
         """First lanes of the warpgroups with active lanes."""
-        width, heads = self.m.width, np.arange(0, self.m.lanes, 32)
-        here = heads if mask is None else heads[mask.reshape(-1, 32).any(1)]
-        return sorted({lane - lane % width % WARPGROUP for lane in here.tolist()})
+        heads = self._heads if mask is None else self._heads[mask.reshape(-1, 32).any(1)]
+        return sorted(set(heads.tolist()))
 
     def start(self, mask: Array | None, accumulators: frozenset[str], left: frozenset[str], line: int) -> None:
         """A product begins."""

@@ -115,9 +115,9 @@ def wgmma(parts: tuple[str, ...]) -> Wgmma:
 
 
 @lru_cache(maxsize=4096)
-def _chunks(descriptor: Descriptor, extent: int, depth: int, size: int, mn_major: bool) -> tuple[Any, Any]:
-    """The 16-byte chunks of shared memory that hold a matrix, and where in them each element lies."""
-    addresses = descriptor.addresses(extent, depth, size, mn_major=mn_major)
+def _chunks(word: int, extent: int, depth: int, size: int, mn_major: bool) -> tuple[Any, Any]:
+    """The 16-byte chunks of shared memory that hold the matrix of a descriptor, and where in them its elements lie."""
+    addresses = Descriptor.decode(word).addresses(extent, depth, size, mn_major=mn_major)
     chunks, inverse = np.unique(addresses >> 4, return_inverse=True)
     elements = inverse.reshape(addresses.shape) * (16 // size) + (addresses & 15) // size
     return (chunks << 4).astype(np.uint64), elements
@@ -128,7 +128,7 @@ def _fetch(m: Machine, firsts: Any, words: list[int], extent: int, wanted: Wgmma
     size, places = BITS[wanted.a] // 8, []
     for lane, word in zip(firsts.tolist(), words, strict=True):
         try:
-            places.append(_chunks(Descriptor.decode(word), extent, wanted.k, size, mn_major))
+            places.append(_chunks(word, extent, wanted.k, size, mn_major))
         except SimulationError as error:
             m.fault(line, lane, str(error))
     chunks = np.concatenate([chunks for chunks, _ in places])
