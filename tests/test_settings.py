@@ -230,3 +230,18 @@ def test_the_environment_is_read_once_until_it_is_read_again(monkeypatch: pytest
     finally:
         monkeypatch.undo()
         settings.current.cache_clear()
+
+
+def test_what_the_program_chose_decides_until_the_environment_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JITMX_JOBS", "7")
+    try:
+        settings.reload()
+        assert settings.choose("jobs", 2, "the program").jobs == settings.current().jobs == 2
+        assert settings.origin("jobs") == "the program" and settings.origin("mode") == "default"
+        assert settings.origin("jobs", {"JITMX_JOBS": "7"}) == "JITMX_JOBS"
+        assert settings.reload().jobs == 7 and settings.origin("jobs") == "JITMX_JOBS"
+    finally:
+        monkeypatch.undo()
+        settings.reload()

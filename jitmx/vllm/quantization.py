@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
@@ -83,7 +83,8 @@ def _into_compile_key(config: Any, kind: str, decision: Decision) -> None:
 
 def decide_lm_head(prefix: str, tied: bool) -> Decision:
     """Who serves a language-model head; only that of a model of this configuration is jitmx's to take."""
-    if not isinstance(get_current_vllm_config().quant_config, JitmxGptOssConfig):
+    config = get_current_vllm_config_or_none()
+    if config is None or not isinstance(config.quant_config, JitmxGptOssConfig):
         return Decision(None, "the model is not gpt-oss in MXFP4")
     return decide(Layer("lm_head", prefix, tied=tied, draft=facts.draft()))
 
