@@ -1,6 +1,6 @@
 """Small gpt-oss checkpoints, and vLLM that builds and loads models of them on a machine without a GPU.
 
-Tests that need vLLM say so by using `host` or `pytest.importorskip("vllm_world")`. JITMX_REQUIRE_VLLM=1 makes a skip an
+Tests that need vLLM say so by using `host` or `pytest.importorskip("vllm_world")`. REQUIRE_VLLM=1 makes a skip an
 error: CI has vLLM, and a test that is skipped there tests nothing.
 """
 
@@ -18,14 +18,17 @@ import pytest
 
 from jitmx import arch, settings
 
-REQUIRED = bool(os.environ.pop("JITMX_REQUIRE_VLLM", ""))
+REQUIRED = bool(os.environ.get("REQUIRE_VLLM"))
 EXPERTS, HIDDEN, INNER, TOP, VOCABULARY = 4, 64, 96, 2, 100
 LAYERS = 2
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report: Any = yield
     if REQUIRED and report.skipped:
-        pytest.exit(f"{report.nodeid} was skipped, and JITMX_REQUIRE_VLLM is set: {report.longrepr}", returncode=1)
+        report.outcome, report.longrepr = "failed", f"skipped, and REQUIRE_VLLM is set: {report.longrepr}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
