@@ -9,8 +9,8 @@ Kernels, a module and a template each:
     combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
-turn, W2 [experts, hidden, intermediate]; both in MXFP4, packed expert by expert as `linear` packs one weight. hidden
-and intermediate are multiples of 32.
+turn (without gates [experts, intermediate, hidden]), W2 [experts, hidden, intermediate]; both in MXFP4, packed expert
+by expert as `linear` packs one weight. hidden and intermediate are multiples of 32.
 """
 
 from __future__ import annotations

@@ -123,8 +123,13 @@ def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
     return Contract(
         max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
         max_spill_bytes=0,
-        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128"),
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
     )
+
+
+def atomics(knobs: Any) -> tuple[str, ...]:
+    """What machine code must have that adds to y: eight values an instruction."""
+    return (r"\bREDG\.E\.ADD\.BF16x8\b",) if knobs.reduction == "atomic" else ()
 
 
 SPEC = KernelSpec(

@@ -109,7 +109,8 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
 
 
 def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:
-    return dense.contract(knobs, knobs.atom, *(() if knobs.product == "up" else (r"\bLDGSTS\.E\..*128",)))
+    ring = () if knobs.product == "up" else (r"\bLDGSTS\.E\..*128",)
+    return dense.contract(knobs, knobs.atom, *ring, *grouped.atomics(knobs))
 
 
 SPEC = KernelSpec(

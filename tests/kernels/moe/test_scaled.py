@@ -87,8 +87,8 @@ def test_few_rows_take_small_tiles_and_many_fill_large_ones() -> None:
     chip = arch.parse("sm_121")
     for x_format in X_FORMATS:
         for m, least, most in ((1, 8, 8), (16, 8, 8), (512, 16, 64), (8192, 64, 128)):
-            knobs = choose("moe", MoeProblem.on(chip, m=m, x_format=x_format, product="up"), chip).variant.knobs
-            assert least <= knobs.tile_m <= most, (x_format, m)
+            knobs = scaled.KERNEL.heuristic(MoeProblem.on(chip, m=m, x_format=x_format), chip, chip.multiprocessors)
+            assert least <= knobs["tile_m"] <= most, (x_format, m)
 
 
 def test_one_row_has_a_block_for_every_multiprocessor() -> None:
@@ -329,6 +329,27 @@ def test_the_machine_code_keeps_its_contract(target: str, product: str, x_format
         assert wanted in variant.spec.contract(variant.knobs, chip).require[0]
         built = build.obtain(variant, strict=True)
         assert built.breaches == () and built.record.outputs["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("geometry", dense.GEOMETRIES)
+def test_every_geometry_spills_nothing_with_as_many_blocks_as_the_model_lets_it_have(
+    geometry: tuple[int, int, int, int]
+) -> None:
+    chip, built = arch.parse("sm_121a"), 0
+    for product in ("up", "down"):
+        for knobs in scaled._blocks(MoeProblem.on(chip, x_format="mxfp8"), product, chip):
+            if (knobs.tile_n, knobs.tile_m, knobs.warps_n, knobs.warps_m) == geometry:
+                assert build.obtain(scaled.SPEC.variant(chip, **knobs.as_dict()), strict=True).breaches == ()
+                built += 1
+    assert built == 2
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_atomics_add_eight_values_an_instruction(target: str) -> None:
+    knobs = {"product": "down", "reduction": "atomic"}
+    for variant in (variant_for(target, **knobs), FAMILY.spec("grouped").variant(arch.parse(target), **knobs)):
+        assert any("REDG" in pattern for pattern in variant.spec.contract(variant.knobs, variant.arch).require)
+        assert build.obtain(variant, strict=True).breaches == ()
 
 
 @pytest.mark.parametrize("product", ["up", "down"])
