@@ -318,11 +318,14 @@ def _base(
             detail = table.provenance_of(row) + (f", {row.timing}" if row.timing else "")
         decided = row is not None and found is None
         if row is not None and table is not None and found is None:
-            found = row.kernel, dict(row.knobs)
             try:
-                _variant(family, problem, arch, *found)
+                variant = _variant(family, problem, arch, row.kernel, row.knobs)
             except KnobError as error:
                 raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
+            if family.fits(problem, variant, multiprocessors):
+                found = row.kernel, dict(row.knobs)
+            else:
+                decided, detail = False, f"its row does not fit {multiprocessors} multiprocessors ({table.provenance})"
         sources.append(Source(name, detail, None if row is None else row.knobs, decided))
     guess = _guess(family, problem, arch, multiprocessors, named)
     sources.append(Source("heuristic", "computed from shape and target, not measured", guess[1], found is None))

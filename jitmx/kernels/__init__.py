@@ -55,6 +55,11 @@ def _unchecked(problem: Any, variant: Variant) -> None:
     """A family whose variants all serve all problems."""
 
 
+def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
+    """A family whose launches fit cards of a target however many multiprocessors they have."""
+    return True
+
+
 def _unlimited(kernel: str) -> int | None:
     """A family whose launches take all rows there are."""
     return None
@@ -103,6 +108,8 @@ class Family:
         tuned: the same for a kernel that something else named.
         cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
+        fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
+            was made for more of them, and does not, is passed over.
         max_rows: rows (the problem's field m) that one launch of a kernel takes at most, or None.
         tile: of a kernel, what gives knobs for a tile M x N (x K) with so many stages, or None.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
@@ -120,6 +127,7 @@ class Family:
     tuned: Callable[[Any, Arch, int, str], dict[str, Any]]
     cases: Callable[[Variant], Iterable[Case]]
     check: Callable[[Any, Variant], None] = _unchecked
+    fits: Callable[[Any, Variant, int], bool] = _anywhere
     max_rows: Callable[[str], int | None] = _unlimited
     tile: Callable[[str], Callable[[int, int, int | None, int | None], dict[str, Any]] | None] = _untiled
     tiled: Callable[[Any], str | None] = _steered

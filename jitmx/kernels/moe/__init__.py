@@ -98,8 +98,13 @@ def decodes(problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
     if problem.m > MAX_ROWS or "decode" not in serving(problem, arch):
         return False
     kernel = KERNELS["decode"]
-    knobs = kernel.spec.knobs(**kernel.fixed(problem), **kernel.heuristic(problem, arch, multiprocessors))
-    return kernel.launch(knobs, problem, multiprocessors).shared_bytes <= arch.shared_bytes
+    knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
+    return fits(problem, kernel.spec.variant(arch, **knobs), multiprocessors)
+
+
+def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
+    """Whether a launch finds the shared memory that it needs: of fewer multiprocessors, each keeps more sums of y."""
+    return launch_of(variant, problem, multiprocessors).shared_bytes <= variant.arch.shared_bytes
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
@@ -122,6 +127,7 @@ FAMILY = Family(
     tuned=_tuned,
     cases=_cases,
     check=_check,
+    fits=fits,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
     tile=_tile,
     tiled=lambda problem: by_expert(problem) if problem.overridable else None,
