@@ -17,6 +17,20 @@ class Access:
     copy: str | None = None
     used: set[str] = field(default_factory=set)  # all that it reads, moves and wgmma included
     held: set[str] = field(default_factory=set)  # written in place
+    picks: bool = False  # it takes some bytes of what it reads
+
+
+def fillers(accesses: dict[int, list[Access]]) -> set[str]:
+    """Registers that nothing sets and of which only `prmt` takes bytes, and no longer count as read by it.
+
+    So a compiler fills bytes that nobody looks at. What such bytes hold is made to look like no value.
+    """
+    every = [item for listed in accesses.values() for item in listed]
+    never = set().union(*(item.reads for item in every)) - set().union(*(item.writes for item in every))
+    never -= set().union(*(item.reads for item in every if not item.picks))
+    for item in every:
+        item.reads -= never
+    return never
 
 
 def doubtful(accesses: dict[int, list[Access]], blocks: list[Block], successors: list[set[int]]) -> set[str]:

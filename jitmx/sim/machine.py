@@ -39,6 +39,8 @@ from jitmx.sim.specials import special
 Array = npt.NDArray[Any]
 _READY = INIT | WRITABLE | ALLOCATED
 
+_FILLER = 0xA5  # a byte of a register that nothing sets
+
 
 @dataclass
 class Bound:
@@ -160,6 +162,8 @@ class Machine:
             array[:] = special(self, name)
         elif name.endswith(SET):
             array[:] = False
+        elif name in self.program.fillers:
+            array.view("u1")[:] = _FILLER
 
     def _name(self) -> None:
         """Give names to registers and constants that blocks have come to use."""

@@ -39,6 +39,7 @@ class Program:
     specials: set[str] = field(default_factory=set)
     objects: dict[str, Any] = field(default_factory=dict)
     tracked: set[str] = field(default_factory=set)  # registers that may be read before they are set
+    fillers: set[str] = field(default_factory=set)  # registers that nothing sets and only prmt reads: see flow.fillers
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
     bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machines, by their lanes

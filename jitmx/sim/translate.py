@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, watches
-from jitmx.sim.flow import Access, doubtful, temporaries
+from jitmx.sim.flow import Access, doubtful, fillers, temporaries
 from jitmx.sim.program import EXIT, Block, Program
 from jitmx.sim.ptx import Function, Instruction, Module, Operand, Register, Symbol, is_barrier
 
@@ -62,6 +62,7 @@ class Translator(Emitter):
         for block in blocks:
             self._block(block)
         successors = self._successors()
+        self.program.fillers = fillers(self.accesses)
         self.program.tracked = doubtful(self.accesses, blocks, successors)
         self.watches = watches(self.entry.body, blocks, self.accesses, successors)
         self._temporaries = temporaries(self.accesses, blocks, successors, self.program.tracked)
@@ -135,6 +136,7 @@ class Translator(Emitter):
             self._access = Access(set(), set(), ins.predicate is not None)
             if i == block.first and not self.program.emit:
                 self._members(block)
+            self._access.picks = ins.opcode[0] == "prmt"
             source = ins.operands[1] if ins.opcode[0] == "mov" else None
             if isinstance(source, Register) and source.name in self.entry.registers:
                 self._access.copy = source.name

@@ -42,3 +42,15 @@ def test_a_loop_sets_what_its_next_round_reads() -> None:
     $first: mov.u32 r1, a;
     $next: add.u32 r0, r0, 1; setp.lt.u32 p1, r0, 3; @p1 bra $loop; mov.u32 z, r1; """
     assert evaluate(body, a).tolist() == (3 * a).tolist()
+
+
+def test_prmt_may_take_bytes_that_nobody_looks_at_from_a_register_that_nothing_sets() -> None:
+    """As compilers do before dp2a.lo, which reads half of what it is given."""
+    a = np.arange(32, dtype="u4")
+    low = "prmt.b32 r2, a, r1, 0x5410; dp2a.lo.u32.u32 z, 65537, r2, 0;"  # r1 is the upper half of r2
+    assert evaluate(low, a).tolist() == a.tolist()
+    assert evaluate(low.replace(".lo", ".hi"), a).tolist() == [2 * 0xA5] * 32  # which looks like no value
+    with pytest.raises(SimulationError, match="reads register r1, which nothing has set"):
+        evaluate(low + "add.u32 z, z, r1;", a)
+    with pytest.raises(SimulationError, match="reads register r1, which nothing has set"):
+        evaluate("setp.gt.u32 p0, a, 40; @p0 mov.u32 r1, 1;" + low, a)
