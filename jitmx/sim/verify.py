@@ -59,7 +59,7 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
     addresses = []
     for number, buffer in enumerate(buffers):
         name = f"argument {number}"
-        if buffer.output:
+        if buffer.output and not buffer.scratch:
             addresses.append(memory.allocate(buffer.data.nbytes, name))
         else:
             addresses.append(memory.upload(buffer.data, name, writable=buffer.scratch))
