@@ -73,7 +73,8 @@ def error(found: torch.Tensor, x: torch.Tensor, seed: int, format: str) -> float
 def test_compiled_and_captured_layers_multiply_by_what_was_loaded_last(format: str, rows: int) -> None:
     layer = o_proj(format)
     model = torch.nn.Sequential(layer)
-    reload.record_metadata_for_reloading(model)
+    with torch.device("cuda"):  # as vLLM records it: where weights are put from now on
+        reload.record_metadata_for_reloading(model)
     load(layer, 0)
     x = torch.randn(rows, K, device="cuda").bfloat16()
     torch.compiler.reset()
