@@ -38,7 +38,7 @@ class Hook:
 # By module: names, each with the parameters that it must have; no text where none matter.
 _TABLE: dict[str, dict[str, str]] = {
     "vllm.config": {"get_current_vllm_config": "", "get_current_vllm_config_or_none": ""},
-    "vllm.envs": {"VLLM_BATCH_INVARIANT": ""},
+    "vllm.envs": {"VLLM_BATCH_INVARIANT": "", "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": ""},
     "vllm.compilation.backends": {"model_tag": ""},
     "vllm.lora.utils": {"is_in_target_modules": "module_name target_modules packed_modules_mapping"},
     "vllm.model_executor.custom_op": {"op_registry_oot": ""},

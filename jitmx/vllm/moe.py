@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.config import mxfp4_w4a16_moe_quant_config
@@ -45,7 +46,9 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self._whole = not (moe.is_lora_enabled or moe.require_decomposed_backend or _routing_is_returned())
         # Ranks that gather each other's tokens before the experts gather logits with them.
         self._gathered = moe.moe_parallel_config.dp_size * moe.moe_parallel_config.pcp_size
-        self.gate = gate if self._whole and self._gathered == 1 else None
+        # vLLM's simulated routing gives random logits for the router's, which someone has to look at.
+        simulated = bool(envs.VLLM_MOE_ROUTING_SIMULATION_STRATEGY)
+        self.gate = gate if self._whole and self._gathered == 1 and not simulated else None
         if self.gate is not None:
             self.gate.taken = True
         self._x_format = x_format

@@ -222,3 +222,10 @@ def test_each_experts_take_the_router_beside_them(host: Any) -> None:
     with vllm_world.world():
         other = GateLinear(64, 4, bias=True, prefix="model.layers.0.mlp.router", return_bias=False)
     assert not other.taken
+
+
+def test_simulated_routing_has_its_logits_looked_at(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
+    for layer in host.build().model.layers:
+        method = layer.mlp.experts.routed_experts.quant_method
+        assert method.is_monolithic and method.gate is None and not layer.mlp.router.taken
