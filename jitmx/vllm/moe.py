@@ -14,7 +14,8 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, 
 
 import jitmx
 from jitmx import formats
-from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.errors import InputError
+from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing import FEW_TOKENS
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import facts, monitor, warmup
@@ -89,12 +90,25 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             getattr(layer, f"{name}_weight_scale").data.fill_(formats.SCALE_ONE)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the weights in place, and have every kernel that serving needs compiled and loaded."""
+        """Pack the weights in place, and have every kernel that serving needs compiled and loaded.
+
+        Weights that are loaded again take the kernels of the first: vLLM copies them to where those are.
+
+        Raises:
+            InputError: a reloaded weight has scales that the kernels in use do not take.
+        """
         arch, _ = facts.target()
         assert arch is not None, "the policy lets no layer come here without a target"
         encoding = preferred_encoding(arch)
-        self._packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
-        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
+        if self._packed is None:
+            self._packed = packed
+        elif _scale_range(self._packed) == "normal" != _scale_range(packed):
+            raise InputError(
+                f"{layer.layer_name}: a reloaded weight has scales outside {' to '.join(map(str, NORMAL_SCALES))}, and "
+                "CUDA graphs were made for those within; start a new engine on these weights"
+            )
+        self.moe_quant_config = None  # vLLM asks for it again, of what is there then
         warmup.prepare(self._needed(layer))
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
@@ -162,10 +176,14 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             rows=self.moe.max_num_tokens * self._gathered, experts=experts, local=w13.experts,
             mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k, intermediate=w2.k,
             bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
-            scale_range="normal" if w13.scale_range == w2.scale_range == "normal" else "full",
+            scale_range=_scale_range(self._packed),
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None,
         )  # fmt: skip
+
+
+def _scale_range(packed: tuple[PackedExperts, PackedExperts]) -> str:
+    return "normal" if all(weight.scale_range == "normal" for weight in packed) else "full"
 
 
 def _scoring(layer: Any) -> str:

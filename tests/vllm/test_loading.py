@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jitmx
+from jitmx.errors import InputError
 from jitmx.ops.experts import PackedExperts
-from jitmx.vllm import packing
+from jitmx.vllm import moe, packing
 from jitmx.vllm.packing import make_room, pack_layer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -51,6 +54,49 @@ def test_a_checkpoint_is_loaded_and_packed(host: Any, checkpoint: Checkpoint) ->
             assert packed.words.data_ptr() == getattr(layer, f"{parameter}_weight").data_ptr()
         assert torch.equal(layer.w13_bias, checkpoint[1][f"model.layers.{index}.mlp.experts.gate_up_proj_bias"])
     assert len(set(host.warmed)) == 1 and len(host.warmed) == 2
+
+
+def reloaded(model: Any, changed: dict[str, torch.Tensor]) -> None:
+    """Weights loaded into a model that serves, layer by layer, as vLLM does."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import reload
+
+    with vllm_world.world(), set_current_vllm_config(model.vllm_config), torch.no_grad():
+        reload.initialize_layerwise_reload(model)
+        model.load_weights(iter(changed.items()))
+        reload.finalize_layerwise_reload(model, model.vllm_config.model_config)
+
+
+def test_reloaded_experts_take_the_places_of_the_first_and_leave_no_copy(
+    host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, made = host.build(load=True), []
+    layers = [block.mlp.experts.routed_experts for block in model.model.layers]
+    names = [f"{name}_{part}" for name in ("w13", "w2") for part in ("weight", "weight_scale")]
+    before = [[getattr(layer, name).data_ptr() for name in names] for layer in layers]
+
+    def pack(layer: Any, name: str, encoding: str) -> PackedExperts:
+        packed = pack_layer(layer, name, encoding)
+        made.extend(weakref.ref(tensor.untyped_storage()) for tensor in (packed.words, packed.scales))
+        return packed
+
+    monkeypatch.setattr(moe, "pack_layer", pack)
+    changed = {name: t ^ 5 if name.endswith("_blocks") else t for name, t in checkpoint[1].items()}
+    reloaded(model, changed)
+    gc.collect()
+    assert len(made) == 8 and not any(storage() is not None for storage in made)
+    assert [[getattr(layer, name).data_ptr() for name in names] for layer in layers] == before
+    for index, layer in enumerate(layers):
+        for packed, name in zip(layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), strict=True):
+            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="swizzle"))
+
+
+def test_reloaded_experts_beyond_what_the_kernels_in_use_take_are_refused(host: Any, checkpoint: Checkpoint) -> None:
+    model = host.build(load=True)
+    changed = {name: t.index_fill(0, torch.tensor(1), 255) if name.endswith("_scales") else t
+               for name, t in checkpoint[1].items()}  # fmt: skip
+    with pytest.raises(InputError, match=r"layers.0.mlp.experts.*: a reloaded weight has scales outside 2 to 128"):
+        reloaded(model, changed)
 
 
 class Layer(torch.nn.Module):
