@@ -70,7 +70,8 @@ def reloaded(model: Any, changed: dict[str, torch.Tensor]) -> None:
 def test_reloaded_experts_take_the_places_of_the_first_and_leave_no_copy(
     host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, made = host.build(load=True), []
+    model = host.build(load=True)
+    made: list[Any] = []
     layers = [block.mlp.experts.routed_experts for block in model.model.layers]
     names = [f"{name}_{part}" for name in ("w13", "w2") for part in ("weight", "weight_scale")]
     before = [[getattr(layer, name).data_ptr() for name in names] for layer in layers]
