@@ -100,6 +100,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         arch, _ = facts.target()
         assert arch is not None, "the policy lets no layer come here without a target"
         encoding = preferred_encoding(arch)
+        self._clear_rest(layer)
         packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
         if self._packed is None:
             self._packed = packed
@@ -110,6 +111,17 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             )
         self.moe_quant_config = None  # vLLM asks for it again, of what is there then
         warmup.prepare(self._needed(layer))
+
+    def _clear_rest(self, layer: Any) -> None:
+        """Clear what no checkpoint fills: memory that vLLM makes to load weights again holds anything."""
+        size, rank = self.intermediate_size, self.moe.moe_parallel_config.tp_rank
+        filled = max(0, min(size, self.moe.intermediate_size - rank * size))
+        layer.w13_weight.data[:, 2 * filled :].zero_()
+        layer.w13_weight_scale.data[:, 2 * filled :].fill_(formats.SCALE_ONE)
+        layer.w2_weight.data[..., filled // 2 :].zero_()
+        layer.w2_weight_scale.data[..., filled // formats.BLOCK :].fill_(formats.SCALE_ONE)
+        if self.moe.has_bias:
+            layer.w13_bias.data[:, 2 * filled :].zero_()
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """What vLLM wants to know of the formats: weights in MXFP4, activations as they come."""

@@ -185,13 +185,28 @@ config = EngineArgs(model=folder, dtype="bfloat16", max_model_len=128, enforce_e
                     tensor_parallel_size=2, distributed_executor_backend="mp").create_engine_config()
 config.parallel_config.rank = rank
 with vllm_world.world(rank, 2, meeting), set_current_vllm_config(config):
-    layer = get_model(vllm_config=config).model.layers[1].mlp.experts.routed_experts
-    kept["biases"] = layer.w13_bias.data, layer.w2_bias.data
-    torch.save(kept, f"{folder}/rank{rank}.pt")
+    model = get_model(vllm_config=config)
+    layer = model.model.layers[1].mlp.experts.routed_experts
+    def save(name):
+        kept["biases"] = layer.w13_bias.data, layer.w2_bias.data
+        torch.save(kept, f"{folder}/{name}{rank}.pt")
+    save("loaded")
+    from safetensors.torch import load_file
+    from vllm.model_executor.model_loader import reload
+    from vllm.model_executor.model_loader.reload import meta
+    empty = meta.materialize_meta_tensor
+    meta.materialize_meta_tensor = lambda like: empty(like).fill_(85)  # memory that was another's
+    with torch.no_grad():
+        reload.initialize_layerwise_reload(model)
+        model.load_weights(iter(load_file(f"{folder}/model.safetensors").items()))
+        reload.finalize_layerwise_reload(model, config.model_config)
+    save("reloaded")
 """
 
 
-def test_two_ranks_split_the_experts_by_whole_blocks(host: Any, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_two_ranks_split_the_experts_by_whole_blocks_whenever_they_are_loaded(
+    host: Any, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder, tensors = checkpoint
     tests = str(Path(__file__).parents[1])
     ranks = [
@@ -203,7 +218,12 @@ def test_two_ranks_split_the_experts_by_whole_blocks(host: Any, checkpoint: Chec
     ]  # fmt: skip
     outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
-    found = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    for name in ("loaded", "reloaded"):
+        check_shards([torch.load(folder / f"{name}{rank}.pt") for rank in range(2)], tensors)
+
+
+def check_shards(found: list[dict[str, Any]], tensors: dict[str, torch.Tensor]) -> None:
+    """What two ranks have of the second layer is the checkpoint's, and nothing past its end."""
     (up, up_scales), (down, down_scales) = (raw(tensors, 1, name) for name in ("gate_up_proj", "down_proj"))
     bias = tensors["model.layers.1.mlp.experts.gate_up_proj_bias"]
     # 96 pairs are three blocks: two for the first rank and one for the second, whose last 32 pairs are nothing.
