@@ -1,16 +1,38 @@
-"""A card that is the simulator: operators run whole, on tensors in host memory, their kernels thread for thread."""
+"""A card that is the simulator: operators run whole, on tensors in host memory, their kernels thread for thread.
+
+`on_cpu` stands in for the launch and for what torch says of a device; all above that is real. Small shapes only: a
+thread costs microseconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from jitmx import arch
+from jitmx.ops import (
+    checks,
+    linear,
+    moe,
+    moe_grouped,
+    moe_plan,
+    operand,
+    plan,
+    quantize,
+    routing_calls,
+    routing_plan,
+    scratch,
+)
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
@@ -25,8 +47,13 @@ def _ptx(variant: Variant) -> str:
 
 def _storages() -> dict[int, torch.UntypedStorage]:
     """Memory of all tensors there are, by where it starts."""
-    found = (item.untyped_storage() for item in gc.get_objects() if type(item) is torch.Tensor and not item.is_meta)
-    return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
+    tensors = (item for item in gc.get_objects() if _is_real(type(item)) and not item.is_meta)
+    return {storage.data_ptr(): storage for storage in (item.untyped_storage() for item in tensors) if storage.nbytes()}
+
+
+def _is_real(kind: type) -> bool:
+    """Whether it is a tensor or a parameter, and no tensor of a tracer."""
+    return kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)
 
 
 @dataclass
@@ -77,3 +104,44 @@ class Launcher:
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def on_cpu(target: str = "sm_121a") -> Iterator[Card]:
+    """`jitmx.quantize`, `linear`, `moe` and `route` take CPU tensors, and run kernels for `target`.
+
+    Yields:
+        The card, of 4 multiprocessors.
+    """
+    outputs, check_out = routing_plan.Plan.outputs, routing_calls._check_out
+
+    def in_host_memory(made: routing_plan.Plan, ids: torch.Tensor | None, device: torch.device) -> routing_plan.Routing:
+        return outputs(made, ids, device if device.type == "meta" else torch.device("cpu"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launcher, "card", Card(), raising=False)
+        for module in (quantize, plan, moe_plan, moe_grouped, routing_plan):
+            patch.setattr(module, "Launcher", Launcher)
+        for module in (linear, moe, routing_calls):
+            patch.setattr(module, "_raw_stream", lambda _device: 7)
+        patch.setattr(checks, "require_cuda", checks.require_tensor)
+        patch.setattr(checks, "device_arch", lambda _device: arch.parse(target))
+        patch.setattr(checks, "multiprocessors", lambda _device: 4)
+        patch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=7))
+        patch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+        patch.setattr(routing_plan.Plan, "outputs", in_host_memory)
+        patch.setattr(routing_calls, "_check_out", lambda out, wanted, _device: check_out(out, wanted, -1))
+        patch.setattr(scratch, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
+        # What was planned on another card, or will be on this one, is of no use elsewhere.
+        for module, kept in ((scratch, "_of_streams"), (routing_calls, "_plans"), (operand, "_known")):
+            patch.setattr(module, kept, {})
+        planned = quantize._variant, quantize._launcher, plan._steps, moe_plan._plan
+        for cached in planned:
+            cached.cache_clear()
+        try:
+            yield Launcher.card
+        finally:
+            for cached in planned:
+                cached.cache_clear()

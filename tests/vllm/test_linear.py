@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import oracle
-import without_card
+import simulated_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
@@ -125,7 +125,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[str | None], torch.nn.Modu
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_packed_weight_is_what_the_format_makes_of_the_checkpoint(format: str, make: Any) -> None:
     tensors, layer = checkpoint(0), make(format)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, tensors)
     names = parts(layer)
     codes, scales = oracle.quantize(wide(whole(tensors, names, "weight")), format)
@@ -140,19 +140,19 @@ def test_the_packed_weight_is_what_the_format_makes_of_the_checkpoint(format: st
 def test_a_layer_gives_the_product_of_the_quantized_weight(format: str, rows: int, make: Any) -> None:
     tensors, layer = checkpoint(1), make(format)
     names = parts(layer)
-    with without_card.on_cpu() as ran:
+    with simulated_card.on_cpu() as card:
         load(layer, tensors)
         x = torch.randn(rows, layer.input_size, generator=torch.Generator().manual_seed(rows)).bfloat16()
         y, bias = layer(x)
     assert bias is None and y.dtype is torch.bfloat16
     wanted = expected(x, whole(tensors, names, "weight"), whole(tensors, names, "bias"), format)
     assert oracle.relative_l2(wide(y), wanted) < 0.005
-    assert [variant.spec.family for variant in ran] == ["quantize", "linear"]
+    assert [variant.spec.family for variant in card.launched] == ["quantize", "linear"]
 
 
 def test_rows_that_do_not_follow_one_another_are_brought_together() -> None:
     tensors, layer = checkpoint(1), o_proj("mxfp4")
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, tensors)
         x = torch.randn(3, 2 * HEADS * HEAD).bfloat16()[:, ::2]
         y, _ = layer(x)
@@ -180,7 +180,7 @@ def graph_of(module: torch.nn.Module, *inputs: torch.Tensor, **how: Any) -> list
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_layer_is_one_graph_with_one_operator(make: Any, dynamic: bool) -> None:
     layer = make("mxfp4")
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, checkpoint(2))
     assert graph_of(layer, torch.zeros(3, layer.input_size), dynamic=dynamic) == ["jitmx.linear"]
 
@@ -189,7 +189,7 @@ def test_compiled_code_gives_what_eager_code_does(make: Any) -> None:
     layer = make("mxfp4")
     torch.compiler.reset()
     compiled = torch.compile(lambda x: layer(x)[0] * 2, fullgraph=True, backend="aot_eager")
-    with without_card.on_cpu(), torch.inference_mode():
+    with simulated_card.on_cpu(), torch.inference_mode():
         load(layer, checkpoint(2))
         x = torch.randn(3, layer.input_size).bfloat16()
         assert torch.equal(compiled(x), layer(x)[0] * 2)
@@ -206,7 +206,7 @@ def test_no_bf16_weight_exists_before_loading_or_after(make: Any, monkeypatch: p
         return real(weight, format)
 
     monkeypatch.setattr(linear, "pack", watched)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, checkpoint(3))
     gc.collect()
     storage, shape = seen
@@ -221,7 +221,7 @@ def test_a_layer_is_packed_when_its_last_tensor_has_come(make: Any) -> None:
     layer, tensors = make("mxfp4"), checkpoint(3)
     names = [name for name in tensors if name[0] in parts(layer)]
     parameters = dict(layer.named_parameters())
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         for name in names:
             assert not hasattr(layer, "weight_packed")
             shard, kind = name.split(".")
@@ -232,7 +232,7 @@ def test_a_layer_is_packed_when_its_last_tensor_has_come(make: Any) -> None:
 
 def test_what_is_left_of_the_weight_tells_dtype_and_device_and_fails_who_uses_it(make: Any) -> None:
     layer, tensors = make("mxfp4"), checkpoint(4)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, tensors)
     assert (layer.weight.dtype, layer.weight.device.type) == (torch.bfloat16, "cpu")
     assert not torch.equal(layer.weight, layer.weight.clone())
@@ -244,13 +244,13 @@ def test_what_is_left_of_the_weight_tells_dtype_and_device_and_fails_who_uses_it
 
 def test_all_that_vllm_does_after_loading_leaves_a_packed_layer_alone(make: Any) -> None:
     layer = make("mxfp4")
-    with without_card.on_cpu() as ran:
+    with simulated_card.on_cpu() as card:
         load(layer, checkpoint(5))
         before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in layer.named_parameters()}
         model = torch.nn.Sequential(layer)
         reload.finalize_layerwise_processing(model, MODEL)
         process_weights_after_loading(model, MODEL, torch.device("cpu"))
-    assert [variant.spec.family for variant in ran] == ["quantize"]
+    assert [variant.spec.family for variant in card.launched] == ["quantize"]
     for name, (address, values) in before.items():
         now = getattr(layer, name)
         assert now.data_ptr() == address and (name == "weight" or torch.equal(now, values))
@@ -270,7 +270,7 @@ def test_reloaded_weights_take_the_places_that_cuda_graphs_know(format: str, mak
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
     names = parts(layer)
     x = torch.randn(2, layer.input_size).bfloat16()
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, first)
         before = [getattr(layer, name).data_ptr() for name in ("weight_packed", "weight_scale", "bias")]
         layer(x)
@@ -285,7 +285,7 @@ def test_reloaded_weights_take_the_places_that_cuda_graphs_know(format: str, mak
 def test_reloaded_weights_beyond_what_the_kernels_in_use_take_are_refused() -> None:
     layer = o_proj("mxfp4")
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, checkpoint(8))
         with pytest.raises(InputError, match=r"packed as mxfp4/swizzle/full, .* for mxfp4/swizzle/normal; start a new"):
             reload_weights(layer, checkpoint(8, scale=1000.0))
@@ -295,7 +295,7 @@ def test_kernels_for_all_scales_go_on_where_reloaded_weights_need_less() -> None
     layer, second = o_proj("mxfp4"), checkpoint(8)
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
     x = torch.randn(2, HEADS * HEAD).bfloat16()
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         load(layer, checkpoint(8, scale=1000.0))
         reload_weights(layer, second)
         assert layer.jitmx_packed == (HIDDEN, HEADS * HEAD, "mxfp4/swizzle/full")
@@ -311,11 +311,11 @@ def test_a_large_weight_packed_in_pieces_is_the_weight_packed_at_once(
     weight = (torch.randn(90, 64) * 0.1).bfloat16()
     if large is not None:
         weight[large] = 3e5
-    with without_card.on_cpu() as ran:
+    with simulated_card.on_cpu() as card:
         at_once = linear.pack(weight, format)
         monkeypatch.setattr(linear, "_VALUES", 32 * 64)
         pieces = linear.pack(weight, format)
-    assert len(ran) == 1 + 3
+    assert len(card.launched) == 1 + 3
     assert torch.equal(pieces.words, at_once.words) and torch.equal(pieces.scales, at_once.scales)
     assert (pieces.shape, operand.layout(pieces)) == (at_once.shape, operand.layout(at_once))
     assert at_once.scale_range == ("normal" if large is None else "full")
@@ -323,7 +323,7 @@ def test_a_large_weight_packed_in_pieces_is_the_weight_packed_at_once(
 
 def test_random_weights_go_the_same_way(make: Any) -> None:
     layer = make("mxfp4")
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(torch.nn.Sequential(layer), MODEL)
         assert layer.weight.numel() == 1
         assert torch.isfinite(layer(torch.ones(1, layer.input_size))[0]).all()
@@ -386,7 +386,7 @@ def test_gpt_oss_loads_a_checkpoint_into_packed_layers_and_is_traced_with_them(t
                 stem = f"model.layers.{layer}.self_attn.{name}"
                 tensors[f"{stem}.weight"] = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
                 tensors[f"{stem}.bias"] = torch.randn(n, generator=generator).bfloat16()
-        with without_card.on_cpu():
+        with simulated_card.on_cpu():
             model.load_weights(iter(tensors.items()))
         for layer, block in enumerate(model.model.layers):
             stem = f"model.layers.{layer}.self_attn"
@@ -410,10 +410,10 @@ import vllm_world
 rank, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 with vllm_world.world(rank, 2, str(folder / "meeting")):
     import test_linear as t
-    import without_card
+    import simulated_card
     tensors, results = t.checkpoint(9), {{}}
     x = torch.load(folder / "x.pt")
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         for format in t.FORMATS:
             qkv, o = t.qkv_proj(format), t.o_proj(format)
             t.load(qkv, tensors)
@@ -426,7 +426,7 @@ with vllm_world.world(rank, 2, str(folder / "meeting")):
 
 
 def test_two_ranks_share_the_heads_and_add_the_bias_once(tmp_path: Path) -> None:
-    tensors, tests = checkpoint(9), Path(without_card.__file__).parent
+    tensors, tests = checkpoint(9), Path(simulated_card.__file__).parent
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(9)).bfloat16()
     torch.save(x, tmp_path / "x.pt")
     script = _RANK.format(tests=str(tests), here=str(tests / "vllm"))

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import oracle
-import without_card
+import simulated_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
@@ -124,19 +124,19 @@ def expected(x: torch.Tensor, weight: torch.Tensor, format: str) -> npt.NDArray[
 def test_logits_are_those_of_the_quantized_weight_without_the_padding(format: str, policy: Policy) -> None:
     policy.format, weight = format, checkpoint()
     x = torch.randn(3, HIDDEN).bfloat16()
-    with without_card.on_cpu() as ran:
+    with simulated_card.on_cpu() as card:
         layer = loaded(head(), weight)
         logits = LogitsProcessor(VOCABULARY)(layer, x)
         raw = layer.quant_method.apply(layer, x)
     assert policy.asked == [("lm_head", False)] and packed(layer)
     assert logits.shape == (3, VOCABULARY) and oracle.relative_l2(wide(logits), expected(x, weight, format)) < 0.005
     assert raw.shape == (3, PADDED) and not raw[:, VOCABULARY:].any()
-    assert [variant.spec.family for variant in ran] == ["quantize", "linear", "linear"]
+    assert [variant.spec.family for variant in card.launched] == ["quantize", "linear", "linear"]
 
 
 def test_the_top_tokens_of_a_draft_are_those_of_the_logits(policy: Policy) -> None:
     x, weight = torch.randn(4, HIDDEN).bfloat16(), -checkpoint().abs()
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         layer, logits = loaded(head(), weight), LogitsProcessor(VOCABULARY)
         assert torch.equal(logits.get_top_tokens(layer, x.abs()), logits(layer, x.abs()).argmax(-1))
     assert policy.asked
@@ -150,7 +150,7 @@ def test_a_head_is_traced_as_one_operator(policy: Policy) -> None:
         return graph
 
     torch.compiler.reset()
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         layer = loaded(head(), checkpoint())
         torch.compile(lambda x: layer.quant_method.apply(layer, x), fullgraph=True, backend=backend)(
             torch.zeros(2, HIDDEN)
@@ -161,7 +161,7 @@ def test_a_head_is_traced_as_one_operator(policy: Policy) -> None:
 def test_the_bf16_weight_is_gone_once_a_head_is_complete(policy: Policy) -> None:
     layer = head()
     assert policy.asked and layer.weight.is_meta and layer.weight.shape == (PADDED, HIDDEN)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         loaded(layer, checkpoint())
     assert {name: tensor.nbytes for name, tensor in layer.named_parameters()} == {
         "weight": 2, "weight_packed": PADDED * 128 // 2, "weight_scale": PADDED * 128 // 32
@@ -174,7 +174,7 @@ def test_a_shard_has_its_part_of_the_vocabulary(rank: int, policy: Policy, monke
     monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_rank", lambda: rank)
     monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_world_size", lambda: 2)
     weight, x = checkpoint(), torch.randn(2, HIDDEN).bfloat16()
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         layer = loaded(head(), weight)
         y = layer.quant_method.apply(layer, x)
     mine = weight[64 * rank : 64 * rank + 64]
@@ -234,7 +234,7 @@ def test_a_draft_is_told_by_the_tag_that_it_is_built_under(policy: Policy) -> No
 @pytest.mark.parametrize("first", ["served", "draft"])
 def test_a_draft_never_takes_a_packed_head_for_its_own(first: str, policy: Policy) -> None:
     weight, eagle = checkpoint(), SimpleNamespace(has_own_lm_head=True)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         served = loaded(head(), weight)
         policy.format = None if first == "served" else "mxfp4"
         draft = loaded(head(), weight)
@@ -319,7 +319,7 @@ def test_a_head_that_no_kernel_serves_stays_in_bf16(
 def test_a_copy_that_vllm_quantizes_itself_keeps_its_method(policy: Policy) -> None:
     method = UnquantizedEmbeddingMethod()
     assert head(quant_method=method).quant_method is method and not policy.asked
-    with without_card.on_cpu(), pytest.raises(ValueError, match="needs an unquantized"):
+    with simulated_card.on_cpu(), pytest.raises(ValueError, match="needs an unquantized"):
         quantized_lm_head_copy(loaded(head(), checkpoint()), "fp8")
 
 
@@ -346,7 +346,7 @@ def test_a_reloaded_head_takes_the_place_of_the_first(policy: Policy) -> None:
     layer, second, x = head(), checkpoint(1), torch.randn(2, HIDDEN).bfloat16()
     model = torch.nn.ModuleDict({"lm_head": layer})
     reload.record_metadata_for_reloading(model)
-    with without_card.on_cpu():
+    with simulated_card.on_cpu():
         loaded(layer, checkpoint())
         before = layer.weight_packed.data_ptr()
         reload.initialize_layerwise_reload(model)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import experts_without_card
+import simulated_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
@@ -71,9 +71,9 @@ def test_a_layer_with_its_router_is_two_launches_and_right(
     host: Any, checkpoint: tuple[Path, dict[str, torch.Tensor]], layer: int
 ) -> None:
     model, x = host.build(load=True), hidden(3)
-    with experts_without_card.on_cpu() as ran:
+    with simulated_card.on_cpu("sm_90a") as card:
         y = serve(model, layer, x)
-    assert [name.split(".")[:2] for name in ran] == [["routing", "route"], ["moe", "decode"]]
+    assert card.kernels == ["routing.route", "moe.decode"]
     assert y.dtype == torch.bfloat16 and error(y, expected(checkpoint, layer, x)) < GATE
 
 
@@ -91,9 +91,9 @@ def test_experts_that_vllm_chose_are_served_the_same(
         return weights.softmax(-1), ids.to(topk_indices_dtype)
 
     monkeypatch.setattr(runner.router, "select_experts", select)
-    with experts_without_card.on_cpu() as ran:
+    with simulated_card.on_cpu("sm_90a") as card:
         y = serve(model, 0, x)
-    assert [name.split(".")[1] for name in ran] == ["decode"]
+    assert card.kernels == ["moe.decode"]
     assert error(y, expected(checkpoint, 0, x)) < GATE
 
 
@@ -103,7 +103,7 @@ def test_ranks_with_some_of_the_experts_add_up_to_the_layer(
     model, x = host.build(load=True), hidden(3)
     layer = model.model.layers[0].mlp.experts.routed_experts
     parts = []
-    with experts_without_card.on_cpu():
+    with simulated_card.on_cpu("sm_90a"):
         for map_of_rank in ([0, -1, -1, 3], [-1, 1, 2, -1]):
             layer._expert_map = torch.tensor(map_of_rank, dtype=torch.int32)
             parts.append(serve(model, 0, x).double())
