@@ -140,8 +140,11 @@ def on_cpu(target: str = "sm_121a") -> Iterator[Card]:
         planned = quantize._variant, quantize._launcher, plan._steps, moe_plan._plan
         for cached in planned:
             cached.cache_clear()
+        strict = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)  # allocates NaN and largest integers: what no kernel writes is seen
         try:
             yield Launcher.card
         finally:
+            torch.use_deterministic_algorithms(strict)
             for cached in planned:
                 cached.cache_clear()
