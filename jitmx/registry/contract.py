@@ -16,12 +16,15 @@ class Contract:
         max_spill_bytes: bytes a thread may spill to local memory (0: none).
         require: regular expressions, each found in at least one SASS instruction.
         forbid: regular expressions found in none.
+        min_registers: registers a thread, at least: a launch allots as many, and warps that take more (setmaxnreg) wait
+            for ever where the others have too few to give.
     """
 
     max_registers: int = 255
     max_spill_bytes: int = 0
     require: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
+    min_registers: int = 0
 
     @property
     def needs_sass(self) -> bool:
@@ -33,6 +36,8 @@ class Contract:
         found = []
         if registers > self.max_registers:
             found.append(f"{registers} registers a thread, over the {self.max_registers} promised")
+        if registers < self.min_registers:
+            found.append(f"{registers} registers a thread, under the {self.min_registers} that warps share out")
         if spill_bytes > self.max_spill_bytes:
             found.append(f"{spill_bytes} B a thread spilled to local memory, over the {self.max_spill_bytes} promised")
         lines = list(sass)

@@ -47,7 +47,14 @@ def test_a_breach_names_what_was_found_and_what_was_promised() -> None:
 
 
 def test_limits_themselves_are_kept_promises() -> None:
-    assert Contract(max_registers=64, max_spill_bytes=8).breaches(registers=64, spill_bytes=8) == []
+    contract = Contract(max_registers=64, max_spill_bytes=8, min_registers=64)
+    assert contract.breaches(registers=64, spill_bytes=8) == []
+
+
+def test_too_few_registers_to_share_out_are_a_breach() -> None:
+    assert Contract(min_registers=128).breaches(registers=120, spill_bytes=0) == [
+        "120 registers a thread, under the 128 that warps share out"
+    ]
 
 
 def test_an_instruction_is_required_even_where_there_is_no_machine_code_to_read() -> None:

@@ -102,6 +102,7 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
 
 def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
     return Contract(
+        min_registers=launch_registers(knobs),
         max_registers=launch_registers(knobs),
         max_spill_bytes=0,
         require=(
