@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jitmx.ops.moe_plan import Call
 
 ORDER = PRODUCTS[1:]  # of the launches of a layer
+MOST_BYTES = 1 << 32  # of x: rows are found by offsets of 32 bits
 
 
 def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
@@ -53,6 +54,12 @@ class GroupedPlan:
 
     def __init__(self, problem: MoeProblem, choices: Mapping[str, Choice], device: int) -> None:
         self._problem = problem
+        row = problem.hidden * 2
+        if problem.m * row > MOST_BYTES:
+            raise InputError(
+                f"x has {problem.m} rows of {problem.hidden}, over {MOST_BYTES >> 30} GiB; call moe with parts of at "
+                f"most {MOST_BYTES // row} rows"
+            )
         up, down = (choices[product].variant for product in ("up", "down"))
         if up.knobs.tile_m != down.knobs.tile_m:
             raise KnobError(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import jitmx
 from jitmx import formats
 from jitmx.errors import InputError
-from jitmx.kernels.moe import layout
+from jitmx.kernels.moe import MoeProblem, layout
+from jitmx.ops.moe_grouped import GroupedPlan
 
 
 def random_experts(experts: int, n: int, k: int, low: int = 110, high: int = 126) -> jitmx.MXTensor:
@@ -113,3 +114,10 @@ def test_weights_that_were_not_packed_are_refused() -> None:
     x = torch.zeros(1, 32).bfloat16()
     with pytest.raises(InputError, match=r"w13 is a MXTensor; pack it once with jitmx\.pack_experts"):
         jitmx.moe(x, (torch.zeros(1, 1).int(), torch.ones(1, 1)), random_experts(2, 128, 32), None)  # type: ignore[arg-type]
+
+
+def test_rows_beyond_what_an_offset_of_32_bits_reaches_are_refused_with_how_many_may_be() -> None:
+    with pytest.raises(InputError, match=r"x has 745655 rows of 2880, over 4 GiB; .* parts of at most 745654 rows"):
+        GroupedPlan(MoeProblem(745_655), {}, 0)
+    with pytest.raises(KeyError):  # as many as may be get as far as their launches
+        GroupedPlan(MoeProblem(745_654), {}, 0)
