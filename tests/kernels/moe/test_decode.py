@@ -63,7 +63,7 @@ def test_layers_of_known_models_are_served(target: Arch, shape: tuple[int, int, 
     experts, top, hidden, intermediate = shape
     problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
     choice = choose("moe", problem, target)
-    assert choice.variant.spec is SPEC and choice.decided_by.name == "heuristic"
+    assert choice.variant.spec is SPEC
 
 
 @settings(max_examples=50)
@@ -119,7 +119,7 @@ def test_a_shape_that_does_not_fit_shared_memory_is_refused_with_both_numbers() 
         ({"hidden": 2881}, "hidden=2881 is not a multiple of 32, the values that share a scale; "
             "the nearest legal value is 2880"),
         ({"intermediate": 16}, "intermediate=16 is below its limit; the nearest legal value is 32"),
-        ({"activation": "gelu"}, "activation='gelu' is not one of swiglu_oai, silu"),
+        ({"activation": "gelu"}, "activation='gelu' is not one of swiglu_oai, silu, plain, relu2"),
     ],
 )  # fmt: skip
 def test_a_problem_that_there_is_not_is_refused_with_the_rule(fields: dict[str, Any], said: str) -> None:

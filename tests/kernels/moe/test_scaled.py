@@ -20,7 +20,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import MoeProblem, launch_of, scaled
+from jitmx.kernels.moe import MoeProblem, by_expert, launch_of, scaled
 from jitmx.kernels.moe.arguments import random_weight
 from jitmx.kernels.moe.grouped_arguments import LAYOUT, lists
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
@@ -244,7 +244,9 @@ class Layer:
         return y
 
     def _variant(self, product: str) -> Variant:
-        return choose("moe", dataclasses.replace(self.problem, product=product), self.chip).variant
+        problem = dataclasses.replace(self.problem, product=product)
+        knobs = None if product == "combine" else {"kernel": by_expert(problem)}
+        return choose("moe", problem, self.chip, knobs=knobs).variant
 
     def _numbers(self) -> tuple[Any, ...]:
         return ALPHA, LIMIT, self.problem.m, self.problem.top, self.problem.experts, 0
