@@ -18,14 +18,17 @@ from jitmx.registry.spec import Variant
 
 
 def chosen(arch: Arch, only: list[str]) -> Iterator[tuple[Variant, Case]]:
-    """The first default variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all."""
+    """The first default variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all.
+
+    What one family takes by default may be a kernel of another: experts of many rows are listed by routing.
+    """
     seen: set[str] = set()
     for family in kernels.families():
         for variant in default_variants(family, arch):
-            kernel = f"{family}.{variant.spec.name}"
+            kernel = f"{variant.spec.family}.{variant.spec.name}"
             if kernel in seen or (only and kernel not in only):
                 continue
-            case = next(iter(kernels.family(family).cases(variant)), None)
+            case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
             if case is not None:
                 seen.add(kernel)
                 yield variant, case
@@ -40,7 +43,7 @@ def launch(variant: Variant, case: Case) -> float:
     buffers = [item for item in case.arguments if isinstance(item, Buffer)]
     tensors = [
         torch.empty(item.data.nbytes, dtype=torch.uint8, device="cuda")
-        if item.output
+        if item.output and not item.scratch
         else torch.from_numpy(np.ascontiguousarray(item.data).reshape(-1).view(np.uint8).copy()).cuda()
         for item in buffers
     ]
