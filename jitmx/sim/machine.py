@@ -9,7 +9,6 @@ other can run. Where nothing can run and lanes still wait, the error tells who w
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim.barriers import Barriers
+from jitmx.sim.bound import Bound
 from jitmx.sim.clusters import Cluster
 from jitmx.sim.layout import place
 from jitmx.sim.memory import (
@@ -40,24 +40,6 @@ Array = npt.NDArray[Any]
 _READY = INIT | WRITABLE | ALLOCATED
 
 _FILLER = 0xA5  # a byte of a register that nothing sets
-
-
-@dataclass
-class Bound:
-    """Registers over some number of lanes, and the functions of basic blocks that work on them."""
-
-    names: dict[str, Any]
-    full: list[Any]
-    masked: list[Any]
-    registers: dict[str, Array] = field(default_factory=dict)
-    views: int = 0  # of the program's, how many have names
-    objects: int = 0
-
-    @classmethod
-    def of(cls, program: Program) -> Bound:
-        """Those of a program, none of which is named yet."""
-        names = {name: getattr(np, name) for name in _NUMPY} | {"np": np, "count": np.count_nonzero}
-        return cls(names, [None] * len(program.blocks), [None] * len(program.blocks))
 
 
 class Machine:
@@ -392,10 +374,3 @@ class Machine:
     def stuck(self) -> NoReturn:
         """The error where nothing can run."""
         raise SimulationError(f"{self.program.entry.name}: no thread can go on{self.waits()}")
-
-
-_NUMPY = (
-    "copyto", "add", "subtract", "multiply", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "negative", "equal",
-    "not_equal", "less", "less_equal", "greater", "greater_equal", "left_shift", "right_shift", "minimum", "maximum",
-    "where", "logical_and", "absolute",
-)  # fmt: skip
