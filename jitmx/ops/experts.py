@@ -12,14 +12,14 @@ from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_ROWS, packed_tiles
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
-from jitmx.ops.packed import pack_weight
+from jitmx.ops.packed import Packed, pack_weight
 
 ROWS = ("as_is", "halves")
 _AT_ONCE = 1 << 27  # bytes of codes that are packed together: packing takes several times as many
 
 
 @dataclass(frozen=True, eq=False)
-class PackedExperts:
+class PackedExperts(Packed):
     """Weights [experts, n, k] in MXFP4, packed for `jitmx.moe`.
 
     Attributes:
@@ -59,12 +59,6 @@ class PackedExperts:
                 f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "plans"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, plans={})
-
     @property
     def experts(self) -> int:
         """How many there are."""
@@ -74,22 +68,6 @@ class PackedExperts:
     def shape(self) -> tuple[int, int, int]:
         """(experts, n, k)."""
         return self.experts, self.n, self.k
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return self.words.device
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Where words and scales lie."""
-        return self.words.data_ptr(), self.scales.data_ptr()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all experts."""
-        size: int = self.words.numel() * 4 + self.scales.numel() * 4
-        return size
 
 
 def pack_experts(

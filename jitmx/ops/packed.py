@@ -26,8 +26,37 @@ _SWIZZLE_MAGNITUDE = (6, 3, 0, 9)
 _SWIZZLE_SIGN = (15, 12, 14, 13)
 
 
+class Packed:
+    """Words and scales as they lie in memory, and the launches planned for them."""
+
+    words: torch.Tensor
+    scales: torch.Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "plans"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, plans={})
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.words.device
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Device addresses of words and scales."""
+        return self.words.data_ptr(), self.scales.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        size: int = self.words.numel() * 4 + self.scales.numel() * 4
+        return size
+
+
 @dataclass(frozen=True, eq=False)
-class PackedWeight:
+class PackedWeight(Packed):
     """A weight [n, k] in MXFP4 or MXFP8, packed for `jitmx.linear`.
 
     Attributes:
@@ -70,32 +99,10 @@ class PackedWeight:
                 f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "plans"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, plans={})
-
     @property
     def shape(self) -> tuple[int, int]:
         """(n, k)."""
         return self.n, self.k
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weight lies."""
-        return self.words.device
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Device addresses of words and scales."""
-        return self.words.data_ptr(), self.scales.data_ptr()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads of this weight."""
-        size: int = self.words.numel() * 4 + self.scales.numel() * 4
-        return size
 
 
 def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encoding: str | None = None) -> PackedWeight:
