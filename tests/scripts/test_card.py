@@ -84,9 +84,7 @@ def test_stages_are_chosen_by_name_in_their_own_order() -> None:
 @pytest.mark.parametrize("name", ["tune", "bench", "moe"])
 def test_the_commands_of_jitmx_that_a_stage_runs_are_legal(name: str) -> None:
     (stage,) = card.choose(name)
-    if reason := stage.needs():
-        pytest.skip(reason)
-    assert stage.steps
+    assert stage.needs() is None and stage.steps
     for step in stage.steps:
         words = [word.replace("{out}", "/tmp") for word in step.command]
         verb, *rest = words[words.index("jitmx.cli") + 1 :]

@@ -165,16 +165,14 @@ def test_one_combination_that_does_not_start_leaves_the_matrix_its_other_rows(le
     assert failed(report) == ["jitmx-moe"]
 
 
-def test_without_the_plugin_installed_a_level_says_how_to_install_it(run: Any, model: Path, tmp_path: Path) -> None:
-    from scripts.protocol.configurations import plugins
+def test_without_the_plugin_installed_a_level_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts.protocol import configurations
     from scripts.protocol.report import ProtocolError
 
-    try:
-        plugins(with_jitmx=True)
-    except ProtocolError as error:
-        assert "pip install -e '.[vllm]'" in str(error)
-    else:
-        pytest.skip("jitmx's plugin is installed beside these tests")
+    monkeypatch.setattr(configurations, "entry_points", lambda group: ())
+    with pytest.raises(ProtocolError, match=r"pip install -e '\.\[vllm\]'"):
+        configurations.plugins(with_jitmx=True)
+    assert configurations.plugins(with_jitmx=False) == []
 
 
 def test_a_level_wants_a_model_or_a_synthetic_one(run: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,7 +40,7 @@ GEOMETRIES = (
 )  # fmt: skip
 
 
-class Geometry:
+class Geometry(ABC):
     """Threads and registers of knobs with a tile over warps, of whatever kernel multiplies this way."""
 
     tile_n: int
@@ -54,9 +55,9 @@ class Geometry:
         return self.warps_n * self.warps_m * 32
 
     @property
+    @abstractmethod
     def registers(self) -> int:
         """Registers a thread with which the compiler spills nothing."""
-        raise NotImplementedError
 
     @property
     def register_limit(self) -> int:
