@@ -121,6 +121,7 @@ def options(arch: Arch) -> tuple[str, ...]:
     return (
         f"-arch={arch.name}",
         "-std=c++17",
+        "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for a host function without it
         "--fmad=true",
         "--ftz=false",
         "--prec-div=true",

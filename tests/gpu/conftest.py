@@ -1,7 +1,8 @@
 """Tests in this folder run kernels on the card; without one they are not collected.
 
 Each test that has compared a variant with its reference calls `evidence`. With TEST_EVIDENCE set to a path, what passed
-is written there as a ledger, for scripts/record_evidence.py to add to the shipped one.
+is written there as a ledger, for scripts/record_evidence.py to add to the shipped one; beside pytest-xdist each worker
+writes a ledger of its own, with its name behind the path's.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def evidence() -> Iterator[Callable[[Variant, float | None, str], None]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = os.environ.get("TEST_EVIDENCE")
+    path, worker = os.environ.get("TEST_EVIDENCE"), os.environ.get("PYTEST_XDIST_WORKER")
     if path and _passed:
-        ledger.save(_passed, Path(path))
+        ledger.save(_passed, Path(f"{path}.{worker}" if worker else path))
 
 
 @pytest.fixture
