@@ -74,17 +74,18 @@ def _box_load(
     m: Machine, mask: Any, target: Array, box: Array, at: tuple[Array, ...], barrier: Array, ranks: Array, line: int
 ) -> None:
     for lane, start, address, mbarrier, goals, *first in _each(m, mask, target, box, barrier, ranks, *at):
-        found = _fitting(m, lane, address, first, line)
+        found = _fitting(m, lane, address, first, line, written=False)
         Copies.of(m).load_box(lane, start, found, tuple(first), mbarrier, goals, line)
 
 
 def _box_store(m: Machine, mask: Any, source: Array, box: Array, at: tuple[Array, ...], line: int) -> None:
     for lane, start, address, *first in _each(m, mask, source, box, *at):
-        found = _fitting(m, lane, address, first, line)
+        found = _fitting(m, lane, address, first, line, written=True)
         Copies.of(m).store_box(lane, start, found, tuple(first), line)
 
 
-def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: int) -> TensorMap:
+def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: int, *, written: bool) -> TensorMap:
+    """The tensor map at an address, which takes a copy at these coordinates."""
     chunks = np.uint64(address) + np.arange(0, BYTES, 16, dtype=np.uint64)
     space, inner = space_of(m, "generic", chunks)
     raw = space.load(m, inner, 0, np.full(len(inner), lane), 8, 2, line)
@@ -94,6 +95,10 @@ def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: 
         m.fault(line, lane, str(error))
     if len(found.box) != len(coordinates):
         m.fault(line, lane, f"{len(coordinates)} coordinates for a tensor map of {len(found.box)} dimensions")
+    try:
+        found.require_start(tuple(coordinates), written=written)
+    except SimulationError as error:
+        m.fault(line, lane, str(error))
     return found
 
 

@@ -4,7 +4,9 @@ The layout of a CUtensorMap is NVIDIA's own. A launch in the simulator puts `Ten
 expects the 128 bytes of one, and the kernel passes its address on as it would on hardware.
 
 Dimensions count from the innermost, as in `cuTensorMapEncodeTiled`. A box lies in shared memory row after row without
-gaps, its 16-byte chunks permuted by the swizzle. What lies outside the tensor is read as zeros and not written.
+gaps, its 16-byte chunks permuted by the swizzle. What lies outside the tensor is read as zeros and not written. Where a
+box may start is `require_start`'s: hardware ends a copy from elsewhere with CUDA_ERROR_ILLEGAL_INSTRUCTION, which costs
+the process its context.
 """
 
 from __future__ import annotations
@@ -92,6 +94,27 @@ class TensorMap:
         if magic != _MAGIC:
             raise SimulationError("the tensor map's address holds no tensor map of the simulator")
         return cls(address, item, tuple(rest[:rank]), tuple(rest[5 : 4 + rank]), tuple(rest[9 : 9 + rank]), span)
+
+    def require_start(self, coordinates: tuple[int, ...], *, written: bool) -> None:
+        """A copy may start there: on 16 bytes, and not before the tensor where the box is written to it.
+
+        Args:
+            coordinates: of the box's first element, signed, innermost first.
+
+        Raises:
+            SimulationError: it may not.
+        """
+        listed = ", ".join(map(str, coordinates))
+        if coordinates[0] * self.item % 16:
+            raise SimulationError(
+                f"a tensor copy at coordinates ({listed}), whose first is {coordinates[0] * self.item} bytes into a "
+                "row; it must be a multiple of 16 bytes"
+            )
+        if written and min(coordinates) < 0:
+            raise SimulationError(
+                f"a tensor copy to coordinates ({listed}); a box that is written may end outside the tensor, and not "
+                "start at a negative one"
+            )
 
     def chunks(self, start: int) -> Addresses:
         """Shared address of each 16 bytes of a box at `start`, in the box's own order."""

@@ -215,9 +215,10 @@ def test_a_kernel_gives_in_the_simulator_what_it_gives_on_the_card(name: str) ->
 
 TENSOR_COPY = """
 typedef unsigned u32; typedef unsigned long long u64;
-struct __align__(64) Map {{ u64 words[16]; }};
+struct __align__(128) Map {{ u64 words[16]; }};
 extern "C" __global__ void __launch_bounds__(128) tensor_copy(
-    const __grid_constant__ Map source, const __grid_constant__ Map target, u32* out, int x, int y, int z) {{
+    const __grid_constant__ Map source, const __grid_constant__ Map target, u32* out, int x, int y, int z, int u, int v,
+    int w) {{
   __shared__ __align__(1024) u32 tile[{words}];
   __shared__ __align__(8) u64 barrier;
   const u32 at = (u32)__cvta_generic_to_shared(tile), bar = (u32)__cvta_generic_to_shared(&barrier);
@@ -239,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(128) tensor_copy(
   __syncthreads();
   if (threadIdx.x == 0u) {{
     asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%0, {{{store}}}], [%1];"
-      :: "l"(&target), "r"(at), "r"(x + 1), "r"(y + 2), "r"(z - 1) : "memory");
+      :: "l"(&target), "r"(at), "r"(u), "r"(v), "r"(w) : "memory");
     asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
   }}
 }}
@@ -272,14 +273,20 @@ class Box:
         load, store = (", ".join(f"%{first + k}" for k in range(rank)) for first in (3, 2))
         return TENSOR_COPY.format(words=size // 4 + 64, size=size, rank=rank, load=load, store=store)
 
+    def coordinates(self, read: tuple[int, ...], written: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the two boxes of a corner: a box that is written starts inside the tensor."""
+        last = (*(size - 1 for size in self.sizes), 0)
+        chunk = 16 // self.item
+        return (read[0] * chunk, *read[1:], written[0] * chunk, *map(min, written[1:], last[1:]))
+
     def map(self, address: int) -> TensorMap:
         """The simulator's map."""
         return TensorMap(address, self.item, self.sizes, self.strides, self.box, self.span)
 
     def encoded(self, address: int) -> Any:
-        """The driver's map, 64-byte aligned as it demands."""
-        room = ctypes.create_string_buffer(192)
-        aligned = (ctypes.c_uint64 * 16).from_buffer(room, -ctypes.addressof(room) % 64)
+        """The driver's map, 128-byte aligned as that of CUDA 13 demands."""
+        room = ctypes.create_string_buffer(256)
+        aligned = (ctypes.c_uint64 * 16).from_buffer(room, -ctypes.addressof(room) % 128)
         rank = len(self.sizes)
         code = driver.library().cuTensorMapEncodeTiled(
             ctypes.byref(aligned),
@@ -306,7 +313,17 @@ BOXES = {
        for span in (0, 32, 64, 128) for item in (2, 4)},
     "2d-64-8": Box((33, 20), (8, 16), 8, 64),
 }  # fmt: skip
-CORNERS = ((0, 0, 0), (8, 3, 1), (-5, -2, -1), (64, 40, 3), (97, 6, 4), (300, 0, 0), (0, -40, 0))
+# Where a box is read from and where it is then written to, the first coordinates in 16 bytes, of which a copy starts at
+# a multiple: inside the tensor, across its edges, and for reads also before it and past its end.
+CORNERS = (
+    ((0, 0, 0), (1, 2, 0)),
+    ((1, 3, 1), (0, 0, 0)),
+    ((-1, -2, -1), (5, 30, 4)),
+    ((5, 40, 3), (6, 1, 3)),
+    ((6, 6, 4), (2, 40, 1)),
+    ((300, 0, 0), (0, 5, 2)),
+    ((0, -40, 0), (3, 4, 2)),
+)
 
 
 @pytest.mark.parametrize("name", BOXES)
@@ -317,17 +334,18 @@ def test_a_tensor_copy_moves_in_the_simulator_what_it_moves_on_the_card(name: st
     words = int(np.prod(box.box)) * box.item // 4 + 64
     ptx = nvrtc.compile_ptx(box.source, nvrtc.options(TARGET))
     for corner in CORNERS:
+        coordinates = box.coordinates(*corner)
+        numbers = [ctypes.c_int(value) for value in coordinates]
         held = on_card(content)
         written = torch.full((box.extent,), POISON, dtype=torch.uint8, device="cuda")
         out = torch.full((words * 4,), POISON, dtype=torch.uint8, device="cuda")
         maps = [box.encoded(tensor.data_ptr()) for tensor in (held, written)]
-        numbers = [ctypes.c_int(value) for value in corner]
         launch_on_card(box.source, "tensor_copy", 1, 128, [*maps, ctypes.c_void_p(out.data_ptr()), *numbers])
         memory = Memory()
         source = memory.upload(content, "source")
         target = memory.upload(np.full(box.extent, POISON, np.uint8), "target", writable=True)
         place = memory.allocate(words * 4, "out")
-        arguments = box.map(source).encode() + box.map(target).encode() + struct.pack("@P3i", place, *corner)
+        arguments = box.map(source).encode() + box.map(target).encode() + struct.pack("@P6i", place, *coordinates)
         simulate(ptx, (1, 1, 1), (128, 1, 1), arguments, memory)
         for what, card, simulator in (
             ("shared memory", out, memory.download(place, np.uint8, (words * 4,))),

@@ -105,6 +105,30 @@ def test_boxes_address_their_elements_innermost_first() -> None:
     assert not box.elements((-4, 0, 0))[1].any()
 
 
+@pytest.mark.parametrize(
+    ("item", "start", "written", "refused"),
+    [
+        (2, (8, 0, 0), True, None),
+        (2, (-8, -3, -1), False, None),
+        (2, (96, 60, 9), False, None),
+        (1, (8, 0, 0), False, "8 bytes into a row; it must be a multiple of 16"),
+        (4, (5, 0, 0), True, "20 bytes into a row; it must be a multiple of 16"),
+        (8, (-3, 0, 0), False, "-24 bytes into a row"),
+        (2, (-8, 0, 0), True, "not start at a negative one"),
+        (2, (8, 0, -1), True, "not start at a negative one"),
+    ],
+)
+def test_a_tensor_copy_starts_where_hardware_lets_it(
+    item: int, start: tuple[int, ...], written: bool, refused: str | None
+) -> None:
+    box = TensorMap(4096, item, (100, 50, 7), (1024, 1024 * 50), (16 // item, 8, 2))
+    if refused is None:
+        box.require_start(start, written=written)
+    else:
+        with pytest.raises(SimulationError, match=refused):
+            box.require_start(start, written=written)
+
+
 # Kernels
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
@@ -431,7 +455,8 @@ def test_a_tensor_copy_lays_rows_out_in_swizzled_chunks_with_zeros_outside(span:
             np.testing.assert_array_equal(got[moved], wanted[row, 8 * chunk : 8 * chunk + 8])
 
 
-def test_a_tensor_store_writes_only_inside_the_tensor() -> None:
+def stored(x: int, y: int) -> tuple[Any, Any]:
+    """A tensor of 6 rows of 40, before and after a box of 4 rows of 32 was written to it at x and y."""
     memory = Memory()
     before = np.full((6, 48), 7, np.uint32)
     address = memory.upload(before, "tensor", writable=True)
@@ -440,14 +465,25 @@ def test_a_tensor_store_writes_only_inside_the_tensor() -> None:
     body = START + (
         "shl.b32 %r4, %r1, 2;\nadd.u32 %r5, %r2, %r4;\nst.shared.u32 [%r5], %r1;\n"
         "bar.sync 0;\nfence.proxy.async;\n@%p1 bra sent;\n"
-        "mov.u32 %r14, 16;\nmov.u32 %r15, 4;\n"
+        f"mov.u32 %r14, {x};\nmov.u32 %r15, {y};\n"
         "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map, {%r14, %r15}], [%r2];\n"
         "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nsent:\n"
     )
     launch(kernel(body, "map out"), 128, where, address, memory=memory)
+    return before, memory.download(address, np.uint32, (6, 48))
+
+
+def test_a_tensor_store_writes_only_inside_the_tensor() -> None:
+    before, after = stored(16, 4)
     wanted = before.copy()
     for row in range(2):
         for column in range(24):
             chunk = column // 4 ^ row
             wanted[4 + row, 16 + column] = row * 32 + chunk * 4 + column % 4
-    np.testing.assert_array_equal(memory.download(address, np.uint32, (6, 48)), wanted)
+    np.testing.assert_array_equal(after, wanted)
+
+
+@pytest.mark.parametrize(("x", "y", "said"), [(17, 4, "multiple of 16 bytes"), (16, -1, "at a negative one")])
+def test_a_tensor_store_from_where_hardware_traps_is_refused(x: int, y: int, said: str) -> None:
+    with pytest.raises(SimulationError, match=said):
+        stored(x, y)
