@@ -3,6 +3,8 @@
 Each test that has compared a variant with its reference calls `evidence`. With TEST_EVIDENCE set to a path, what passed
 is written there as a ledger, for scripts/record_evidence.py to add to the shipped one; beside pytest-xdist each worker
 writes a ledger of its own, with its name behind the path's.
+
+A test that costs the process its CUDA context ends the tests of that process.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu import lost_device
+from gpu.lost_device import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401  hooks of these tests
 from jitmx import ledger, settings
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -42,9 +46,16 @@ def evidence() -> Iterator[Callable[[Variant, float | None, str], None]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _write_evidence()
+
+
+def _write_evidence() -> None:
     path, worker = os.environ.get("TEST_EVIDENCE"), os.environ.get("PYTEST_XDIST_WORKER")
     if path and _passed:
         ledger.save(_passed, Path(f"{path}.{worker}" if worker else path))
+
+
+lost_device.before_the_end.append(_write_evidence)
 
 
 @pytest.fixture
