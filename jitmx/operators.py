@@ -1,0 +1,13 @@
+"""Every operator of `torch.ops.jitmx`, defined by importing this module.
+
+    import jitmx.operators
+
+    program = torch.export.load("model.pt2")
+
+The functions of jitmx define their own operators when they are first used. A program that names operators without
+calling those functions, such as one that was exported in another process, needs this import first.
+"""
+
+from jitmx.ops import argmax, linear, moe, quantize, routing
+
+__all__ = ["argmax", "linear", "moe", "quantize", "routing"]
