@@ -192,11 +192,41 @@ def test_k_too_long_for_shared_memory_is_read_from_global_memory() -> None:
     assert error(jitmx.linear(x, weight.packed, out=poisoned(8, 64)), weight.times(x)) <= GATE
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-10, 1e10, 1e30])
-def test_activations_of_any_magnitude_keep_their_precision(magnitude: float) -> None:
-    weight = Weight(256, 512, (126, 128))
-    x = (torch.randn(4, 512, device="cuda") * magnitude).bfloat16()
-    assert error(jitmx.linear(x, weight.packed), weight.times(x)) <= GATE
+# Kernels, and rows that they take, with what their documented range of magnitudes is.
+MAGNITUDES = [
+    *((kernel, m, magnitude) for kernel, m in (("gemv", 4), ("tile", 4), ("wgmma", 64)) for magnitude in (1e-30, 1e30)),
+    *((kernel, m, magnitude)
+      for kernel, m in (("gemv", 1), ("stream", 1), ("stream", 4), ("stream", 8), ("tile", 8), ("wgmma", 64))
+      for magnitude in (2.0**-60, 2.0**63)),
+    *(("stream,scaling=post", m, magnitude) for m in (1, 8) for magnitude in (1e-30, 1e30)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "m", "magnitude"), MAGNITUDES)
+@pytest.mark.parametrize("scales", [(126, 128), (0, 140)], ids=["normal", "full"])
+def test_magnitudes_of_the_documented_range_keep_their_precision(
+    kernel: str, m: int, magnitude: float, scales: tuple[int, int], environment: Environment
+) -> None:
+    if kernel == "wgmma" and scales[0] == 0:
+        pytest.skip("wgmma takes normal scales only")
+    environment(JITMX_LINEAR_KNOBS=f"kernel={kernel}")
+    weight = Weight(256, 512, scales)
+    x = (torch.rand(m, 512, device="cuda") * 2 - 1).bfloat16() * magnitude
+    assert x.isfinite().all() and error(jitmx.linear(x, weight.packed), weight.times(x)) <= GATE
+
+
+@pytest.mark.parametrize("m", [1, 4, 16, 70])
+@pytest.mark.parametrize(
+    ("magnitude", "scales"), [(2.0**-24, (130, 134)), (2.0**-14, (127, 131)), (4096.0, (117, 121))]
+)
+def test_float16_of_any_magnitude_keeps_its_precision(m: int, magnitude: float, scales: tuple[int, int]) -> None:
+    """Down to its subnormals; what comes out has to be in its range as well."""
+    weight = Weight(256, 512, scales)
+    x = (torch.randint(-8, 9, (m, 512), device="cuda") * magnitude).half()
+    wanted = weight.times(x)
+    assert wanted.abs().max() < 65504
+    floor = 2.0**-25 * wanted.numel() ** 0.5  # half of the least fp16
+    assert (jitmx.linear(x, weight.packed).double() - wanted).norm() <= GATE * wanted.norm() + floor
 
 
 def test_a_nan_scale_makes_its_rows_nan_and_no_others() -> None:
