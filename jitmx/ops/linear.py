@@ -107,7 +107,13 @@ def run(
         require_norm(norm, epsilon)
     if out is None:
         out = x.new_empty(shape)
-    elif not _is(out, dtype, device, shape):
+    elif not (  # `_is`, without the call
+        isinstance(out, torch.Tensor)
+        and out.dtype is dtype
+        and out.get_device() == device
+        and out.shape == shape
+        and out.is_contiguous()
+    ):
         raise _mismatch("out", out, shape, x)
     target = out.data_ptr()
     if target & 15:
@@ -119,10 +125,10 @@ def run(
     if apart:
         return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation)
     if device == torch._C._cuda_getDevice():
-        plan(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
+        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
     else:
         with torch.cuda.device(device):
-            plan(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
+            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
     return out
 
 
@@ -216,7 +222,14 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
     Raises:
         InputError: it is none, or requires a gradient.
     """
-    if not _is(tensor, x.dtype, x.get_device(), (count,)):
+    if not (  # `_is`, without the call
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is x.dtype
+        and tensor.get_device() == x.get_device()
+        and tensor.numel() == count
+        and tensor.dim() == 1
+        and tensor.is_contiguous()
+    ):
         raise _mismatch(name, tensor, (count,), x)
     if tensor.requires_grad:
         checks.require_no_grad(name, tensor)

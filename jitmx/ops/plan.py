@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -35,9 +35,13 @@ class Plan:
     """The launches of one call: everything that does not change from call to call.
 
     Most calls are one launch; one with more rows than its kernel takes is several.
+
+    Attributes:
+        launch: what calling the plan does. Called by itself it costs less, as a plain function.
+        steps: the launches.
     """
 
-    __slots__ = ("steps", "weight")
+    __slots__ = ("launch", "steps")
 
     def __init__(
         self,
@@ -48,32 +52,49 @@ class Plan:
         extras: Mapping[str, Any] | None = None,
         knobs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.weight = weight.addresses
         self.steps: tuple[Step, ...] = ()
         if rows:
             asked = problem(weight, rows, dtype, extras)
             self.steps = _steps(asked, device, tuple((knobs or {}).items()), settings.current())
+        self.launch = _launch_of(self.steps, weight.addresses)
 
     def over(self, weight: Weight) -> Plan:
         """The same launches over another weight of the same shape, packed alike."""
         other = object.__new__(Plan)
-        other.weight, other.steps = weight.addresses, self.steps
+        other.steps, other.launch = self.steps, _launch_of(self.steps, weight.addresses)
         return other
 
     def __call__(
         self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
     ) -> None:
         """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
-        words, scales = self.weight
-        for step in self.steps:
+        self.launch(stream, x, y, bias, residual, norm, epsilon)
+
+
+_Launch = Callable[[int, int, int, int, int, int, float], None]
+
+
+def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
+    """Launches over the weight at these addresses, as a function of what calls differ in."""
+    words, scales = weight
+    if len(steps) == 1 and not steps[0].scratch:
+        call, (rows, n, k) = steps[0].launcher.__call__, steps[0].shape  # as a method: quicker than calling the object
+
+        def one(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float) -> None:
+            call(stream, x, words, scales, bias, residual, norm, y, 0, 0, epsilon, rows, n, k)
+
+        return one
+
+    def several(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float) -> None:
+        for step in steps:
             memory = scratch.memory(step.scratch, step.kind, step.device, stream) if step.scratch else None
             workspace = 0 if memory is None else memory.data_ptr()
-            step.launcher(
-                stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape
-            )  # fmt: skip
+            step.launcher(stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape)
             x += step.x_bytes
             y += step.y_bytes
             residual += step.y_bytes if residual else 0
+
+    return several
 
 
 @functools.lru_cache(maxsize=_MOST_PROBLEMS)

@@ -43,6 +43,10 @@ class Emulated:
         self.steps = (None,) if rows else ()
         Emulated.made.append(extras)
 
+    @property
+    def launch(self) -> Callable[..., None]:
+        return self.__call__
+
     def __call__(
         self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
     ) -> None:
@@ -201,6 +205,8 @@ def test_a_quantized_activation_that_is_not_fused_is_rounded_after_the_norm(
         ({"x": torch.zeros(3 * K + 1, dtype=BF16)[1:].view(3, K)}, "x starts at an address that is no multiple of 16"),
         ({"x": torch.zeros(3, K, dtype=BF16, requires_grad=True)}, "x requires a gradient"),
         ({"bias": torch.zeros(N)}, r"bias is float32 \[48\] .*must be contiguous bfloat16 \[48\]"),
+        ({"bias": torch.zeros(1, N, dtype=BF16)}, r"bias is bfloat16 \[1, 48\]"),
+        ({"bias": torch.zeros(2 * N, dtype=BF16)[::2]}, r"bias is .* with strides \[2\]; it must be contiguous"),
         ({"bias": torch.zeros(N, dtype=BF16, requires_grad=True)}, "bias requires a gradient"),
         ({"bias": 1.0}, "bias is a float, not a torch tensor"),
         ({"residual": torch.zeros(3, 47, dtype=BF16)}, r"residual is bfloat16 \[3, 47\]"),
