@@ -13,20 +13,20 @@ layout of W.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear import gemv, scaled, stream, tile, wgmma
-from jitmx.kernels.linear.kernel import Launch, LinearKernel
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.spec import Variant
 
-__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "launch_of"]
+__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
 
 KERNELS: dict[str, LinearKernel] = {
     module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, tile, wgmma, scaled)
@@ -83,7 +83,7 @@ def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
         return ("scaled",)
     if problem.norm or problem.argmax:
         return ("stream",)
-    few = ("stream", "gemv") if "cluster" in arch.features and arch.major in (9, 10) else ("gemv",)
+    few = ("stream", "gemv") if has_clusters(arch) else ("gemv",)
     if problem.m <= (FEW_ROWS if len(few) > 1 else gemv.MAX_ROWS):
         return (*few, "tile")
     return ("wgmma", "tile", "gemv") if problem.m >= 2 * FEW_ROWS else ("tile", "gemv")
@@ -104,6 +104,42 @@ def _cases(variant: Variant) -> Iterable[Case]:
 
 def _check(problem: LinearProblem, variant: Variant) -> None:
     KERNELS[variant.spec.name].check(problem, variant)
+
+
+# Candidates of a row, at most, of each kernel: most of those that win at so many rows of X. On sm_90a, stream was
+# faster than gemv wherever both were timed; wgmma takes 48 rows of X at least.
+_MOST: tuple[tuple[int, dict[str, int]], ...] = (
+    (gemv.MAX_ROWS, {"stream": 72, "gemv": 6, "tile": 16, "wgmma": 2}),
+    (FEW_ROWS, {"stream": 48, "tile": 48, "wgmma": 4}),
+)
+_MOST_OTHERWISE = 60
+_MOST_OF_MANY = {"wgmma": 40, "tile": 60}
+
+
+def candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:
+    """Kernels with knobs that tuning tries, likely winners first: about a hundred that take all rows at once.
+
+    The heuristic's knobs of each kernel open the list; where a kernel finds that nothing of it fits, it has none.
+    """
+    able = serving(problem, arch)
+    first: list[tuple[str, dict[str, Any]]] = []
+    parts: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name in sorted(able, key=_order(problem, arch)):
+        try:
+            first.append((name, KERNELS[name].heuristic(problem, arch, multiprocessors)))
+            parts[name] = [(name, knobs) for knobs in KERNELS[name].candidates(problem, arch, multiprocessors)]
+        except KnobError:
+            continue
+    most = next((limits for rows, limits in _MOST if problem.m <= rows), _MOST_OF_MANY)
+    if problem.m <= gemv.MAX_ROWS and not (has_clusters(arch) and parts.get("stream")):
+        most = {**most, "gemv": 48, "stream": 36}
+    return first + spread(*(part[: most.get(name, _MOST_OTHERWISE)] for name, part in parts.items()))
+
+
+def _order(problem: LinearProblem, arch: Arch) -> Callable[[str], int]:
+    """The place of a kernel by falling preference; those that the heuristic never takes come last."""
+    preferred = _preference(problem, arch)
+    return lambda name: preferred.index(name) if name in preferred else len(preferred)
 
 
 FAMILY = Family(

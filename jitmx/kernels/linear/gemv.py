@@ -203,7 +203,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Knobs worth timing: blocks that share rows where rows are few, warps that stream them where many."""
+    """Knobs worth timing: blocks that share rows where rows are few, warps that stream them where many.
+
+    Those that differ from the heuristic's in the fewest knobs come first.
+    """
     rows, tiles = packed_tiles(problem.n, problem.k)
     found = []
     if rows < 12 * multiprocessors:
@@ -236,7 +239,8 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
                     "blocks_per_sm": blocks,
                 }
             )
-    return found
+    usual = _heuristic(problem, arch, multiprocessors)
+    return sorted(found, key=lambda knobs: sum(value != usual[name] for name, value in knobs.items()))
 
 
 KERNEL = LinearKernel(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
@@ -28,6 +28,20 @@ class Launch:
     shared_bytes: int
     cluster: int = 1
     workspace: int = 0
+
+
+_Item = TypeVar("_Item")
+
+
+def spread(*parts: Sequence[_Item]) -> list[_Item]:
+    """The items of all parts, in their order and evenly spread: any beginning has its share of every part."""
+    placed = [(place / len(part), number, item) for number, part in enumerate(parts) for place, item in enumerate(part)]
+    return [item for _, _, item in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def has_clusters(arch: Arch) -> bool:
+    """Whether kernels of `linear` were made for clusters of blocks on a target."""
+    return "cluster" in arch.features and arch.major in (9, 10)
 
 
 def anywhere(arch: Arch) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, require_plain, spread
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import (
@@ -67,7 +67,7 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
     """Ways for warps to share rows of tiles, best guesses first: every row of a block has warps of its own."""
     rows, tiles = packed_tiles(problem.n, problem.k)
     clusters = [1]
-    if "cluster" in arch.features and arch.major in (9, 10) and multiprocessors >= 2 and tiles >= 2:
+    if has_clusters(arch) and multiprocessors >= 2 and tiles >= 2:
         # Two blocks balance better; one has no sums to send. Few rows of X have few sums.
         uneven = -(-rows // multiprocessors) * multiprocessors / rows
         clusters = [2, 1] if problem.m <= 2 or uneven > 1.3 else [1, 2]
@@ -212,22 +212,62 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
         yield {"unroll": unroll, "predecode": early}
 
 
-def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Knobs worth timing: neighbours of what the heuristic would pick from, most of those of its first choices."""
-    fixed = _fixed(problem)
-    found: list[dict[str, Any]] = []
+# What won for one row of X on sm_90a, and what is tried beside it for up to 8 rows.
+_WON: dict[str, Any] = {
+    "cluster": 2, "warps": 20, "split_k": 4, "sums": "warp", "predecode": 1, "unroll": 1, "late": False, "ahead": 0,
+}  # fmt: skip
+_BESIDE: dict[str, tuple[Any, ...]] = {
+    "warps": (20, 12, 16, 24), "sums": ("warp", "block"), "predecode": (1, 0), "unroll": (1, 2), "late": (False, True),
+    "ahead": (0, 1), "cluster": (2, 4, 1),
+}  # fmt: skip
+_FEW_ROWS = 8
+_MOST = 80
+
+
+def _beside(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Ways of few rows of X in clusters, by the number of knobs in which they differ from what the heuristic picks.
+
+    Or from what won on sm_90a, if those are fewer. All of X has to reach every block once the launch before has ended:
+    the more blocks share k, the less of it each has to wait for.
+    """
+    usual = {**{name: getattr(SPEC.knobs(), name) for name in _WON}, **_heuristic(problem, arch, multiprocessors)}
+    if not has_clusters(arch) or not usual.get("share", True):
+        return
+    rest = {name: usual[name] for name in ("scaling", "copy", "pdl")}
+    combined = [dict(zip(_BESIDE, values, strict=True)) for values in itertools.product(*_BESIDE.values())]
+    ways = [{**_WON, **values} for values in combined]
+
+    def distance(way: dict[str, Any]) -> int:
+        return min(sum(int(way[name] != near[name]) for name in way) for near in (usual, _WON))
+
+    for way in sorted(ways, key=distance):
+        # More rows of X or tiles at once take registers that two blocks of many warps have not.
+        lean = problem.m <= 2 and way["unroll"] == 1 and (way["warps"] <= 20 or way["predecode"] > 0)
+        yield {**rest, **way, "blocks_per_sm": 2 if lean or way["warps"] <= 16 else 1}
+
+
+def _near(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Neighbours of what the heuristic would pick from, most of those of its first choices."""
     ways = enumerate(itertools.islice(_ways(problem, arch, multiprocessors), 12))
     near = [(i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
-    for _, _, tuned in sorted(near, key=lambda item: item[:2]):
-        if tuned in found:
-            continue
+    return [tuned for _, _, tuned in sorted(near, key=lambda item: item[:2])]
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing, the heuristic's first."""
+    fixed = _fixed(problem)
+    near = _near(problem, arch, multiprocessors)
+    if near and problem.m <= _FEW_ROWS:
+        near = [near[0], *spread(list(_beside(problem, arch, multiprocessors)), near[1:])]
+    found: dict[str, dict[str, Any]] = {}
+    for tuned in near:
         try:
             variant = SPEC.variant(arch, **fixed, **tuned)
         except KnobError:
             continue
         if misfit(problem, variant.knobs, arch, multiprocessors) is None:
-            found.append(tuned)
-    return found[:60]
+            found.setdefault(variant.identity, tuned)
+    return list(found.values())[:_MOST]
 
 
 KERNEL = LinearKernel(

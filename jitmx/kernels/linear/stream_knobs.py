@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.linear.kernel import Launch, has_clusters
 from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
@@ -145,7 +145,7 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
             f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
         )
     if knobs.cluster > 1:
-        if "cluster" not in arch.features or arch.major not in (9, 10):
+        if not has_clusters(arch):
             raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
         if not knobs.share:
             raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out; use cluster=1")

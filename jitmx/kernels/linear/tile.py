@@ -10,7 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, spread
 from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
 from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
@@ -100,7 +100,7 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
             f"the nearest legal value is {1536 // threads(knobs)}"
         )
     if knobs.exchange == "cluster":
-        if "cluster" not in arch.features or arch.major not in (9, 10):
+        if not has_clusters(arch):
             raise KnobError(f"exchange='cluster' needs sm_90 or sm_100; on {arch} use exchange='memory'")
         if not 2 <= knobs.split_k <= 8:
             raise KnobError(
@@ -321,20 +321,20 @@ def _different(weighed: list[tuple[float, dict[str, Any]]]) -> Iterator[dict[str
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """60 that the cost model holds for fast, the first of them with what it does not know as well.
+    """60 that the cost model holds for fast, best first, the first of them with what it does not know as well.
 
-    Of few rows a third are clusters, for which the model is not fitted.
+    Of few rows every third is a cluster, for which the model is not fitted.
     """
     fixed = _fixed(problem)
     clusters: list[dict[str, Any]] = []
-    if problem.m <= 128 and "cluster" in arch.features and arch.major in (9, 10):
+    if problem.m <= 128 and has_clusters(arch):
         weighed = _weighed(problem, arch, multiprocessors, "cluster")
         clusters = [knobs for knobs in _different(weighed) if _legal(arch, {**fixed, **knobs})][:_CLUSTERED]
     found: list[dict[str, Any]] = []
     for place, knobs in enumerate(_different(_weighed(problem, arch, multiprocessors))):
         more = _unmodelled(knobs, problem, arch, multiprocessors) if place < _CLOSE else ()
         found += [knobs, *(other for other in more if _legal(arch, {**fixed, **other}))]
-    return [*found[: 60 - len(clusters)], *clusters]
+    return spread(found[: 60 - len(clusters)], clusters)
 
 
 def _legal(arch: Arch, knobs: dict[str, Any]) -> bool:
