@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import sys
 import time
@@ -13,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitmx import settings
-from jitmx.cli import output, shapes
-from jitmx.cli.options import json_option, quiet_option
+from jitmx.cli import output, shapes, targets, tune_compile
+from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option
 from jitmx.errors import DriverError, KnobError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from jitmx.arch import Arch
     from jitmx.dispatch.journal import Journal
-    from jitmx.dispatch.tune import Measure, Outcome, Task
+    from jitmx.dispatch.tune import Builds, Candidate, Measure, Outcome, Task
+    from jitmx.kernels import Family
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
@@ -38,15 +39,25 @@ Examples:
   jitmx tune linear -n 5120 -k 2880 activation=mxfp8 --out tuned.json
   jitmx tune moe --model gpt-oss-120b -m 1,16,64,512
   jitmx tune moe experts=256 top=8 hidden=2048 intermediate=512 activation=silu bias=0
+  jitmx tune linear --model gpt-oss-120b --compile-only --arch sm_90
 
 \b
 Each candidate is timed once in CUDA graphs of dependent calls over weights that rotate past the L2; the best few again,
 until one wins twice in a row at the same time. Rows for which that does not happen keep their spread.
 Of moe a whole layer is timed; where it goes by expert, its second product is tuned next, on the tile of the first.
+Candidates are compiled in the background, the next rows' too, and timed as soon as they are there; those whose code
+breaks its contract (spills, registers) are not timed. With --compile-only nothing is: a cache made so on a machine
+without a GPU, with the same NVRTC, saves the time on the card's.
 What is timed runs in a process of its own: a candidate that takes the device's context with it fails alone.
 An interrupted run goes on where it was: FILE.journal holds what it has measured, and which candidate ended a run.
 Rows of the table that this run does not measure stay, unless code or driver are others by now.
-Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2 usage; 130 interrupted.
+\b
+--timings writes a JSON line for each candidate, finished run or not: "problem", "low" (the fewest rows that the row
+serves), "kernel", "knobs", "us" (median of the first pass, null where it failed, then with "reason") and "rounds" (its
+medians among the finalists). Rows follow one another, each with its fastest candidate first.
+
+Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2 usage; 3 nothing compiles;
+130 interrupted.
 """,
 )
 @click.argument("op", type=click.Choice(["linear", "moe"]))
@@ -64,6 +75,16 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), help="Time for the whole run, compiling included."
 )
+@click.option(
+    "--timings", type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep the time of every candidate in this file, as JSON lines.",
+)  # fmt: skip
+@click.option(
+    "--compile-only", is_flag=True,
+    help="Compile all that a run on the card of --arch would time into the cache, and measure nothing; needs no GPU.",
+)  # fmt: skip
+@arch_option("The target of --compile-only, such as sm_90 (default: the GPU here, else JITMX_ARCH).")
+@jobs_option
 @quiet_option
 @json_option
 def command(
@@ -75,6 +96,10 @@ def command(
     k: int | None,
     out: Path | None,
     seconds: float | None,
+    timings: Path | None,
+    compile_only: bool,
+    targets_asked: tuple[Arch, ...],
+    jobs: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -83,10 +108,9 @@ def command(
     FIELD=VALUE are further fields of the calls, as `jitmx explain` takes them: dtype, activation, weight, residual.
     """
     _require_no_override(op)
+    measuring = {"--out": out, "--seconds": seconds, "--timings": timings}
+    tune_compile.require_together(compile_only, targets_asked, measuring)
     from jitmx import kernels
-    from jitmx.dispatch import tactics, tune
-    from jitmx.dispatch.journal import Journal
-    from jitmx.ops import checks, tuning
 
     family = kernels.family(op)
     asked = shapes.read(op, family.problem, field)
@@ -94,12 +118,18 @@ def command(
     if given:
         raise click.UsageError(f"{given[0]} is no field to give; rows and sizes are -m, -n and -k")
     sizes = _sizes(op, model, n, k, asked)
+    if compile_only:
+        (arch,) = targets.resolve(targets_asked)[:1]
+        tune_compile.run(op, _wanted(family, arch, sizes, asked, m), arch, jobs, quiet=quiet, as_json=as_json)
+        return
+    from jitmx.dispatch import tactics, tune
+    from jitmx.dispatch.journal import Journal
+    from jitmx.ops import checks, tuning
+    from jitmx.ops.tuning_builds import Background
+
     _require_gpu()
     arch = checks.device_arch(0)
-    problems = [family.problem.on(arch, **{**asked, **size}) for size in sizes]
-    wanted = tune.tasks(
-        [(one, m or shapes.usual_rows(size.get("n", 0), ROWS)) for one, size in zip(problems, sizes, strict=True)]
-    )
+    wanted = _wanted(family, arch, sizes, asked, m)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
     origin = tuning.origin() | {"code": tuning.code_digest(op)}
     about = {"family": op, "arch": arch.name, **origin}
@@ -110,10 +140,13 @@ def command(
         Journal(path, about) as journal,
         _Shown(len(wanted), quiet=quiet) as shown,
         tuning.isolated(op) as measure,
+        Background(jobs) as builds,
     ):
+        if timings:
+            journal.export(timings)  # one that cannot be written is an error now, not after hours of work
         if journal.resumed and not quiet:
             click.echo(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
-        run = _Run(op, measure, journal, seconds, shown)
+        run = _Run(op, measure, journal, seconds, shown, builds)
         try:
             outcomes = run(wanted)
         except KeyboardInterrupt:
@@ -123,6 +156,11 @@ def command(
                 err=True,
             )
             raise click.exceptions.Exit(130) from None
+        finally:
+            if timings:
+                journal.export(timings)
+    if not quiet:
+        _tell_failures(journal)
     note = "medians in CUDA graphs of dependent calls over rotating weights"
     origin |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "note": note}
     table = tactics.merged(target, family, arch, origin, [row for outcome in outcomes for row in tune.rows(outcome)])
@@ -134,27 +172,51 @@ def command(
         _show(outcomes, target)
 
 
+def _wanted(
+    family: Family, arch: Arch, sizes: list[dict[str, Any]], asked: dict[str, Any], m: tuple[int, ...]
+) -> list[Task]:
+    """The rows to be tuned."""
+    from jitmx.dispatch import tune
+
+    problems = [family.problem.on(arch, **{**asked, **size}) for size in sizes]
+    return tune.tasks(
+        [(one, m or shapes.usual_rows(size.get("n", 0), ROWS)) for one, size in zip(problems, sizes, strict=True)]
+    )
+
+
+def _tell_failures(journal: Journal) -> None:
+    """How many candidates were not timed, in one line."""
+    from jitmx.ops.tuning_builds import BREACH
+
+    breaches = sum(reason.startswith(BREACH) for reason in journal.reasons.values())
+    if journal.reasons:
+        click.echo(
+            f"{len(journal.reasons)} of {len(journal.timings)} candidates were not timed: {breaches} break their "
+            f"contract, {len(journal.reasons) - breaches} do not compile, do not run or are wrong",
+            err=True,
+        )
+
+
 class _Run:
     """All tasks of a run, and those that follow from their outcomes."""
 
-    def __init__(self, op: str, measure: Measure, journal: Journal, seconds: float | None, shown: _Shown) -> None:
-        self._op, self._measure, self._journal, self._shown = op, measure, journal, shown
+    def __init__(
+        self, op: str, measure: Measure, journal: Journal, seconds: float | None, shown: _Shown, builds: Builds
+    ) -> None:
+        self._op, self._measure, self._journal, self._shown, self._builds = op, measure, journal, shown, builds
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def __call__(self, wanted: list[Task]) -> list[Outcome]:
         """Outcomes of the tasks; of layers that go by expert, also of their second products."""
-        from jitmx.dispatch import tune
-        from jitmx.dispatch.tune import Task
-        from jitmx.ops import tuning
+        from jitmx.dispatch import offers, tune
 
         outcomes = self._tuned(wanted, {}, 2 / 3 if self._op == "moe" else 1.0)
         follow = []
         for outcome in filter(tune.by_expert, outcomes):
-            fields: dict[str, Any] = {"product": "down"}
-            task = Task(dataclasses.replace(outcome.task.problem, **fields), outcome.task.low)
+            task = offers.second_product(outcome.task)
             # The schedule is of one tile: what the second product may be, the first has decided.
             agree = {"tile_m": outcome.knobs["tile_m"]}
-            if tuning.candidates(self._op, task, agree=agree):
+            if _offered(self._op, task, agree):
                 follow.append((task, agree))
         self._shown.more(len(follow))
         for number, (task, agree) in enumerate(follow):
@@ -163,14 +225,21 @@ class _Run:
 
     def _tuned(self, wanted: list[Task], agree: dict[str, Any], share: float) -> list[Outcome]:
         from jitmx.dispatch import tune
-        from jitmx.ops import tuning
 
         left = None if self._end is None else share * max(self._end - time.monotonic(), 1.0)
         tuner = tune.Tuner(
-            self._measure, lambda task: tuning.candidates(self._op, task, agree=agree), self._journal,
-            prepare=tuning.prepare, seconds=left, step=self._shown.step,
+            self._measure, lambda task: _offered(self._op, task, agree), self._journal,
+            builds=self._builds, seconds=left, step=self._shown.step,
         )  # fmt: skip
         return tuner.run(wanted, self._shown.done)
+
+
+def _offered(op: str, task: Task, agree: dict[str, Any]) -> list[Candidate]:
+    """Candidates of a task on the device here."""
+    from jitmx.dispatch import offers
+    from jitmx.ops import checks
+
+    return offers.candidates(op, task, checks.device_arch(0), checks.multiprocessors(0), agree)
 
 
 def _sizes(op: str, model: str | None, n: int | None, k: int | None, asked: dict[str, Any]) -> list[dict[str, Any]]:

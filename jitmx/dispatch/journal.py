@@ -3,12 +3,15 @@
 JSON lines: the first says what the run is of, each further one is one outcome. A line that was cut short by a crash
 ends the file: it is dropped when the run goes on. A candidate is noted before it is launched: one with which a run
 ended without an outcome has failed, and is not launched again.
+
+The file goes when the run is done; `export` writes what it says of every candidate for people to read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +20,8 @@ from typing import IO, Any
 
 from jitmx.errors import TacticError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_ENDED = "it ended the run"
 
 
 class Journal:
@@ -30,6 +34,8 @@ class Journal:
 
     Attributes:
         timings: microseconds of the first pass, by task and candidate; None where a candidate failed.
+        reasons: why, of those that failed.
+        rounds: microseconds of each later timing.
         rows: finished rows, by task.
         resumed: whether an earlier run's outcomes were taken over.
     """
@@ -38,6 +44,8 @@ class Journal:
         self.path = path
         self.about = {"schema_version": SCHEMA_VERSION, **about}
         self.timings: dict[tuple[str, str], float | None] = {}
+        self.reasons: dict[tuple[str, str], str] = {}
+        self.rounds: dict[tuple[str, str], list[float]] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self.resumed = False
         self._stream: IO[bytes] | None = None
@@ -80,11 +88,14 @@ class Journal:
             elif "launching" in entry:
                 key = entry["task"], entry["candidate"]
                 if entry["launching"]:
-                    self.timings[key] = None
+                    self._take(key, None, _ENDED)
                 else:
                     self.timings.pop(key, None)
+                    self.reasons.pop(key, None)
+            elif "round" in entry:
+                self.rounds.setdefault((entry["task"], entry["candidate"]), []).append(entry["round"])
             else:
-                self.timings[entry["task"], entry["candidate"]] = entry["us"]
+                self._take((entry["task"], entry["candidate"]), entry["us"], entry.get("reason", ""))
             size += len(line)
         self.resumed = bool(self.rows or self.timings)
         return size
@@ -106,10 +117,22 @@ class Journal:
             if before is not None:
                 self.timed(task, candidate, before)
 
-    def timed(self, task: str, candidate: str, us: float | None) -> None:
-        """Note a timing of the first pass."""
-        self.timings[task, candidate] = us
-        self._append({"task": task, "candidate": candidate, "us": us})
+    def timed(self, task: str, candidate: str, us: float | None, reason: str = "") -> None:
+        """Note a timing of the first pass; None, with the reason, where there is none."""
+        self._take((task, candidate), us, reason)
+        entry = {"task": task, "candidate": candidate, "us": us}
+        self._append(entry | {"reason": reason} if us is None else entry)
+
+    def timed_again(self, task: str, candidate: str, us: float) -> None:
+        """Note a timing of a later round."""
+        self.rounds.setdefault((task, candidate), []).append(us)
+        self._append({"task": task, "candidate": candidate, "round": us})
+
+    def _take(self, key: tuple[str, str], us: float | None, reason: str) -> None:
+        self.timings[key] = us
+        self.reasons.pop(key, None)
+        if us is None:
+            self.reasons[key] = reason
 
     def finished(self, task: str, row: dict[str, Any]) -> None:
         """Note a finished row."""
@@ -122,6 +145,29 @@ class Journal:
         self._stream.write(json.dumps(entry).encode() + b"\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())
+
+    def export(self, path: Path) -> None:
+        """Write what is known of each candidate as JSON lines, those of a row together, the fastest first.
+
+        Raises:
+            TacticError: the file cannot be written.
+        """
+        places = {task: place for place, task in enumerate(dict.fromkeys(task for task, _ in self.timings))}
+        ordered = sorted(
+            self.timings.items(), key=lambda item: (places[item[0][0]], math.inf if item[1] is None else item[1])
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{json.dumps(self._told(*key, us))}\n" for key, us in ordered))
+        except OSError as error:
+            raise TacticError(f"{path}: the timings cannot be written there ({error})") from error
+
+    def _told(self, task: str, candidate: str, us: float | None) -> dict[str, Any]:
+        low, problem = json.loads(task)
+        kernel, knobs = json.loads(candidate)
+        key = task, candidate
+        told = {"problem": problem, "low": low, "kernel": kernel, "knobs": knobs, "us": us}
+        return told | ({"reason": self.reasons[key]} if us is None else {"rounds": self.rounds.get(key, [])})
 
     def remove(self) -> None:
         """The run is done."""

@@ -3,6 +3,8 @@
 Every candidate is timed once, cheaply; those beyond `PRUNE` times the best are out. The others are timed again in
 rounds until one wins twice in a row at the same time, within `AGREE`. Where that does not happen the row says how far
 the winner's times lie apart.
+
+Candidates are compiled in the background, those of the next rows too, and timed as soon as they are there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -32,6 +34,7 @@ FINALISTS = 5
 ROUNDS = 8
 QUICK, THOROUGH = 5, 15  # repeats of a timing: in the first pass, and in rounds
 _FIRST_PASS = 0.7  # of a task's time, where time is limited
+_AHEAD = 2  # further tasks whose candidates are compiled while one is timed
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,36 @@ class Outcome:
     stable: bool
     tried: int
     failed: int
+
+
+class Builds(Protocol):
+    """What compiles candidates in the background."""
+
+    def ask(self, candidates: Sequence[Candidate]) -> None:
+        """Compile them, in their order, after all that was asked for before."""
+
+    def drop(self, candidates: Sequence[Candidate]) -> None:
+        """They are no longer wanted: those that were asked for as often as dropped need not be begun."""
+
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
+        """The place of the first that is there, and why it must not be timed, or "".
+
+        Waits for one so many seconds, or however long it takes; None where none has come.
+        """
+
+
+class AtHand:
+    """Builds of candidates that need no compiling."""
+
+    def ask(self, candidates: Sequence[Candidate]) -> None:
+        """Nothing to do."""
+
+    def drop(self, candidates: Sequence[Candidate]) -> None:
+        """Nothing to do."""
+
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
+        """The first."""
+        return 0, ""
 
 
 # Microseconds a call of the problem with a candidate, as the median of so many repeats.
@@ -144,7 +177,7 @@ class Tuner:
         measure: times one candidate; raises JitmxError where it cannot run, TacticError where none can.
         offer: candidates of a task.
         journal: where outcomes are kept.
-        prepare: called with all candidates of a task before the first is timed, to compile them side by side.
+        builds: what compiles the candidates.
         seconds: time for the whole run, or None; what is left is shared evenly among the tasks that are left.
         clock: seconds, monotonic.
         step: called after each timing with the task, how many are done and how many there may be.
@@ -156,12 +189,13 @@ class Tuner:
         offer: Callable[[Task], list[Candidate]],
         journal: Journal,
         *,
-        prepare: Callable[[list[Candidate]], None] = lambda _: None,
+        builds: Builds | None = None,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         step: Callable[[Task, int, int], None] = lambda _task, _done, _all: None,
     ) -> None:
-        self._measure, self._offer, self._journal, self._prepare = measure, offer, journal, prepare
+        self._measure, self._offer, self._journal, self._builds = measure, offer, journal, builds or AtHand()
+        self._offered: dict[str, list[Candidate]] = {}
         self._clock, self._step = clock, step
         self._end = None if seconds is None else clock() + seconds
 
@@ -175,6 +209,7 @@ class Tuner:
         for number, task in enumerate(wanted):
             kept = self._journal.rows.get(task.key)
             if kept is None:
+                self._look_ahead([later for later in wanted[number:] if later.key not in self._journal.rows])
                 outcome = self._one(task, len(wanted) - number)
                 fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__ if name != "task"}
                 self._journal.finished(task.key, {**fields, "knobs": dict(outcome.knobs)})
@@ -184,12 +219,24 @@ class Tuner:
             done(outcome)
         return outcomes
 
+    def _look_ahead(self, tasks: Sequence[Task]) -> None:
+        """Have candidates of the first few tasks compiled."""
+        for task in tasks[: 1 + _AHEAD]:
+            if task.key not in self._offered:
+                self._offered[task.key] = self._offer(task)
+                self._builds.ask(self._unknown(task))
+
+    def _unknown(self, task: Task) -> list[Candidate]:
+        """Candidates of which the journal says nothing, in their order."""
+        return [one for one in self._offered[task.key] if (task.key, one.key) not in self._journal.timings]
+
     def _one(self, task: Task, left: int) -> Outcome:
-        offered = self._offer(task)
+        offered = self._offered[task.key]
         until = None if self._end is None else self._clock() + (self._end - self._clock()) / left
         begun = self._clock()
-        self._prepare(offered)
+        asked = self._unknown(task)
         times, failed = self._first_pass(task, offered, begun, until)
+        self._builds.drop(asked)
         if not times:
             raise TacticError(f"none of {len(offered)} candidates for {task.problem.as_dict()} could be timed")
         best = min(times.values())
@@ -213,40 +260,55 @@ class Tuner:
         self, task: Task, offered: list[Candidate], begun: float, until: float | None
     ) -> tuple[dict[int, float], int]:
         """Microseconds of each candidate by its place, and how many failed; the first ones only where time is short."""
-        times: dict[int, float] = {}
-        failed = 0
-        for index, candidate in enumerate(offered):
-            if times and until is not None and self._clock() > begun + _FIRST_PASS * (until - begun):
-                break
-            key = task.key, candidate.key
-            if key not in self._journal.timings:
-                with self._journal.launching(*key):
-                    us = self._time(task, candidate, QUICK)
-                self._journal.timed(*key, us)
-            us = self._journal.timings[key]
-            if us is None:
-                failed += 1
-            else:
-                times[index] = us
-            self._step(task, index + 1, len(offered) + FINALISTS * 2)
-        return times, failed
+        last = None if until is None else begun + _FIRST_PASS * (until - begun)
+        known = self._journal.timings
+        waiting = [index for index, one in enumerate(offered) if (task.key, one.key) not in known]
+        timed = len(waiting) < len(offered) and any(known.get((task.key, one.key)) is not None for one in offered)
+        while waiting:
+            left = last - self._clock() if last is not None and timed else None
+            if left is not None and left <= 0:
+                # What a call would take today is timed whatever it costs: no row makes it slower.
+                waiting, left = [index for index in waiting if index == 0], None
+                if not waiting:
+                    break
+            found = self._builds.first([offered[index] for index in waiting], left)
+            if found is None:
+                continue
+            place, reason = found
+            timed |= self._first_timing(task, offered[waiting.pop(place)], reason)
+            self._step(task, len(offered) - len(waiting), len(offered) + FINALISTS * 2)
+        outcomes = [known.get((task.key, one.key), math.nan) for one in offered]
+        times = {index: us for index, us in enumerate(outcomes) if us is not None and math.isfinite(us)}
+        return times, sum(us is None for us in outcomes)
 
-    def _time(self, task: Task, candidate: Candidate, repeats: int) -> float | None:
+    def _first_timing(self, task: Task, candidate: Candidate, reason: str) -> bool:
+        """Time a candidate, unless there is a reason why it must not be, and say whether it was."""
+        key = task.key, candidate.key
+        us = None
+        if not reason:
+            with self._journal.launching(*key):
+                us, reason = self._time(task, candidate, QUICK)
+        self._journal.timed(*key, us, reason)
+        return us is not None
+
+    def _time(self, task: Task, candidate: Candidate, repeats: int) -> tuple[float | None, str]:
+        """Microseconds, or why there are none."""
         try:
-            return self._measure(task.problem, candidate, repeats)
+            return self._measure(task.problem, candidate, repeats), ""
         except TacticError:  # nothing could be timed, whatever the candidate
             raise
-        except JitmxError:
-            return None
+        except JitmxError as error:
+            return None, str(error)
 
     def _again(self, task: Task, candidate: Candidate) -> float:
         """Microseconds of a finalist; infinite where it cannot run any more, which no later run tries again."""
         key = task.key, candidate.key
         with self._journal.launching(*key):
-            us = self._time(task, candidate, THOROUGH)
+            us, reason = self._time(task, candidate, THOROUGH)
         if us is None:
-            self._journal.timed(*key, None)
+            self._journal.timed(*key, None, reason)
             return math.inf
+        self._journal.timed_again(*key, us)
         return us
 
     def _rounds(

@@ -1,24 +1,20 @@
-"""Candidates of `jitmx tune`, and timing those of `linear` on the present card; tuning_moe.py times those of `moe`."""
+"""Timing candidates of `linear` on the present card, for `jitmx tune`; tuning_moe.py times those of `moe`."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from jitmx import build, kernels, resources
-from jitmx.arch import Arch
+from jitmx import resources
 from jitmx.dispatch import tune
-from jitmx.dispatch.choose import agrees
-from jitmx.dispatch.tune import Candidate, Task
-from jitmx.errors import DriverError, KnobError
-from jitmx.kernels import linear, moe
+from jitmx.dispatch.tune import Candidate
+from jitmx.errors import DriverError
 from jitmx.kernels.linear import LinearProblem
-from jitmx.ops import checks, compose, measure
+from jitmx.ops import compose, measure
 from jitmx.ops.benchmarks import calls_of, random_weight, rotated
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES, Plan
@@ -31,40 +27,9 @@ GATE = 0.02
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def offer(op: str, problem: Any, device: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
-    """What every kernel that serves the problem would have tried: its heuristic first, then its candidates."""
-    arch, count = checks.device_arch(device), checks.multiprocessors(device)
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for name in kernels.family(op).serving(problem, arch):
-        # A kernel may find that nothing of it fits the shape.
-        with contextlib.suppress(KnobError):
-            found += [(name, kernels.family(op).tuned(problem, arch, count, name))]
-            found += [(name, knobs) for knobs in _tried(op, problem, arch, count, name)]
-    return found
-
-
-def _tried(op: str, problem: Any, arch: Arch, count: int, kernel: str) -> list[dict[str, Any]]:
-    if op == "moe":
-        return moe.KERNELS[kernel].candidates(moe.asked(problem, kernel), arch, count)
-    return linear.KERNELS[kernel].candidates(problem, arch, count)
-
-
-def candidates(op: str, task: Task, device: int = 0, agree: Mapping[str, Any] | None = None) -> list[Candidate]:
-    """The candidates of a task on a device; those that have not the knobs in `agree` are left out."""
-    arch, count = checks.device_arch(device), checks.multiprocessors(device)
-    found = tune.candidates(op, task, arch, count, offer(op, task.problem, device))
-    return [item for item in found if all(agrees(variant, agree or {}) for variant in item.variants)]
-
-
 def isolated(op: str) -> Isolated:
     """What times candidates of `op`, in a process of its own."""
     return Isolated(f"jitmx.ops.{'tuning_moe' if op == 'moe' else 'tuning'}:Bench")
-
-
-def prepare(candidates: Sequence[Candidate]) -> None:
-    """Compile what the candidates launch, side by side; what does not compile fails again when it is timed."""
-    variants = {variant.identity: variant for candidate in candidates for variant in candidate.variants}
-    build.build_all(variants.values(), strict=False)
 
 
 def origin(device: int = 0) -> dict[str, Any]:

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from jitmx import arch, settings
+from jitmx import arch, build, settings
 from jitmx.cli import shapes
 from jitmx.cli import tune as verb
-from jitmx.dispatch import tactics, tune
-from jitmx.ops import checks, tuning
+from jitmx.dispatch import offers, tactics, tune
+from jitmx.ops import checks, tuning, tuning_builds
 
 SHAPE = ("-n", "512", "-k", "256")
+COMPILING = tuning_builds.Background
 CARD = {"kind": "measured", "card": "a card", "driver": "1.2"}
 
 
-def candidates(op: str, task: tune.Task, agree: dict[str, Any]) -> list[tune.Candidate]:
+def offer(op: str, problem: Any, target: arch.Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:
     """Three."""
-    offered = [("gemv", {"stages": stages, "chunk": 1, "unroll": 1}) for stages in (1, 2, 3)]
-    return tune.candidates(op, task, arch.parse("sm_90"), 132, offered)
+    return [("gemv", {"stages": stages, "chunk": 1, "unroll": 1}) for stages in (1, 2, 3)]
 
 
 class Card:
@@ -50,8 +50,9 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(verb, "_require_gpu", lambda: None)
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
-    monkeypatch.setattr(tuning, "candidates", candidates)
-    monkeypatch.setattr(tuning, "prepare", lambda _candidates: None)
+    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
+    monkeypatch.setattr(offers, "offer", offer)
+    monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: dict(CARD))
     monkeypatch.setattr(Card, "timings", 0)
     monkeypatch.setattr(Card, "stop_after", None)
@@ -150,3 +151,74 @@ def test_an_override_is_refused_that_would_be_in_every_timing(
 def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:
     done = process("tune", "linear", *SHAPE, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "tune needs a GPU that torch can use" in done.stderr
+
+
+def test_the_time_of_every_candidate_is_kept_where_asked_for_whether_the_run_ends_or_not(
+    run: Any, card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings = tmp_path / "kept" / "timings.jsonl"
+    command = ("tune", "linear", *SHAPE, "-m", "1,2", "--timings", str(timings))
+    monkeypatch.setattr(Card, "stop_after", 2)
+    run(*command, code=130)
+    assert len(timings.read_text().splitlines()) == 2
+    monkeypatch.setattr(Card, "stop_after", None)
+    run(*command)
+    told = [json.loads(line) for line in timings.read_text().splitlines()]
+    for m in (1, 2):
+        row = [one for one in told if one["problem"]["m"] == m]
+        assert {one["knobs"]["stages"] for one in row} >= {1, 2, 3}
+        assert [one["us"] for one in row] == sorted(one["us"] for one in row) and row[0]["rounds"]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Card, "timings", 0)
+    said = run("tune", "linear", *SHAPE, "-m", "1", "--timings", str(tmp_path / "file" / "timings"), code=1)
+    assert "the timings cannot be written there" in said.stderr and Card.timings == 0
+
+
+def test_candidates_that_were_not_timed_are_one_line(run: Any, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty(tune.AtHand):
+        def first(self, candidates: Any, seconds: float | None) -> tuple[int, str] | None:
+            breach = candidates[0].knobs["stages"] == 2
+            return 0, tuning_builds.BREACH + "64 B spilled" if breach else ""
+
+    monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(Faulty()))
+    said = run("tune", "linear", *SHAPE, "-m", "1,2").stderr.splitlines()
+    (line,) = [line for line in said if "candidates were not timed" in line]
+    assert line.startswith("2 of ") and "2 break their contract, 0 do not compile" in line
+    assert not any("spilled" in one for one in said)
+
+
+def test_what_was_compiled_without_a_gpu_is_all_that_the_run_on_the_card_takes(
+    run: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
+    settings.reload()
+    monkeypatch.setattr(tuning_builds, "Background", COMPILING)
+    said = read("tune", "linear", *SHAPE, "-m", "1,2", "--compile-only", "--arch", "sm_90", "-q")
+    assert (said["arch"], said["rows"], said["failed"]) == ("sm_90a", 2, 0)
+    assert said["fit"] + said["breaches"] == said["candidates"] >= 6
+    timed: list[tune.Candidate] = []
+
+    class Noting(Card):
+        def __call__(self, problem: Any, candidate: tune.Candidate, repeats: int) -> float:
+            timed.append(candidate)
+            return super().__call__(problem, candidate, repeats)
+
+    monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Noting()))
+    run("tune", "linear", *SHAPE, "-m", "1,2", "-q")
+    assert {candidate.knobs["stages"] for candidate in timed} >= {1, 2, 3}
+    for candidate in timed:
+        for variant in candidate.variants:
+            assert build.obtain(variant, allow_compile=False).status == "hit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--arch", "sm_90"), "--arch is for --compile-only"),
+        (("--compile-only", "--arch", "sm_90,sm_121"), "takes one --arch"),
+        (("--compile-only", "--arch", "sm_90", "--seconds", "5"), "--seconds is of a run that measures"),
+        (("--compile-only", "--arch", "sm_90", "--timings", "x"), "--timings is of a run that measures"),
+    ],
+)
+def test_measuring_and_compiling_alone_do_not_mix(run: Any, arguments: Any, said: str) -> None:
+    assert said in run("tune", "linear", *SHAPE, *arguments, code=2).stderr

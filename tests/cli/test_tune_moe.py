@@ -12,10 +12,10 @@ import pytest
 
 from jitmx import arch, settings
 from jitmx.cli import tune as verb
-from jitmx.dispatch import tactics, tune
+from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.choose import choose, following
 from jitmx.kernels.moe import MoeProblem
-from jitmx.ops import checks, tuning, tuning_moe
+from jitmx.ops import checks, tuning, tuning_builds, tuning_moe
 
 SM_121 = arch.parse("sm_121")
 LAYER = ("experts=16", "top=2", "hidden=256", "intermediate=128")
@@ -41,7 +41,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
     monkeypatch.setattr(checks, "device_arch", lambda _device: SM_121)
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 48)
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(measure))
-    monkeypatch.setattr(tuning, "prepare", lambda _candidates: None)
+    monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: {"kind": "measured", "card": "a card", "driver": "1.2"})
     tactics.tables.cache_clear()
     yield asked
@@ -92,16 +92,16 @@ def test_other_counts_of_a_layer_stay_in_the_table(run: Any, tmp_path: Path) -> 
 
 
 def test_a_finished_run_of_layers_is_taken_from_its_journal(run: Any, timed: Timed, monkeypatch: Any) -> None:
-    stopped = tuning.candidates
+    stopped = offers.candidates
 
-    def interrupted(op: str, task: tune.Task, agree: dict[str, Any]) -> list[tune.Candidate]:
+    def interrupted(op: str, task: tune.Task, target: Any, count: int, agree: Any = None) -> list[tune.Candidate]:
         if agree:
             raise KeyboardInterrupt
-        return stopped(op, task, agree=agree)
+        return stopped(op, task, target, count, agree)
 
-    monkeypatch.setattr(tuning, "candidates", interrupted)
+    monkeypatch.setattr(offers, "candidates", interrupted)
     run("tune", "moe", *LAYER, "-m", "256", "-q", code=130)
-    monkeypatch.setattr(tuning, "candidates", stopped)
+    monkeypatch.setattr(offers, "candidates", stopped)
     before = len(timed)
     run("tune", "moe", *LAYER, "-m", "256", "-q")
     assert {product for _, product, _ in timed[before:]} == {"down"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +356,90 @@ def test_a_row_whose_origin_is_not_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TacticError, match="row 0: origin must be an object of driver, date, code"):
             tactics.load(path, kernels.family("linear"), SM_90)
         path.unlink()
+
+
+class Slow:
+    """Builds that are there at times of their own on the card's clock; `faults` of those that must not be timed."""
+
+    def __init__(self, card: Card, ready: list[float], faults: dict[int, str] | None = None) -> None:
+        self.card, self.ready, self.faults = card, ready, faults or {}
+        self.asked: list[int] = []
+        self.dropped: list[int] = []
+
+    def ask(self, candidates: Sequence[Candidate]) -> None:
+        self.asked += [one.knobs["stages"] for one in candidates]
+
+    def drop(self, candidates: Sequence[Candidate]) -> None:
+        self.dropped += [one.knobs["stages"] for one in candidates]
+
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
+        when = [self.ready[one.knobs["stages"]] for one in candidates]
+        soonest = max(self.card.now, min(when))
+        if seconds is not None and soonest > self.card.now + seconds:
+            self.card.now += seconds
+            return None
+        self.card.now = soonest
+        place = next(place for place, at in enumerate(when) if at <= soonest)
+        return place, self.faults.get(candidates[place].knobs["stages"], "")
+
+
+def test_a_candidate_is_timed_once_it_is_built_and_those_of_the_next_rows_are_asked_for_before() -> None:
+    card = Card([10.0, 11.0, 12.0, 13.0])
+    builds = Slow(card, [5.0, 0.0, 20.0, 0.0])
+    asked: list[int] = []
+    tuner(card, builds=builds, step=lambda *_: asked.append(len(builds.asked))).run(TASKS[:1])
+    assert [stages for _, stages in card.first_pass()] == [1, 3, 0, 2]
+    card, asked = Card([10.0, 11.0]), []
+    builds = Slow(card, [0.0, 0.0])
+    tasks = tune.tasks([(LinearProblem(n=512, k=256), (1, 2, 4, 8, 16))])
+    tuner(card, builds=builds, step=lambda *_: asked.append(len(builds.asked))).run(tasks)
+    assert asked[0] == 2 * 3 and asked[-1] == 2 * 5
+    assert len(builds.dropped) == len(builds.asked)
+
+
+def test_what_must_not_be_timed_is_not_and_has_failed_for_that_reason(tmp_path: Path) -> None:
+    card = Card([10.0, 1.0, 12.0])
+    with Journal(tmp_path / "journal", ABOUT) as journal:
+        builds = Slow(card, [0.0] * 3, {1: "it spills"})
+        (outcome,) = Tuner(card, lambda _: named(3), journal, builds=builds).run(TASKS[:1])
+    assert (outcome.knobs["stages"], outcome.tried, outcome.failed) == (0, 2, 1)
+    assert 1 not in {stages for _, stages, _ in card.asked}
+    with Journal(tmp_path / "journal", ABOUT) as again:
+        assert set(again.reasons.values()) == {"it spills"} and again.reasons == journal.reasons
+
+
+def test_compiling_does_not_take_the_time_of_the_rounds_but_todays_choice_is_waited_for() -> None:
+    card = Card([10.0, 9.0, 1.0])
+    builds = Slow(card, [50.0, 0.0, 1000.0])
+    (outcome,) = tuner(card, builds=builds, seconds=40).run(TASKS[:1])
+    assert [stages for _, stages in card.first_pass()] == [1, 0]
+    assert outcome.knobs["stages"] == 1 and 50 <= card.now < 60 and 2 in builds.dropped
+
+
+def test_what_the_journal_knows_is_not_built_again(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", ABOUT) as journal:
+        stopped = Card([10.0, 9.0, 11.0], stop_after=2)
+        with pytest.raises(KeyboardInterrupt):
+            Tuner(stopped, lambda _: named(3), journal).run(TASKS[:1])
+    with Journal(tmp_path / "journal", ABOUT) as journal:
+        card = Card([10.0, 9.0, 11.0])
+        builds = Slow(card, [0.0] * 3)
+        Tuner(card, lambda _: named(3), journal, builds=builds).run(TASKS[:1])
+    assert builds.asked == builds.dropped == [2]
+
+
+def test_the_times_of_all_candidates_can_be_read_afterwards(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", ABOUT) as journal:
+        Tuner(Card([10.0, None, 9.0, 30.0]), lambda _: named(4), journal).run(TASKS[:2])
+    with Journal(tmp_path / "journal", ABOUT) as again:
+        again.export(tmp_path / "timings" / "linear.jsonl")
+    told = [json.loads(line) for line in (tmp_path / "timings" / "linear.jsonl").read_text().splitlines()]
+    assert [(one["problem"]["m"], one["low"], one["knobs"]["stages"], one["us"]) for one in told] == [
+        (1, 1, 2, 9.0), (1, 1, 0, 10.0), (1, 1, 3, 30.0), (1, 1, 1, None),
+        (4, 2, 2, 36.0), (4, 2, 0, 40.0), (4, 2, 3, 120.0), (4, 2, 1, None),
+    ]  # fmt: skip
+    assert told[0]["rounds"] == [9.0, 9.0] and told[2]["rounds"] == [] and told[0]["kernel"] == "gemv"
+    assert told[3]["reason"] == "it does not compile" and "rounds" not in told[3]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TacticError, match=r"file/timings: the timings cannot be written there"):
+        again.export(tmp_path / "file" / "timings")
