@@ -47,7 +47,8 @@ until one wins twice in a row at the same time. Rows for which that does not hap
 Of moe a whole layer is timed; where it goes by expert, its second product is tuned next, on the tile of the first.
 Candidates are compiled in the background, the next rows' too, and timed as soon as they are there; those whose code
 breaks its contract (spills, registers) are not timed. With --compile-only nothing is: a cache made so on a machine
-without a GPU, with the same NVRTC, saves the time on the card's.
+without a GPU, with the same NVRTC, saves the time on the card's. What a layer of experts launches beside the kernels
+that are tuned is compiled on the card.
 What is timed runs in a process of its own: a candidate that takes the device's context with it fails alone.
 An interrupted run goes on where it was: FILE.journal holds what it has measured, and which candidate ended a run.
 Rows of the table that this run does not measure stay, unless code or driver are others by now.
@@ -81,7 +82,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 )  # fmt: skip
 @click.option(
     "--compile-only", is_flag=True,
-    help="Compile all that a run on the card of --arch would time into the cache, and measure nothing; needs no GPU.",
+    help="Compile all candidates of a run on the card of --arch into the cache, and measure nothing; needs no GPU.",
 )  # fmt: skip
 @arch_option("The target of --compile-only, such as sm_90 (default: the GPU here, else JITMX_ARCH).")
 @jobs_option

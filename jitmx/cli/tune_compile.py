@@ -1,4 +1,4 @@
-"""`jitmx tune --compile-only`: all that a run on a card would time, compiled where there is none."""
+"""`jitmx tune --compile-only`: the candidates of a run on a card, compiled where there is none."""
 
 from __future__ import annotations
 
