@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gpu import exchanges, snippets
+from gpu.comparison import beyond_one_place
 from gpu.snippets import ENTRY, Snippet, inputs
 from jitmx import arch, kernels
 from jitmx.dispatch.choose import default_variants
@@ -181,15 +182,6 @@ def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
         for address, buffer in zip(addresses, buffers, strict=True)
         if buffer.output
     ]
-
-
-def beyond_one_place(found: Array, wanted: Array) -> float:
-    """Relative L2 difference, after one unit in the last place is allowed to each element."""
-    x, y = found.astype(np.float64), wanted.astype(np.float64)
-    _, exponent = np.frexp(np.maximum(np.abs(x), np.abs(y)))
-    place = np.ldexp(float(ml_dtypes.finfo(found.dtype).eps), exponent - 1)
-    excess = np.maximum(np.abs(x - y) - place, 0)
-    return float(np.linalg.norm(excess)) / max(float(np.linalg.norm(y)), 1e-30)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from assembly import launch
+from gpu.comparison import beyond_one_place
 from jitmx.sim.memory import Memory
 
 
@@ -65,3 +67,13 @@ def test_additions_to_global_memory_flush_subnormals_and_those_to_shared_memory_
         red.{space}.add.f32 {target}, r1; ld.{space}.u32 r3, {target}; st.global.u32 [q1], r3;"""
         launch(body, [word, out], memory, block=1, declare=".shared .align 4 .b8 tile[4];")
         assert int(memory.download(out, "u4", (1,))[0]) == wanted
+
+
+def test_a_wanted_nan_is_like_another_and_no_other_value() -> None:
+    """A weight's scale may be NaN, and then the card and the simulator agree where both have one."""
+    wanted = np.array([1.0, np.nan, 2.0], ml_dtypes.bfloat16)
+    assert beyond_one_place(wanted, wanted) == 0
+    assert beyond_one_place(np.array([1 + 2**-7, np.nan, 2.0], ml_dtypes.bfloat16), wanted) == 0
+    assert 0.1 < beyond_one_place(np.array([1.5, np.nan, 2.0], ml_dtypes.bfloat16), wanted) < 0.5
+    for other in ([1.0, 2.0, 2.0], [np.nan, np.nan, 2.0]):
+        assert beyond_one_place(np.array(other, ml_dtypes.bfloat16), wanted) == np.inf
