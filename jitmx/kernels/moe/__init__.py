@@ -1,7 +1,8 @@
 """`moe`: a mixture of experts, y[t] = sum over slots of w[t, slot] (W2[e] act(W13[e] x[t] + b13[e]) + b2[e]).
 
 Kernels, a module and a template each:
-    decode    at most 64 rows: both products in one persistent launch
+    stream    at most 64 rows, sm_90 and newer: both products in one persistent launch, a stream of weights a warp
+    decode    the same on any target: a stream of weights a block
     grouped   any number of rows, by expert: one of the two products
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
@@ -22,7 +23,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, tiles, wgmma
+from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, stream, tiles, wgmma
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -31,11 +32,12 @@ from jitmx.registry.spec import Variant
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
 KERNELS: dict[str, MoeKernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (decode, grouped, scaled, gather, wgmma, combine)
+    module.KERNEL.spec.name: module.KERNEL for module in (stream, decode, grouped, scaled, gather, wgmma, combine)
 }
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
+ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
 
 
 def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> Launch:
@@ -77,8 +79,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
     name = by_expert(problem)
     if problem.product in ("gather", "combine"):
         name = problem.product
-    elif decodes(problem, arch, multiprocessors):
-        name = "decode"
+    elif whole := in_one_launch(problem, arch, multiprocessors):
+        name = whole
     elif wgmma.serves_best(problem, arch) and "wgmma" in serving(problem, arch):
         name = "wgmma"
     return name, _tuned(problem, arch, multiprocessors, name)
@@ -93,13 +95,21 @@ def by_expert(problem: MoeProblem) -> str:
     return "grouped" if problem.x_format == "bf16" else "scaled"
 
 
-def decodes(problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
-    """Whether one launch can make the layer: it has few rows, asks for nothing unusual, and fits shared memory."""
-    if problem.m > MAX_ROWS or "decode" not in serving(problem, arch):
-        return False
-    kernel = KERNELS["decode"]
-    knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
-    return fits(problem, kernel.spec.variant(arch, **knobs), multiprocessors)
+def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
+    """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory.
+
+    Little shared memory is better spent on one ring a block (decode) than on one a warp (stream).
+    """
+    if problem.m > MAX_ROWS:
+        return None
+    able = serving(problem, arch)
+    for name in ("stream", "decode") if arch.shared_bytes >= ROOM_FOR_STREAM else ("decode",):
+        if name in able:
+            kernel = KERNELS[name]
+            knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
+            if fits(problem, kernel.spec.variant(arch, **knobs), multiprocessors):
+                return name
+    return None
 
 
 def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:

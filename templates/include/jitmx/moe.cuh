@@ -24,10 +24,11 @@ struct MoeArguments {
 
 constexpr int kEntries = 512;  // pairs of a row and an expert
 
-// The counters that start the workspace: rows of tiles of an item's h that are made; blocks that wait for no more of them.
+// The counters that start the workspace: rows of tiles of an item's h that are made; blocks that wait for no more of them;
+// launches in which all blocks have met.
 struct Counters {
   u32 ready[kEntries];
-  u32 done;
+  u32 done, generation;
 };
 constexpr int kCounterBytes = 4096;
 static_assert(sizeof(Counters) <= kCounterBytes, "the activations follow");

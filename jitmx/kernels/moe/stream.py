@@ -1,0 +1,214 @@
+"""`moe.stream`: few rows, the whole layer in one persistent launch, every warp with a stream of weights of its own.
+
+How the work is cut, by the arithmetic of gpt-oss-120b on 132 multiprocessors: an expert has 360 rows of 45 tiles in the
+first product and 180 in the second. Blocks take rows of the first product, 10.9 with one row of x, 11 at most; warps of a
+block equal numbers of tiles, whatever rows they are of; the second product is cut at tiles everywhere. So nothing waits
+for a longer share than the others', and a block has to do with one or two experts, whose activations it reads once:
+dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows of x.
+
+What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and two meetings of all
+blocks: h is there, and the sums are there. The rings, 15 MB on all multiprocessors, fill up meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.decode import COUNTER_BYTES, ENTRIES, RESIDENT_THREADS
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
+
+COLUMNS = (1, 2, 4, 8)
+WARPS = (4, 8, 10, 12, 14, 16)
+SCALINGS = ("bare", "fold", "halves", "post")
+# Warps, tiles a stage, stages and unrolling worth timing.
+GEOMETRIES = (
+    (12, 9, 2, 1), (12, 9, 2, 5), (8, 9, 2, 3), (8, 9, 3, 3), (8, 15, 2, 3), (10, 9, 2, 3), (12, 5, 3, 5), (12, 5, 4, 3),
+    (12, 3, 4, 3), (14, 9, 2, 3), (16, 5, 2, 3), (16, 5, 3, 3), (16, 9, 2, 3), (12, 15, 2, 3),
+)  # fmt: skip
+CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
+
+
+@dataclass(frozen=True)
+class StreamKnobs(Knobs):
+    """Compile-time choices of `moe.stream`."""
+
+    columns: int = knob(4, choices=COLUMNS, doc="rows of x an item: an expert with more is read again")
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    bias: bool = knob(True, doc="both products have a bias")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes (fold, halves) or sums of blocks (post, bare)")
+    warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
+    chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
+    stages: int = knob(2, low=1, high=8, doc="stages of a ring")
+    unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+
+def _fixed_bytes(knobs: StreamKnobs) -> int:
+    """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
+    rings = knobs.warps * knobs.stages * (knobs.chunk * CODE_BYTES + -(-(knobs.chunk * SCALE_BYTES + 96) // 128) * 128)
+    tails = 2 * knobs.warps * 512
+    items = -(-(ENTRIES * (4 + 4 + 2 + 2 + 2) + (ENTRIES + 2) * 2 + 4) // 16) * 16
+    size = rings + tails + items + ENTRIES * 2 + knobs.warps * (knobs.stages + 2) * 8
+    return -(-size // 16) * 16
+
+
+def most_items(problem: MoeProblem, columns: int) -> int:
+    """Items of the routing that makes the most of them: an expert's first row makes one, and each `columns` rows more."""
+    pairs = problem.m * problem.top
+    return min(pairs, problem.experts + max(pairs - problem.experts, 0) // columns)
+
+
+def shared_bytes(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
+    """Dynamic shared memory of a launch, bytes."""
+    pitch = -(-max(problem.hidden, problem.intermediate) // TILE_K) * TILE_K * 2 + 64
+    # A stretch of so many items may start and end within one.
+    held = -(-most_items(problem, knobs.columns) // blocks) + 1
+    return _fixed_bytes(knobs) + held * knobs.columns * pitch
+
+
+def _check(knobs: StreamKnobs, arch: Arch) -> None:
+    if "tma" not in arch.features:
+        raise KnobError(f"moe.stream needs bulk copies, sm_90 or newer; on {arch} use kernel=decode")
+    if knobs.scaling == "halves" and knobs.scale_range == "full":
+        raise KnobError("scaling=halves takes scale_range=normal only; use fold, post or bare")
+
+
+def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32) // 8 * 8),
+        max_spill_bytes=0,
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bUBLKCP\b"),
+    )
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="stream",
+    knobs=StreamKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1),
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_moe_stream",
+)
+
+
+def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block a multiprocessor, all of them resident at once: they wait for one another."""
+    hidden_bytes = -(-problem.m * problem.top * problem.intermediate * 2 // 128) * 128
+    part_bytes = 2 * knobs.columns * TILE_ROWS * 4
+    parts = most_items(problem, knobs.columns) * packed_tiles(problem.hidden, 1)[0] * part_bytes
+    workspace = COUNTER_BYTES + hidden_bytes + parts
+    return Launch(multiprocessors, shared_bytes(knobs, problem, multiprocessors), 1, workspace)
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    """What weights and tensors bring with them."""
+    if problem.product != "layer":
+        raise KnobError(f"moe.stream makes whole layers, not product={problem.product}; use product='layer'")
+    return {
+        "activation": problem.activation, "bias": problem.bias,
+        "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
+    small = replace(problem, m=min(problem.m, MAX_ROWS))
+    return shared_bytes(StreamKnobs(**knobs), small, multiprocessors) <= arch.shared_bytes
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Rows an item as there may be, at most four: a tile costs less then. Behind them the longest rings that fit."""
+    columns = min(next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1])), 4)
+    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "columns": columns}
+    for columns in dict.fromkeys((columns, 2, 1)):
+        for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1)):
+            knobs |= {"columns": min(columns, knobs["columns"]), "warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
+            if _fits(knobs, problem, arch, multiprocessors):
+                return knobs
+    return knobs
+
+
+def _check_problem(problem: MoeProblem, variant: Variant) -> None:
+    """Activations fit shared memory beside the rings."""
+    knobs, arch = variant.knobs, variant.arch
+    small = replace(problem, m=min(problem.m, MAX_ROWS))
+
+    def need(fewer: StreamKnobs) -> int:
+        return shared_bytes(fewer, small, arch.multiprocessors)
+
+    if need(knobs) > arch.shared_bytes:
+        raise KnobError(
+            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} needs {need(knobs)} B "
+            f"of shared memory; a block on {arch} has at most {arch.shared_bytes} B: {fitting(knobs, need, arch)}; "
+            "or lower columns"
+        )
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
+
+    Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks; some
+    warps have nothing to do.
+    """
+    knobs = variant.knobs
+    many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
+    mapped = np.array([2, -1, 1, 0], np.int32)
+    long = (knobs.chunk + 1) * TILE_K + 32
+    shapes = (
+        (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
+        (3, 160, 160, Routing(many), 3),
+        (3, long, 96, Routing(many[-3:], mapped, 2), 8),
+        (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
+        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
+    )
+    most = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
+    for seed, (experts, hidden, intermediate, routing, blocks) in enumerate(shapes):
+        rows, top = routing.ids.shape
+        problem = MoeProblem(rows, experts, top, hidden, intermediate)
+        geometry = launch(knobs, problem, min(blocks, most))
+        if geometry.shared_bytes <= variant.arch.shared_bytes:
+            yield make_case(variant, geometry, problem, routing, seed)
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing: rows an item, warps, lengths and numbers of stages."""
+    base = _heuristic(problem, arch, multiprocessors)
+    found = [base]
+    columns = [c for c in COLUMNS if c <= 2 * base["columns"] and (c >= 2 or problem.m == 1)]
+    for count in sorted(columns, key=lambda c: abs(c - base["columns"])):
+        scalings = ("bare", "halves") if count == 8 and problem.scale_range == "normal" else ("bare",)
+        for scaling in scalings:
+            for warps, chunk, stages, unroll in GEOMETRIES:
+                found.append(
+                    base | {"columns": count, "scaling": scaling, "warps": warps, "chunk": chunk, "stages": stages,
+                            "unroll": unroll}
+                )  # fmt: skip
+    return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=MAX_ROWS,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    runs_on=lambda arch: "tma" in arch.features,
+)
