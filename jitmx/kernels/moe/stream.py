@@ -60,9 +60,9 @@ class StreamKnobs(Knobs):
 def _fixed_bytes(knobs: StreamKnobs) -> int:
     """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
     rings = knobs.warps * knobs.stages * (knobs.chunk * CODE_BYTES + -(-(knobs.chunk * SCALE_BYTES + 96) // 128) * 128)
-    tails = 2 * knobs.warps * 512
+    heads = 2 * knobs.warps * 512
     items = -(-(ENTRIES * (4 + 4 + 2 + 2 + 2) + (ENTRIES + 2) * 2 + 4) // 16) * 16
-    size = rings + tails + items + ENTRIES * 2 + knobs.warps * (knobs.stages + 2) * 8
+    size = rings + heads + items + ENTRIES * 2 + knobs.warps * (knobs.stages + 2) * 8
     return -(-size // 16) * 16
 
 
