@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,12 +13,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import routing
 from jitmx.kernels.routing import RoutingProblem
 from jitmx.ops import checks
-from jitmx.registry.spec import Variant
-from jitmx.runtime import driver, load
 from jitmx.runtime.launch import Launcher
-
-PORTABLE_CLUSTER = 8  # blocks that a cluster may have on every chip with clusters
-_FUNCTION_ATTRIBUTE_NON_PORTABLE_CLUSTER = 14
 
 
 class Routing(NamedTuple):
@@ -105,17 +99,8 @@ class _Step:
             variant, call.device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=routing.LAYOUT,
             pdl=variant.knobs.pdl, cluster=geometry.cluster,
         )  # fmt: skip
-        if geometry.cluster > PORTABLE_CLUSTER:
-            _allow_large_clusters(variant, call.device)
         self.scratch = geometry.workspace
         self.kind = variant.identity, problem.m
-
-
-def _allow_large_clusters(variant: Variant, device: int) -> None:
-    """Let launches have clusters that not every chip with clusters can hold."""
-    function = ctypes.c_void_p(load.function(variant, device))
-    code = driver.library().cuFuncSetAttribute(function, _FUNCTION_ATTRIBUTE_NON_PORTABLE_CLUSTER, ctypes.c_int(1))
-    driver.check(code, "cuFuncSetAttribute(clusters of more than 8 blocks)")
 
 
 def parts(problem: RoutingProblem) -> list[RoutingProblem]:

@@ -16,7 +16,7 @@ _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
 INVALID_CONTEXT = 201
 _LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED = 8
+_FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -41,6 +41,16 @@ def programmatic_dependent_launch() -> LaunchAttribute:
     attribute = LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
     attribute.value[0] = 1
     return attribute
+
+
+def allow_large_clusters(function: int) -> None:
+    """Let launches of a function have clusters that not every chip with clusters can hold.
+
+    Raises:
+        DriverError: the driver refuses.
+    """
+    code = library().cuFuncSetAttribute(ctypes.c_void_p(function), _NON_PORTABLE_CLUSTER, ctypes.c_int(1))
+    check(code, "cuFuncSetAttribute(clusters of more than 8 blocks)")
 
 
 def cluster_dimension(blocks: int) -> LaunchAttribute:

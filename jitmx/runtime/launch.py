@@ -13,6 +13,8 @@ import threading
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver, load
 
+_PORTABLE_CLUSTER = 8  # blocks that a cluster may have on every chip with clusters
+
 
 class Launcher:
     """One kernel with its geometry fixed.
@@ -44,6 +46,8 @@ class Launcher:
         self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool, cluster: int = 1
     ) -> None:
         function = load.function(variant, device)
+        if cluster > _PORTABLE_CLUSTER:
+            driver.allow_large_clusters(function)
         wanted = [driver.programmatic_dependent_launch()] if pdl else []
         wanted += [driver.cluster_dimension(cluster)] if cluster > 1 else []
         attributes = (driver.LaunchAttribute * max(len(wanted), 1))(*wanted)

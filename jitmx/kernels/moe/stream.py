@@ -1,10 +1,11 @@
 """`moe.stream`: few rows, the whole layer in one persistent launch, every warp with a stream of weights of its own.
 
-How the work is cut, by the arithmetic of gpt-oss-120b on 132 multiprocessors: an expert has 360 rows of 45 tiles in the
-first product and 180 in the second. Blocks take rows of the first product, 10.9 with one row of x, 11 at most; warps of a
-block equal numbers of tiles, whatever rows they are of; the second product is cut at tiles everywhere. So nothing waits
-for a longer share than the others', and a block has to do with one or two experts, whose activations it reads once:
-dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows of x.
+How the work is cut, by the arithmetic of gpt-oss-120b on 132 multiprocessors: an expert has 360 rows of 45 tiles in
+the first product and 180 in the second. Blocks take rows of the first product, 10.9 with one row of x, 11 at most;
+warps of a block equal numbers of tiles, whatever rows they are of; the second product is cut at tiles everywhere. So
+nothing waits for a longer share than the others', and a block has to do with one or two experts, whose activations it
+reads once: dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows
+of x.
 
 What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and two meetings of all
 blocks: h is there, and the sums are there. The rings, 15 MB on all multiprocessors, fill up meanwhile.
@@ -34,8 +35,9 @@ WARPS = (4, 8, 10, 12, 14, 16)
 SCALINGS = ("bare", "fold", "halves", "post")
 # Warps, tiles a stage, stages and unrolling worth timing.
 GEOMETRIES = (
-    (12, 9, 3, 3), (12, 9, 2, 5), (16, 6, 3, 3), (8, 9, 2, 3), (8, 9, 3, 3), (8, 15, 2, 3), (10, 9, 2, 3), (12, 5, 3, 5), (12, 5, 4, 3),
-    (12, 5, 6, 3), (14, 9, 2, 3), (16, 5, 2, 3), (16, 9, 2, 3), (12, 15, 2, 3), (12, 9, 2, 1),
+    (12, 9, 3, 3), (12, 9, 2, 5), (16, 6, 3, 3), (8, 9, 2, 3), (8, 9, 3, 3), (8, 15, 2, 3), (10, 9, 2, 3),
+    (12, 5, 3, 5), (12, 5, 4, 3), (12, 5, 6, 3), (14, 9, 2, 3), (16, 5, 2, 3), (16, 9, 2, 3), (12, 15, 2, 3),
+    (12, 9, 2, 1),
 )  # fmt: skip
 CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
 
@@ -49,7 +51,7 @@ class StreamKnobs(Knobs):
     bias: bool = knob(True, doc="both products have a bias")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
-    scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes (fold, halves) or sums of blocks (post, bare)")
+    scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes, or sums of blocks (post, bare)")
     warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
@@ -67,7 +69,7 @@ def _fixed_bytes(knobs: StreamKnobs) -> int:
 
 
 def most_items(problem: MoeProblem, columns: int) -> int:
-    """Items of the routing that makes the most of them: an expert's first row makes one, and each `columns` rows more."""
+    """Items of the routing that makes the most: an expert's first row makes one, and each `columns` rows more."""
     pairs = problem.m * problem.top
     return min(pairs, problem.experts + max(pairs - problem.experts, 0) // columns)
 
@@ -133,11 +135,11 @@ def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessor
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Rows an item as there may be, at most four: a tile costs less then. Behind them the longest rings that fit."""
-    columns = min(next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1])), 4)
-    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "columns": columns}
-    for columns in dict.fromkeys((columns, 2, 1)):
+    most = min(next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1])), 4)
+    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
+    for columns in [c for c in (4, 2, 1) if c <= most]:
         for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1)):
-            knobs |= {"columns": min(columns, knobs["columns"]), "warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
+            knobs |= {"columns": columns, "warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
             if _fits(knobs, problem, arch, multiprocessors):
                 return knobs
     return knobs
@@ -162,8 +164,8 @@ def _check_problem(problem: MoeProblem, variant: Variant) -> None:
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
 
-    Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks; some
-    warps have nothing to do.
+    Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
+    some warps have nothing to do.
     """
     knobs = variant.knobs
     many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
