@@ -174,6 +174,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
+        (3, 96, 96, Routing(np.tile(many, (2, 1))), 4),  # of more than 32 pairs
         (3, long, 96, Routing(many[-3:], mapped, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),

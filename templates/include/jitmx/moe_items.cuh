@@ -77,4 +77,41 @@ template <int kColumns, int kThreads> __device__ __forceinline__ void find_items
   __syncthreads();
 }
 
+// The same by one warp alone, for at most 32 entries: a lane each. The block has to wait for it.
+template <int kColumns> __device__ __forceinline__ void find_few_items(const MoeArguments& args, Items& found) {
+  const int entries = args.rows * args.top, lane = threadIdx.x % 32;
+  const bool counts = lane < (args.count ? min(max(*args.count, 0), args.rows) * args.top : entries);
+  int id = counts ? args.ids[lane] : -1;
+  const float weight = counts ? args.weights[lane] : 0.f;
+  if (args.map) id = u32(id) < u32(args.map_size) ? args.map[id] : -1;
+  const bool valid = u32(id) < u32(args.experts);
+  id = valid ? id : args.experts;  // behind all others
+  int position = 0, rank = 0, item = 0;
+#pragma unroll 4
+  for (int i = 0; i < entries; ++i) {
+    const int other = __shfl_sync(0xFFFFFFFFu, id, i);
+    position += other < id || (other == id && i < lane);
+    rank += other == id && i < lane;
+  }
+  const bool starts = valid && rank % kColumns == 0;
+  const int start = starts ? position : 32;
+#pragma unroll 4
+  for (int i = 0; i < entries; ++i) item += __shfl_sync(0xFFFFFFFFu, start, i) < position;
+  const int count = __popc(__ballot_sync(0xFFFFFFFFu, starts)), total = __popc(__ballot_sync(0xFFFFFFFFu, valid));
+  if (valid) {
+    found.id[lane] = id;
+    found.weight[lane] = weight;
+    found.entry[position] = u16(lane | (starts ? 0x8000 : 0));
+    found.token[position] = u16(lane / args.top);
+  }
+  if (starts) {
+    found.expert[item] = u16(id);
+    found.start[item] = u16(position);
+  }
+  if (lane == 0) {
+    found.start[count] = u16(total);
+    found.count = count;
+  }
+}
+
 }  // namespace jitmx
