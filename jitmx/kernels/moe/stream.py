@@ -171,10 +171,13 @@ def _cases(variant: Variant) -> Iterator[Case]:
     many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
     mapped = np.array([2, -1, 1, 0], np.int32)
     long = (knobs.chunk + 1) * TILE_K + 32
+    long_row = 16 * TILE_K + 32  # rings go round, and a thread brings several vectors
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
-        (3, 96, 96, Routing(np.tile(many, (2, 1))), 4),  # of more than 32 pairs
+        (3, 96, 96, Routing(np.tile(many, (16 // len(many) + 1, 1))), 4),  # of more than 32 pairs
+        (3, long_row, 32, Routing(many), 2),
+        (6, 96, long_row, Routing(np.array([[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]] * 2, np.int32)), 2),
         (3, long, 96, Routing(many[-3:], mapped, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
