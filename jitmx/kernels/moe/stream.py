@@ -176,7 +176,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
         (3, 96, 96, Routing(np.tile(many, (16 // len(many) + 1, 1))), 4),  # of more than 32 pairs
-        (3, long_row, 32, Routing(many), 2),
+        (3, long_row, 32, Routing(many), 1 if knobs.columns <= 4 else 2),
         (6, 96, long_row, Routing(np.array([[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]] * 2, np.int32)), 2),
         (3, long, 96, Routing(many[-3:], mapped, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
