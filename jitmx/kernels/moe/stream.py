@@ -7,8 +7,9 @@ nothing waits for a longer share than the others', and a block has to do with on
 reads once: dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows
 of x.
 
-What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and two meetings of all
-blocks: h is there, and the sums are there. The rings, 15 MB on all multiprocessors, fill up meanwhile.
+What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and twice waiting for
+other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value that carries its
+own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
 
 COLUMNS = (1, 2, 4, 8)
 WARPS = (4, 8, 10, 12, 14, 16)
+HANDSHAKES = ("data", "counters")
 SCALINGS = ("bare", "fold", "halves", "post")
 # Warps, tiles a stage, stages and unrolling worth timing.
 GEOMETRIES = (
@@ -56,6 +58,7 @@ class StreamKnobs(Knobs):
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
     unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
+    handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they are not zero, or counters")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
@@ -64,6 +67,7 @@ def _fixed_bytes(knobs: StreamKnobs) -> int:
     rings = knobs.warps * knobs.stages * (knobs.chunk * CODE_BYTES + -(-(knobs.chunk * SCALE_BYTES + 96) // 128) * 128)
     heads = 2 * knobs.warps * 512
     items = -(-(ENTRIES * (4 + 4 + 2 + 2 + 2) + (ENTRIES + 2) * 2 + 4) // 16) * 16
+    items += 4 if knobs.handshake == "data" else 0
     size = rings + heads + items + ENTRIES * 2 + knobs.warps * (knobs.stages + 2) * 8
     return -(-size // 16) * 16
 
@@ -112,6 +116,7 @@ SPEC = KernelSpec(
 def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, all of them resident at once: they wait for one another."""
     hidden_bytes = -(-problem.m * problem.top * problem.intermediate * 2 // 128) * 128
+    hidden_bytes *= 2 if knobs.handshake == "data" else 1  # launches take turns
     part_bytes = 2 * knobs.columns * TILE_ROWS * 4
     parts = most_items(problem, knobs.columns) * packed_tiles(problem.hidden, 1)[0] * part_bytes
     workspace = COUNTER_BYTES + hidden_bytes + parts
@@ -194,7 +199,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Knobs worth timing: rows an item, warps, lengths and numbers of stages."""
     base = _heuristic(problem, arch, multiprocessors)
-    found = [base]
+    found = [base, base | {"handshake": "counters"}]
     columns = [c for c in COLUMNS if c <= 2 * base["columns"] and (c >= 2 or problem.m == 1)]
     for count in sorted(columns, key=lambda c: abs(c - base["columns"])):
         scalings = ("bare", "halves") if count == 8 and problem.scale_range == "normal" else ("bare",)

@@ -25,10 +25,10 @@ struct MoeArguments {
 constexpr int kEntries = 512;  // pairs of a row and an expert
 
 // The counters that start the workspace: rows of tiles of an item's h that are made; blocks that wait for no more of them;
-// launches in which all blocks have met.
+// launches in which all blocks have met; blocks of this launch and the one before that have begun.
 struct Counters {
   u32 ready[kEntries];
-  u32 done, generation;
+  u32 done, generation, turn;
 };
 constexpr int kCounterBytes = 4096;
 static_assert(sizeof(Counters) <= kCounterBytes, "the activations follow");
