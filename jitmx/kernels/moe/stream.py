@@ -8,8 +8,8 @@ reads once: dealt row by row, every block would read those of every expert, a qu
 of x.
 
 What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and twice waiting for
-other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value that carries its
-own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
+other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value that carries
+its own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StreamKnobs(Knobs):
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
     unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
-    handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they are not zero, or counters")
+    handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they do, or counters")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
