@@ -113,6 +113,8 @@ def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
             r"\bUBLKCP\b",
             r"\bLDGSTS\.E\..*128",
         ),
+        # An empty group, which a wait for all but one then leaves alone: products are complete before the next decode.
+        forbid=(r"\bHGMMA\S* RZ,",),
     )
 
 

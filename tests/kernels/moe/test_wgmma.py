@@ -79,7 +79,7 @@ def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem
         ("sm_90", {"m": 1023}, "grouped"),
         ("sm_90", {"m": 8192, "product": "layer"}, "wgmma"),
         ("sm_90", {"m": 65, "experts": 8}, "wgmma"),
-        ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "decode"),
+        ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "stream"),
         ("sm_90", {"m": 8192, "scale_range": "full"}, "grouped"),
         ("sm_80", {"m": 8192}, "grouped"),
         ("sm_121", {"m": 8192}, "grouped"),
