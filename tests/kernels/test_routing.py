@@ -148,6 +148,7 @@ _ROUTE = (
     {"experts": 32, "k": 2, "tokens": 16, "splits": 1, "depth": 2, "norm": True},
     {"experts": 300, "k": 3, "tokens": 32, "splits": 2, "parts": 1, "depth": 2, "dtype": "fp16", "norm": True},
     {"experts": 5, "k": 5, "tokens": 64, "splits": 4, "parts": 4, "depth": 1, "tile": 128, "mapped": True},
+    {"experts": 72, "k": 3, "parts": 1, "norm": True, "bias": "bias_bf16", "tile": 8},
 )
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 
