@@ -1,8 +1,9 @@
-"""`moe.decode` finds its items whatever the routing, and leaves its counters as it found them."""
+"""Layers in one launch find their items whatever the routing, and leave their counters ready for the next."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx import arch
-from jitmx.kernels.moe import MoeProblem
+from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.decode import COUNTER_BYTES, ENTRIES, SPEC, launch
+from jitmx.kernels.moe.decode import COUNTER_BYTES, ENTRIES
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -21,19 +22,24 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.verify import run
 from jitmx.toolchain import nvrtc
 
-SMALL = {"warps": 2, "chunk": 1, "stages": 2, "columns": 2, "inputs": 3}
+SMALL: dict[str, dict[str, Any]] = {
+    "decode": {"warps": 2, "chunk": 1, "stages": 2, "columns": 2, "inputs": 3},
+    "stream": {"warps": 4, "chunk": 1, "stages": 2, "columns": 2, "unroll": 1},
+}
+WIDE: dict[str, dict[str, Any]] = {"decode": {"columns": 8, "inputs": 8}, "stream": {"columns": 8}}
+GENERATION = ENTRIES + 1  # the counter that no launch sets back
 
 
 @functools.cache
-def compiled(**knobs: object) -> tuple[Variant, str]:
-    variant = SPEC.variant(arch.parse("sm_90"), **{**SMALL, **knobs})
+def compiled(kernel: str, **knobs: object) -> tuple[Variant, str]:
+    variant = KERNELS[kernel].spec.variant(arch.parse("sm_90"), **{**SMALL[kernel], **knobs})
     return variant, nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
 
 
 def case_of(variant: Variant, experts: int, routing: Routing, blocks: int = 3, seed: int = 0) -> Case:
     rows, top = routing.ids.shape
     problem = MoeProblem(rows, experts, top, 64, 32)
-    return make_case(variant, launch(variant.knobs, problem, blocks), problem, routing, seed)
+    return make_case(variant, launch_of(variant, problem, blocks), problem, routing, seed)
 
 
 @st.composite
@@ -46,17 +52,19 @@ def routings(draw: st.DrawFn) -> tuple[int, Routing]:
     return experts, Routing(np.array(ids, np.int32).reshape(rows, top), mapped, count)
 
 
+@pytest.mark.parametrize("kernel", SMALL)
 @settings(max_examples=12)
 @given(drawn=routings())
-def test_any_routing_gives_the_layer(drawn: tuple[int, Routing]) -> None:
-    variant, ptx = compiled()
+def test_any_routing_gives_the_layer(kernel: str, drawn: tuple[int, Routing]) -> None:
+    variant, ptx = compiled(kernel)
     case = case_of(variant, *drawn)
     assert run(case, variant, ptx)[0] <= case.gate
 
 
+@pytest.mark.parametrize("kernel", SMALL)
 @pytest.mark.parametrize("experts", [1, 300])
-def test_as_many_pairs_as_there_may_be_are_sorted(experts: int) -> None:
-    variant, ptx = compiled(columns=8, inputs=8)
+def test_as_many_pairs_as_there_may_be_are_sorted(kernel: str, experts: int) -> None:
+    variant, ptx = compiled(kernel, **WIDE[kernel])
     ids = np.random.default_rng(0).integers(0, experts, (ENTRIES // 8, 8)).astype(np.int32)
     if experts > 1:
         ids = ids % 7 * 43  # few of many experts, so that it stays a small launch
@@ -64,10 +72,22 @@ def test_as_many_pairs_as_there_may_be_are_sorted(experts: int) -> None:
     assert run(case, variant, ptx)[0] <= case.gate
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_a_launch_leaves_its_counters_zero_and_the_next_computes_the_same(cluster: int) -> None:
-    variant, ptx = compiled(cluster=cluster)
-    routing = Routing(np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32))
+PAIRS = np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "knobs"),
+    [("decode", {"cluster": 1}), ("decode", {"cluster": 2}), ("stream", {})],
+    ids=["decode", "decode of clusters", "stream"],
+)
+@pytest.mark.parametrize(
+    "routing", [Routing(PAIRS), Routing(PAIRS, count=0), Routing(-PAIRS - 2)], ids=["some", "count=0", "none"]
+)
+def test_a_launch_leaves_its_counters_ready_and_the_next_computes_the_same(
+    kernel: str, knobs: dict[str, Any], routing: Routing
+) -> None:
+    """Zero, but for the launches that `moe.stream` counts."""
+    variant, ptx = compiled(kernel, **knobs)
     case = case_of(variant, 3, routing, blocks=4)
     memory = Memory()
     buffers = [item for item in case.arguments if isinstance(item, Buffer)]
@@ -78,15 +98,18 @@ def test_a_launch_leaves_its_counters_zero_and_the_next_computes_the_same(cluste
         for buffer in buffers
     ]
     found = []
-    for _ in range(2):
+    for launches in range(1, 4):
         simulate(
-            ptx, (case.grid, 1, 1), (SPEC.threads(variant.knobs), 1, 1), case.pack(addresses), memory,
-            entry=SPEC.entry, shared_bytes=case.shared_bytes, cluster=case.cluster,
+            ptx, (case.grid, 1, 1), (variant.spec.threads(variant.knobs), 1, 1), case.pack(addresses), memory,
+            entry=variant.spec.entry, shared_bytes=case.shared_bytes, cluster=case.cluster,
         )  # fmt: skip
         for buffer, address in zip(buffers, addresses, strict=True):
             if buffer.scratch:
-                assert not memory.download(address, np.dtype(np.uint8), (COUNTER_BYTES,)).any()
+                counters = memory.download(address, "u4", (COUNTER_BYTES // 4,))
+                assert counters[GENERATION] == (launches if kernel == "stream" else 0)
+                assert not np.delete(counters, GENERATION).any()
             if buffer.output:
                 found.append(memory.download(address, buffer.data.dtype, buffer.data.shape).copy())
     assert case.check(found[:1]) <= case.gate
-    assert np.array_equal(found[0].view(np.uint16), found[1].view(np.uint16))
+    for again in found[1:]:
+        assert np.array_equal(found[0].view(np.uint16), again.view(np.uint16))

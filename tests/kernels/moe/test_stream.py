@@ -1,0 +1,368 @@
+"""`moe.stream` computes the layer, thread for thread and in any order, and Python knows what the template lays out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build, kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choose import choose
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import TILE_K, packed_tiles
+from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
+from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.stream import COLUMNS, KERNEL, SCALINGS, SPEC, most_items, shared_bytes
+from jitmx.registry.case import Case
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim import machine
+from jitmx.sim.verify import Verdict, run
+from jitmx.toolchain import nvrtc
+from strategies import ARCHES, variants
+
+FAMILY = kernels.family("moe")
+HOPPER = arch.parse("sm_90")
+LARGE = tuple(target for target in ARCHES if target.shared_bytes >= 200 << 10 and "tma" in target.features)
+BULK = tuple(target for target in ARCHES if "tma" in target.features)
+SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
+PROBLEMS = st.builds(
+    MoeProblem,
+    m=st.integers(1, 64),
+    experts=st.integers(1, 512),
+    top=st.integers(1, 8),
+    hidden=SIZES,
+    intermediate=SIZES,
+    activation=st.sampled_from(["swiglu_oai", "silu"]),
+    bias=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+)
+MODELS = {
+    "gpt-oss-120b": (128, 4, 2880, 2880),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "many small": (256, 8, 2048, 512),
+    "sixty": (60, 4, 2048, 1408),
+    "128 of 768": (128, 8, 2048, 768),
+    "8 of 14336": (8, 2, 4096, 14336),
+}
+
+
+def variant(**knobs: Any) -> Variant:
+    return SPEC.variant(HOPPER, **knobs)
+
+
+# Knobs away from their defaults that change the instructions most.
+SAMPLE: dict[str, dict[str, Any]] = {
+    "one column, shortest chunks": {"columns": 1, "warps": 4, "chunk": 1, "unroll": 1},
+    "one column, silu": {"columns": 1, "warps": 14, "chunk": 12, "unroll": 4, "activation": "silu", "scaling": "fold"},
+    "two columns, no bias": {"columns": 2, "warps": 4, "chunk": 2, "stages": 3, "unroll": 2, "bias": False},
+    "two columns, post": {"columns": 2, "warps": 10, "chunk": 3, "stages": 4, "scaling": "post", "pdl": False},
+    "four columns, halves": {"columns": 4, "warps": 8, "chunk": 4, "stages": 3, "unroll": 2, "scaling": "halves"},
+    "four columns, all scales": {"columns": 4, "warps": 16, "chunk": 5, "stages": 3, "scale_range": "full"},
+    "eight columns, bare": {"columns": 8, "warps": 8, "chunk": 5, "stages": 2, "activation": "silu"},
+    "eight columns, halves": {"columns": 8, "warps": 4, "chunk": 3, "scaling": "halves", "encoding": "nibble"},
+    "eight columns, all scales, nibbles": {
+        "columns": 8, "warps": 8, "chunk": 5, "stages": 1, "unroll": 5, "scaling": "post", "scale_range": "full",
+        "encoding": "nibble", "bias": False, "pdl": False,
+    },
+    "eight columns, fold": {"columns": 8, "warps": 4, "chunk": 7, "unroll": 7, "scaling": "fold"},
+    "chunks of a row and more": {"columns": 1, "warps": 4, "chunk": 45, "stages": 1, "unroll": 9},
+}  # fmt: skip
+
+
+def test_the_sample_has_every_scaling_and_number_of_columns() -> None:
+    sampled = [variant(**knobs).knobs for knobs in SAMPLE.values()]
+    assert {knobs.scaling for knobs in sampled} == set(SCALINGS)
+    assert {knobs.columns for knobs in sampled} == set(COLUMNS)
+
+
+def more_cases(one: Variant) -> Iterator[Case]:
+    """Rings that go round in both products; experts in every slot, or none, of rows that two blocks share."""
+    knobs = one.knobs
+    tiles, most = knobs.unroll + 1, knobs.warps * (knobs.chunk * (knobs.stages + 1) + knobs.unroll)
+    while packed_tiles(tiles * TILE_K - 32, 1)[0] * tiles < most:
+        tiles += 1
+    size = tiles * TILE_K - 32
+    turns = (np.arange(4)[:, None] + np.arange(7)) % 4
+    for experts, hidden, intermediate, routing, blocks in (
+        (1, size, size, Routing(np.zeros((1, 1), np.int32)), 1),
+        (3, 224, 160, Routing(np.where(turns < 3, turns, -1).astype(np.int32)), 4),
+    ):
+        problem = MoeProblem(*routing.ids.shape[:1], experts, routing.ids.shape[1], hidden, intermediate)
+        yield make_case(one, launch_of(one, problem, blocks), problem, routing, experts)
+
+
+@pytest.fixture
+def thorough(monkeypatch: pytest.MonkeyPatch, simulated: Callable[[Variant], Verdict]) -> Callable[[Variant], Verdict]:
+    """`simulated`, with more cases than the kernel's own."""
+    cases = KERNEL.cases
+    kernel = dataclasses.replace(KERNEL, cases=lambda one: itertools.chain(cases(one), more_cases(one)))
+    monkeypatch.setitem(KERNELS, "stream", kernel)
+    return simulated
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_variant_passes_its_cases_and_they_reach_its_code(
+    name: str, thorough: Callable[[Variant], Verdict]
+) -> None:
+    assert thorough(variant(**SAMPLE[name])).error <= 0.006
+
+
+@pytest.mark.parametrize("target", LARGE, ids=str)
+@pytest.mark.parametrize("m", [1, 16])
+def test_what_a_target_runs_by_default_passes_its_cases(
+    target: Arch, m: int, thorough: Callable[[Variant], Verdict]
+) -> None:
+    chosen = choose("moe", MoeProblem.on(target, m=m), target).variant
+    assert chosen.spec is SPEC
+    assert thorough(chosen).error <= 0.006
+
+
+# Routings: experts of one row and of many, none; blocks share rows, warps share rows, some warps have nothing.
+SHARED = {
+    "an item": (2, 96, 608, Routing(np.array([[1]], np.int32)), 8),
+    "many items": (3, 160, 160, Routing(np.array([[0, 2]] * 5 + [[1, 1], [2, -1], [0, 1]], np.int32)), 3),
+}
+
+
+@functools.cache
+def small() -> Variant:
+    return variant(columns=2, warps=8, chunk=2, stages=2, unroll=2)
+
+
+@functools.cache
+def source(reversed_blocks: bool = False) -> str:
+    text = render(small())
+    if reversed_blocks:
+        # Who comes first is the last block then, in lists of lanes and at counters.
+        name = re.compile(r"\bblockIdx\.x\b")
+        assert name.search(text)
+        text = name.sub("(gridDim.x - 1u - blockIdx.x)", text)
+    return nvrtc.compile_ptx(text, nvrtc.options(HOPPER))
+
+
+@pytest.mark.parametrize("shape", SHARED)
+def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, hidden, intermediate, routing, blocks = SHARED[shape]
+    problem = MoeProblem(len(routing.ids), experts, routing.ids.shape[1], hidden, intermediate)
+    case = make_case(small(), launch_of(small(), problem, blocks), problem, routing, 0)
+    found: list[npt.NDArray[Any]] = []
+
+    def kept(outputs: Any) -> float:
+        found.append(outputs[0].view(np.uint16).copy())
+        return case.check(outputs)
+
+    generator = random.Random(0)
+    orders: dict[str, Callable[..., int]] = {
+        "first": min, "last": max, "any": lambda groups: generator.choice(sorted(groups))
+    }  # fmt: skip
+    for ptx, order in itertools.product((source(), source(reversed_blocks=True)), orders.values()):
+        # The machine takes the group of lanes at the lowest place; any other is as right, and slower.
+        monkeypatch.setattr(machine, "min", order, raising=False)
+        assert run(dataclasses.replace(case, check=kept), small(), ptx)[0] <= case.gate
+    assert len(found) == 6 and all(np.array_equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"while \(acquire\(&counters\.ready.*\{\}", ";"),
+        (r"while \(acquire\(&counters\.generation\) == generation\) \{\}", ";"),
+        (r"deal\.shared\(.*\);", "false;"),
+        (r"await\(shared_address\(&shared\.tail_full.*\);", ";"),
+        (r"ring\.wait\(\);", ";"),
+    ],
+    ids=["h", "all blocks", "rows of two blocks", "rows of two warps", "weights"],
+)
+def test_what_is_not_waited_for_or_added_is_found(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    from jitmx.sim import verify as verifying
+
+    def broken(one: Variant) -> str:
+        text = render(one)
+        cut = re.sub(old, new, text)
+        assert cut != text
+        return cut
+
+    monkeypatch.setattr(verifying, "render", broken)
+    assert not verifying.verify(small()).passed
+
+
+def fixed_bytes(one: Variant) -> int:
+    """Shared memory in front of the activations, by what is told of a launch with two rows of them."""
+    problem = MoeProblem(1, 1, 1, TILE_K, TILE_K)
+    return shared_bytes(one.knobs, problem, 1) - 2 * one.knobs.columns * (TILE_K * 2 + 64)
+
+
+@settings(max_examples=50)
+@given(one=variants(SPEC))
+def test_shared_memory_is_laid_out_as_python_counts_it(one: Variant) -> None:
+    claim = f"__builtin_offsetof(Shared, rows) == {fixed_bytes(one)}"
+    nvrtc.scan(render(one) + f'static_assert({claim}, "the claim");\n', nvrtc.options(one.arch))
+
+
+@settings(max_examples=200)
+@given(data=st.data(), columns=st.sampled_from(COLUMNS), m=st.integers(1, 64), top=st.integers(1, 8))
+def test_no_routing_makes_more_items_than_there_is_room_for(
+    data: st.DataObject, columns: int, m: int, top: int
+) -> None:
+    experts = data.draw(st.integers(1, 40))
+    ids = np.random.default_rng(data.draw(st.integers(0, 1 << 20))).integers(-1, experts, (m, top))
+    counts = np.bincount(ids[ids >= 0], minlength=experts)
+    assert (-(-counts // columns)).sum() <= most_items(MoeProblem(m, experts, top), columns)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("m", [1, 2, 3, 5])
+@pytest.mark.parametrize("top", [1, 2])
+@pytest.mark.parametrize("experts", [1, 2, 3])
+def test_some_routing_makes_as_many_items_as_there_is_room_for(columns: int, m: int, top: int, experts: int) -> None:
+    """Every way to give so many pairs to experts, by how many each is given."""
+    counts = itertools.product(range(m * top + 1), repeat=experts)
+    most = max(sum(-(-n // columns) for n in given) for given in counts if sum(given) <= m * top)
+    assert most == most_items(MoeProblem(m, experts, top), columns)
+
+
+@pytest.mark.parametrize("target", BULK, ids=str)
+@settings(max_examples=100)
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 48))
+@example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
+@example(problem=MoeProblem(64, experts=512, top=8, hidden=4096, intermediate=4096), multiprocessors=1)
+def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_is_large(
+    target: Arch, problem: MoeProblem, multiprocessors: int
+) -> None:
+    for count in (target.multiprocessors, multiprocessors):
+        chosen = choose("moe", problem, target, multiprocessors=count).variant
+        assert launch_of(chosen, problem, count).shared_bytes <= target.shared_bytes
+        knobs, fixed = FAMILY.tuned(problem, target, count, "stream"), FAMILY.fixed(problem, "stream")
+        assert not knobs.keys() & fixed.keys()
+        usual = SPEC.variant(target, **knobs, **fixed)
+        fits = launch_of(usual, problem, count).shared_bytes <= target.shared_bytes
+        assert (chosen == usual) if fits and target in LARGE else (chosen.spec is not SPEC)
+
+
+@pytest.mark.parametrize("target", ARCHES, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 64])
+def test_layers_of_known_models_are_served_where_blocks_have_much_shared_memory(
+    target: Arch, model: str, m: int
+) -> None:
+    experts, top, hidden, intermediate = MODELS[model]
+    problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
+    chosen = choose("moe", problem, target).variant
+    assert (chosen.spec is SPEC) == (target in LARGE)
+    if target in LARGE:
+        # Columns that no row fills cost as much as others.
+        assert chosen.knobs.columns <= max(m, 1)
+
+
+@pytest.mark.parametrize("target", LARGE, ids=str)
+@pytest.mark.parametrize("m", [1, 2, 16, 64])
+def test_the_machine_code_keeps_its_contract(target: Arch, m: int) -> None:
+    built = build.obtain(choose("moe", MoeProblem.on(target, m=m), target).variant, strict=True)
+    assert built.status in ("compiled", "hit") and built.breaches == ()
+
+
+@pytest.mark.parametrize("knobs", [SAMPLE["eight columns, bare"], SAMPLE["eight columns, halves"]], ids=str)
+def test_the_machine_code_of_more_columns_keeps_its_contract(knobs: dict[str, Any]) -> None:
+    assert build.obtain(variant(**knobs), strict=True).breaches == ()
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_no_word_of_64_bits_is_put_together_from_values_of_16(columns: int) -> None:
+    """ptxas 13.0.88 has lost half of one, in `moe.decode` on an H200."""
+    for activation, bias in itertools.product(("swiglu_oai", "silu"), (True, False)):
+        one = variant(columns=columns, activation=activation, bias=bias)
+        assert "bfi.b64" not in nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER)), one.name
+
+
+@pytest.mark.parametrize(
+    ("target", "knobs", "said"),
+    [
+        ("sm_80", {"pdl": False}, r"moe.stream needs bulk copies, sm_90 or newer; on sm_80 use kernel=decode"),
+        ("sm_90", {"scaling": "halves", "scale_range": "full"},
+         "scaling=halves takes scale_range=normal only; use fold, post or bare"),
+        ("sm_90", {"columns": 3}, "columns=3 is not one of 1, 2, 4, 8"),
+        ("sm_90", {"warps": 9}, "warps=9 is not one of 4, 8, 10, 12, 14, 16"),
+        ("sm_90", {"unroll": 10}, "unroll=10 is above its limit; the nearest legal value is 9"),
+        ("sm_90", {"chunk": 45}, "needs .* B of shared memory; a block on sm_90a has at most 232448 B"),
+        ("sm_90", {"stages": 8}, "has at most 232448 B: .*stages=3"),
+    ],
+)  # fmt: skip
+def test_knobs_that_do_not_fit_are_refused_with_the_remedy(target: str, knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=said):
+        SPEC.variant(arch.parse(target), **knobs)
+
+
+def test_a_shape_that_does_not_fit_shared_memory_is_refused_with_both_numbers() -> None:
+    with pytest.raises(KnobError, match=r"hidden=8192.* B of shared memory; .* at most 232448 B.*lower columns"):
+        FAMILY.check(MoeProblem(64, hidden=8192), variant(columns=8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"product": "up"}, "moe.stream makes whole layers, not product=up; use product='layer'"),
+        ({"activation": "plain"}, "not take activation='plain', only swiglu_oai or silu"),
+        ({"x_format": "mxfp8"}, "moe.stream does not take x_format='mxfp8', only bf16"),
+        ({"weight_on": "input"}, "moe.stream does not take weight_on='input', only output"),
+    ],
+)
+def test_what_it_does_not_make_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        FAMILY.fixed(MoeProblem(8, **fields), "stream")
+
+
+@pytest.mark.parametrize("target", BULK, ids=str)
+@pytest.mark.parametrize("m", [1, 2, 16, 64])
+@pytest.mark.parametrize("scale_range", ["normal", "full"])
+def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(
+    target: Arch, m: int, scale_range: str
+) -> None:
+    problem = MoeProblem.on(target, m=m, scale_range=scale_range)
+    tried = KERNEL.candidates(problem, target, target.multiprocessors)
+    assert tried[0] == FAMILY.tuned(problem, target, target.multiprocessors, "stream")
+    assert len(tried) > 1 or target not in LARGE
+    for knobs in tried:
+        one = SPEC.variant(target, **knobs, **FAMILY.fixed(problem, "stream"))
+        FAMILY.check(problem, one)
+        assert launch_of(one, problem, target.multiprocessors).shared_bytes <= target.shared_bytes
+        assert one.knobs.columns <= max(2 * m, 1)
+
+
+def test_a_launch_is_a_block_a_multiprocessor_with_room_for_all_sums() -> None:
+    problem = MoeProblem(5, 32, 4, 2880, 2880)
+    geometry = launch_of(variant(columns=2), problem, 132)
+    assert (geometry.blocks, geometry.cluster) == (132, 1)
+    hidden, parts = 5 * 4 * 2880 * 2, most_items(problem, 2) * 180 * 2 * 2 * 16 * 4
+    assert geometry.workspace == 4096 + hidden + parts
+
+
+def test_x_and_weights_of_two_runs_of_tiles_meet_whatever_the_unrolling() -> None:
+    """A run shorter than what is unrolled must end: compilers have dropped the checks (test_unrolled_loops.py)."""
+    routing = Routing(np.zeros((1, 1), np.int32))
+    problem = MoeProblem(1, 1, 1, 64, 32)  # rows of one tile
+    for unroll in range(1, 10):
+        one = variant(columns=1, warps=4, chunk=9, stages=1, unroll=unroll)
+        ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
+        case = make_case(one, launch_of(one, problem, 1), problem, routing, unroll)
+        assert run(case, one, ptx)[0] <= case.gate
+
+
+def test_names_of_variants_tell_their_knobs_apart() -> None:
+    one = variant(columns=2, bias=False, scaling="fold")
+    assert one.name == "moe.stream.columns2-no_bias-fold"
+    assert dataclasses.replace(one, knobs=dataclasses.replace(one.knobs, chunk=5)).name != one.name
