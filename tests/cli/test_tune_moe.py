@@ -24,15 +24,18 @@ Timed = list[tuple[int, str, dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
-    """What the card was asked: up to 64 rows one launch is faster, beyond them tiles of 32 rows, deep rings first."""
+    """What the card was asked: up to 64 rows one launch is faster, beyond them tiles of 32 rows, deep rings first.
+
+    Of one launch, a ring a block is.
+    """
     asked: Timed = []
 
     def measure(problem: Any, candidate: tune.Candidate, repeats: int) -> float:
         knobs = candidate.knobs
         asked.append((problem.m, problem.product, dict(knobs)))
         tuning_moe.knobs_of(problem, candidate)  # a whole layer can be made of it
-        if candidate.kernel == "decode":
-            return 5.0 + knobs["stages"] / 10
+        if candidate.kernel in ("decode", "stream"):
+            return {"decode": 5.0, "stream": 7.0}[candidate.kernel] + knobs["stages"] / 10
         return 10.0 + abs(knobs["tile_m"] - 32) + abs(knobs["stages"] - (3 if problem.product == "down" else 6)) / 10
 
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
