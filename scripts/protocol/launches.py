@@ -1,4 +1,4 @@
-"""Launch every kernel of this card once, on the first case of its first default variant: for a sanitizer to watch.
+"""Launch every kernel of this card once, on the first case of its first usual variant: for a sanitizer to watch.
 
     compute-sanitizer --tool memcheck python -m scripts.protocol.launches [FAMILY.KERNEL]…
 """
@@ -13,25 +13,43 @@ import numpy as np
 from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import default_variants
+from jitmx.errors import KnobError
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.spec import Variant
 
 
-def chosen(arch: Arch, only: list[str]) -> Iterator[tuple[Variant, Case]]:
-    """The first default variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all.
+def alternatives(family: str, arch: Arch) -> Iterator[Variant]:
+    """What each kernel of a family would run for the typical problems that it serves."""
+    found = kernels.family(family)
+    for spec in found.specs:
+        for problem in found.typical(arch):
+            if spec.name not in found.serving(problem, arch):
+                continue
+            try:
+                tuned = found.tuned(problem, arch, arch.multiprocessors, spec.name)
+                variant = spec.variant(arch, **tuned, **found.fixed(problem, spec.name))
+            except KnobError:  # it has no room for so many rows
+                continue
+            yield variant
 
-    What one family takes by default may be a kernel of another: experts of many rows are listed by routing.
+
+def chosen(arch: Arch, only: list[str]) -> Iterator[tuple[Variant, Case]]:
+    """The first usual variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all.
+
+    Default variants come first, then kernels that serve where they are asked for by name. What one family takes by
+    default may be a kernel of another: experts of many rows are listed by routing.
     """
     seen: set[str] = set()
-    for family in kernels.families():
-        for variant in default_variants(family, arch):
-            kernel = f"{variant.spec.family}.{variant.spec.name}"
-            if kernel in seen or (only and kernel not in only):
-                continue
-            case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
-            if case is not None:
-                seen.add(kernel)
-                yield variant, case
+    for variants in (default_variants, alternatives):
+        for family in kernels.families():
+            for variant in variants(family, arch):
+                kernel = f"{variant.spec.family}.{variant.spec.name}"
+                if kernel in seen or (only and kernel not in only):
+                    continue
+                case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
+                if case is not None:
+                    seen.add(kernel)
+                    yield variant, case
 
 
 def launch(variant: Variant, case: Case) -> float:

@@ -111,6 +111,15 @@ def test_kernels_for_the_sanitizer_are_one_of_each_kind() -> None:
     assert [v.spec.name for v, _ in chosen(arch.parse("sm_90"), ["linear.wgmma"])] == ["wgmma"]
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_121"])
+def test_kernels_that_serve_only_by_name_are_among_those_for_the_sanitizer(target: str) -> None:
+    from jitmx import arch
+    from scripts.protocol.launches import chosen
+
+    found = [variant.spec.name for variant, _ in chosen(arch.parse(target), ["moe.stream", "moe.decode"])]
+    assert found == {"sm_80": ["decode"], "sm_90": ["stream", "decode"], "sm_121": ["decode", "stream"]}[target]
+
+
 def test_without_a_card_the_script_says_so_and_writes_nothing(run: Any, tmp_path: Path) -> None:
     import torch
 
