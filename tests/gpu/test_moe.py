@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import jitmx
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem
+from jitmx.kernels.moe.stream import COLUMNS, SCALINGS
 from jitmx.ops import checks, moe_plan
 from jitmx.registry.spec import Variant
 
@@ -91,9 +93,53 @@ def launched(*shape: int, **fields: str) -> tuple[Variant, ...]:
     return moe_plan.plan(MoeProblem(*shape, **fields), 0).variants
 
 
+def eager_and_replayed(layer: Layer, m: int, top: int) -> float:
+    """The larger of the errors of a call and of its replay with other rows to other experts."""
+    x, routing = torch.randn(m, layer.hidden, device="cuda").bfloat16(), routed(m, top, layer.experts)
+    y = torch.full((m, layer.hidden), torch.nan, device="cuda").bfloat16()
+    eager = error(layer(x, routing, out=y), layer.wanted(x, routing))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, routing, out=y)
+    x.copy_(torch.randn(m, layer.hidden, device="cuda"))
+    for old, new in zip(routing, routed(m, top, layer.experts), strict=True):
+        old.copy_(new)
+    y.fill_(torch.nan)
+    graph.replay()
+    return max(eager, error(y, layer.wanted(x, routing)))
+
+
+Ask = Callable[..., None]
+
+
+@pytest.fixture
+def ask(environment: Callable[..., None]) -> Ask:
+    """Asks for a kernel by name and knobs; skips where the card does not have it."""
+
+    def use(kernel: str, **knobs: Any) -> None:
+        chip = checks.device_arch(0)
+        if kernel == "stream" and ("tma" not in chip.features or chip.shared_bytes < 200 << 10):
+            pytest.skip("rings of moe.stream need bulk copies, and more shared memory")
+        environment(JITMX_MOE_KNOBS=",".join(f"{name}={value}" for name, value in {"kernel": kernel, **knobs}.items()))
+
+    return use
+
+
 @pytest.fixture(scope="module")
 def small() -> Layer:
     return Layer(8, 256, 192)
+
+
+@pytest.fixture(scope="module")
+def large() -> Layer:
+    """A layer of gpt-oss-20b."""
+    return Layer(32, 2880, 2880)
+
+
+@pytest.fixture(scope="module")
+def ragged() -> Layer:
+    """Half tiles in both products, and fewer rows of tiles than a card has multiprocessors."""
+    return Layer(5, 96, 160)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -101,22 +147,97 @@ def test_layers_are_within_the_gate_eagerly_and_replayed_from_a_graph(shape: str
     experts, top, hidden, intermediate = SHAPES[shape]
     layer = Layer(experts, hidden, intermediate)
     for m in (1, 2, 5, 8, 16, 64, 65, 300):
-        x, routing = torch.randn(m, hidden, device="cuda").bfloat16(), routed(m, top, experts)
-        y = torch.full((m, hidden), torch.nan, device="cuda").bfloat16()
-        eager = error(layer(x, routing, out=y), layer.wanted(x, routing))
-        assert eager <= GATE, m
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            layer(x, routing, out=y)
-        x.copy_(torch.randn(m, hidden, device="cuda"))
-        for old, new in zip(routing, routed(m, top, experts), strict=True):
-            old.copy_(new)
-        y.fill_(torch.nan)
-        graph.replay()
-        replayed = error(y, layer.wanted(x, routing))
-        assert replayed <= GATE, m
+        found = eager_and_replayed(layer, m, top)
+        assert found <= GATE, m
         for variant in launched(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding):
-            evidence(variant, max(eager, replayed), f"{shape} m={m}, eager and graph replay")
+            evidence(variant, found, f"{shape} m={m}, eager and graph replay")
+
+
+FEW = (1, 3, 8, 17, 64)
+
+
+def hold(layer: Layer, top: int, kernel: str, intermediate: int, evidence: Evidence, note: str) -> Variant:
+    """Few rows to some experts, by a kernel that makes the layer in one launch; the variant that did."""
+    for m in FEW:
+        found = eager_and_replayed(layer, m, top)
+        assert found <= GATE, m
+        problem = (m, layer.experts, top, layer.hidden, intermediate)
+        (variant,) = launched(*problem, encoding=layer.packed[0].encoding)
+        assert variant.spec.name == kernel
+        evidence(variant, found, f"{note} m={m}, eager and graph replay")
+    return variant
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_stream_is_within_the_gate_by_every_scaling_and_number_of_columns(
+    columns: int, scaling: str, large: Layer, ragged: Layer, ask: Ask, evidence: Evidence
+) -> None:
+    ask("stream", columns=columns, scaling=scaling, warps=8, chunk=5, stages=2, unroll=3)
+    for variant in (
+        hold(large, 4, "stream", 2880, evidence, "gpt-oss-20b"),
+        hold(ragged, 2, "stream", 160, evidence, "half tiles"),
+    ):
+        assert (variant.knobs.columns, variant.knobs.scaling) == (columns, scaling)
+
+
+@pytest.mark.parametrize(
+    ("warps", "chunk", "stages", "unroll"),
+    [(4, 1, 3, 1), (4, 45, 1, 9), (8, 15, 2, 3), (10, 9, 2, 5), (12, 9, 2, 1), (12, 9, 2, 5), (12, 3, 4, 3),
+     (14, 9, 2, 3), (16, 5, 3, 3), (16, 9, 2, 7)],
+    ids=str,
+)  # fmt: skip
+def test_stream_is_within_the_gate_whatever_its_rings(
+    warps: int, chunk: int, stages: int, unroll: int, large: Layer, ragged: Layer, ask: Ask, evidence: Evidence
+) -> None:
+    ask("stream", columns=2, warps=warps, chunk=chunk, stages=stages, unroll=unroll)
+    hold(large, 4, "stream", 2880, evidence, "gpt-oss-20b")
+    hold(ragged, 2, "stream", 160, evidence, "half tiles")
+
+
+@pytest.mark.parametrize("scaling", ["bare", "post"])
+@pytest.mark.parametrize("columns", [1, 8])
+def test_stream_takes_scales_of_every_kind(scaling: str, columns: int, ask: Ask) -> None:
+    ask("stream", columns=columns, scaling=scaling, warps=8, chunk=5)
+    layer = Layer(4, 160, 96, bias=False, full=True)
+    x, routing = torch.randn(11, 160, device="cuda").bfloat16(), routed(11, 3, 4)
+    assert error(layer(x, routing, activation="silu"), layer.wanted(x, routing, "silu")) <= GATE
+
+
+def test_decode_is_within_the_gate_where_it_is_asked_for(
+    large: Layer, ragged: Layer, ask: Ask, evidence: Evidence
+) -> None:
+    ask("decode")
+    hold(large, 4, "decode", 2880, evidence, "gpt-oss-20b")
+    hold(ragged, 2, "decode", 160, evidence, "half tiles")
+
+
+@pytest.mark.parametrize("kernel", ["stream", "decode"])
+@pytest.mark.parametrize("m", [1, 9, 64])
+def test_layers_in_one_launch_take_any_routing(kernel: str, m: int, small: Layer, ask: Ask) -> None:
+    """All experts in use, one for all rows, holes; and in between, on the same memory, rows without any."""
+    ask(kernel)
+    x, (ids, weights) = torch.randn(m, 256, device="cuda").bfloat16(), routed(m, 4, 8)
+    holes = torch.where(torch.rand(ids.shape, device="cuda") < 0.5, -1, ids).int()
+    holes[:, 0] = ids[:, 0]
+    nobody, nothing = torch.full_like(ids, -1), torch.zeros(1, dtype=torch.int32, device="cuda")
+    for chosen in (ids, torch.full_like(ids, 7), holes, ids):
+        assert error(small(x, (chosen, weights)), small.wanted(x, (chosen, weights))) <= GATE
+        assert not small(x, (nobody, weights)).any()
+        assert not small(x, (chosen, weights), count=nothing).any()
+
+
+def test_kernels_that_make_a_layer_in_one_launch_take_turns(small: Layer, ask: Ask) -> None:
+    """What one leaves in memory that both use is no other's trouble."""
+    x, routing = torch.randn(16, 256, device="cuda").bfloat16(), routed(16, 2, 8)
+    wanted = small.wanted(x, routing)
+    first: dict[str, torch.Tensor] = {}
+    for _ in range(5):
+        for kernel in ("stream", "decode"):
+            ask(kernel)
+            y = small(x, routing)
+            assert error(y, wanted) <= GATE
+            assert torch.equal(first.setdefault(kernel, y), y)
 
 
 # Rows an expert by which moe.wgmma has one tile, several, and tiles of all widths; half steps of h and of x.
@@ -231,9 +352,23 @@ def test_activations_biases_and_scales_of_every_kind(activation: str, bias: bool
     assert error(layer(x, routing, activation=activation), layer.wanted(x, routing, activation)) <= GATE
 
 
-@pytest.mark.parametrize("m", [16, 512])
-def test_a_hundred_runs_and_replays_give_the_same_bits(m: int) -> None:
-    layer = Layer(32, 2880, 2880)
+# Rows and, where it is not to be the usual kernel, which one with what knobs.
+ASKED: list[tuple[int, dict[str, Any]]] = [
+    (1, {"kernel": "stream", "columns": 1}),
+    (5, {"kernel": "stream", "columns": 2}),
+    (16, {}),
+    (16, {"kernel": "stream", "columns": 4}),
+    (64, {"kernel": "stream", "columns": 8, "warps": 8, "chunk": 5}),
+    (16, {"kernel": "decode"}),
+    (512, {}),
+]
+
+
+@pytest.mark.parametrize(("m", "asked"), ASKED, ids=str)
+def test_a_hundred_runs_and_replays_give_the_same_bits(m: int, asked: dict[str, Any], large: Layer, ask: Ask) -> None:
+    if asked:
+        ask(**asked)
+    layer = large
     x, routing = torch.randn(m, 2880, device="cuda").bfloat16(), routed(m, 4, 32)
     first = layer(x, routing)
     out = torch.empty_like(first)
@@ -248,8 +383,12 @@ def test_a_hundred_runs_and_replays_give_the_same_bits(m: int) -> None:
         assert torch.equal(out, first)
 
 
-@pytest.mark.parametrize("m", [4, 96])
-def test_calls_that_feed_one_another_wait_for_one_another(small: Layer, m: int) -> None:
+@pytest.mark.parametrize(("m", "asked"), [*ASKED, (96, {})], ids=str)
+def test_calls_that_feed_one_another_wait_for_one_another(
+    small: Layer, m: int, asked: dict[str, Any], ask: Ask
+) -> None:
+    if asked:
+        ask(**asked)
     x, routing = torch.randn(m, 256, device="cuda").bfloat16(), routed(m, 2, 8)
     serial = chained = x
     for _ in range(30):
