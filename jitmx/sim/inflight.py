@@ -199,7 +199,7 @@ class Copies:
     def store_box(self, lane: int, source: int, box: TensorMap, at: tuple[int, ...], line: int) -> None:
         """Tensor copy from shared to global memory, in the lane's open bulk group."""
         self._aligned(lane, source, line)
-        addresses, inside = box.elements(at)
+        addresses, inside = box.elements(at, written=True)
         held = (box.chunks(source)[:, None] + np.arange(0, CHUNK, box.item)).reshape(-1)
         if inside.any():
             self._send(lane, addresses[inside], held[inside], box.item, line)

@@ -4,7 +4,8 @@ The layout of a CUtensorMap is NVIDIA's own. A launch in the simulator puts `Ten
 expects the 128 bytes of one, and the kernel passes its address on as it would on hardware.
 
 Dimensions count from the innermost, as in `cuTensorMapEncodeTiled`. A box lies in shared memory row after row without
-gaps, its 16-byte chunks permuted by the swizzle. What lies outside the tensor is read as zeros and not written. Where a
+gaps, its 16-byte chunks permuted by the swizzle. What lies outside the tensor is read as zeros and not written; but
+whole are the 16 bytes in which a row ends, as an H200 writes them, in the gap behind a row too. Where a
 box may start is `require_start`'s: hardware ends a copy from elsewhere with CUDA_ERROR_ILLEGAL_INSTRUCTION, which costs
 the process its context.
 """
@@ -121,11 +122,14 @@ class TensorMap:
         plain: Addresses = start + 16 * np.arange(self.box_bytes // 16)
         return swizzled(plain, self.span)
 
-    def elements(self, coordinates: tuple[int, ...]) -> tuple[Addresses, npt.NDArray[np.bool_]]:
+    def elements(
+        self, coordinates: tuple[int, ...], *, written: bool = False
+    ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
         """Global address of each element of the box at `coordinates`, in the box's own order, and which exist.
 
         Args:
             coordinates: of the box's first element, signed, innermost first.
+            written: which are written instead: also those that share 16 bytes with the end of a row.
         """
         address = np.full((1,) * len(self.box), self.address, np.int64)
         inside = np.ones_like(address, np.bool_)
@@ -137,5 +141,7 @@ class TensorMap:
             shape[len(self.box) - 1 - axis] = size
             index = (first + np.arange(size)).reshape(shape)
             address = address + index * stride
+            if written and axis == 0:
+                extent = -(-extent * self.item // 16) * 16 // self.item
             inside = inside & (index >= 0) & (index < extent)
         return address.reshape(-1), inside.reshape(-1)

@@ -455,12 +455,12 @@ def test_a_tensor_copy_lays_rows_out_in_swizzled_chunks_with_zeros_outside(span:
             np.testing.assert_array_equal(got[moved], wanted[row, 8 * chunk : 8 * chunk + 8])
 
 
-def stored(x: int, y: int) -> tuple[Any, Any]:
-    """A tensor of 6 rows of 40, before and after a box of 4 rows of 32 was written to it at x and y."""
+def stored(x: int, y: int, across: int = 40) -> tuple[Any, Any]:
+    """A tensor of 6 rows of `across`, before and after a box of 4 rows of 32 was written to it at x and y."""
     memory = Memory()
     before = np.full((6, 48), 7, np.uint32)
     address = memory.upload(before, "tensor", writable=True)
-    box = TensorMap(address, 4, (40, 6), (192,), (32, 4), 128)
+    box = TensorMap(address, 4, (across, 6), (192,), (32, 4), 128)
     where = memory.upload(np.frombuffer(box.encode(), np.uint8), "map")
     body = START + (
         "shl.b32 %r4, %r1, 2;\nadd.u32 %r5, %r2, %r4;\nst.shared.u32 [%r5], %r1;\n"
@@ -473,8 +473,9 @@ def stored(x: int, y: int) -> tuple[Any, Any]:
     return before, memory.download(address, np.uint32, (6, 48))
 
 
-def test_a_tensor_store_writes_only_inside_the_tensor() -> None:
-    before, after = stored(16, 4)
+@pytest.mark.parametrize("across", [40, 39, 37])  # a card writes the 16 bytes in which a row ends whole
+def test_a_tensor_store_writes_only_inside_the_tensor_and_to_the_end_of_16_bytes(across: int) -> None:
+    before, after = stored(16, 4, across)
     wanted = before.copy()
     for row in range(2):
         for column in range(24):

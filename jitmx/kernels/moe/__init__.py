@@ -107,7 +107,7 @@ def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str 
         if name in able:
             kernel = KERNELS[name]
             knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
-            if fits(problem, kernel.spec.variant(arch, **knobs), multiprocessors):
+            if fits(problem, kernel.spec.variant(arch, **knobs), min(multiprocessors, arch.multiprocessors)):
                 return name
     return None
 

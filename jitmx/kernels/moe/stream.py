@@ -89,8 +89,8 @@ def shared_bytes(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
 def _check(knobs: StreamKnobs, arch: Arch) -> None:
     if "tma" not in arch.features:
         raise KnobError(f"moe.stream needs bulk copies, sm_90 or newer; on {arch} use kernel=decode")
-    if knobs.scaling == "halves" and knobs.scale_range == "full":
-        raise KnobError("scaling=halves takes scale_range=normal only; use fold, post or bare")
+    if knobs.scaling in ("fold", "halves") and knobs.scale_range == "full":
+        raise KnobError(f"scaling={knobs.scaling} takes scale_range=normal only; use post or bare")
 
 
 def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
@@ -135,7 +135,8 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
     small = replace(problem, m=min(problem.m, MAX_ROWS))
-    return shared_bytes(StreamKnobs(**knobs), small, multiprocessors) <= arch.shared_bytes
+    blocks = min(multiprocessors, arch.multiprocessors)  # with fewer, a block has to do with more items
+    return shared_bytes(StreamKnobs(**knobs), small, blocks) <= arch.shared_bytes
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -170,28 +171,38 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
 
     Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
-    some warps have nothing to do.
+    some warps have nothing to do. Rings go round in both products, and runs are as long as what is taken at once;
+    threads bring several vectors; experts come in every slot, or none; pairs are more than a warp's lanes.
     """
     knobs = variant.knobs
     many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
     mapped = np.array([2, -1, 1, 0], np.int32)
+    turns = (np.arange(4)[:, None] + np.arange(7)) % 4
+    turns = np.where(turns < 3, turns, -1).astype(np.int32)
     long = (knobs.chunk + 1) * TILE_K + 32
-    long_row = 16 * TILE_K + 32  # rings go round, and a thread brings several vectors
+    # Vectors for four rounds of all threads, by an item of all its columns.
+    wide = -(-4 * SPEC.threads(knobs) // (8 * knobs.columns)) * TILE_K - 32
+    tiles, most = knobs.unroll + 1, knobs.warps * (knobs.chunk * (knobs.stages + 1) + knobs.unroll)
+    while packed_tiles(tiles * TILE_K - 32, 1)[0] * tiles < most:
+        tiles += 1
+    round_ = tiles * TILE_K - 32
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
-        (3, 96, 96, Routing(np.tile(many, (16 // len(many) + 1, 1))), 4),  # of more than 32 pairs
-        (3, long_row, 32, Routing(many), 1 if knobs.columns <= 4 else 2),
-        (6, 96, long_row, Routing(np.array([[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]] * 2, np.int32)), 2),
+        (3, 96, 96, Routing(np.tile(many, (16 // len(many) + 1, 1))), 4),
         (3, long, 96, Routing(many[-3:], mapped, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
+        (1, round_, round_, Routing(np.zeros((1, 1), np.int32)), 1),
+        (1, wide, 32, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
+        (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
+        (3, 224, 160, Routing(turns), 4),
     )
-    most = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
+    resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     for seed, (experts, hidden, intermediate, routing, blocks) in enumerate(shapes):
         rows, top = routing.ids.shape
         problem = MoeProblem(rows, experts, top, hidden, intermediate)
-        geometry = launch(knobs, problem, min(blocks, most))
+        geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, problem, routing, seed)
 

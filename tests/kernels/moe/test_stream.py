@@ -20,11 +20,10 @@ from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import TILE_K, packed_tiles
-from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
+from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.stream import COLUMNS, KERNEL, SCALINGS, SPEC, most_items, shared_bytes
-from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim import machine
@@ -66,7 +65,7 @@ def variant(**knobs: Any) -> Variant:
 # Knobs away from their defaults that change the instructions most.
 SAMPLE: dict[str, dict[str, Any]] = {
     "one column, shortest chunks": {"columns": 1, "warps": 4, "chunk": 1, "unroll": 1},
-    "one column, silu": {"columns": 1, "warps": 14, "chunk": 12, "unroll": 4, "activation": "silu", "scaling": "fold"},
+    "one column, silu": {"columns": 1, "warps": 14, "chunk": 8, "unroll": 4, "activation": "silu", "scaling": "fold"},
     "two columns, no bias": {"columns": 2, "warps": 4, "chunk": 2, "stages": 3, "unroll": 2, "bias": False},
     "two columns, post": {"columns": 2, "warps": 10, "chunk": 3, "stages": 4, "scaling": "post", "pdl": False},
     "four columns, halves": {"columns": 4, "warps": 8, "chunk": 4, "stages": 3, "unroll": 2, "scaling": "halves"},
@@ -88,46 +87,21 @@ def test_the_sample_has_every_scaling_and_number_of_columns() -> None:
     assert {knobs.columns for knobs in sampled} == set(COLUMNS)
 
 
-def more_cases(one: Variant) -> Iterator[Case]:
-    """Rings that go round in both products; experts in every slot, or none, of rows that two blocks share."""
-    knobs = one.knobs
-    tiles, most = knobs.unroll + 1, knobs.warps * (knobs.chunk * (knobs.stages + 1) + knobs.unroll)
-    while packed_tiles(tiles * TILE_K - 32, 1)[0] * tiles < most:
-        tiles += 1
-    size = tiles * TILE_K - 32
-    turns = (np.arange(4)[:, None] + np.arange(7)) % 4
-    for experts, hidden, intermediate, routing, blocks in (
-        (1, size, size, Routing(np.zeros((1, 1), np.int32)), 1),
-        (3, 224, 160, Routing(np.where(turns < 3, turns, -1).astype(np.int32)), 4),
-    ):
-        problem = MoeProblem(*routing.ids.shape[:1], experts, routing.ids.shape[1], hidden, intermediate)
-        yield make_case(one, launch_of(one, problem, blocks), problem, routing, experts)
-
-
-@pytest.fixture
-def thorough(monkeypatch: pytest.MonkeyPatch, simulated: Callable[[Variant], Verdict]) -> Callable[[Variant], Verdict]:
-    """`simulated`, with more cases than the kernel's own."""
-    cases = KERNEL.cases
-    kernel = dataclasses.replace(KERNEL, cases=lambda one: itertools.chain(cases(one), more_cases(one)))
-    monkeypatch.setitem(KERNELS, "stream", kernel)
-    return simulated
-
-
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, thorough: Callable[[Variant], Verdict]
+    name: str, simulated: Callable[[Variant], Verdict]
 ) -> None:
-    assert thorough(variant(**SAMPLE[name])).error <= 0.006
+    assert simulated(variant(**SAMPLE[name])).error <= 0.006
 
 
 @pytest.mark.parametrize("target", LARGE, ids=str)
 @pytest.mark.parametrize("m", [1, 16])
 def test_what_a_target_runs_by_default_passes_its_cases(
-    target: Arch, m: int, thorough: Callable[[Variant], Verdict]
+    target: Arch, m: int, simulated: Callable[[Variant], Verdict]
 ) -> None:
     chosen = choose("moe", MoeProblem.on(target, m=m), target).variant
     assert chosen.spec is SPEC
-    assert thorough(chosen).error <= 0.006
+    assert simulated(chosen).error <= 0.006
 
 
 # Routings: experts of one row and of many, none; blocks share rows, warps share rows, some warps have nothing.
@@ -153,6 +127,14 @@ def source(reversed_blocks: bool = False) -> str:
     return nvrtc.compile_ptx(text, nvrtc.options(HOPPER))
 
 
+def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three orders in which the machine takes groups of lanes: the lowest place first, as usual, the highest, any."""
+    generator = random.Random(0)
+    for order in (min, max, lambda groups: generator.choice(sorted(groups))):
+        monkeypatch.setattr(machine, "min", order, raising=False)
+        yield
+
+
 @pytest.mark.parametrize("shape", SHARED)
 def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
     shape: str, monkeypatch: pytest.MonkeyPatch
@@ -166,29 +148,28 @@ def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
         found.append(outputs[0].view(np.uint16).copy())
         return case.check(outputs)
 
-    generator = random.Random(0)
-    orders: dict[str, Callable[..., int]] = {
-        "first": min, "last": max, "any": lambda groups: generator.choice(sorted(groups))
-    }  # fmt: skip
-    for ptx, order in itertools.product((source(), source(reversed_blocks=True)), orders.values()):
-        # The machine takes the group of lanes at the lowest place; any other is as right, and slower.
-        monkeypatch.setattr(machine, "min", order, raising=False)
-        assert run(dataclasses.replace(case, check=kept), small(), ptx)[0] <= case.gate
+    for ptx in (source(), source(reversed_blocks=True)):
+        for _ in orders(monkeypatch):
+            assert run(dataclasses.replace(case, check=kept), small(), ptx)[0] <= case.gate
     assert len(found) == 6 and all(np.array_equal(one, found[0]) for one in found)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("handshake", "old", "new"),
     [
-        (r"while \(acquire\(&counters\.ready.*\{\}", ";"),
-        (r"while \(acquire\(&counters\.generation\) == generation\) \{\}", ";"),
-        (r"deal\.shared\(.*\);", "false;"),
-        (r"await\(shared_address\(&shared\.tail_full.*\);", ";"),
-        (r"ring\.wait\(\);", ";"),
+        ("counters", r"while \(acquire\(&counters\.ready.*\{\}", ";"),
+        ("counters", r"while \(acquire\(&counters\.generation\) == generation\) \{\}", ";"),
+        ("data", r"while \(lacks_half\(b\)\).*;", ";"),
+        ("data", r"while \(lacks_word\(one\[s\]\)\).*;", ";"),
+        ("data", r"deal\.shared\(.*\);", "false;"),
+        ("data", r"await\(shared_address\(&shared\.head_full.*\);", ";"),
+        ("data", r"ring\.wait\(\);", ";"),
     ],
-    ids=["h", "all blocks", "rows of two blocks", "rows of two warps", "weights"],
+    ids=["counted h", "all blocks", "h", "sums", "rows of two blocks", "rows of two warps", "weights"],
 )
-def test_what_is_not_waited_for_or_added_is_found(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+def test_what_is_not_waited_for_or_added_is_found(
+    monkeypatch: pytest.MonkeyPatch, handshake: str, old: str, new: str
+) -> None:
     from jitmx.sim import verify as verifying
 
     def broken(one: Variant) -> str:
@@ -198,7 +179,10 @@ def test_what_is_not_waited_for_or_added_is_found(monkeypatch: pytest.MonkeyPatc
         return cut
 
     monkeypatch.setattr(verifying, "render", broken)
-    assert not verifying.verify(small()).passed
+    one = dataclasses.replace(small(), knobs=dataclasses.replace(small().knobs, handshake=handshake))
+    # What is read too early may be there by luck: in one order of blocks and warps, and not in another.
+    assert any(not verifying.verify(one).passed for _ in orders(monkeypatch))
+
 
 
 def fixed_bytes(one: Variant) -> int:
@@ -238,8 +222,9 @@ def test_some_routing_makes_as_many_items_as_there_is_room_for(columns: int, m: 
 
 @pytest.mark.parametrize("target", BULK, ids=str)
 @settings(max_examples=100)
-@given(problem=PROBLEMS, multiprocessors=st.integers(1, 48))
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
+@example(problem=MoeProblem(45, 133, 3, 32, 3744, bias=False), multiprocessors=133)
 @example(problem=MoeProblem(64, experts=512, top=8, hidden=4096, intermediate=4096), multiprocessors=1)
 def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_is_large(
     target: Arch, problem: MoeProblem, multiprocessors: int
@@ -250,7 +235,8 @@ def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_
         knobs, fixed = FAMILY.tuned(problem, target, count, "stream"), FAMILY.fixed(problem, "stream")
         assert not knobs.keys() & fixed.keys()
         usual = SPEC.variant(target, **knobs, **fixed)
-        fits = launch_of(usual, problem, count).shared_bytes <= target.shared_bytes
+        # Chosen for no more multiprocessors than a check of the knobs assumes.
+        fits = launch_of(usual, problem, min(count, target.multiprocessors)).shared_bytes <= target.shared_bytes
         assert (chosen == usual) if fits and target in LARGE else (chosen.spec is not SPEC)
 
 
@@ -294,7 +280,9 @@ def test_no_word_of_64_bits_is_put_together_from_values_of_16(columns: int) -> N
     [
         ("sm_80", {"pdl": False}, r"moe.stream needs bulk copies, sm_90 or newer; on sm_80 use kernel=decode"),
         ("sm_90", {"scaling": "halves", "scale_range": "full"},
-         "scaling=halves takes scale_range=normal only; use fold, post or bare"),
+         "scaling=halves takes scale_range=normal only; use post or bare"),
+        ("sm_90", {"scaling": "fold", "scale_range": "full"},
+         "scaling=fold takes scale_range=normal only; use post or bare"),
         ("sm_90", {"columns": 3}, "columns=3 is not one of 1, 2, 4, 8"),
         ("sm_90", {"warps": 9}, "warps=9 is not one of 4, 8, 10, 12, 14, 16"),
         ("sm_90", {"unroll": 10}, "unroll=10 is above its limit; the nearest legal value is 9"),
@@ -345,10 +333,11 @@ def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(
 
 def test_a_launch_is_a_block_a_multiprocessor_with_room_for_all_sums() -> None:
     problem = MoeProblem(5, 32, 4, 2880, 2880)
-    geometry = launch_of(variant(columns=2), problem, 132)
-    assert (geometry.blocks, geometry.cluster) == (132, 1)
     hidden, parts = 5 * 4 * 2880 * 2, most_items(problem, 2) * 180 * 2 * 2 * 16 * 4
-    assert geometry.workspace == 4096 + hidden + parts
+    for handshake, buffers in (("counters", 1), ("data", 2)):
+        geometry = launch_of(variant(columns=2, handshake=handshake), problem, 132)
+        assert (geometry.blocks, geometry.cluster) == (132, 1)
+        assert geometry.workspace == 4096 + buffers * hidden + parts
 
 
 def test_x_and_weights_of_two_runs_of_tiles_meet_whatever_the_unrolling() -> None:
