@@ -27,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "stream": {"warps": 4, "chunk": 1, "stages": 2, "columns": 2, "unroll": 1},
 }
 WIDE: dict[str, dict[str, Any]] = {"decode": {"columns": 8, "inputs": 8}, "stream": {"columns": 8}}
-GENERATION = ENTRIES + 1  # the counter that no launch sets back
+GENERATION, TURN = ENTRIES + 1, ENTRIES + 2  # counters that no launch sets back
 
 
 @functools.cache
@@ -77,8 +77,11 @@ PAIRS = np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32)
 
 @pytest.mark.parametrize(
     ("kernel", "knobs"),
-    [("decode", {"cluster": 1}), ("decode", {"cluster": 2}), ("stream", {})],
-    ids=["decode", "decode of clusters", "stream"],
+    [
+        ("decode", {"cluster": 1}), ("decode", {"cluster": 2}), ("stream", {"handshake": "counters"}),
+        ("stream", {"handshake": "data"}),
+    ],
+    ids=["decode", "decode of clusters", "stream", "stream whose data tell"],
 )
 @pytest.mark.parametrize(
     "routing", [Routing(PAIRS), Routing(PAIRS, count=0), Routing(-PAIRS - 2)], ids=["some", "count=0", "none"]
@@ -86,7 +89,7 @@ PAIRS = np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32)
 def test_a_launch_leaves_its_counters_ready_and_the_next_computes_the_same(
     kernel: str, knobs: dict[str, Any], routing: Routing
 ) -> None:
-    """Zero, but for the launches that `moe.stream` counts."""
+    """Zero, but for the launches that `moe.stream` counts; where data tell, all of the next launch's is zero, too."""
     variant, ptx = compiled(kernel, **knobs)
     case = case_of(variant, 3, routing, blocks=4)
     memory = Memory()
@@ -106,8 +109,15 @@ def test_a_launch_leaves_its_counters_ready_and_the_next_computes_the_same(
         for buffer, address in zip(buffers, addresses, strict=True):
             if buffer.scratch:
                 counters = memory.download(address, "u4", (COUNTER_BYTES // 4,))
-                assert counters[GENERATION] == (launches if kernel == "stream" else 0)
-                assert not np.delete(counters, GENERATION).any()
+                told = knobs.get("handshake")
+                assert counters[GENERATION] == (launches if told == "counters" else 0)
+                assert counters[TURN] == (launches % 2 * case.grid if told == "data" else 0)
+                assert not np.delete(counters, (GENERATION, TURN)).any()
+                if told == "data":
+                    rest = memory.download(address, "u1", (buffer.data.nbytes,))[COUNTER_BYTES:]
+                    hidden = -(-routing.ids.size * case.arguments[-1] * 2 // 128) * 128
+                    next_hidden = rest[launches % 2 * hidden :][:hidden]
+                    assert not next_hidden.any() and not rest[2 * hidden :].any()
             if buffer.output:
                 found.append(memory.download(address, buffer.data.dtype, buffer.data.shape).copy())
     assert case.check(found[:1]) <= case.gate
