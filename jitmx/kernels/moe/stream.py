@@ -39,7 +39,7 @@ SCALINGS = ("bare", "fold", "halves", "post")
 GEOMETRIES = (
     (12, 9, 3, 3), (12, 9, 2, 5), (16, 6, 3, 3), (8, 9, 2, 3), (8, 9, 3, 3), (8, 15, 2, 3), (10, 9, 2, 3),
     (12, 5, 3, 5), (12, 5, 4, 3), (12, 5, 6, 3), (14, 9, 2, 3), (16, 5, 2, 3), (16, 9, 2, 3), (12, 15, 2, 3),
-    (12, 9, 2, 1),
+    (12, 9, 2, 3),
 )  # fmt: skip
 CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
 
@@ -57,7 +57,7 @@ class StreamKnobs(Knobs):
     warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
-    unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
+    unroll: int = knob(1, low=1, high=9, doc="tiles that a warp takes at once")
     handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they do, or counters")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
@@ -145,7 +145,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
     for columns in [c for c in (4, 2, 1) if c <= most]:
         for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1)):
-            knobs |= {"columns": columns, "warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
+            knobs |= {"columns": columns, "warps": warps, "chunk": chunk}
             if _fits(knobs, problem, arch, multiprocessors):
                 return knobs
     return knobs
@@ -186,10 +186,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
     while packed_tiles(tiles * TILE_K - 32, 1)[0] * tiles < most:
         tiles += 1
     round_ = tiles * TILE_K - 32
+    often = np.tile(many, (16 // len(many) + 1, 1))
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
-        (3, 96, 96, Routing(np.tile(many, (16 // len(many) + 1, 1))), 4),
+        (3, 96, 96, Routing(often), 4),
+        (3, 96, 96, Routing(often, mapped, len(often) - 1), 4),
         (3, long, 96, Routing(many[-3:], mapped, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),

@@ -99,7 +99,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(
 def test_what_a_target_runs_by_default_passes_its_cases(
     target: Arch, m: int, simulated: Callable[[Variant], Verdict]
 ) -> None:
-    chosen = choose("moe", MoeProblem.on(target, m=m), target).variant
+    chosen = choose("moe", MoeProblem.on(target, m=m, experts=96), target).variant  # no table knows it
     assert chosen.spec is SPEC
     assert simulated(chosen).error <= 0.006
 
@@ -249,8 +249,9 @@ def test_layers_of_known_models_are_served_where_blocks_have_much_shared_memory(
     experts, top, hidden, intermediate = MODELS[model]
     problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
     chosen = choose("moe", problem, target).variant
-    assert (chosen.spec is SPEC) == (target in LARGE)
-    if target in LARGE:
+    measured = target == HOPPER and model == "gpt-oss-120b"  # by a table
+    assert measured or (chosen.spec is SPEC) == (target in LARGE)
+    if target in LARGE and not measured:
         # Columns that no row fills cost as much as others.
         assert chosen.knobs.columns <= max(m, 1)
 
