@@ -65,13 +65,13 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
 def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     kinds = {tuple(name.split(".")[:2]) for name in names(LAYER)}
     assert kinds == {
-        ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "stream"), ("moe", "grouped"),
-        ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
+        ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "decode"), ("moe", "stream"),
+        ("moe", "grouped"), ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
     }  # fmt: skip
-    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64))} == {"route", "stream"}
-    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64, routing="logits"))} == {"topk", "stream"}
+    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64))} == {"route", "decode", "stream"}
+    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64, routing="logits"))} == {"topk", "decode", "stream"}
     assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
-        "sort", "stream", "grouped", "gather", "wgmma", "combine"
+        "sort", "decode", "stream", "grouped", "gather", "wgmma", "combine"
     }  # fmt: skip
     scaled = names(replace(LAYER, arch="sm_121a", encoding="nibble", rows=64, x_format="mxfp8"))
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
