@@ -68,8 +68,9 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
         ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "decode"), ("moe", "stream"),
         ("moe", "grouped"), ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
     }  # fmt: skip
-    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64))} == {"route", "decode", "stream"}
-    assert {name.split(".")[1] for name in names(replace(LAYER, rows=64, routing="logits"))} == {"topk", "decode", "stream"}
+    for routing, first in (("hidden", "route"), ("logits", "topk")):
+        few = names(replace(LAYER, rows=64, routing=routing))
+        assert {name.split(".")[1] for name in few} == {first, "decode", "stream"}
     assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
         "sort", "decode", "stream", "grouped", "gather", "wgmma", "combine"
     }  # fmt: skip

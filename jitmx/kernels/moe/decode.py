@@ -12,7 +12,7 @@ meet in shared memory. What is left is evened out by dealing the blocks that own
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,18 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MAX_TOP, MoeProblem
+from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-ENTRIES = MAX_ROWS * MAX_TOP  # pairs of a row and an expert
 COLUMNS = (1, 2, 4, 8)
 WARPS = (1, 2, 4, 5, 8, 9, 10, 12, 14, 15, 16)
 TEAMS = (1, 2, 3, 4)
-COUNTER_BYTES = 4096
-RESIDENT_THREADS = 4096  # of the blocks that the simulator runs side by side
 HELPERS = 3  # warps that stream weights, bring activations and finish sums
 
 
@@ -126,13 +125,7 @@ def launch(knobs: DecodeKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    """What weights and tensors bring with them."""
-    if problem.product != "layer":
-        raise KnobError(f"moe.decode makes whole layers, not product={problem.product}; use product='layer'")
-    return {
-        "activation": problem.activation, "bias": problem.bias,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return layer.fixed("decode", problem)
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     columns = next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1]))
     multiprocessors = min(multiprocessors, arch.multiprocessors)  # with fewer, a block owns more of y
     cluster = 2 if "wgmma" in arch.features and multiprocessors >= 2 else 1
-    small = replace(problem, m=min(problem.m, MAX_ROWS))
+    small = few_rows(problem)
     wanted = arch.memory_gbps * 1200 // multiprocessors  # bytes
     tiles = packed_tiles(1, max(problem.hidden, problem.intermediate))[1]
     most = min(max(-(-2 * wanted // (tiles * TILE_BYTES)) + 1, 3), 16)
@@ -164,18 +157,10 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 
 def _check_problem(problem: MoeProblem, variant: Variant) -> None:
     """Activations and sums of y fit shared memory beside the ring."""
-    knobs, arch = variant.knobs, variant.arch
-    small = replace(problem, m=min(problem.m, MAX_ROWS))
-
-    def need(fewer: DecodeKnobs) -> int:
-        return launch(fewer, small, arch.multiprocessors).shared_bytes
-
-    if need(knobs) > arch.shared_bytes:
-        raise KnobError(
-            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} needs {need(knobs)} B "
-            f"of shared memory; a block on {arch} has at most {arch.shared_bytes} B: {fitting(knobs, need, arch)}; "
-            "or lower columns or inputs"
-        )
+    few, arch = few_rows(problem), variant.arch
+    require_room(
+        problem, variant, lambda knobs: launch(knobs, few, arch.multiprocessors).shared_bytes, "columns or inputs"
+    )
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -188,12 +173,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
     team = knobs.warps // knobs.teams
     whole = team * knobs.chunk * TILE_K
     over = (team * (knobs.chunk + 1) + 1) * TILE_K - 32
-    many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
-    mapped = np.array([2, -1, 1, 0], np.int32)
+    many = many_rows(knobs.columns)
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
-        (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], mapped, 2), 8),
+        (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
         (2, over, 64, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
     )
@@ -222,7 +206,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
                     knobs = {"warps": warps, "teams": teams, "chunk": min(-(-tiles * teams // warps), 6)}
                     found.append(base | knobs | {"stages": stages, "inputs": base["columns"] + spare})
     found += [knobs | {"cluster": 1} for knobs in found if knobs["cluster"] > 1]
-    small = replace(problem, m=min(problem.m, MAX_ROWS))
+    small = few_rows(problem)
     fits = [launch(DecodeKnobs(**knobs), small, multiprocessors).shared_bytes <= arch.shared_bytes for knobs in found]
     return [knobs for knobs, fit in zip(found, fits, strict=True) if fit]
 

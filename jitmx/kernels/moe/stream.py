@@ -15,7 +15,7 @@ its own readiness is there one trip to the L2 earlier than a counter behind it s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,14 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.decode import COUNTER_BYTES, ENTRIES, RESIDENT_THREADS
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 COLUMNS = (1, 2, 4, 8)
 WARPS = (4, 8, 10, 12, 14, 16)
@@ -124,17 +125,11 @@ def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    """What weights and tensors bring with them."""
-    if problem.product != "layer":
-        raise KnobError(f"moe.stream makes whole layers, not product={problem.product}; use product='layer'")
-    return {
-        "activation": problem.activation, "bias": problem.bias,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return layer.fixed("stream", problem)
 
 
 def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
-    small = replace(problem, m=min(problem.m, MAX_ROWS))
+    small = few_rows(problem)
     blocks = min(multiprocessors, arch.multiprocessors)  # with fewer, a block has to do with more items
     return shared_bytes(StreamKnobs(**knobs), small, blocks) <= arch.shared_bytes
 
@@ -153,18 +148,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 
 def _check_problem(problem: MoeProblem, variant: Variant) -> None:
     """Activations fit shared memory beside the rings."""
-    knobs, arch = variant.knobs, variant.arch
-    small = replace(problem, m=min(problem.m, MAX_ROWS))
-
-    def need(fewer: StreamKnobs) -> int:
-        return shared_bytes(fewer, small, arch.multiprocessors)
-
-    if need(knobs) > arch.shared_bytes:
-        raise KnobError(
-            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} needs {need(knobs)} B "
-            f"of shared memory; a block on {arch} has at most {arch.shared_bytes} B: {fitting(knobs, need, arch)}; "
-            "or lower columns"
-        )
+    few, arch = few_rows(problem), variant.arch
+    require_room(problem, variant, lambda knobs: shared_bytes(knobs, few, arch.multiprocessors), "columns")
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -175,8 +160,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     threads bring several vectors; experts come in every slot, or none; pairs are more than a warp's lanes.
     """
     knobs = variant.knobs
-    many = np.array([[0, 2]] * (knobs.columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
-    mapped = np.array([2, -1, 1, 0], np.int32)
+    many = many_rows(knobs.columns)
     turns = (np.arange(4)[:, None] + np.arange(7)) % 4
     turns = np.where(turns < 3, turns, -1).astype(np.int32)
     long = (knobs.chunk + 1) * TILE_K + 32
@@ -191,8 +175,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
         (3, 96, 96, Routing(often), 4),
-        (3, 96, 96, Routing(often, mapped, len(often) - 1), 4),
-        (3, long, 96, Routing(many[-3:], mapped, 2), 8),
+        (3, 96, 96, Routing(often, MAPPED, len(often) - 1), 4),
+        (3, long, 96, Routing(many[-3:], MAPPED, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
         (1, round_, round_, Routing(np.zeros((1, 1), np.int32)), 1),

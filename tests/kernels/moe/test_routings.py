@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jitmx import arch
 from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.decode import COUNTER_BYTES, ENTRIES
+from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant

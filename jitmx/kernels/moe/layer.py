@@ -1,0 +1,56 @@
+"""What kernels that make a whole layer of few rows in one launch have in common: `moe.decode` and `moe.stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.errors import KnobError
+from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP, MoeProblem
+from jitmx.registry.spec import Variant, fitting
+
+ENTRIES = MAX_ROWS * MAX_TOP  # pairs of a row and an expert
+COUNTER_BYTES = 4096  # of the workspace, before the activations
+RESIDENT_THREADS = 4096  # of the blocks that the simulator runs side by side
+
+
+def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
+    """Knobs that weights and tensors bring with them.
+
+    Raises:
+        KnobError: the problem is one of the products of a layer.
+    """
+    if problem.product != "layer":
+        raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}; use product='layer'")
+    return {
+        "activation": problem.activation, "bias": problem.bias,
+        "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def few_rows(problem: MoeProblem) -> MoeProblem:
+    """The problem with no more rows than one launch takes."""
+    return replace(problem, m=min(problem.m, MAX_ROWS))
+
+
+def require_room(problem: MoeProblem, variant: Variant, need: Callable[[Any], int], lower: str) -> None:
+    """Raise KnobError where a block has not the shared memory that knobs need; `lower` says which of them help."""
+    knobs, arch = variant.knobs, variant.arch
+    if need(knobs) > arch.shared_bytes:
+        raise KnobError(
+            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} needs {need(knobs)} B "
+            f"of shared memory; a block on {arch} has at most {arch.shared_bytes} B: {fitting(knobs, need, arch)}; "
+            f"or lower {lower}"
+        )
+
+
+def many_rows(columns: int) -> npt.NDArray[np.int32]:
+    """Ids for a case: experts with more than `columns` rows, one row twice, none, and ids that are no expert's."""
+    return np.array([[0, 2]] * (columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
+
+
+MAPPED = np.array([2, -1, 1, 0], np.int32)  # a map for those ids
