@@ -117,7 +117,7 @@ def test_kernels_that_serve_only_by_name_are_among_those_for_the_sanitizer(targe
     from scripts.protocol.launches import chosen
 
     found = [variant.spec.name for variant, _ in chosen(arch.parse(target), ["moe.stream", "moe.decode"])]
-    assert found == {"sm_80": ["decode"], "sm_90": ["stream", "decode"], "sm_121": ["decode", "stream"]}[target]
+    assert sorted(found) == (["decode"] if target == "sm_80" else ["decode", "stream"])
 
 
 def test_without_a_card_the_script_says_so_and_writes_nothing(run: Any, tmp_path: Path) -> None:

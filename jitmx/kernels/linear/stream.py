@@ -170,6 +170,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 max(long, knobs.chunk + 2) * TILE_K,
             ),
         ]
+    if knobs.ahead:  # threads that have nothing of X to bring ask for weights all the same
+        shapes.append((1, 80 * knobs.tile_rows * TILE_ROWS, least_tiles(knobs) * TILE_K - 32))
     if knobs.norm:
         shapes.append((knobs.m, TILE_ROWS + 1, 21 * knobs.cluster * TILE_K))  # sums of squares of many pieces
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
