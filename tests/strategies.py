@@ -12,11 +12,27 @@ from jitmx import kernels
 from jitmx.arch import SUPPORTED, Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
+from jitmx.kernels.moe import MoeProblem
 from jitmx.registry.spec import KernelSpec, Variant
 
 ARCHES = tuple(SUPPORTED.values())
 SPECS = tuple(spec for family in kernels.families().values() for spec in family.specs)
 SPEC_NAMES = tuple(f"{spec.family}.{spec.name}" for spec in SPECS)
+
+_SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
+# Layers of experts that one launch may make.
+SMALL_LAYERS = st.builds(
+    MoeProblem,
+    m=st.integers(1, 64),
+    experts=st.integers(1, 512),
+    top=st.integers(1, 8),
+    hidden=_SIZES,
+    intermediate=_SIZES,
+    activation=st.sampled_from(["swiglu_oai", "silu"]),
+    bias=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+)
 
 
 def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:

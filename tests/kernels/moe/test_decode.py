@@ -22,29 +22,16 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, variants
+from strategies import ARCHES, SMALL_LAYERS, variants
 
 FAMILY = kernels.family("moe")
-SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
-PROBLEMS = st.builds(
-    MoeProblem,
-    m=st.integers(1, 64),
-    experts=st.integers(1, 512),
-    top=st.integers(1, 8),
-    hidden=SIZES,
-    intermediate=SIZES,
-    activation=st.sampled_from(["swiglu_oai", "silu"]),
-    bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
-    scale_range=st.sampled_from(["normal", "full"]),
-)
 SMALL = tuple(target for target in ARCHES if target.shared_bytes < 200 << 10)  # where stream does not serve
 SHAPES = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (256, 8, 2048, 512), (60, 4, 2048, 1408))
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=100)
-@given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
+@given(problem=SMALL_LAYERS, multiprocessors=st.integers(40, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
 def test_the_heuristic_is_legal_and_fits_shared_memory(
     target: Arch, problem: MoeProblem, multiprocessors: int

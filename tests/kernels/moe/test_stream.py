@@ -29,25 +29,12 @@ from jitmx.registry.spec import Variant
 from jitmx.sim import machine
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, variants
+from strategies import ARCHES, SMALL_LAYERS, variants
 
 FAMILY = kernels.family("moe")
 HOPPER = arch.parse("sm_90")
 LARGE = tuple(target for target in ARCHES if target.shared_bytes >= 200 << 10 and "tma" in target.features)
 BULK = tuple(target for target in ARCHES if "tma" in target.features)
-SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
-PROBLEMS = st.builds(
-    MoeProblem,
-    m=st.integers(1, 64),
-    experts=st.integers(1, 512),
-    top=st.integers(1, 8),
-    hidden=SIZES,
-    intermediate=SIZES,
-    activation=st.sampled_from(["swiglu_oai", "silu"]),
-    bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
-    scale_range=st.sampled_from(["normal", "full"]),
-)
 MODELS = {
     "gpt-oss-120b": (128, 4, 2880, 2880),
     "gpt-oss-20b": (32, 4, 2880, 2880),
@@ -222,7 +209,7 @@ def test_some_routing_makes_as_many_items_as_there_is_room_for(columns: int, m: 
 
 @pytest.mark.parametrize("target", BULK, ids=str)
 @settings(max_examples=100)
-@given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
+@given(problem=SMALL_LAYERS, multiprocessors=st.integers(1, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
 @example(problem=MoeProblem(45, 133, 3, 32, 3744, bias=False), multiprocessors=133)
 @example(problem=MoeProblem(64, experts=512, top=8, hidden=4096, intermediate=4096), multiprocessors=1)
