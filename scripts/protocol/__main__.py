@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,10 +29,16 @@ class _Group(click.Group):
     """Turns what is raised on purpose into a message, and a report into a file, a line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, _end)
         try:
             return super().invoke(ctx)
         except (ProtocolError, JitmxError) as error:
             raise click.UsageError(str(error), ctx) from None
+
+
+def _end(number: int, frame: object) -> None:
+    """A level that is told to end ends its engines on the way out."""
+    raise SystemExit(128 + number)
 
 
 @click.group(cls=_Group, context_settings={"show_default": True, "max_content_width": 120})
@@ -175,7 +182,10 @@ def level15(**given: Any) -> None:
 @_stock_option
 @click.option("--steps", type=click.IntRange(1), default=1000, help="Greedy tokens after a prompt.")
 @click.option("--chains", type=click.IntRange(5), default=20, help="Prompts that are continued.")
-@click.option("--reference", default="cpu", help="Where transformers runs in float32: cpu, cuda, or none.")
+@click.option(
+    "--reference", default="cpu",
+    help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
+)
 def level2(stock: str, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside two stock backends and transformers in float32."""
     from scripts.protocol import levels
@@ -183,7 +193,30 @@ def level2(stock: str, reference: str, **given: Any) -> None:
     backends = _stock(stock)
     if len(backends) != 2 or len(set(backends)) != 2:
         raise ProtocolError(f"--stock {stock}: two different backends are wanted; their distance is the measure")
-    _run(levels.correctness, given, stock=backends, device=None if reference == "none" else reference)
+    kept = Path(reference) if reference.endswith(".npz") else reference
+    _run(levels.correctness, given, stock=backends, reference=None if reference == "none" else kept)
+
+
+@main.command("reference")
+@click.argument("file", type=_FILE)
+@click.option("--model", type=_OLD_FOLDER, required=True, help="Folder of a gpt-oss checkpoint.")
+@click.option("--device", default="cpu", help="Where transformers runs: cpu or cuda.")
+@click.option("--seed", default=0, help="Of prompts.")
+@click.option("--timeout", default=3600.0, help="Seconds that it may take.")
+@click.option("--out", type=_FOLDER, default="protocol-out/reference", help="Folder for its log.")
+def reference_file(file: Path, model: Path, device: str, seed: int, timeout: float, out: Path) -> None:
+    """Float32 logits for level 2 into FILE (.npz), for a machine that has no room for transformers.
+
+    It serves --reference of level 2 on the same checkpoint and seed.
+    """
+    from scripts.protocol import levels
+    from scripts.protocol import reference as references
+    from scripts.protocol.engines import Place
+
+    if file.suffix != ".npz":
+        raise ProtocolError(f"{file}: a reference is named .npz")
+    place = Place(model.resolve(), out.resolve(), {}, timeout)
+    click.echo(json.dumps(references.write(file, place, levels.reference_prompts(place.model, seed), device)))
 
 
 @main.command()

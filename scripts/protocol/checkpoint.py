@@ -25,6 +25,8 @@ _POOL = 1 << 16
 # Values that are rounded or drawn at a time: bounds the memory that float64 takes.
 _SLICE = 1 << 24
 _DENSE = re.compile(r"\.(q|k|v|o)_proj\.weight$|^lm_head\.weight$")
+# In config.json: how a synthetic checkpoint was made.
+_MADE = "jitmx_synthetic"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -85,7 +87,7 @@ def write(
         _tokenizer(folder, sizes)
     # Last: a folder with a configuration is a whole checkpoint.
     made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
-    _json(folder / "config.json", config(sizes) | {"jitmx_synthetic": made})
+    _json(folder / "config.json", config(sizes) | {_MADE: made})
     return Written(folder, tuple(files), nbytes)
 
 
@@ -147,6 +149,29 @@ def rounded_copy(source: Path, folder: Path) -> Written:
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model"):
             (folder / file.name).write_bytes(file.read_bytes())
     return Written(folder, tuple(file.name for file in found), nbytes)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over configuration and tensors, whatever files they are split over.
+
+    Raises:
+        InputError: there are none.
+    """
+    places: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            places |= dict.fromkeys(weights.keys(), file)
+    if not places or not (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds no checkpoint: config.json and *.safetensors are wanted")
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop(_MADE, None)
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, file in sorted(places.items()):
+        with safe_open(file, framework="pt") as weights:
+            tensor = weights.get_tensor(name).contiguous()
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def dense_on_grid(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,18 +57,30 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]},
 }
+# What vLLM and jitmx log of a start, in seconds: reading and packing weights; what comes after, with compilation in it.
+_PHASES = {
+    "loading_s": re.compile(r"Model loading took \S+ GiB memory and ([\d.]+) seconds"),
+    "warmup_s": re.compile(r"init engine \(.*?\) took ([\d.]+) s"),
+    "compilation_s": re.compile(r"init engine \(.*?\) took [\d.]+ s \(compilation: ([\d.]+) s\)"),
+}
+_KERNELS = re.compile(r"jitmx: \d+ kernels for \S+ are ready after ([\d.]+) s, (\d+) of them compiled now")
+# Servers are on this machine, whatever proxy the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Logits as they are, of the whole vocabulary, and token numbers in and out.
 _OFFLINE = {"skip_tokenizer_init": True, "max_logprobs": -1, "logprobs_mode": "raw_logits"}
 
 
 def run(place: Place, configuration: Configuration, tasks: list[dict[str, Any]], label: str = "") -> dict[str, Any]:
-    """Results of `tasks`, each under its own name, from one fresh engine.
+    """Results of `tasks`, each under its own name, from one fresh engine; "startup" has figures of its start.
 
     Raises:
         ProtocolError: the engine failed or ran out of time; the message has the end of its log.
     """
     asked = {"engine": "vllm", "options": place.engine(configuration) | _OFFLINE, "tasks": tasks}
-    return _work(place, f"{configuration.name}{label}", asked, _environment(configuration) | worker.ALONE)
+    name = f"{configuration.name}{label}"
+    found = _work(place, name, asked, _environment(configuration) | worker.ALONE)
+    took = {"startup_s": found["startup_s"], "plugins_s": found["plugins_s"]}
+    return found | {"startup": took | startup((place.out / f"{name}.log").read_text(errors="replace"))}
 
 
 def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[str, Any]:
@@ -118,6 +131,21 @@ def started(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def startup(log: str) -> dict[str, float | int | None]:
+    """What an engine's log says of its start: seconds of each phase, None where it says nothing.
+
+    `kernels_s` and `compiled` are jitmx's: seconds until its kernels were ready, and how many had to be compiled.
+    """
+    found: dict[str, float | int | None] = {}
+    for name, pattern in _PHASES.items():
+        said = pattern.search(log)
+        found[name] = float(said[1]) if said else None
+    ready = _KERNELS.findall(log)
+    found["kernels_s"] = round(sum(float(seconds) for seconds, _ in ready), 3)
+    found["compiled"] = sum(int(count) for _, count in ready)
+    return found
 
 
 def tail(log: Path) -> str:
@@ -187,7 +215,7 @@ class Server:
     def healthy(self) -> bool:
         """Whether the server answers."""
         try:
-            with urllib.request.urlopen(f"{self._base}/health", timeout=5) as answer:
+            with _OPENER.open(f"{self._base}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -206,7 +234,7 @@ class Server:
             f"{self._base}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=600) as answer:
+            with _OPENER.open(request, timeout=600) as answer:
                 found: list[int] = json.load(answer)["choices"][0]["token_ids"]
         except urllib.error.HTTPError as error:
             raise ProtocolError(f"the server answered {error.code}: {error.read()[:500]!r}") from None

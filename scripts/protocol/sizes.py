@@ -72,6 +72,8 @@ class Sizes:
 PRESETS = {
     "tiny": Sizes(),
     "small": Sizes(hidden=1024, intermediate=1024, layers=4, experts=32, heads=16, kv_heads=2, vocab=8192),
+    # Two layers of gpt-oss-20b, one of each kind of attention, with a vocabulary that takes seconds to draw.
+    "gpt-oss-slice": Sizes(2880, 2880, 2, 32, 4, 64, 8, 64, 16384),
     "gpt-oss-20b": Sizes(2880, 2880, 24, 32, 4, 64, 8, 64, 201088),
     "gpt-oss-120b": Sizes(2880, 2880, 36, 128, 4, 64, 8, 64, 201088),
 }

@@ -40,8 +40,11 @@ class Engine:
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM, SamplingParams
+        from vllm.plugins import load_general_plugins
 
         started = time.perf_counter()
+        load_general_plugins()  # the engine would do so next
+        self.plugins_s = time.perf_counter() - started
         self._llm: Any = LLM(**options)
         self._config: Any = self._llm.llm_engine.vllm_config
         self.startup_s = time.perf_counter() - started
@@ -132,7 +135,7 @@ class Reference:
         if any(info.values()):
             raise RuntimeError(f"transformers did not take the checkpoint as it is: {info}")
         self._model: Any = model.float().to(options["device"]).eval()
-        self.startup_s = time.perf_counter() - started
+        self.startup_s, self.plugins_s = time.perf_counter() - started, 0.0
         self.vocab, self.layers = int(model.config.vocab_size), int(model.config.num_hidden_layers)
 
     def logits(self, prompt: list[int]) -> Row:
@@ -256,7 +259,10 @@ def main() -> None:
     engines: dict[str, type[Engine] | type[Reference]] = {"vllm": Engine, "transformers": Reference}
     engine = engines[asked["engine"]](asked["options"])
     answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}
-    about = {"startup_s": engine.startup_s, "layers": engine.layers, "vocab": engine.vocab, "late": late()}
+    about = {
+        "startup_s": engine.startup_s, "plugins_s": engine.plugins_s, "layers": engine.layers, "vocab": engine.vocab,
+        "late": late(),
+    }  # fmt: skip
     save({**about, **answers}, Path(sys.argv[2]))
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scripts.protocol.report import SCHEMA_VERSION
@@ -58,6 +64,45 @@ def test_a_server_that_starts_answers_and_ends_passes_the_smoke_test(level: Any)
     assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) == 6
     assert level("test_level1_smoke.sh", "--layers", "none", "--backend", "triton")["passed"]
     assert failed(level("test_level1_smoke.sh", "--layers", "moe,o:mxfp8", code=1)) == ["says what serves"]
+
+
+def test_a_level_that_is_told_to_end_leaves_no_server_behind(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "scripts.protocol", "level3", "--model", str(model), "--out", str(out)]
+    words += ["--requests", "100000"]
+    environment = os.environ | {"FAKE_VLLM": "{}", "PYTHONPATH": os.pathsep.join([str(FAKE.parents[2]), str(FAKE)])}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, cwd=tmp_path) as level:
+        server = None
+        for _ in range(600):
+            servers = [found for found in psutil.Process(level.pid).children() if "serve" in found.cmdline()]
+            if servers and (out / "jitmx-moe+qkv+o+lm_head.server.log").read_text():
+                server = servers[0]
+                break
+            time.sleep(0.05)
+        assert server is not None and level.poll() is None
+        level.terminate()
+        assert level.wait(30) == 128 + signal.SIGTERM
+    assert not server.is_running()
+
+
+def test_a_report_says_how_long_each_phase_of_a_start_took(level: Any) -> None:
+    wanted = {"loading_s": 0.5, "warmup_s": 7.65, "compilation_s": 2.99, "kernels_s": 0.2, "compiled": 0}
+    assert level("test_level1_smoke.sh", "--layers", "moe")["results"]["startup"] == wanted
+    said = level("test_level1.5_kernel_validation.sh", kernels=KERNELS)["results"]["startup"]
+    assert said["jitmx-moe+qkv+o+lm_head"].items() > wanted.items()
+
+
+def test_a_traceback_that_vllm_warns_with_is_no_failure_and_any_other_is(level: Any) -> None:
+    assert level("test_level1_smoke.sh", "--layers", "moe", tracebacks=["WARNING"])["passed"]
+    report = level("test_level1_smoke.sh", "--layers", "moe", code=1, tracebacks=["WARNING", "ERROR"])
+    assert failed(report) == ["the log has no failure"]
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_a_server_of_this_machine(
+    level: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert level("test_level1_smoke.sh", "--layers", "moe", "--timeout", 30)["passed"]
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log(run: Any, model: Path, tmp_path: Path) -> None:
@@ -144,6 +189,27 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     lax = failed(level("test_level4_benchmark.sh", *words[:-1], 0, code=1, kernels=KERNELS, slow=slow))
     assert set(lax) == {"the card is steady"}
     assert "jitmx moe" in results["time_by_family"]["jitmx-moe+qkv+o+lm_head"]["decode 1"]
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({"loading": {ALL: 1.4, "triton": 0.5, "marlin": 9.0}}, []),
+        ({"loading": {ALL: 1.6, "triton": 0.5, "marlin": 9.0}}, ["start-up"]),
+        ({"loading": {"marlin": None}}, ["start-up"]),
+        ({"warm": False}, ["a second start compiles nothing"]),
+    ],
+)
+def test_a_second_start_with_jitmx_compiles_nothing_and_adds_a_second_at_most(
+    level: Any, told: dict[str, Any], wanted: list[str]
+) -> None:
+    words = ("--batches", "1", "--prefill", "64", "--drift", 10)
+    slow = dict.fromkeys((ALL, "triton", "marlin"), 0.0005)
+    report = level("test_level4_benchmark.sh", *words, code=bool(wanted), kernels=KERNELS, slow=slow, **told)
+    assert failed(report) == wanted
+    assert {name: len(starts) for name, starts in report["results"]["startup"].items()} == {
+        "jitmx-moe+qkv+o+lm_head": 2, "stock-triton": 2, "stock-marlin": 2,
+    }  # fmt: skip
 
 
 def test_a_benchmark_of_the_wrong_kernels_does_not_pass(level: Any) -> None:

@@ -54,6 +54,31 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, tmp_path: Path
         engines.reference(Place(broken, tmp_path / "out", {}, 200.0), [], "cpu")
 
 
+def test_level_2_takes_its_reference_from_a_file_of_the_same_checkpoint_and_prompts_alone(
+    run: Any, model: Path, tmp_path: Path
+) -> None:
+    fake = {"PYTHONPATH": str(Path(__file__).parent / "fake")}
+    kept = tmp_path / "kept.npz"
+    said = run("protocol.sh", "reference", kept, "--model", model, "--out", tmp_path / "ref")
+    assert json.loads(said.stdout)["shape"] == [16, TINY.vocab]
+
+    def level(folder: Path, *words: object, code: int = 0) -> str:
+        asked = ("--model", folder, "--out", tmp_path / "out", "--steps", 8, "--chains", 5, "--reference", kept)
+        return str(run("test_level2_correctness.sh", *asked, *words, code=code, **fake).stderr)
+
+    level(model)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["about"]["reference"] == "kept.npz"
+    assert report["results"]["logits"]["against"] == "transformers in float32"
+    # The same checkpoint in other files, and one with other values.
+    level(checkpoint.write(tmp_path / "split", TINY, on_grid=True, shard_bytes=1 << 18).folder)
+    other = checkpoint.write(tmp_path / "other", TINY, on_grid=True, seed=1).folder
+    assert "was made of another checkpoint" in level(other, code=2)
+    assert "was made of another prompts" in level(model, "--seed", 1, code=2)
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert "holds no reference" in level(model, code=2)
+
+
 def test_level_2_with_a_reference_compares_every_engine_with_it(run: Any, tmp_path: Path) -> None:
     fake = {"PYTHONPATH": str(Path(__file__).parent / "fake")}
     words = ("--synthetic", "tiny", "--out", tmp_path / "out", "--steps", 8, "--chains", 5)

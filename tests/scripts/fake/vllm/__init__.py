@@ -5,8 +5,11 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     noise    configuration to the relative error of its logits (stock backends differ by 0.01 by default)
     kernels  configuration to {kernel name: launches a pass}, what a profiler is to see
     slow     configuration to the seconds of a decode step
+    loading  configuration to the seconds that it says loading took (0.5 by default; null: it says nothing)
+    warm     whether jitmx's kernels are in its cache (true by default)
     fail     configurations whose engine does not start
     late     whether a server compiles a kernel while it serves
+    tracebacks  levels of log, each of a line with a traceback that a server writes
     flaky    whether a server's answers change from request to request
 """
 
@@ -84,6 +87,17 @@ class Flat:
 _ran: dict[str, int] = {}
 
 
+def say_start(name: str) -> None:
+    """What an engine logs of its start."""
+    if name.startswith("jitmx"):
+        compiled = 0 if TOLD.get("warm", True) else 11
+        print(f"jitmx: 11 kernels for sm_90a are ready after 0.2 s, {compiled} of them compiled now (cache x)")
+    loading = TOLD.get("loading", {}).get(name, 0.5)
+    if loading is not None:
+        print(f"(MainProcess pid=7) INFO 11-21 19:01:59 Model loading took 3.86 GiB memory and {loading:.6f} seconds")
+    print("init engine (profile, create kv cache, warmup model) took 7.65 s (compilation: 2.99 s)", flush=True)
+
+
 class LLM:
     def __init__(self, **options: object) -> None:
         self.model = Model(options)
@@ -94,6 +108,7 @@ class LLM:
             compilation_config=types.SimpleNamespace(static_forward_context={}),
         )
         self.llm_engine = Loop(self, config)
+        say_start(self.model.name)
 
     def generate(self, prompts: list[dict], params: SamplingParams, use_tqdm: bool) -> list:
         for kernel, launches in self.model.kernels.items():

@@ -7,7 +7,7 @@ import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from vllm import TOLD, Model
+from vllm import TOLD, Model, say_start
 
 asked = argparse.ArgumentParser()
 asked.add_argument("verb", choices=["serve"])
@@ -57,4 +57,7 @@ if model.name.startswith("jitmx"):
         print(f"jitmx serves {layer} in mxfp4 on sm_90a (by additional_config's mxfp4_layers)", flush=True)
 else:
     print(f"Using '{model.name.upper()}' Mxfp4 MoE backend.", flush=True)
+say_start(model.name)
+for level in TOLD.get("tracebacks", []):
+    print(f"(EngineCore pid=9) {level} 11-21 19:02:36 [utils.py:417] Traceback (most recent call last):", flush=True)
 ThreadingHTTPServer((given.host, int(given.port)), Handler).serve_forever()
