@@ -186,6 +186,7 @@ def level15(**given: Any) -> None:
     "--reference", default="cpu",
     help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
 )
+@click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")
 def level2(stock: str, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside two stock backends and transformers in float32."""
     from scripts.protocol import levels

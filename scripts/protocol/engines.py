@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,25 @@ def run(place: Place, configuration: Configuration, tasks: list[dict[str, Any]],
     Raises:
         ProtocolError: the engine failed or ran out of time; the message has the end of its log.
     """
+    with running(place, configuration, tasks, label) as result:
+        return result()
+
+
+@contextlib.contextmanager
+def running(
+    place: Place, configuration: Configuration, tasks: list[dict[str, Any]], label: str = ""
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """An engine at work: what is yielded waits for it and gives what `run` gives. On the way out it is ended."""
     asked = {"engine": "vllm", "options": place.engine(configuration) | _OFFLINE, "tasks": tasks}
     name = f"{configuration.name}{label}"
-    found = _work(place, name, asked, _environment(configuration) | worker.ALONE)
-    took = {"startup_s": found["startup_s"], "plugins_s": found["plugins_s"]}
-    return found | {"startup": took | startup((place.out / f"{name}.log").read_text(errors="replace"))}
+    with _working(place, name, asked, _environment(configuration) | worker.ALONE) as answer:
+
+        def result() -> dict[str, Any]:
+            found = answer()
+            took = {"startup_s": found["startup_s"], "plugins_s": found["plugins_s"]}
+            return found | {"startup": took | startup((place.out / f"{name}.log").read_text(errors="replace"))}
+
+        yield result
 
 
 def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[str, Any]:
@@ -90,23 +104,31 @@ def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[st
         ProtocolError: as `run`.
     """
     asked = {"engine": "transformers", "options": {"model": str(place.model), "device": device}, "tasks": tasks}
-    return _work(place, "transformers", asked, _environment(Configuration()))
+    with _working(place, "transformers", asked, _environment(Configuration())) as answer:
+        return answer()
 
 
-def _work(place: Place, name: str, asked: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+@contextlib.contextmanager
+def _working(
+    place: Place, name: str, asked: dict[str, Any], environment: dict[str, str]
+) -> Iterator[Callable[[], dict[str, Any]]]:
     place.out.mkdir(parents=True, exist_ok=True)
     question, answer, log = (place.out / f"{name}.{end}" for end in ("asked.json", "answer.json", "log"))
     question.write_text(json.dumps(asked))
     answer.unlink(missing_ok=True)
     with started([sys.executable, "-m", worker.__name__, str(question), str(answer)], environment, log) as process:
-        try:
-            process.wait(place.timeout)
-        except subprocess.TimeoutExpired:
-            raise ProtocolError(f"{name}: not done in {place.timeout:.0f} s; {tail(log)}") from None
-    if process.returncode or not answer.is_file():
-        raise ProtocolError(f"{name}: the engine ended with status {process.returncode}; {tail(log)}")
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+
+        def wait() -> dict[str, Any]:
+            try:
+                process.wait(place.timeout)
+            except subprocess.TimeoutExpired:
+                raise ProtocolError(f"{name}: not done in {place.timeout:.0f} s; {tail(log)}") from None
+            if process.returncode or not answer.is_file():
+                raise ProtocolError(f"{name}: the engine ended with status {process.returncode}; {tail(log)}")
+            found: dict[str, Any] = json.loads(answer.read_text())
+            return found
+
+        yield wait
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import json
 import re
 import time
@@ -81,7 +83,13 @@ def kernel_path(asked: Asked, *, batches: Iterable[int] = (1, 16), prompts: Iter
 
 
 def correctness(
-    asked: Asked, stock: tuple[Configuration, Configuration], *, steps: int, chains: int, reference: str | Path | None
+    asked: Asked,
+    stock: tuple[Configuration, Configuration],
+    *,
+    steps: int,
+    chains: int,
+    reference: str | Path | None,
+    together: bool = False,
 ) -> Report:
     """Level 2: logits and greedy tokens of jitmx, two stock backends, and transformers in float32.
 
@@ -91,6 +99,7 @@ def correctness(
         chains: prompts that are continued.
         reference: where transformers runs, or a file of `reference.write`; None leaves it out, and jitmx is compared
             with the stock backends alone.
+        together: start the three engines at once; they share the card.
     """
     import numpy as np
 
@@ -111,9 +120,16 @@ def correctness(
 
     chosen: dict[str, list[list[int]]] = {}
     report.results["startup"] = {}
-    for item in (asked.ours, *stock):
-        found = engines.run(asked.place, item, tasks(item.name))
-        chosen[item.name], report.results["startup"][item.name] = found["greedy"], found["startup"]
+    with contextlib.ExitStack() as stack:
+        every = [
+            stack.enter_context(engines.running(asked.place, item, tasks(item.name)))
+            if together
+            else functools.partial(engines.run, asked.place, item, tasks(item.name))
+            for item in (asked.ours, *stock)
+        ]
+        for name, result in zip(names, every, strict=True):
+            found = result()
+            chosen[name], report.results["startup"][name] = found["greedy"], found["startup"]
     if isinstance(reference, str):
         engines.reference(asked.place, tasks("transformers")[:1], reference)
         names.append("transformers")

@@ -140,6 +140,13 @@ def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do
     assert "logits" in failed(bad) and "greedy tokens" in failed(bad)
 
 
+def test_engines_of_level_2_start_together_where_that_is_asked_for(level: Any, tmp_path: Path) -> None:
+    (tmp_path / "met").mkdir()
+    words = ("--reference", "none", "--steps", 4, "--chains", 5, "--together")
+    assert level("test_level2_correctness.sh", *words, meet=[str(tmp_path / "met"), 3])["passed"]
+    assert len(list((tmp_path / "met").iterdir())) == 3
+
+
 def test_a_logit_that_is_no_number_fails_level_2(level: Any) -> None:
     words = ("--reference", "none", "--steps", 4, "--chains", 5)
     report = level("test_level2_correctness.sh", *words, code=1, noise={ALL: float("nan")})

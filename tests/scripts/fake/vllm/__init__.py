@@ -7,6 +7,7 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     slow     configuration to the seconds of a decode step
     loading  configuration to the seconds that it says loading took (0.5 by default; null: it says nothing)
     warm     whether jitmx's kernels are in its cache (true by default)
+    meet     a folder and a number: an engine starts when so many have come there
     fail     configurations whose engine does not start
     late     whether a server compiles a kernel while it serves
     tracebacks  levels of log, each of a line with a traceback that a server writes
@@ -57,6 +58,14 @@ class Model:
         self.config = json.loads((Path(options["model"]) / "config.json").read_text())
         if self.name in TOLD.get("fail", []):
             raise RuntimeError(f"the engine of {self.name} was told to fail")
+        if "meet" in TOLD:
+            folder, count = Path(TOLD["meet"][0]), TOLD["meet"][1]
+            (folder / self.name).touch()
+            until = time.monotonic() + 20
+            while len(list(folder.iterdir())) < count:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"{self.name} is alone")
+                time.sleep(0.05)
         self.noise = TOLD.get("noise", {}).get(self.name, 0.01)
         self.kernels = TOLD.get("kernels", {}).get(self.name, {})
 
