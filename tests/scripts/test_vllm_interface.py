@@ -56,7 +56,11 @@ def test_requests_outputs_and_the_loop_have_the_names_that_are_used(interface: d
     assert wanted <= set(interface["completion"])
     assert interface["add_request"][1:4] == ["request_id", "prompt", "params"]
     assert "static_forward_context" in interface["compilation"] and interface["keeps_its_configuration"]
-    assert interface["loop"] == ["step", "has_unfinished_requests"]
+    assert interface["loop"] == ["step", "has_unfinished_requests"] and interface["plugins"] == []
+
+
+def test_vllm_says_how_long_the_phases_of_a_start_took(interface: dict[str, Any]) -> None:
+    assert interface["silent"] == []
 
 
 def test_the_command_line_has_the_module_that_is_run(interface: dict[str, Any]) -> None:

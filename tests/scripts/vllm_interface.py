@@ -9,16 +9,26 @@ import dataclasses
 import inspect
 import json
 import sys
+from pathlib import Path
 
+import vllm
 from vllm.config import CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
+from vllm.plugins import load_general_plugins
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
+
+# Where vLLM says how long a phase of its start took, and the words.
+SAID = {
+    "v1/worker/gpu/model_runner.py": "Model loading took %s GiB memory and %.6f seconds",
+    "v1/worker/gpu_model_runner.py": "Model loading took %s GiB memory and %.6f seconds",
+    "v1/engine/core.py": "init engine (profile, create kv cache, warmup model) took ",
+}
 
 
 def main() -> None:
@@ -34,6 +44,10 @@ def main() -> None:
                 "add_request": list(inspect.signature(LLMEngine.add_request).parameters),
                 "compilation": [item.name for item in dataclasses.fields(CompilationConfig)],
                 "keeps_its_configuration": "self.vllm_config = " in inspect.getsource(LLMEngine.__init__),
+                "plugins": list(inspect.signature(load_general_plugins).parameters),
+                "silent": [
+                    name for name, words in SAID.items() if words not in (Path(vllm.__path__[0]) / name).read_text()
+                ],
                 "loop": [name for name in ("step", "has_unfinished_requests") if hasattr(LLMEngine, name)],
                 "served": {name: str(getattr(served, name)) for name in ("additional_config", "max_model_len", "seed")},
             }
