@@ -64,6 +64,10 @@ VARIANTS = {
         "quantize", "dequantize", "sm_80", format="mxfp8", dtype="fp16", block=128, vectors=2, pdl=False
     ),
     "read": _variant("bandwidth", "read", "sm_90a", block=128, unroll=2),
+    "stream-cluster": _variant(
+        "linear", "stream", "sm_90a", scaling="bare", warps=4, split_k=2, cluster=2, unroll=1, predecode=1
+    ),
+    "moe-decode": _variant("moe", "decode", "sm_90a", teams=2, inputs=9),
 }  # fmt: skip
 
 
@@ -292,6 +296,25 @@ MUTATIONS = tuple(
             ("a word is left out", "seen ^= v.x ^ v.y ^ v.z ^ v.w;", "seen ^= v.y ^ v.z ^ v.w;"),
             ("vectors are misaligned", "load_stream(args.data + i);",
              "load_stream(reinterpret_cast<const Vec4*>(reinterpret_cast<const u32*>(args.data) + i));"),
+        ),
+        # Both hand sums over by one lane's arrival, which speaks for its warp because the warp's barrier stands before it.
+        "stream-cluster": (
+            ("a lane arrives before its warp has stored", "__syncwarp();\n    if (owner == rank && elected())",
+             "if (owner == rank && elected())"),
+            ("every lane arrives", "if (owner == rank && elected()) mbarrier_arrive",
+             "if (owner == rank) mbarrier_arrive"),
+            ("sums are not awaited", "mbarrier_wait(arrived, 0);\n", ""),
+            ("an arrival too few is awaited", "mbarrier_init(arrived, 1 + mine * kSplit)",
+             "mbarrier_init(arrived, mine * kSplit)"),
+        ),
+        "moe-decode": (
+            ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),
+            ("slices are not awaited", "await(shared_address(&shared.part_full[stage]), round & 1);", ""),
+            ("a stage is free while lanes read its slices",
+             "__syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));",
+             "if (lane == 0) signal(shared_address(&shared.part_empty[stage]));"),
+            ("a slice is stored over one that is not read",
+             "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
         ),
     }.items()
     for name, old, new in faults

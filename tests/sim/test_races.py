@@ -76,6 +76,24 @@ def test_readers_must_be_done_before_the_word_is_written_again() -> None:
         launch(body.replace("{order}", ""), [], Memory(), declare=TILE, block=64)
 
 
+@pytest.mark.parametrize("arriving", ["setp.eq.u32 p2, r0, 0;", "elect.sync _|p2, -1;"])
+def test_an_arrival_speaks_for_its_warp_behind_the_warp_s_barrier_and_else_for_its_thread(arriving: str) -> None:
+    """One warp stores, one of its lanes arrives at an mbarrier, and the other warp waits and reads."""
+    body = HERE + """setp.ne.u32 p1, r0, 0; @p1 bra $made; mbarrier.init.shared.b64 [full], 1;
+    $made: bar.sync 0; setp.ge.u32 p0, r0, 32; @p0 bra $reader;
+    st.shared.u32 [r3], r0;
+    {order}
+    {arriving} @!p2 bra $end; mbarrier.arrive.shared.b64 _, [full]; bra $end;
+    $reader: mbarrier.try_wait.parity.shared.b64 p3, [full], 0; @!p3 bra $reader;
+    ld.shared.u32 r6, [r3 + -128];
+    $end:"""
+    declare = TILE + ".shared .align 8 .b64 full;"
+    ordered = body.replace("{arriving}", arriving)
+    launch(ordered.replace("{order}", "bar.warp.sync -1;"), [], Memory(), declare=declare, block=64)
+    with pytest.raises(SimulationError, match=r"thread 33: reads shared memory at .*, which thread 1 has written"):
+        launch(ordered.replace("{order}", ""), [], Memory(), declare=declare, block=64)
+
+
 def test_two_threads_that_write_one_word_race() -> None:
     with pytest.raises(
         SimulationError, match=r"thread \d+: writes shared memory at 0x400, which thread \d+ has written"
