@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from jitmx.cli import bench, tune
-from scripts.protocol import engines
+from scripts.protocol import engines, hazards
 from scripts.protocol.report import ProtocolError, Report
 
 ROOT = engines.ROOT
@@ -35,6 +36,7 @@ class Step:
         environment: variables over this process's own; `{out}` likewise.
         stdout: a file in the folder for what it prints to stdout; the log gets all of it otherwise.
         makes: files in the folder that it must have written.
+        judge: gives why an exit status and a log are bad, or None; without it the status must be 0.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     stdout: str | None = None
     makes: tuple[str, ...] = ()
+    judge: Callable[[int, str], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,35 @@ def _needs_sanitizer() -> str | None:
 def _sanitize(tool: str) -> Step:
     watched = (sys.executable, "-m", "scripts.protocol.launches")
     # Without torch's pool each array is an allocation of its own, and what lies past its end is nobody's.
-    command = (SANITIZER, "--tool", tool, "--error-exitcode", "9", *watched)
-    return Step(tool, command, 600, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    command = (SANITIZER, "--tool", tool, "--error-exitcode", str(hazards.FOUND), *watched)
+    judge = hazards.judge if tool == "racecheck" else None
+    return Step(tool, command, 600, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, judge=judge)
 
 
-def _tests() -> tuple[Step, ...]:
-    """A step a file: evidence is written when pytest ends, and one that is cut short loses no other's."""
-    return tuple(
-        Step(
-            path.stem, (*_PYTEST, f"tests/gpu/{path.name}", f"--junitxml={{out}}/{path.stem}.xml"), 600,
-            {"TEST_EVIDENCE": f"{{out}}/evidence/{path.stem}.json"}, makes=(f"{path.stem}.xml",),
-        )
-        for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
-        if path.name != _SIMULATOR
+def _pytest(name: str, seconds: float, *arguments: str) -> Step:
+    """Tests of tests/gpu, with a report and evidence under the step's name."""
+    return Step(
+        name, (*_PYTEST, *arguments, f"--junitxml={{out}}/{name}.xml"), seconds,
+        {"TEST_EVIDENCE": f"{{out}}/evidence/{name}.json"}, makes=(f"{name}.xml",),
     )  # fmt: skip
+
+
+def tests(workers: bool) -> tuple[Step, ...]:
+    """All tests but those of the simulator.
+
+    Args:
+        workers: pytest-xdist is here: several processes share out the tests that bear company, and those that time
+            something follow by themselves. Otherwise a step a file: evidence is written when pytest ends, and a step
+            that is cut short loses no other's.
+    """
+    files = [f"tests/gpu/{path.name}" for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))]
+    files.remove(f"tests/gpu/{_SIMULATOR}")
+    if not workers:
+        return tuple(_pytest(Path(file).stem, 600, file) for file in files)
+    return (
+        _pytest("together", 1800, "-n", "auto", "--dist", "worksteal", "-m", "not alone", *files),
+        _pytest("alone", 600, "-m", "alone", *files),
+    )
 
 
 def _choices(command: click.Command, argument: str) -> list[str]:
@@ -94,8 +112,8 @@ def _tune() -> tuple[Step, ...]:
         Step(
             f"tune-{op}",
             (*_JITMX, "tune", op, "--model", "gpt-oss-120b", "--seconds", "1200", "--json", "--out",
-             f"{{out}}/tactics/{op}.json"),
-            1500, stdout=f"tune-{op}.json", makes=(f"tune-{op}.json", f"tactics/{op}.json"),
+             f"{{out}}/tactics/{op}.json", "--timings", f"{{out}}/tune-{op}.jsonl"),
+            1500, stdout=f"tune-{op}.json", makes=(f"tune-{op}.json", f"tactics/{op}.json", f"tune-{op}.jsonl"),
         )
         for op in _choices(tune.command, "op")
     )  # fmt: skip
@@ -116,7 +134,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "tests", "kernels and operators against their references; evidence for the ledger",
-        _tests(),
+        tests(workers=importlib.util.find_spec("xdist") is not None),
     ),
     Stage(
         "sanitizer", "no kernel touches memory that is not its own, races, or misuses a barrier",
@@ -207,8 +225,12 @@ def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
         with engines.started(command, environment, log, cwd=ROOT, stdout=sink) as process:
             code = process.wait(step.seconds * scale)
         absent = [path.name for path in made if not path.is_file() or not path.stat().st_size]
-        if code:
-            status, reason = "failed", f"exit status {code}; {log.name} says why"
+        if step.judge is None:
+            bad = f"exit status {code}; {log.name} says why" if code else None
+        else:
+            bad = step.judge(code, log.read_text(errors="replace"))
+        if bad:
+            status, reason = "failed", bad
         elif absent:
             status, reason = "failed", f"it ended well but did not write {', '.join(absent)}"
     except subprocess.TimeoutExpired:

@@ -5,6 +5,8 @@ is written there as a ledger, for scripts/record_evidence.py to add to the shipp
 writes a ledger of its own, with its name behind the path's.
 
 A test that costs the process its CUDA context ends the tests of that process.
+
+`pytest -n auto -m "not alone"` takes as many workers as the card has memory for; tests marked `alone` time something.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pytest
 
 from gpu import lost_device
 from gpu.lost_device import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401  hooks of these tests
-from jitmx import ledger, settings
+from jitmx import ledger, machine, settings
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 
@@ -29,9 +31,18 @@ try:
 except ImportError:
     HAVE_GPU = False
 
+WORKER_BYTES = 10 << 30  # of the card's memory: the largest weights, in float64 too
+
 collect_ignore_glob = [] if HAVE_GPU else ["test_*.py"]
 
 _passed: list[ledger.Entry] = []
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Workers of `-n auto`."""
+    memory = torch.cuda.get_device_properties(0).total_memory if HAVE_GPU else 0
+    return max(1, min(machine.compiles_at_once(), memory // WORKER_BYTES))
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ def run(script: str, cache: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.alone
 def test_a_cold_first_call_takes_a_second_at_most(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -150,6 +151,7 @@ else:
     run(served, tmp_path / "cache")
 
 
+@pytest.mark.alone
 def test_reading_runs_at_the_speed_of_memory(evidence: Callable[[object, float | None, str], None]) -> None:
     read, copy = measure.read_bandwidth(), measure.copy_bandwidth()
     assert 0.85 * copy <= read <= 1.3 * copy
@@ -161,6 +163,7 @@ def test_reading_runs_at_the_speed_of_memory(evidence: Callable[[object, float |
     evidence(variant, None, "reads at the speed of a copy, changes nothing")
 
 
+@pytest.mark.alone
 def test_a_warm_call_takes_six_microseconds_of_host_time() -> None:
     """On a slower host than one where `torch.add` with `out` takes 4 to 4.6, as much more as that one does.
 

@@ -8,7 +8,10 @@ import torch
 from jitmx.ops import benchmarks, measure
 from jitmx.ops.packed import pack_weight
 
-pytestmark = pytest.mark.skipif("H200" not in torch.cuda.get_device_name(), reason="figures are stated for the H200")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif("H200" not in torch.cuda.get_device_name(), reason="figures are stated for the H200"),
+]
 
 
 @pytest.mark.parametrize(("shape", "limit"), [("qkv", 4.5e-6), ("o", 4.0e-6)])

@@ -93,13 +93,41 @@ def test_the_commands_of_jitmx_that_a_stage_runs_are_legal(name: str) -> None:
         command.make_context(verb, rest)
 
 
-def test_every_test_of_the_card_is_in_a_step_and_keeps_its_evidence() -> None:
+@pytest.mark.parametrize("workers", [True, False])
+def test_every_test_of_the_card_is_in_a_step_and_keeps_its_evidence(workers: bool) -> None:
     root = Path(__file__).resolve().parents[1] / "gpu"
-    steps = [step for stage in card.choose("simulator,tests") for step in stage.steps]
-    named = {Path(word).name for step in steps for word in step.command if word.startswith("tests/gpu/")}
-    assert named == {path.name for path in root.glob("test_*.py")}
-    evidence = [step.environment["TEST_EVIDENCE"] for step in steps if "TEST_EVIDENCE" in step.environment]
-    assert len(set(evidence)) == len(evidence) == len(named) - 1
+    steps = card.tests(workers)
+    asked = [(word, " ".join(step.command)) for step in steps for word in step.command if word.startswith("tests/gpu/")]
+    wanted = sorted(f"tests/gpu/{path.name}" for path in root.glob("test_*.py") if path.name != "test_simulator.py")
+    if workers:
+        for marker, processes in (("-m alone", False), ("-m not alone", True)):
+            there = [word for word, command in asked if marker in command and ("-n auto" in command) == processes]
+            assert sorted(there) == wanted
+    assert sorted({word for word, _ in asked}) == wanted and len(asked) == len(wanted) * (2 if workers else 1)
+    evidence = [step.environment["TEST_EVIDENCE"] for step in steps]
+    assert len(set(evidence)) == len(evidence) == len(steps)
+
+
+def test_tests_that_time_something_are_marked_alone_and_workers_are_as_many_as_a_card_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    from types import SimpleNamespace
+
+    from gpu import conftest as gpu
+    from jitmx import machine
+
+    alone = {
+        path.stem: path.read_text().count("pytest.mark.alone")
+        for path in Path(str(gpu.__file__)).parent.glob("test_*.py")
+    }
+    assert alone["test_speed"] == 1 and alone["test_runtime"] == 3
+    card = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(gpu, "HAVE_GPU", True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: card)
+    for cores, memory, workers in ((64, 80, 8), (4, 80, 4), (64, 6, 1)):
+        monkeypatch.setattr(machine, "compiles_at_once", lambda cores=cores: cores)
+        card.total_memory = memory << 30
+        assert gpu.pytest_xdist_auto_num_workers(request.config) == workers
 
 
 def test_kernels_for_the_sanitizer_are_one_of_each_kind() -> None:

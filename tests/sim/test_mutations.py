@@ -297,7 +297,7 @@ MUTATIONS = tuple(
             ("vectors are misaligned", "load_stream(args.data + i);",
              "load_stream(reinterpret_cast<const Vec4*>(reinterpret_cast<const u32*>(args.data) + i));"),
         ),
-        # Both hand sums over by one lane's arrival, which speaks for its warp because the warp's barrier stands before it.
+        # Both hand sums over by one lane's arrival, which speaks for its warp behind the warp's barrier.
         "stream-cluster": (
             ("a lane arrives before its warp has stored", "__syncwarp();\n    if (owner == rank && elected())",
              "if (owner == rank && elected())"),
