@@ -40,6 +40,13 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"scaling": "halves", "share": False, "warps": 12, "chunk": 4, "tile_rows": 2},
 )
 
+# Rows that a way serves on sm_90a where it does not serve all, by [n, k]: four blocks cannot share two tiles of k; sums
+# of a block take the place of codes, of which each block has a slice of k; X of 4096 k leaves little room for W.
+FEWER_ROWS: tuple[dict[tuple[int, int], int], ...] = (
+    {}, {}, {(17, 96): 0}, {(1000, 4096): 16}, {(1000, 4096): 16}, {(1000, 4096): 16}, {(1000, 4096): 16},
+    {(17, 96): 2, (2051, 544): 8}, {(17, 96): 0, (2051, 544): 4}, {(1000, 4096): 8},
+)  # fmt: skip
+
 
 class Weight:
     """A random MXFP4 weight [n, k], packed, and its values in float64."""
@@ -70,6 +77,22 @@ def made(n: int, k: int, **knobs: Any) -> Variant | None:
     except KnobError:
         return None
     return variant
+
+
+def served(way: dict[str, Any], rows: int, n: int, k: int, **extras: bool) -> Variant | None:
+    """The variant for so many rows, or None; on sm_90a it must be there for exactly those that the way serves."""
+    m = next(m for m in ROWS if m >= rows)
+    variant = made(n, k, m=m, **extras, **way)
+    if target().name == "sm_90a":
+        most = FEWER_ROWS[WAYS.index(way)].get((n, k), MAX_ROWS)
+        assert (variant is not None) == (m <= most), f"m={m} of [{n}, {k}]; {most} rows are to be served"
+    return variant
+
+
+def skip_unless(shown: int) -> Any:
+    """Leave a test that had nothing to show, which only happens on other targets than sm_90a."""
+    if not shown:
+        pytest.skip(f"nothing of this is legal on {target()}")
 
 
 def multiply(
@@ -131,16 +154,16 @@ def checked(variant: Variant, weight: Weight, rows: int) -> float:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_number_of_rows_is_within_the_gate(way: dict[str, Any], evidence: Evidence) -> None:
-    weight = weight_of(2051, 544)
-    served = 0
+    n, k = (2051, 544) if way.get("sums") != "block" else (1003, 4128)
+    shown = 0
     for rows in range(1, MAX_ROWS + 1):
-        variant = made(2051, 544, m=next(m for m in ROWS if m >= rows), **way)
+        variant = served(way, rows, n, k)
         if variant is not None:
-            error = checked(variant, weight, rows)
+            error = checked(variant, weight_of(n, k), rows)
             assert error <= GATE, rows
-            evidence(variant, error, f"[2051, 544] m={rows}")
-            served += 1
-    assert served == MAX_ROWS or target().name != "sm_90a"
+            evidence(variant, error, f"[{n}, {k}] m={rows}")
+            shown += 1
+    skip_unless(shown)
 
 
 @pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
@@ -149,7 +172,7 @@ def test_every_number_of_rows_is_within_the_gate(way: dict[str, Any], evidence: 
 def test_ragged_features_and_k_agree_with_float64(
     addends: dict[str, Any], dtype: str, encoding: str, evidence: Evidence
 ) -> None:
-    served = 0
+    shown = 0
     for n, k in ((1, 32), (17, 96), (129, 2880), (1000, 4096)):
         weight = weight_of(n, k, encoding)
         for way in WAYS:
@@ -161,34 +184,31 @@ def test_ragged_features_and_k_agree_with_float64(
                         error = checked(variant, weight, rows)
                         assert error <= GATE, (n, k, rows, way)
                         evidence(variant, error, "ragged shapes")
-                        served += 1
-    assert served >= 40
+                        shown += 1
+    assert shown >= 40
 
 
 @pytest.mark.parametrize("extras", [{"norm": True, "residual": True}, {"argmax": True, "bias": True},
                                     {"norm": True, "argmax": True}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_norm_and_argmax_agree_with_float64(way: dict[str, Any], extras: dict[str, Any], evidence: Evidence) -> None:
-    served = 0
+    shown = 0
     for n, k in ((17, 96), (2051, 544), (1000, 4096)):
         for rows in (1, 2, 3, 7, 8, 13, 32):
-            variant = made(n, k, m=next(m for m in ROWS if m >= rows), **extras, **way)
+            variant = served(way, rows, n, k, **extras)
             if variant is not None:
                 error = checked(variant, weight_of(n, k), rows)
                 assert error <= GATE, (n, k, rows)
                 evidence(variant, error, f"[{n}, {k}] m={rows}")
-                served += 1
-    assert served >= 10 or target().name != "sm_90a"
+                shown += 1
+    skip_unless(shown)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_run_after_run(way: dict[str, Any]) -> None:
     """Launches follow one another on one workspace, which each leaves zero."""
-    n, k = 5000, 256
-    variant = made(n, k, m=4, argmax=True, bias=True, **way)
-    if variant is None:
-        assert target().name != "sm_90a"
-        return
+    n, k = 5000, 512
+    variant = served(way, 4, n, k, argmax=True, bias=True) or skip_unless(0)
     weight, codes = Weight(n, k), np.zeros((n, k), np.uint8)
     codes[[4999, 777, 2500, 778]] = 7
     words, packed = pack(codes, np.full((n, k // 32), 127, np.uint8), "swizzle")
@@ -235,10 +255,7 @@ def test_what_the_heuristic_picks_is_within_the_gate_and_its_contract(
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_results_are_bit_identical_over_100_runs(way: dict[str, Any]) -> None:
     weight = weight_of(2880, 1024)
-    variant = made(2880, 1024, m=8, **way)
-    if variant is None:
-        assert target().name != "sm_90a"
-        return
+    variant = served(way, 8, 2880, 1024) or skip_unless(0)
     x = torch.randn(8, 1024, device="cuda").bfloat16()
     first = multiply(variant, x, weight)
     for _ in range(100):
