@@ -83,7 +83,7 @@ class Machine:
         self.symbols, static, local, params = place(self.program, arguments)
         self.races = Races(self.blocks, self.threads, self.width)
         self.shared = Space("shared", 0, 0)
-        self.shared_size = static + shared_bytes
+        self.shared_size, self.dynamic_size = static + shared_bytes, shared_bytes
         self.shared.resize(self.shared_size, len(self.blocks))
         self.shared.spread = (self.lane_ids // self.width) * self.shared.extent
         allocated = self.shared.state.reshape(len(self.blocks), -1) if self.shared_size else None

@@ -34,6 +34,13 @@ def test_more_blocks_than_are_resident_run_in_waves() -> None:
     assert memory.download(out, "u4", (100,)).tolist() == list(range(100))
 
 
+def test_a_kernel_is_told_its_dynamic_shared_memory_without_what_the_system_keeps() -> None:
+    memory = Memory()
+    out = memory.allocate(4)
+    launch("mov.u32 r0, %dynamic_smem_size; st.global.u32 [q0], r0;", [out], memory, block=1, shared_bytes=4096)
+    assert memory.download(out, "u4", (1,)).tolist() == [4096]
+
+
 def test_geometry_and_arguments_must_fit_the_kernel() -> None:
     source = kernel("", 2)
     with pytest.raises(SimulationError, match="a block of 2048 threads"):
