@@ -7,9 +7,14 @@ nothing waits for a longer share than the others', and a block has to do with on
 reads once: dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows
 of x.
 
-What that costs is sums of the second product in device memory, 256 bytes for 24 KB of weights, and twice waiting for
-other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value that carries
-its own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
+An item is read once. Of at most four rows, both blocks of a tile take one multiplication: columns 0 to 3 are the rows
+times the first, 4 to 7 times the second. Of five to eight, each block takes one of its own, which is six instructions
+a tile more. Chunks of nine tiles end where rows of 45 do, and three tiles are taken at once, so that the loads of one
+overlap with the products of another.
+
+What the deal costs is sums of the second product in device memory, 64 bytes a row of x for 24 KB of weights, and twice
+waiting for other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value
+that carries its own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
 """
 
 from __future__ import annotations
@@ -38,10 +43,11 @@ HANDSHAKES = ("data", "counters")
 SCALINGS = ("bare", "fold", "halves", "post")
 # Warps, tiles a stage, stages and unrolling worth timing.
 GEOMETRIES = (
-    (12, 9, 3, 3), (12, 9, 2, 5), (16, 6, 3, 3), (8, 9, 2, 3), (8, 9, 3, 3), (8, 15, 2, 3), (10, 9, 2, 3),
-    (12, 5, 3, 5), (12, 5, 4, 3), (12, 5, 6, 3), (14, 9, 2, 3), (16, 5, 2, 3), (16, 9, 2, 3), (12, 15, 2, 3),
-    (12, 9, 2, 3),
+    (12, 9, 2, 3), (12, 9, 2, 2), (12, 9, 2, 5), (12, 9, 2, 9), (12, 9, 2, 1), (12, 9, 3, 3), (8, 15, 2, 5),
+    (8, 12, 2, 3), (8, 9, 3, 3), (8, 9, 2, 3), (10, 9, 2, 3), (12, 5, 4, 5), (12, 5, 3, 5), (16, 6, 3, 1),
+    (16, 6, 2, 1), (14, 9, 2, 1), (16, 9, 2, 1), (12, 15, 2, 3), (12, 12, 2, 3),
 )  # fmt: skip
+MANY_ROWS = 16  # up to so many, hardly an expert of a large layer has more than four
 CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
 
 
@@ -49,7 +55,7 @@ CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
 class StreamKnobs(Knobs):
     """Compile-time choices of `moe.stream`."""
 
-    columns: int = knob(4, choices=COLUMNS, doc="rows of x an item: an expert with more is read again")
+    columns: int = knob(4, choices=COLUMNS, doc="rows of x an item at most: an expert with more is read again")
     activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="both products have a bias")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
@@ -58,7 +64,7 @@ class StreamKnobs(Knobs):
     warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
-    unroll: int = knob(1, low=1, high=9, doc="tiles that a warp takes at once")
+    unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
     handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they do, or counters")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
@@ -66,7 +72,7 @@ class StreamKnobs(Knobs):
 def _fixed_bytes(knobs: StreamKnobs) -> int:
     """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
     rings = knobs.warps * knobs.stages * (knobs.chunk * CODE_BYTES + -(-(knobs.chunk * SCALE_BYTES + 96) // 128) * 128)
-    heads = 2 * knobs.warps * 512
+    heads = knobs.warps * 512
     items = -(-(ENTRIES * (4 + 4 + 2 + 2 + 2) + (ENTRIES + 2) * 2 + 4) // 16) * 16
     items += 4 if knobs.handshake == "data" else 0
     size = rings + heads + items + ENTRIES * 2 + knobs.warps * (knobs.stages + 2) * 8
@@ -79,12 +85,26 @@ def most_items(problem: MoeProblem, columns: int) -> int:
     return min(pairs, problem.experts + max(pairs - problem.experts, 0) // columns)
 
 
+def held_rows(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
+    """Rows of activations that a block has room for.
+
+    Those of any stretch, but with eight columns: where two items have not room enough, or of four columns as many as
+    there may be, a launch makes items of four rows (lacks_room in the template).
+    """
+
+    def most(columns: int) -> int:
+        # A stretch of so many items may start and end within one.
+        held = -(-most_items(problem, columns) // blocks) + 1
+        return min(held * columns, problem.m * problem.top)
+
+    needed = most(knobs.columns)
+    return min(needed, max(most(4), 2 * knobs.columns)) if knobs.columns > 4 else needed
+
+
 def shared_bytes(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
     """Dynamic shared memory of a launch, bytes."""
     pitch = -(-max(problem.hidden, problem.intermediate) // TILE_K) * TILE_K * 2 + 64
-    # A stretch of so many items may start and end within one.
-    held = -(-most_items(problem, knobs.columns) // blocks) + 1
-    return _fixed_bytes(knobs) + held * knobs.columns * pitch
+    return _fixed_bytes(knobs) + held_rows(knobs, problem, blocks) * pitch
 
 
 def _check(knobs: StreamKnobs, arch: Arch) -> None:
@@ -118,8 +138,7 @@ def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
     """A block a multiprocessor, all of them resident at once: they wait for one another."""
     hidden_bytes = -(-problem.m * problem.top * problem.intermediate * 2 // 128) * 128
     hidden_bytes *= 2 if knobs.handshake == "data" else 1  # launches take turns
-    part_bytes = 2 * knobs.columns * TILE_ROWS * 4
-    parts = most_items(problem, knobs.columns) * packed_tiles(problem.hidden, 1)[0] * part_bytes
+    parts = problem.m * problem.top * packed_tiles(problem.hidden, 1)[0] * 2 * TILE_ROWS * 4
     workspace = COUNTER_BYTES + hidden_bytes + parts
     return Launch(multiprocessors, shared_bytes(knobs, problem, multiprocessors), 1, workspace)
 
@@ -135,14 +154,15 @@ def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessor
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Rows an item as there may be, at most four: a tile costs less then. Behind them the longest rings that fit."""
+    """Rows an item as there may be: eight where longest rings fit beside them, else four. Then the longest that do."""
     most = min(next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1])), 4)
+    rings = ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1))
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
-    for columns in [c for c in (4, 2, 1) if c <= most]:
-        for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1)):
-            knobs |= {"columns": columns, "warps": warps, "chunk": chunk}
-            if _fits(knobs, problem, arch, multiprocessors):
-                return knobs
+    wide = [(8, *rings[0])] if problem.m > MANY_ROWS else []
+    for columns, warps, chunk in (*wide, *((c, *ring) for c in (4, 2, 1) if c <= most for ring in rings)):
+        knobs |= {"columns": columns, "warps": warps, "chunk": chunk}
+        if _fits(knobs, problem, arch, multiprocessors):
+            return knobs
     return knobs
 
 
@@ -170,6 +190,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     while packed_tiles(tiles * TILE_K - 32, 1)[0] * tiles < most:
         tiles += 1
     round_ = tiles * TILE_K - 32
+    paths = (1, 8) if knobs.columns == 8 else (1,)  # items of few rows take another than those of many
     often = np.tile(many, (16 // len(many) + 1, 1))
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
@@ -179,7 +200,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, long, 96, Routing(many[-3:], MAPPED, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
-        (1, round_, round_, Routing(np.zeros((1, 1), np.int32)), 1),
+        *((1, round_, round_, Routing(np.zeros((rows, 1), np.int32)), 1) for rows in paths),
         (1, wide, 32, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (3, 224, 160, Routing(turns), 4),

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
-from jitmx.errors import KnobError
+from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.stream import COLUMNS, KERNEL, SCALINGS, SPEC, most_items, shared_bytes
+from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, most_items, shared_bytes
+from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim import machine
@@ -82,7 +83,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(
 
 
 @pytest.mark.parametrize("target", LARGE, ids=str)
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 64])
 def test_what_a_target_runs_by_default_passes_its_cases(
     target: Arch, m: int, simulated: Callable[[Variant], Verdict]
 ) -> None:
@@ -171,11 +172,58 @@ def test_what_is_not_waited_for_or_added_is_found(
     assert any(not verifying.verify(one).passed for _ in orders(monkeypatch))
 
 
+# Rows of each expert; the last routing is to experts of which a map knows some.
+MANY = {
+    "5 to 12": Routing(np.repeat(np.arange(6, dtype=np.int32), (5, 8, 9, 12, 1, 4))[:, None]),
+    "all of one": Routing(np.full((64, 1), 3, np.int32)),
+    "some of a map": Routing(
+        np.random.default_rng(0).choice(6, (32, 2), p=(0.4, 0.2, 0.2, 0.1, 0.1, 0.0)).astype(np.int32),
+        np.array([4, -1, 0, 5, -1, 1], np.int32),
+    ),
+}
+
+
+@functools.cache
+def wide(handshake: str = "data", lacks_room: str | None = None) -> tuple[Variant, str]:
+    """Items of eight rows, and its PTX; `lacks_room`: what is put in the place of that question."""
+    one = variant(columns=8, warps=4, chunk=2, stages=2, unroll=2, handshake=handshake)
+    text = render(one)
+    if lacks_room is not None:
+        text, count = re.subn(r"if \(lacks_room\(.*\)\) ", f"if ({lacks_room}) ", text)
+        assert count == 1
+    return one, nvrtc.compile_ptx(text, nvrtc.options(HOPPER))
+
+
+def many_case(one: Variant, routing: Routing, blocks: int) -> Case:
+    problem = MoeProblem(len(routing.ids), 6, routing.ids.shape[1], 96, 160)
+    return make_case(one, launch_of(one, problem, blocks), problem, routing, 0)
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+@pytest.mark.parametrize("routing", MANY)
+@pytest.mark.parametrize("blocks", [2, 12], ids=["two blocks", "a block an item"])
+def test_experts_of_more_rows_than_four_are_read_by_eight(routing: str, blocks: int, handshake: str) -> None:
+    one, ptx = wide(handshake)
+    case = many_case(one, MANY[routing], blocks)
+    assert run(case, one, ptx)[0] <= case.gate
+
+
+def test_items_have_four_rows_where_blocks_have_no_room_for_eight() -> None:
+    """Room is for two items of eight, or for as many of four as there may be."""
+    routing = MANY["all of one"]
+    few, each = (many_case(wide()[0], routing, blocks) for blocks in (5, 12))
+    with pytest.raises(SimulationError, match="shared memory outside of it"):
+        run(few, *wide(lacks_room="false"))
+    one, ptx = wide()
+    spent = run(each, one, ptx)[1].thread_instructions
+    assert run(each, *wide(lacks_room="false"))[1].thread_instructions < spent
+    error, by_four = run(each, *wide(lacks_room="true"))
+    assert error <= each.gate and by_four.thread_instructions > 1.2 * spent
+
 
 def fixed_bytes(one: Variant) -> int:
-    """Shared memory in front of the activations, by what is told of a launch with two rows of them."""
-    problem = MoeProblem(1, 1, 1, TILE_K, TILE_K)
-    return shared_bytes(one.knobs, problem, 1) - 2 * one.knobs.columns * (TILE_K * 2 + 64)
+    """Shared memory in front of the activations, by what is told of a launch with one row of them."""
+    return shared_bytes(one.knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1) - (TILE_K * 2 + 64)
 
 
 @settings(max_examples=50)
@@ -321,7 +369,7 @@ def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(
 
 def test_a_launch_is_a_block_a_multiprocessor_with_room_for_all_sums() -> None:
     problem = MoeProblem(5, 32, 4, 2880, 2880)
-    hidden, parts = 5 * 4 * 2880 * 2, most_items(problem, 2) * 180 * 2 * 2 * 16 * 4
+    hidden, parts = 5 * 4 * 2880 * 2, 5 * 4 * 180 * 2 * 16 * 4
     for handshake, buffers in (("counters", 1), ("data", 2)):
         geometry = launch_of(variant(columns=2, handshake=handshake), problem, 132)
         assert (geometry.blocks, geometry.cluster) == (132, 1)
