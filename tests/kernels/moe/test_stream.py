@@ -23,7 +23,7 @@ from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, most_items, shared_bytes
+from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, held_rows, most_items, shared_bytes
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -253,6 +253,33 @@ def test_some_routing_makes_as_many_items_as_there_is_room_for(columns: int, m: 
     counts = itertools.product(range(m * top + 1), repeat=experts)
     most = max(sum(-(-n // columns) for n in given) for given in counts if sum(given) <= m * top)
     assert most == most_items(MoeProblem(m, experts, top), columns)
+
+
+def stretches(total: int, grain: int, blocks: int) -> Iterator[tuple[int, int]]:
+    """First and last tile of each block's stretch, of `total` tiles dealt by `grain` of them; none of empty ones."""
+    ends = [block * (total // grain // blocks) + min(block, total // grain % blocks) for block in range(blocks + 1)]
+    return ((a * grain, b * grain - 1) for a, b in itertools.pairwise(ends) if a < b)
+
+
+@settings(max_examples=200)
+@given(
+    counts=st.lists(st.integers(0, 20), min_size=1, max_size=30).filter(any),
+    blocks=st.integers(1, 40),
+    rows=st.integers(1, 12),
+    tiles=st.integers(1, 4),
+)
+def test_blocks_have_room_for_the_rows_of_any_stretch_of_items_of_four_at_most(
+    counts: list[int], blocks: int, rows: int, tiles: int
+) -> None:
+    """Those of eight are what a launch has where they fit."""
+    problem, size = MoeProblem(sum(counts), len(counts), 1), rows * tiles
+    for columns in COLUMNS:
+        limit = min(columns, 4)
+        items = [min(limit, count - at) for count in counts for at in range(0, count, limit)]
+        for grain in (1, tiles):
+            for first, last in stretches(len(items) * size, grain, blocks):
+                held = sum(items[first // size : last // size + 1])
+                assert held <= held_rows(variant(columns=columns).knobs, problem, blocks)
 
 
 @pytest.mark.parametrize("target", BULK, ids=str)
