@@ -46,6 +46,10 @@ template <int kWarps, int kChunk, int kStages> class Ring {
         full_(shared_address(full)), span_(up), down_(down) {
     take(first_product(args));
     follow();
+  }
+
+  // Asks for as many chunks as there is room for.
+  __device__ __forceinline__ void start() {
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) fetch(i);
   }
