@@ -77,15 +77,47 @@ template <int kColumns, int kThreads> __device__ __forceinline__ void find_items
   __syncthreads();
 }
 
-// The same by one warp alone, for at most 32 entries: a lane each. The block has to wait for it.
-template <int kColumns> __device__ __forceinline__ void find_few_items(const MoeArguments& args, Items& found) {
+// The same for at most 32 entries, by a warp for itself: a lane each.
+struct FewItems {
+  int id, position, item;  // of this lane's entry: its expert, its place among all, and its item
+  float weight;
+  bool valid, starts;  // whether it has an expert, and is the first of its item
+  int count, total;    // items, and entries with an expert
+
+  // The expert of an item; all lanes ask for the same.
+  __device__ __forceinline__ u32 expert(int wanted) const {
+    const u32 first = __ballot_sync(0xFFFFFFFFu, starts && item == wanted);
+    return u32(__shfl_sync(0xFFFFFFFFu, id, first ? __ffs(int(first)) - 1 : 0));
+  }
+
+  __device__ __forceinline__ void store(const MoeArguments& args, Items& found) const {
+    const int lane = threadIdx.x % 32;
+    if (valid) {
+      found.id[lane] = id;
+      found.weight[lane] = weight;
+      found.entry[position] = u16(lane | (starts ? 0x8000 : 0));
+      found.token[position] = u16(lane / args.top);
+    }
+    if (starts) {
+      found.expert[item] = u16(id);
+      found.start[item] = u16(position);
+    }
+    if (lane == 0) {
+      found.start[count] = u16(total);
+      found.count = count;
+    }
+  }
+};
+
+template <int kColumns> __device__ __forceinline__ FewItems find_few_items(const MoeArguments& args) {
+  FewItems few;
   const int entries = args.rows * args.top, lane = threadIdx.x % 32;
   const bool counts = lane < (args.count ? min(max(*args.count, 0), args.rows) * args.top : entries);
   int id = counts ? args.ids[lane] : -1;
-  const float weight = counts ? args.weights[lane] : 0.f;
+  few.weight = counts ? args.weights[lane] : 0.f;
   if (args.map) id = u32(id) < u32(args.map_size) ? args.map[id] : -1;
-  const bool valid = u32(id) < u32(args.experts);
-  id = valid ? id : args.experts;  // behind all others
+  few.valid = u32(id) < u32(args.experts);
+  id = few.id = few.valid ? id : args.experts;  // behind all others
   int position = 0, rank = 0, item = 0;
 #pragma unroll 4
   for (int i = 0; i < entries; ++i) {
@@ -93,25 +125,15 @@ template <int kColumns> __device__ __forceinline__ void find_few_items(const Moe
     position += other < id || (other == id && i < lane);
     rank += other == id && i < lane;
   }
-  const bool starts = valid && rank % kColumns == 0;
-  const int start = starts ? position : 32;
+  few.position = position;
+  few.starts = few.valid && rank % kColumns == 0;
+  const int start = few.starts ? position : 32;
 #pragma unroll 4
   for (int i = 0; i < entries; ++i) item += __shfl_sync(0xFFFFFFFFu, start, i) < position;
-  const int count = __popc(__ballot_sync(0xFFFFFFFFu, starts)), total = __popc(__ballot_sync(0xFFFFFFFFu, valid));
-  if (valid) {
-    found.id[lane] = id;
-    found.weight[lane] = weight;
-    found.entry[position] = u16(lane | (starts ? 0x8000 : 0));
-    found.token[position] = u16(lane / args.top);
-  }
-  if (starts) {
-    found.expert[item] = u16(id);
-    found.start[item] = u16(position);
-  }
-  if (lane == 0) {
-    found.start[count] = u16(total);
-    found.count = count;
-  }
+  few.item = item;
+  few.count = __popc(__ballot_sync(0xFFFFFFFFu, few.starts));
+  few.total = __popc(__ballot_sync(0xFFFFFFFFu, few.valid));
+  return few;
 }
 
 }  // namespace jitmx

@@ -39,19 +39,20 @@ template <int kWarps, int kChunk, int kStages> class Ring {
  public:
   using Bytes = RingBytes<kWarps, kChunk, kStages>;
 
-  // `full`: a barrier a stage, of this warp.
+  // `full`: a barrier a stage, of this warp. expert_of: gives the expert of an item.
+  template <class ExpertOf>
   __device__ __forceinline__ Ring(const MoeArguments& args, Bytes& bytes, u64* full, const Items& items, u32 warp, const Span& up,
-                                  const Span& down)
+                                  const Span& down, const ExpertOf& expert_of)
       : args_(args), items_(items), codes_(shared_address(bytes.codes[warp])), scales_(shared_address(bytes.scales[warp])),
         full_(shared_address(full)), span_(up), down_(down) {
     take(first_product(args));
-    follow();
+    follow(expert_of);
   }
 
   // Asks for as many chunks as there is room for.
-  __device__ __forceinline__ void start() {
+  template <class ExpertOf> __device__ __forceinline__ void start(const ExpertOf& expert_of) {
 #pragma unroll 1
-    for (int i = 0; i < kStages; ++i) fetch(i);
+    for (int i = 0; i < kStages; ++i) fetch(i, expert_of);
   }
 
   // The next `tiles` tiles are those of an item, from its tile `within` on, which is `tile` of all experts.
@@ -82,7 +83,7 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     ready_ -= tiles;
     if (ready_ > 0) return;
     __syncwarp();
-    fetch(stage_);
+    fetch(stage_, [&](u32 item) { return u32(items_.expert[item]); });
     if (++stage_ == kStages) {
       stage_ = 0;
       odd_ ^= 1u;
@@ -97,7 +98,7 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     size_ = product.size();
   }
   // Goes on with the next item, of this stretch or the second one.
-  __device__ __forceinline__ void follow() {
+  template <class ExpertOf> __device__ __forceinline__ void follow(const ExpertOf& expert_of) {
     if (span_.empty()) {
       span_ = down_;
       down_.begin = down_.end;
@@ -106,10 +107,10 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     const u32 item = span_.begin / size_, within = span_.begin - item * size_;
     left_ = int(min(span_.end - span_.begin, size_ - within));
     most_ = first_most(within);
-    if (left_ > 0) tile_ = items_.expert[item] * size_ + within;
+    if (left_ > 0) tile_ = expert_of(item) * size_ + within;
     span_.begin += left_;
   }
-  __device__ __forceinline__ void fetch(u32 stage) {
+  template <class ExpertOf> __device__ __forceinline__ void fetch(u32 stage, const ExpertOf& expert_of) {
     if (left_ == 0) return;
     const int tiles = min(most_, left_);
     most_ = kChunk;
@@ -122,7 +123,7 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     }
     tile_ += tiles;
     left_ -= tiles;
-    if (left_ == 0) follow();
+    if (left_ == 0) follow(expert_of);
   }
 
   const MoeArguments& args_;
