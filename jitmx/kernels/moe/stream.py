@@ -194,6 +194,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     often = np.tile(many, (16 // len(many) + 1, 1))
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
+        (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 3),
         (3, 160, 160, Routing(many), 3),
         (3, 96, 96, Routing(often), 4),
         (3, 96, 96, Routing(often, MAPPED, len(often) - 1), 4),
