@@ -16,6 +16,7 @@ only where numbers run out, and counts as -inf in the softmax. With E the number
 
 Sums are in fp32. x in fp16 is taken as the sum of two bf16 numbers, which is exact. With the norm, x * norm is rounded
 to bf16 once (in fp16: to two such numbers, 16 bits), and the product is scaled by rsqrt(mean(x^2) + epsilon).
+`normalized`, where it is asked for, is x * rsqrt(mean(x^2) + epsilon) * norm, rounded once.
 
 Floor of `route` for few tokens: bytes of W over the bandwidth, and the dependent trips of x and of the partial logits.
 """
@@ -43,8 +44,9 @@ LOGIT_DTYPES = ("bf16", "fp16", "fp32")
 TILES = (0, 8, 16, 32, 64, 128, 192, 256)
 SOURCES = ("hidden", "logits", "ids")
 
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; workspace; epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPfii0P"
+# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
+# epsilon, m, h.
+LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
 
 _MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
 _TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
@@ -59,6 +61,7 @@ class RouteKnobs(Knobs):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of x and of the norm's weight")
     bias: str = shared.BIAS
     norm: bool = knob(False, doc="RMSNorm of x")
+    normalized: bool = knob(False, doc="x behind that RMSNorm is written as well")
     scoring: str = shared.SCORING
     mapped: bool = _MAPPED
     tile: int = _TILE
@@ -109,6 +112,7 @@ class RoutingProblem(Problem):
     dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
     bias: str = shared.BIAS
     norm: bool = knob(False, doc="RMSNorm of the hidden states")
+    normalized: bool = knob(False, doc="the hidden states behind that RMSNorm are written as well")
     scoring: str = shared.SCORING
     mapped: bool = _MAPPED
     tile: int = _TILE
@@ -145,6 +149,8 @@ def _groups(experts: int) -> int:
 
 def _check_route(knobs: RouteKnobs, arch: Arch) -> None:
     _check_choice(knobs, arch)
+    if knobs.normalized and not knobs.norm:
+        raise KnobError("normalized=True is what RMSNorm makes of x, and norm=False has none; use norm=True with it")
     warps = _groups(knobs.experts) * knobs.parts
     if warps > 32:
         most = max(p for p in (1, 2, 4, 8, 16, 32) if _groups(knobs.experts) * p <= 32)
@@ -277,7 +283,7 @@ def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
     if kernel not in kernels:
         raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{kernels[0]} does")
     if kernel == "many":
-        for name, plain in (("dtype", "bf16"), ("norm", False), ("tile", 0)):
+        for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
             if getattr(problem, name) != plain:
                 raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}; routing.route does")
         return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
@@ -290,7 +296,7 @@ def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
     if kernel == "route":
         if problem.dtype not in DTYPES:
             raise KnobError(f"routing.route takes hidden states in {' or '.join(DTYPES)}, not {problem.dtype}")
-        knobs |= {"bias": problem.bias, "norm": problem.norm}
+        knobs |= {"bias": problem.bias, "norm": problem.norm, "normalized": problem.normalized}
     return knobs
 
 
@@ -347,13 +353,17 @@ def _shared_out(problem: RoutingProblem, most: int, tokens: int, splits: int) ->
     def room(parts: int) -> int:
         return int(min(255, 65536 // (warps * parts * 32)) - other) // a_chunk
 
-    parts = max(
+    def depth(parts: int) -> int:
+        return max(1, min(room(parts), -(-chunks // (splits * parts)), 6 if tokens < 32 else 1))
+
+    legal = [
         p
         for p in (1, 2, 4, 8, 16, 32)
         if p == 1 or (warps * p <= most and splits * p <= chunks and room(p) > 0)
-    )
-    depth = max(1, min(room(parts), -(-chunks // (splits * parts)), 6 if tokens < 32 else 1))
-    return {"tokens": tokens, "splits": splits, "parts": parts, "depth": depth}
+    ]
+    # Few trips to memory first, then many warps.
+    parts = min(legal, key=lambda p: (-(-chunks // (splits * p * depth(p))), -p)) if problem.norm else max(legal)
+    return {"tokens": tokens, "splits": splits, "parts": parts, "depth": depth(parts)}
 
 
 def _check_problem(problem: RoutingProblem, variant: Variant) -> None:

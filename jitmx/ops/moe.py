@@ -12,7 +12,7 @@ from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.ops import custom, expert_operand
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
-from jitmx.ops.moe_checks import Chosen, Recipe, require_data, require_experts, require_layer, require_out, taken_apart
+from jitmx.ops.moe_checks import Chosen, Recipe, require_data, require_experts, require_layer, require_like, taken_apart
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
 from jitmx.ops.moe_plan import Call, Plan, plan, problem_of
 from jitmx.ops.plan import remember
@@ -41,9 +41,12 @@ def moe(
     limit: float = LIMIT,
     expert_map: torch.Tensor | None = None,
     count: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y[t] = sum over slots of w[t, slot] (W2[e] h + b2[e]), h = act(W13[e] x[t] + b13[e]), e = ids[t, slot].
+
+    With a residual, y[t] is residual[t] more.
 
     Accumulated in fp32; h, with the row's weight, and y are rounded to bf16. Deterministic, unless `reduction` is
     "atomic": the same inputs give the same bits. Nothing of the routing has to be known on the host. Runs on the
@@ -85,8 +88,10 @@ def moe(
         expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere; there
             are then as many logits as it has ids. For more than 64 rows, and for what one launch does not make, it has
             at least as many ids as there are experts at hand, and at most 512.
-        count: int32, one element: rows that count; y of the others is zero. For batches padded to the rows of a graph.
-        out: like x; written and returned. It must not overlap x.
+        count: int32, one element: rows that count; the others have no experts, and y is zero or their residual. For
+            batches padded to the rows of a graph.
+        residual: like x; added before y is rounded.
+        out: like x; written and returned. It must overlap neither x nor residual.
 
     Returns:
         [..., hidden] bfloat16.
@@ -101,15 +106,17 @@ def moe(
     """
     recipe = Recipe(activation, x_format, scale_rule, weight_on, reduction)
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
-        return _traced(x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out)
+        return _traced(
+            x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out, residual
+        )
     chosen = taken_apart(routing)
-    return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out)
+    return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out, residual)
 
 
 def run(
     x: torch.Tensor, chosen: Chosen, w13: Experts, w2: Experts, b13: torch.Tensor | None, b2: torch.Tensor | None,
     expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, recipe: Recipe,
-    alpha: float, limit: float, out: torch.Tensor | None = None,
+    alpha: float, limit: float, out: torch.Tensor | None = None, residual: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` on plain tensors, its routing taken apart."""
     ids, weights = chosen
@@ -119,7 +126,7 @@ def run(
     try:
         key = (
             kind(x), kind(ids), kind(weights), kind(b13), kind(b2), kind(expert_map), kind(count), id(w2), top,
-            scoring, recipe,
+            scoring, recipe, kind(residual),
         )  # fmt: skip
         found = w13.plans.get(key)
     except (AttributeError, TypeError):  # what is no tensor, or not packed, is refused below
@@ -127,33 +134,41 @@ def run(
     if found is None:
         require_experts(w13, w2, recipe)
         top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring)
-    named = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
-    require_data(**named, weights=weights, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
+        if residual is not None:
+            require_like("residual", residual, x)
+    named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
+    named |= {"weights": weights, "residual": residual}
+    require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
     if out is None:
         out = torch.empty_like(x)
     else:
-        require_out(out, x)
-        if out.data_ptr() == x.data_ptr() and x.numel():
-            raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
+        require_like("out", out, x)
+        for name, read in (("x", x), ("residual", residual)):
+            if read is not None and out.data_ptr() == read.data_ptr() and x.numel():
+                raise InputError(
+                    f"out is {name} itself; a product cannot be written over what it reads: pass another tensor"
+                )
     device = x.get_device()
     with torch.cuda.device(device):
         if found is None:
-            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map), w2
+            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map, residual is not None), w2
             remember(w13, key, found)  # with w2, whose identity is part of the key
         made, _ = found
         if made is not None:
             call = Call(
                 x.data_ptr(), out.data_ptr(), (*w13.addresses, *w2.addresses), _address(b13), _address(b2),
-                _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count), alpha, limit,
+                _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count),
+                _address(residual), alpha, limit,
             )  # fmt: skip
             if made.adds:
-                out.zero_()
+                out.zero_() if residual is None else out.copy_(residual)
             made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
     return out
 
 
 def _plan(
-    x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, bias: bool, expert_map: torch.Tensor | None
+    x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, bias: bool, expert_map: torch.Tensor | None,
+    residual: bool,
 ) -> Plan | None:
     """The launches of a call; None where there are no rows."""
     rows = x.numel() // w13.k
@@ -161,7 +176,7 @@ def _plan(
         return None
     if rows > MAX_ROWS:
         check_lists(w13.experts, expert_map)
-    made = plan(problem_of(w13, w2, rows, top, bias=bias, **recipe._asdict()), x.get_device())
+    made = plan(problem_of(w13, w2, rows, top, bias=bias, residual=residual, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
     return made
@@ -195,7 +210,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 def _traced(
     x: torch.Tensor, routing: Any, w13: PackedExperts, w2: PackedExperts, b13: torch.Tensor | None,
     b2: torch.Tensor | None, expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str,
-    recipe: Recipe, alpha: float, limit: float, out: torch.Tensor | None,
+    recipe: Recipe, alpha: float, limit: float, out: torch.Tensor | None, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` as an operator, which can be traced through."""
     require_experts(w13, w2, recipe)
@@ -205,47 +220,52 @@ def _traced(
     activation, *others = recipe
     rest = b13, b2, expert_map, count, top, scoring, activation, alpha, limit
     if out is None:
-        y: torch.Tensor = torch.ops.jitmx.moe(x, *chosen, *packed, *layouts, *rest, *others)
+        y: torch.Tensor = torch.ops.jitmx.moe(x, *chosen, *packed, *layouts, *rest, *others, residual)
         return y
-    torch.ops.jitmx.moe_out(x, *chosen, *packed, *layouts, *rest, out, *others)
+    torch.ops.jitmx.moe_out(x, *chosen, *packed, *layouts, *rest, out, *others, residual)
     return out
 
 
-def _parted(rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], Recipe, tuple[Any, ...], torch.Tensor | None]:
-    """Arguments behind the layouts: those up to scoring, the recipe, alpha and limit, and what is written, or None.
+def _parted(
+    rest: tuple[Any, ...],
+) -> tuple[tuple[Any, ...], Recipe, tuple[Any, ...], torch.Tensor | None, torch.Tensor | None]:
+    """Arguments behind the layouts: those up to scoring, the recipe, alpha and limit, what is written and the residual.
 
     The dispatcher leaves out what has its default.
     """
-    activation, alpha, limit = rest[6:9]
-    more = rest[9:]
-    out = more[0] if more and isinstance(more[0], torch.Tensor) else None
-    return rest[:6], Recipe(activation, *(more if out is None else more[1:])), (alpha, limit), out
+    activation, alpha, limit, *more = rest[6:]
+    out = more.pop(0) if more and isinstance(more[0], torch.Tensor) else None
+    own = len(Recipe._fields) - 1  # the activation is no default
+    return rest[:6], Recipe(activation, *more[:own]), (alpha, limit), out, more[own] if len(more) > own else None
 
 
 def _run_operator(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
     words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
 ) -> torch.Tensor:  # fmt: skip
-    (b13, b2, expert_map, count, top, scoring), recipe, (alpha, limit), out = _parted(rest)
+    (b13, b2, expert_map, count, top, scoring), recipe, (alpha, limit), out, residual = _parted(rest)
     recipe.require()
     w13 = expert_operand.find(words13, scales13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     return run(
-        custom.plain(x), (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out
-    )
+        custom.plain(x), (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out,
+        residual,
+    )  # fmt: skip
 
 
 def _fake_operator(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, words13: torch.Tensor, scales13: torch.Tensor,
     words2: torch.Tensor, scales2: torch.Tensor, hidden: int, intermediate: int, layout13: str, layout2: str, *rest: Any
 ) -> torch.Tensor:  # fmt: skip
-    (b13, b2, expert_map, count, top, scoring), recipe, _, _ = _parted(rest)
+    (b13, b2, expert_map, count, top, scoring), recipe, _, _, residual = _parted(rest)
     name = "weights" if weights is not None else "router logits"
-    custom.refuse_gradients(**{"x": x, name: ids if weights is None else weights, "b13": b13, "b2": b2})
+    custom.refuse_gradients(**{name: ids if weights is None else weights}, x=x, b13=b13, b2=b2, residual=residual)
     w13 = expert_operand.without_data(words13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.without_data(words2, hidden, intermediate, layout2)
     require_experts(w13, w2, recipe)
     require_layer(x, (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring)
+    if residual is not None:
+        require_like("residual", residual, x)
     return x.new_empty(x.shape)
 
 
@@ -255,7 +275,7 @@ def _run_into(*arguments: Any) -> None:
 
 def _fake_into(x: torch.Tensor, *arguments: Any) -> None:
     _fake_operator(x, *arguments)
-    require_out(_parted(arguments[10:])[-1], x)
+    require_like("out", _parted(arguments[10:])[3], x)
 
 
 _ARGUMENTS = (
@@ -264,6 +284,9 @@ _ARGUMENTS = (
     "Tensor? count, int? top, str scoring, str activation, float alpha, float limit"
 )
 # Defaults come last, behind what is written.
-_RECIPE = "str x_format='bf16', str scale_rule='floor', str weight_on='output', str reduction='ordered'"
+_RECIPE = (
+    "str x_format='bf16', str scale_rule='floor', str weight_on='output', str reduction='ordered', "
+    "Tensor? residual=None"
+)
 custom.define(f"moe({_ARGUMENTS}, {_RECIPE}) -> Tensor", _run_operator, _fake_operator)
 custom.define(f"moe_out({_ARGUMENTS}, Tensor(a!) out, {_RECIPE}) -> ()", _run_into, _fake_into)

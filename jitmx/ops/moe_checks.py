@@ -158,13 +158,13 @@ def _unfit(name: str, tensor: torch.Tensor, x: torch.Tensor, dtypes: Any, shape:
     return InputError(f"{name} is {checks.describe(tensor)}; it must be contiguous {names} {list(shape)} on {x.device}")
 
 
-def require_out(out: Any, x: torch.Tensor) -> None:
-    """What is written is like x.
+def require_like(name: str, tensor: Any, x: torch.Tensor) -> None:
+    """What is written or added has x's shape.
 
     Raises:
-        InputError: it is not.
+        InputError: it has not.
     """
-    _require("out", out, x, (torch.bfloat16,), tuple(x.shape))
+    _require(name, tensor, x, (torch.bfloat16,), tuple(x.shape))
 
 
 def require_data(**tensors: torch.Tensor | None) -> None:

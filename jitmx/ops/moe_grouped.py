@@ -49,7 +49,7 @@ class GroupedPlan:
 
     Attributes:
         tile: rows of a tile of the lists.
-        adds: whether y has to be zero before.
+        adds: whether y has to be zero before, or the residual.
     """
 
     def __init__(self, problem: MoeProblem, choices: Mapping[str, Choice], device: int) -> None:
@@ -128,7 +128,7 @@ class GroupedPlan:
             "gather": ((call.x, 0, 0, 0), parts, (0, hidden)),
             "up": ((parts if self._gathers else call.x, w13, scales13, call.b13), h, problem.sizes("up")),
             "down": ((h, w2, scales2, call.b2), call.y if self.adds else parts, problem.sizes("down")),
-            "combine": ((parts, 0, 0, 0), call.y, (hidden, hidden)),
+            "combine": ((parts, 0, 0, call.residual), call.y, (hidden, hidden)),
         }
         for product, launcher in self._launchers.items():
             read, written, shape = each[product]

@@ -37,6 +37,7 @@ class Call:
         b13, b2: biases.
         expert_map, map_size: the map, and how many ids it has.
         count: rows that count.
+        residual: [rows, hidden], added to y.
         alpha, limit: of the activation.
     """
 
@@ -48,6 +49,7 @@ class Call:
     expert_map: int = 0
     map_size: int = 0
     count: int = 0
+    residual: int = 0
     alpha: float = ALPHA
     limit: float = LIMIT
 
@@ -81,8 +83,8 @@ class LayerPlan:
         memory = scratch.memory(self._scratch, self._kind, self._device, stream)
         self.launcher(
             stream, call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), found.weights.data_ptr(),
-            call.expert_map, call.count, call.y, memory.data_ptr(), call.alpha, call.limit, rows, top, experts,
-            call.map_size, hidden, intermediate,
+            call.expert_map, call.count, call.residual, call.y, memory.data_ptr(), call.alpha, call.limit, rows, top,
+            experts, call.map_size, hidden, intermediate,
         )  # fmt: skip
 
 
@@ -90,11 +92,14 @@ Plan = LayerPlan | GroupedPlan
 
 
 def problem_of(
-    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True, **more: str
+    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True,
+    residual: bool = False, **more: str,
 ) -> MoeProblem:
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
-    return MoeProblem(rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, **more)
+    return MoeProblem(
+        rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
+    )
 
 
 def plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:

@@ -10,7 +10,7 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
 from jitmx.ops import checks, custom
-from jitmx.ops.routing_calls import SCORING, refuse_beside_logits, require_scoring, run_group, run_route
+from jitmx.ops.routing_calls import SCORING, refuse_beside_logits, require_norm, require_scoring, run_group, run_route
 from jitmx.ops.routing_plan import Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
@@ -24,6 +24,7 @@ def route(
     scoring: str = "softmax_topk",
     norm: torch.Tensor | None = None,
     epsilon: float = 1e-5,
+    normalized: bool = False,
     tile: int | None = None,
     expert_map: torch.Tensor | None = None,
     local_experts: int | None = None,
@@ -48,6 +49,8 @@ def route(
         scoring: what the weights are: "softmax_topk", the softmax over the k chosen; "softmax_all", over all experts;
             "softmax_all_renorm", that divided by its sum over the chosen, which is the same as "softmax_topk".
         norm: [h], x's dtype: RMSNorm's weight; only with `weight`.
+        normalized: whether x * rsqrt(mean(x^2) + epsilon) * norm is written as well, rounded once: what the experts
+            read.
         tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128, 192 or 256.
         expert_map: int32 [experts], the local id of each expert or -1 where it is elsewhere; pairs of experts that are
             elsewhere are left out of the lists. `ids` stay as they are.
@@ -60,14 +63,17 @@ def route(
         KnobError: k, scoring, tile or knobs outside their choices.
         CaptureError: a kernel would have to be compiled or loaded during CUDA-graph capture.
 
-    Under `torch.compile` it is `torch.ops.jitmx.route`, `topk` or `route_lists`; `out` and `knobs` are for eager code.
+    Under `torch.compile` it is `torch.ops.jitmx.route`, `route_normalized`, `topk` or `route_lists`; `out` and `knobs`
+    are for eager code, and so is `normalized` beside `tile`.
 
     Source: templates/routing/route.cu.j2 and topk.cu.j2; reference: jitmx/kernels/routing_cases.py.
     """
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         _refuse_eager_only(out, knobs)
-        return _route_traced(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts)
-    return run_route(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, out, knobs)
+        return _route_traced(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, normalized)
+    return run_route(
+        x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, out, knobs, normalized
+    )
 
 
 def group_by_expert(
@@ -113,11 +119,18 @@ def _refuse_eager_only(out: Routing | None, knobs: Mapping[str, Any] | None) -> 
 
 def _route_traced(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
-    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None, local_experts: int | None
+    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None, local_experts: int | None,
+    normalized: bool,
 ) -> Routing:  # fmt: skip
     """`route` as an operator, which can be traced through."""
     checks.require_tensor("x", x)
+    require_norm(norm, normalized)
     if tile is not None:
+        if normalized:
+            raise InputError(
+                "normalized beside tile cannot be traced through; leave tile out, and pass the ids to "
+                "jitmx.group_by_expert"
+            )
         return Routing(
             *torch.ops.jitmx.route_lists(
                 x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts
@@ -128,6 +141,9 @@ def _route_traced(
     if weight is None:
         refuse_beside_logits(bias=bias, norm=norm)
         ids, weights = torch.ops.jitmx.topk(x, k, scoring)
+    elif normalized:
+        ids, weights, hidden = torch.ops.jitmx.route_normalized(x, weight, bias, norm, k, scoring, epsilon)
+        return Routing(ids, weights, None, None, None, None, hidden)
     else:
         ids, weights = torch.ops.jitmx.route(x, weight, bias, norm, k, scoring, epsilon)
     return Routing(ids, weights, None, None, None, None)
@@ -170,6 +186,23 @@ def _fake_route(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     custom.refuse_gradients(x=x, weight=weight, bias=bias, norm=norm)
     return _new_choice(x, weight.shape[0], k, scoring)
+
+
+def _run_normalized(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor, k: int, scoring: str,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    made = *_new_choice(x, weight.shape[0], k, scoring), torch.empty_like(x)
+    x, weight, bias, norm = map(custom.plain, (x, weight, bias, norm))
+    out = Routing(*made[:2], None, None, None, None, made[2])
+    run_route(x, weight, bias, norm, None, k, scoring, epsilon, None, None, out, normalized=True)
+    return made
+
+
+def _fake_normalized(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return *_fake_route(x, weight, bias, norm, *rest), torch.empty_like(x)
 
 
 def _run_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,6 +265,11 @@ custom.define(
     f"route(Tensor x, Tensor weight, Tensor? bias, Tensor? norm, {_SCORED}) -> (Tensor, Tensor)",
     _run_route,
     _fake_route,
+)
+custom.define(
+    f"route_normalized(Tensor x, Tensor weight, Tensor? bias, Tensor norm, {_SCORED}) -> (Tensor, Tensor, Tensor)",
+    _run_normalized,
+    _fake_normalized,
 )
 custom.define("topk(Tensor logits, int k, str scoring) -> (Tensor, Tensor)", _run_topk, _fake_topk)
 custom.define(

@@ -75,37 +75,39 @@ def _run(
 def _launch(
     plan: Plan, out: Routing, x: int, weight: int, bias: int, norm: int, expert_map: int, epsilon: float
 ) -> None:
-    stream, outputs = _raw_stream(plan.device), [_address(tensor) for tensor in out]
+    stream, (*outputs, normalized) = _raw_stream(plan.device), [_address(tensor) for tensor in out]
     for step in plan.steps:
         memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
         step.launcher(
-            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, _address(memory), epsilon,
-            plan.m, plan.h,
+            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, normalized,
+            _address(memory), epsilon, plan.m, plan.h,
         )  # fmt: skip
 
 
 def run_route(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
     expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None, local_experts: int | None,
-    out: Routing | None = None, knobs: Mapping[str, Any] | None = None,
+    out: Routing | None = None, knobs: Mapping[str, Any] | None = None, normalized: bool = False,
 ) -> Routing:  # fmt: skip
     """`route` on plain tensors."""
     key: tuple[Any, ...] = ()
     with contextlib.suppress(AttributeError, TypeError):  # what is no tensor is refused below
         key = (
             kind(x), kind(weight), kind(bias), kind(norm), kind(expert_map), k, scoring, tile, local_experts,
-            tuple(knobs.items()) if knobs else (),
+            normalized, tuple(knobs.items()) if knobs else (),
         )  # fmt: skip
     plan = _seen(key, x=x, weight=weight, bias=bias, norm=norm, expert_map=expert_map)
     if plan is None:
         require_scoring(scoring)
         _check_matrix("x", x, tuple(_DTYPES) if weight is None else (torch.bfloat16, torch.float16))
         experts = _check_router(x, weight, bias, norm)
+        require_norm(norm, normalized)
         call = _call(
             x.device, knobs, expert_map, local_experts, m=x.shape[0], experts=experts, k=k,
             h=8 if weight is None else x.shape[1], source="logits" if weight is None else "hidden",
             dtype=_DTYPES[x.dtype], bias="none" if bias is None else f"bias_{_DTYPES[bias.dtype]}",
-            norm=norm is not None, scoring="softmax_all" if scoring == "softmax_all" else "softmax_topk", tile=tile,
+            norm=norm is not None, normalized=normalized,
+            scoring="softmax_all" if scoring == "softmax_all" else "softmax_topk", tile=tile,
         )  # fmt: skip
         plan = _remember(key, call)
     return _run(plan, x, weight, bias, norm, expert_map, None, epsilon, out)
@@ -148,6 +150,12 @@ def _call(
         raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
     problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
     return Call(problem, local, device.index, tuple(sorted((knobs or {}).items())))
+
+
+def require_norm(norm: torch.Tensor | None, normalized: bool) -> None:
+    """Raise InputError where the outcome of an RMSNorm is asked for, and its weight is missing."""
+    if normalized and norm is None:
+        raise InputError("normalized=True asks for what RMSNorm makes of x, and norm is None; pass its weight")
 
 
 def require_scoring(scoring: str) -> None:

@@ -29,6 +29,7 @@ class Routing(NamedTuple):
         schedule: int32 [capacity, 4], tiles of at most `tile` rows: local expert, first row, rows, number of the tile
             within its expert; rows past the last tile have expert -1.
         tiles: int32 [1], how many tiles there are.
+        normalized: RMSNorm of the hidden states [m, h], where it was asked for.
     """
 
     ids: torch.Tensor
@@ -37,6 +38,10 @@ class Routing(NamedTuple):
     offsets: torch.Tensor | None
     schedule: torch.Tensor | None
     tiles: torch.Tensor | None
+    normalized: torch.Tensor | None = None
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,10 @@ class Plan:
         pairs, given = self.m * self.k, problem.source == "ids"
         chosen = [] if given else [pairs, pairs]
         lists = [pairs, call.local + 1, 1, 4 * self.capacity] if self.tile else []
+        self._normalized = _DTYPES[problem.dtype] if problem.normalized else None
+        hidden = [self.m * self.h // 2] if problem.normalized else []
         # Every output starts on 16 bytes.
-        self.sizes = [size for wanted in chosen + lists for size in (wanted, -wanted % 4)]
+        self.sizes = [size for wanted in chosen + hidden + lists for size in (wanted, -wanted % 4)]
         self.words = sum(self.sizes)
         given_ids = torch.empty(self.m, self.k, dtype=torch.int32, device="meta") if given else None
         self.wanted = self.outputs(given_ids, torch.device("meta"))
@@ -77,10 +84,13 @@ class Plan:
         if ids is None:
             ids, weights = views[0].view(self.m, self.k), views[1].view(torch.float32).view(self.m, self.k)
             views = views[2:]
+        normalized = None
+        if self._normalized is not None:
+            normalized, views = views[0].view(self._normalized).view(self.m, self.h), views[1:]
         if not self.tile:
-            return Routing(ids, weights, None, None, None, None)
+            return Routing(ids, weights, None, None, None, None, normalized)
         pairs, offsets, tiles, schedule = views
-        return Routing(ids, weights, pairs, offsets, schedule.view(self.capacity, 4), tiles)
+        return Routing(ids, weights, pairs, offsets, schedule.view(self.capacity, 4), tiles, normalized)
 
 
 class _Step:
@@ -110,7 +120,8 @@ def parts(problem: RoutingProblem) -> list[RoutingProblem]:
         return [problem]
     if not problem.tile:
         return [problem] if problem.m else []
-    sort = RoutingProblem(**fields | {"source": "ids", "h": 8, "norm": False, "bias": "none", "dtype": "bf16"})
+    without = {"norm": False, "normalized": False, "bias": "none", "dtype": "bf16"}
+    sort = RoutingProblem(**fields | {"source": "ids", "h": 8} | without)
     if not problem.m:
         return [sort]
     if problem.m <= routing.FEW_TOKENS:

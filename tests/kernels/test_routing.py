@@ -108,6 +108,7 @@ def test_the_reference_takes_the_lower_of_equal_logits_and_nan_last() -> None:
         (lambda: route("sm_90a", parts=8), "parts=8 with experts=128 is a block of 64 warps, over 32; .* is 4"),
         (lambda: route("sm_90a", splits=32), "splits=32 is over the 16 blocks of a cluster; .* is 16"),
         (lambda: route("sm_90a", splits=1), "splits=1 is no cluster; use cluster=False"),
+        (lambda: route("sm_90a", normalized=True), "normalized=True is what RMSNorm makes of x, .* use norm=True"),
         (lambda: route("sm_90a", mapped=True), "mapped=True is for the lists, and tile=0 makes none"),
         (lambda: route("sm_80", parts=2, pdl=False), "a cluster of 8 blocks needs sm_90 .* on sm_80 use cluster=False"),
         (lambda: route("sm_80", cluster=False), "pdl=True needs sm_90 or newer"),
@@ -149,6 +150,9 @@ _ROUTE = (
     {"experts": 300, "k": 3, "tokens": 32, "splits": 2, "parts": 1, "depth": 2, "dtype": "fp16", "norm": True},
     {"experts": 5, "k": 5, "tokens": 64, "splits": 4, "parts": 4, "depth": 1, "tile": 128, "mapped": True},
     {"experts": 72, "k": 3, "parts": 1, "norm": True, "bias": "bias_bf16", "tile": 8},
+    {"experts": 48, "parts": 2, "norm": True, "normalized": True, "bias": "bias_bf16"},
+    {"experts": 16, "splits": 1, "parts": 1, "norm": True, "normalized": True, "dtype": "fp16", "tokens": 16},
+    {"experts": 33, "splits": 4, "parts": 8, "norm": True, "normalized": True, "tile": 16, "mapped": True},
 )
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 
@@ -171,6 +175,14 @@ def test_partial_logits_meet_in_the_workspace_where_clusters_could_be_too(
     target: str, simulated: Callable[[Variant], Verdict]
 ) -> None:
     simulated(route(target, cluster=False, splits=16, parts=2, tile=64))
+
+
+@pytest.mark.parametrize("m", [1, 8, 64])
+def test_all_of_a_slice_is_under_way_at_once_or_nearly_so_with_the_norm_as_well(m: int) -> None:
+    for norm, rounds in ((False, 1), (True, 1 if m == 1 else 2)):
+        problem = RoutingProblem(m, bias="bias_bf16", norm=norm, normalized=norm)
+        knobs = choose("routing", problem, arch.parse("sm_90")).variant.knobs
+        assert -(-2880 // 32 // (knobs.splits * knobs.parts * knobs.depth)) == rounds
 
 
 @pytest.mark.parametrize("target", TARGETS)

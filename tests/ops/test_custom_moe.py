@@ -70,7 +70,12 @@ def test_routing_of_tensors_without_data_has_shapes_and_types(m: int) -> None:
     for found in (jitmx.route(x, weight, k=2), jitmx.route(torch.zeros(m, 8), k=2)):
         assert (found.ids.shape, found.ids.dtype) == ((m, 2), torch.int32)
         assert found.weights is not None and (found.weights.shape, found.weights.dtype) == ((m, 2), torch.float32)
-        assert found[2:] == (None,) * 4
+        assert found[2:] == (None,) * 5
+    norm = torch.ones(64, dtype=BF16)
+    normalized = jitmx.route(x, weight, k=2, norm=norm, normalized=True).normalized
+    assert normalized is not None and (normalized.shape, normalized.dtype) == (x.shape, BF16)
+    with pytest.raises(InputError, match="normalized beside tile cannot be traced"):
+        jitmx.route(x, weight, k=2, norm=norm, normalized=True, tile=16)
     lists = jitmx.route(x, weight, k=2, tile=16)
     grouped = jitmx.group_by_expert(lists.ids, 8, tile=16)
     assert grouped.weights is None and grouped.ids is lists.ids

@@ -127,6 +127,56 @@ def test_rows_past_the_count_are_zero_and_take_no_expert(m: int, card: Card) -> 
     assert not y[m - 2 :].any() and error(y[: m - 2], wanted[: m - 2]) <= GATE
 
 
+@pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize(("m", "reduction"), [(1, "ordered"), (4, "ordered"), (70, "ordered"), (6, "atomic")])
+def test_a_residual_is_added_before_the_one_rounding(m: int, reduction: str, card: Card) -> None:
+    layer = Layer(3, 96, 64, encoding="swizzle")
+    x, logits = layer.x(m), scores(m, 3)
+    residual = torch.randn(m, 96, generator=torch.Generator().manual_seed(9)).mul(30).bfloat16()
+    chosen, ids = logits.topk(2)
+    wanted = layer.wanted(x, ids, chosen.softmax(-1)) + residual.double().numpy()
+    y = layer(x, logits, top=2, residual=residual, reduction=reduction)
+    assert error(y, wanted) <= GATE
+    if reduction == "ordered":  # half a unit of bf16, and what h was rounded by
+        ulp = np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64) * 2.0**16
+        assert (np.abs(y.double().numpy() - wanted) <= 0.5 * ulp + 0.03).all()
+    assert sum(getattr(variant.knobs, "residual", False) for variant in card.launched) == (reduction == "ordered")
+
+
+def test_a_residual_of_another_shape_or_that_is_written_over_is_refused(card: Card) -> None:
+    layer = Layer(3, 64, 32)
+    x, logits = layer.x(2), scores(2, 3)
+    for more, said in (
+        ({"residual": x[:1]}, r"residual is bfloat16 \[1, 64\]"), ({"residual": x.float()}, "residual is float32"),
+        ({"residual": (other := x.clone()), "out": other}, "out is residual itself"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            layer(x, logits, top=2, **more)
+    assert card.launched == []
+
+
+@pytest.mark.parametrize("m", [1, 11])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_routing_with_a_norm_also_writes_what_the_experts_read(m: int, dtype: torch.dtype, card: Card) -> None:
+    generator = torch.Generator().manual_seed(m)
+    x, norm = torch.randn(m, 72, generator=generator).mul(4).to(dtype), torch.rand(72, generator=generator).to(dtype)
+    router = torch.randn(8, 72, generator=generator).bfloat16()
+    found = jitmx.route(x, router, k=2, norm=norm, normalized=True)
+    assert len(card.launched) == 1 and found.normalized is not None
+    wanted = torch.nn.functional.rms_norm(x.double(), (72,), norm.double(), 1e-5)
+    assert found.normalized.dtype == dtype and found.normalized.shape == x.shape
+    torch.testing.assert_close(found.normalized.double(), wanted, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
+    plain = jitmx.route(x, router, k=2, norm=norm)
+    assert plain.normalized is None and torch.equal(plain.ids, found.ids) and torch.equal(plain.weights, found.weights)
+    *chosen, hidden = torch.ops.jitmx.route_normalized(x, router, None, norm, 2, "softmax_topk", 1e-5)
+    assert torch.equal(chosen[0], found.ids) and torch.equal(hidden, found.normalized)
+    listed = jitmx.route(x, router, k=2, norm=norm, normalized=True, tile=8)
+    assert torch.equal(listed.normalized, hidden) and torch.equal(listed.ids, found.ids) and listed.pairs is not None
+    opcheck(torch.ops.jitmx.route_normalized.default, (x, router, None, norm, 2, "softmax_topk", 1e-5))
+    with pytest.raises(InputError, match="normalized=True asks for what RMSNorm makes of x, and norm is None"):
+        jitmx.route(x, router, k=2, normalized=True)
+
+
 @pytest.mark.parametrize("m", [1, 5, 90])
 def test_every_row_may_go_to_one_expert_and_others_have_none(m: int, card: Card) -> None:
     layer = Layer(7, 32, 32)
@@ -205,10 +255,10 @@ def test_lists_of_traced_routing_are_those_of_eager_routing(card: Card) -> None:
     eager = jitmx.route(logits, k=2, tile=8)
     traced = torch.ops.jitmx.route_lists(logits, None, None, None, None, 2, "softmax_topk", 0.0, 8, None)
     again = torch.ops.jitmx.group_by_expert(eager.ids, 6, 8, None, None)
-    assert len(traced) == len(eager)
-    for wanted, found in zip(eager, traced, strict=True):
+    assert eager.normalized is None
+    for wanted, found in zip(eager[:6], traced, strict=True):
         assert wanted is not None and torch.equal(wanted, found)
-    for wanted, found in zip(eager[2:], again, strict=True):
+    for wanted, found in zip(eager[2:6], again, strict=True):
         assert wanted is not None and torch.equal(wanted, found)
     hidden, router = torch.randn(3, 64).bfloat16(), torch.randn(8, 64).bfloat16()
     wanted = jitmx.route(hidden, router, k=3)
@@ -230,6 +280,13 @@ def test_the_operator_computes_what_eager_code_computes(card: Card) -> None:
     torch.ops.jitmx.moe_out(x, logits, None, *tensors, *layouts, *rest, out)
     assert torch.equal(out, eager)
     opcheck(torch.ops.jitmx.moe.default, (x, logits, None, *tensors, *layouts, *rest))
+    recipe = "bf16", "floor", "output", "ordered"
+    opcheck(torch.ops.jitmx.moe.default, (x, logits, None, *tensors, *layouts, *rest, *recipe, x))
+    added = layer(x, logits, top=2, residual=x)
+    compiled = torch.compile(lambda x: layer(x, logits, top=2, residual=x), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), added)
+    torch.ops.jitmx.moe_out(x, logits, None, *tensors, *layouts, *rest, out, *recipe, x)
+    assert torch.equal(out, added)
     opcheck(torch.ops.jitmx.topk.default, (logits, 2, "softmax_topk"))
 
 

@@ -17,9 +17,9 @@ from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.case import Buffer, Case, relative_l2
 from jitmx.registry.spec import Variant
 
-# x, w13 and its scales, w2 and its scales, b13, b2, ids, weights, map, count, y, workspace; alpha, limit; rows, top,
-# experts, map_size, hidden, intermediate.
-LAYOUT = "@13P2f6i0P"
+# x, w13 and its scales, w2 and its scales, b13, b2, ids, weights, map, count, residual, y, workspace; alpha, limit;
+# rows, top, experts, map_size, hidden, intermediate.
+LAYOUT = "@14P2f6i0P"
 GATE = 0.006  # relative L2 against float64: h and y are rounded to bf16
 
 
@@ -63,7 +63,8 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
     b2 = generator.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
     biases = (b13.astype(np.float64), b2.astype(np.float64)) if knobs.bias else (None, None)
-    wanted = reference(
+    residual = residual_of(knobs, rows, hidden, generator)
+    wanted = residual.astype(np.float64) + reference(
         x.astype(np.float64), routing.local, weights.astype(np.float64), w13, w2, *biases, activation=knobs.activation
     )
 
@@ -82,6 +83,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
             Buffer(routing.ids), Buffer(weights),
             Buffer(routing.map) if routing.map is not None else 0,
             Buffer(np.array([routing.count], np.int32)) if counted else 0,
+            Buffer(residual) if knobs.residual else 0,
             Buffer(np.empty((rows, hidden), ml_dtypes.bfloat16), output=True),
             Buffer(np.zeros(launch.workspace, np.uint8), scratch=True),
             ALPHA, LIMIT, rows, top, experts, 0 if routing.map is None else len(routing.map), hidden, inner,
@@ -90,6 +92,13 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         gate=GATE,
         cluster=launch.cluster,
     )  # fmt: skip
+
+
+def residual_of(knobs: Any, rows: int, hidden: int, generator: np.random.Generator) -> npt.NDArray[Any]:
+    """What is added to y: random values, or zeros where the variant adds nothing."""
+    if not knobs.residual:
+        return np.zeros((rows, hidden), ml_dtypes.bfloat16)
+    return generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
 
 
 def random_weight(

@@ -24,6 +24,7 @@ class CombineKnobs(Knobs):
     """Compile-time choices of `moe.combine`."""
 
     top: int = knob(4, low=1, high=MAX_TOP, doc="parts a row")
+    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
     warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
@@ -47,10 +48,10 @@ def launch(knobs: CombineKnobs, problem: MoeProblem, multiprocessors: int) -> La
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    """Parts a row."""
+    """Parts a row, and whether something is added to them."""
     if problem.product != "combine":
         raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}; use product='combine'")
-    return {"top": problem.top}
+    return {"top": problem.top, "residual": problem.residual}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class DecodeKnobs(Knobs):
     columns: int = knob(1, choices=COLUMNS, doc="rows of x an item: an expert with more is read again")
     activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="both products have a bias")
+    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     warps: int = knob(8, choices=WARPS, doc="warps a block that multiply, each a slice of k")

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
+from jitmx.kernels.moe.arguments import GATE, Routing, random_weight, residual_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.kernel import Launch
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
@@ -18,8 +18,8 @@ from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Buffer, Case, relative_l2
 from jitmx.registry.spec import Variant
 
-# x, weight, its scales, bias, pairs, schedule, weights, ids, map, y; alpha, limit; rows, top, experts, map_size, n, k,
-# tiles.
+# x, weight, its scales, bias (of combine the residual), pairs, schedule, weights, ids, map, y; alpha, limit; rows, top,
+# experts, map_size, n, k, tiles.
 LAYOUT = "@10P2f7i0P"
 ATOMIC_GATE = 0.01  # relative L2: y is rounded to bf16 after each expert
 
@@ -113,7 +113,8 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     local = routing.local
     there = (local >= 0) & (local < problem.experts)
     parts = generator.standard_normal((rows, top, problem.hidden)).astype(ml_dtypes.bfloat16)
-    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1)
+    residual = residual_of(variant.knobs, rows, problem.hidden, generator)
+    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1) + residual.astype(np.float64)
     parts[~there] = np.nan
 
     def check(outputs: Any) -> float:
@@ -125,7 +126,8 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         shared_bytes=launch.shared_bytes,
         layout=LAYOUT,
         arguments=(
-            Buffer(parts), 0, 0, 0, 0, 0, 0, Buffer(routing.ids), 0 if routing.map is None else Buffer(routing.map),
+            Buffer(parts), 0, 0, Buffer(residual) if variant.knobs.residual else 0, 0, 0, 0,
+            Buffer(routing.ids), 0 if routing.map is None else Buffer(routing.map),
             Buffer(np.empty((rows, problem.hidden), ml_dtypes.bfloat16), output=True), ALPHA, LIMIT, rows, top,
             problem.experts, 0 if routing.map is None else len(routing.map), problem.hidden, 0, 0,
         ),

@@ -27,7 +27,7 @@ def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
     if problem.product != "layer":
         raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}; use product='layer'")
     return {
-        "activation": problem.activation, "bias": problem.bias,
+        "activation": problem.activation, "bias": problem.bias, "residual": problem.residual,
         "encoding": problem.encoding, "scale_range": problem.scale_range,
     }  # fmt: skip
 

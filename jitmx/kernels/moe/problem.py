@@ -46,6 +46,7 @@ class MoeProblem(Problem):
     reduction: str = knob(
         "ordered", choices=REDUCTIONS, doc="of a row's experts: in the order of its slots, or by atomics in none"
     )
+    residual: bool = knob(False, doc="add [m, hidden] values before y is rounded")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,6 +58,7 @@ class StreamKnobs(Knobs):
     columns: int = knob(4, choices=COLUMNS, doc="rows of x an item at most: an expert with more is read again")
     activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="both products have a bias")
+    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes, or sums of blocks (post, bare)")

@@ -68,10 +68,10 @@ def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker
     share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
     found = [
         Following("routing", lists, {}, {}),
-        Following("moe", dataclasses.replace(problem, product="down"), share, otherwise),
+        Following("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise),
     ]
     if variant.spec.name == "wgmma":
-        gather = dataclasses.replace(problem, product="gather")
+        gather = dataclasses.replace(problem, product="gather", residual=False)
         found.insert(1, Following("moe", gather, {"tile_m": knobs.tile_m}, {}))
     if problem.reduction == "ordered":
         found.append(Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))

@@ -16,6 +16,7 @@ struct MoeArguments {
   const float* weights;     // [rows, top]
   const int* map;           // [map_size], from the ids given to those of the experts at hand, or null
   const int* count;         // rows that count, or null: all
+  const void* residual;     // [rows, hidden], added to y, or null
   void* y;                  // [rows, hidden]
   void* workspace;          // counters, zero before the first launch; then activations
   float alpha, limit;       // of swiglu_oai

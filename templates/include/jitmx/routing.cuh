@@ -13,6 +13,7 @@ struct RoutingArguments {
   int* ids;               // [m, k]; given to the kernel that only sorts
   float* weights;         // [m, k]
   ExpertLists lists;
+  void* normalized;       // [m, h]: RMSNorm of x
   void* workspace;        // counters, zero before the first launch, then partial logits
   float epsilon;          // of the norm
   int m, h;

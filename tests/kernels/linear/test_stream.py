@@ -83,6 +83,10 @@ HOPPER: dict[str, dict[str, Any]] = {
     "bare bf16 of any scale": {"m": 4, "scaling": "bare", "scale_range": "full", "encoding": "nibble", "warps": 4},
     "four to a cluster, fp16": {"m": 8, "dtype": "fp16", "scaling": "post", "cluster": 4, "warps": 4, "split_k": 2},
     "eight to a cluster": {"m": 16, "cluster": 8, "warps": 2, "split_k": 1, "late": True, "residual": True},
+    "norm and bias in clusters": {"m": 8, "cluster": 2, "warps": 8, "split_k": 2, "norm": True, "bias": True},
+    "residual and bias, two rows of tiles": {
+        "m": 16, "tile_rows": 2, "warps": 4, "split_k": 2, "residual": True, "bias": True,
+    },
     "norm in clusters": {"scaling": "bare", "cluster": 2, "warps": 8, "unroll": 1, "norm": True, "residual": True},
     "norm and argmax in clusters": {"m": 8, "cluster": 4, "warps": 4, "split_k": 2, "norm": True, "argmax": True},
     "argmax in clusters": {"m": 2, "scaling": "bare", "cluster": 2, "warps": 4, "unroll": 1, "argmax": True},

@@ -126,6 +126,8 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "all scales": ("sm_90a", {"scale_range": "full", "cluster": 2, "inputs": 1, "stages": 2}),
     "async, teams": ("sm_80", {"columns": 4, "warps": 12, "teams": 3, "stages": 3, "chunk": 4}),
     "all scales, nibbles": ("sm_120a", {"scale_range": "full", "encoding": "nibble", "stages": 2}),
+    "residual": ("sm_90a", {"residual": True, "teams": 2, "inputs": 9}),
+    "residual of a cluster": ("sm_90a", {"residual": True, "cluster": 2, "columns": 4, "bias": False}),
     "one warp": ("sm_121a", {"encoding": "nibble", "warps": 1, "chunk": 2, "stages": 2, "activation": "silu"}),
 }
 

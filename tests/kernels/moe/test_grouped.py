@@ -113,7 +113,9 @@ def test_what_a_target_runs_by_default_passes_its_cases(
 ) -> None:
     chip = arch.parse(target)
     for m in (256, 8192):
-        assert simulated(choose("moe", MoeProblem.on(chip, m=m, product=product), chip).variant).error <= 0.006
+        for residual in (False, True)[: 1 + (product == "combine")]:
+            problem = MoeProblem.on(chip, m=m, product=product, residual=residual)
+            assert simulated(choose("moe", problem, chip).variant).error <= 0.006
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
