@@ -287,6 +287,14 @@ TABLE: tuple[Setting, ...] = (
         "what the experts' inputs are rounded to in vLLM",
         ("VLLM_MXFP4_ACTIVATION",),
     ),
+    Setting(
+        "JITMX_FUSE_NORM",
+        "fuse_norm",
+        _flag,
+        lambda: True,
+        "0 or 1",
+        "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's",
+    ),
     *(
         Setting(
             f"JITMX_QUANTIZE_{layer.upper()}",
@@ -325,6 +333,7 @@ class Settings:
     mxfp4_layers: tuple[tuple[str, str], ...] | None
     moe_kernel: str
     moe_activation: str
+    fuse_norm: bool
     quantize_qkv: bool | None
     quantize_o: bool | None
     quantize_lm_head: bool | None

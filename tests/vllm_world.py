@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +38,20 @@ def model_config(folder: Path, **changes: Any) -> ModelConfig:
     """vLLM's config of a small gpt-oss, written to `folder`."""
     (folder / "config.json").write_text(json.dumps(GPT_OSS | changes))
     return ModelConfig(model=str(folder), tokenizer=str(folder), skip_tokenizer_init=True, dtype="bfloat16")
+
+
+def decoded(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A weight [experts, n, k] of a checkpoint, in float64."""
+    blocks, scales = (tensors[f"{name}_{part}"].numpy() for part in ("blocks", "scales"))
+    nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    values = nibbles.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    values *= np.exp2(scales.astype(np.float64) - 127)[..., None]
+    return torch.from_numpy(values.reshape(*scales.shape[:2], -1))
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative L2."""
+    return float((found.double() - wanted).norm() / wanted.norm())
 
 
 @contextlib.contextmanager

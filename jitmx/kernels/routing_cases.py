@@ -238,7 +238,7 @@ def _error(found: Sequence[Array], wanted: Sequence[Array]) -> float:
         if b.dtype == np.float64 and a.dtype == np.float32:
             error = relative_l2(a, b)
         elif b.dtype == np.float64:
-            ulp = np.abs(np.spacing(b.astype(a.dtype)).astype(np.float64))
+            ulp = np.spacing(np.abs(b).astype(a.dtype)).astype(np.float64)
             if not (np.abs(a.astype(np.float64) - b) <= 0.51 * ulp).all():
                 return float("inf")
         elif mismatches(a, b):

@@ -43,7 +43,16 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm.lora.utils": {"is_in_target_modules": "module_name target_modules packed_modules_mapping"},
     "vllm.model_executor.custom_op": {"op_registry_oot": ""},
     "vllm.model_executor.utils": {"replace_parameter": "layer param_name new_tensor"},
-    "vllm.model_executor.models.gpt_oss": {"MLPBlock.forward": "self x", "GptOssRoutedExperts": ""},
+    "vllm._custom_ops": {"rms_norm": "out input weight epsilon"},
+    "vllm.distributed": {"get_pp_group": ""},
+    "vllm.distributed.utils": {"get_pp_indices": "num_hidden_layers pp_rank pp_size"},
+    "vllm.model_executor.layers.layernorm": {"RMSNorm.__init__": "hidden_size eps var_hidden_size has_weight"},
+    "vllm.model_executor.models.gpt_oss": {
+        "MLPBlock.forward": "self x", "GptOssRoutedExperts": "", "GptOssModel.block_cls": "",
+        "GptOssModel.forward": "self input_ids positions intermediate_tensors inputs_embeds",
+        "TransformerBlock.__init__": "self vllm_config", "OAIAttention.forward": "self hidden_states positions",
+        "TransformerBlock.forward": "self hidden_states positions residual",
+    },
     "vllm.model_executor.warmup.jit_warmup": {
         "VllmJitKernel.get_warmup_keys": "self",
         "VllmJitKernel.compile": "self compile_key",

@@ -17,6 +17,7 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing import FEW_TOKENS
+from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import facts, monitor, warmup
 from jitmx.vllm.needed import Experts
@@ -54,6 +55,16 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             self.gate.taken = True
         self._x_format = x_format
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
+        self._in_block = self._adds = False
+
+    def in_block(self, *, adds: bool) -> None:
+        """From now on, before weights are loaded, the layer is served by `apply_in_block`.
+
+        Args:
+            adds: what comes in is added to what goes out.
+        """
+        assert self.gate is not None, "a block normalises for the router as well, which has to be taken over"
+        self._in_block, self._adds = True, adds
 
     @property
     def is_monolithic(self) -> bool:
@@ -109,6 +120,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
                 f"{layer.layer_name}: a reloaded weight has scales outside {' to '.join(map(str, NORMAL_SCALES))}, and "
                 "CUDA graphs were made for those within; start a new engine on these weights"
             )
+        w13, w2 = self._packed
+        layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)
         self.moe_quant_config = None  # vLLM asks for it again, of what is there then
         warmup.prepare(self._needed(layer))
 
@@ -160,6 +173,22 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         chosen = topk_ids.to(torch.int32).contiguous(), topk_weights.to(torch.float32).contiguous()
         return self._serve(layer, x, chosen, _scoring(layer))
 
+    def apply_in_block(self, layer: Any, x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """The layer behind its RMSNorm, routing and all; and x more, if `in_block` said so.
+
+        Args:
+            x: [tokens, hidden], bfloat16.
+            norm, epsilon: of the RMSNorm.
+        """
+        gate = self.gate
+        assert gate is not None
+        y: torch.Tensor = torch.ops.jitmx.vllm_experts(
+            x.contiguous(), norm, epsilon, gate.weight, gate.bias, layer.w13_weight, layer.w13_weight_scale,
+            layer.w2_weight, layer.w2_weight_scale, *layer.jitmx_packed, getattr(layer, "w13_bias", None),
+            getattr(layer, "w2_bias", None), layer.top_k, _scoring(layer), self._x_format, self._adds,
+        )  # fmt: skip
+        return y
+
     def _serve(self, layer: Any, x: torch.Tensor, routing: Any, scoring: str) -> torch.Tensor:
         w13, w2 = self._experts(layer)
         monitor.look()
@@ -190,7 +219,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
             scale_range=_scale_range(self._packed),
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
-            router_bias=self.gate is not None and self.gate.bias is not None,
+            router_bias=self.gate is not None and self.gate.bias is not None, norm=self._in_block, residual=self._adds,
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from jitmx.kernels.routing import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing_plan import parts
 from jitmx.registry.spec import Variant
+from jitmx.vllm import fusion
 
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
 
@@ -45,6 +46,7 @@ class Linear(Needed):
 
     Attributes:
         n, k, dtype, bias, weight, encoding, scale_range: as in `LinearProblem`.
+        norm, residual: it is given one, and has it fused where that is best.
     """
 
     n: int
@@ -54,12 +56,16 @@ class Linear(Needed):
     weight: str
     encoding: str
     scale_range: str
+    norm: bool = False
+    residual: bool = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """One, or several where a kernel takes only some of the rows."""
         problem = LinearProblem(
-            m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight
-        )
+            m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
+            residual=self.residual,
+        )  # fmt: skip
+        problem = fusion.fused(problem, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
 
@@ -74,6 +80,7 @@ class Experts(Needed):
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
+        norm, residual: an RMSNorm of the hidden states goes before the layer, and they are added to what it makes.
     """
 
     experts: int
@@ -89,12 +96,14 @@ class Experts(Needed):
     routing: str
     router_bias: bool
     x_format: str = "bf16"
+    norm: bool = False
+    residual: bool = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """The routing, the lists where the experts read some, and the experts."""
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
-            scale_range=self.scale_range, x_format=self.x_format,
+            scale_range=self.scale_range, x_format=self.x_format, residual=self.residual,
         )  # fmt: skip
         tile = 0
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
@@ -114,7 +123,7 @@ class Experts(Needed):
             return
         if self.routing == "hidden":
             bias = "bias_bf16" if self.router_bias else "none"
-            yield replace(given, h=self.hidden, bias=bias)
+            yield replace(given, h=self.hidden, bias=bias, norm=self.norm, normalized=self.norm)
         if tile:
             yield RoutingProblem(m, self.experts, self.top, 8, "ids", mapped=mapped, tile=tile)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from jitmx.errors import SettingError
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {"mxfp4_layers": "mxfp4_layers", "moe_kernel": "moe_kernel", "moe_activation": "moe_activation"}
+KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm")}
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
@@ -38,14 +38,15 @@ class Request:
 
     Attributes:
         layers: the format of each layer asked for.
-        said: by kind of layer, and for "moe_kernel" and "moe_activation", where that was said.
-        moe_kernel, moe_activation: as JITMX_MOE_KERNEL and JITMX_MOE_ACTIVATION.
+        said: by kind of layer, and for what else there is, where that was said.
+        moe_kernel, moe_activation, fuse_norm: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION and JITMX_FUSE_NORM.
     """
 
     layers: Mapping[str, str]
     said: Mapping[str, str]
     moe_kernel: str = "auto"
     moe_activation: str = "bf16"
+    fuse_norm: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,30 @@ class Layer:
     tied: bool = field(default=False, kw_only=True)
 
 
+@dataclass(frozen=True)
+class Block:
+    """One transformer block, whose norms and residual may go into its products.
+
+    Attributes:
+        served: of "moe", "qkv" and "o" those that jitmx serves, each with its format.
+        router: jitmx makes the router's product, too.
+        ranks: that share each product.
+        n, hidden: output and input features of QKV.
+        other: what else stands against it, in words; empty where nothing.
+    """
+
+    served: Mapping[str, str]
+    router: bool
+    ranks: int
+    n: int
+    hidden: int
+    other: str = ""
+
+
+# Kinds of layers that a block is made of.
+OF_BLOCK = layers.KINDS[:3]
+
+
 def request(options: Any = None, read: Settings | None = None, environ: Mapping[str, str] | None = None) -> Request:
     """What was asked for: by `options` where they say it, else by the environment.
 
@@ -105,7 +130,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
     if read is None:
         read = settings.current() if environ is None else settings.read(environ)
     own = _checked(options)
-    said = {name: settings.origin(name, environ) for name in ("moe_kernel", "moe_activation")}
+    said = {name: settings.origin(name, environ) for name in KEYS if name != "mxfp4_layers"}
     said.update({name: f"additional_config's {name}" for name in own if name in said})
     if "mxfp4_layers" in own:
         chosen, where = dict(own["mxfp4_layers"]), "additional_config's mxfp4_layers"
@@ -126,7 +151,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
                 chosen.pop(kind, None)
     kernel = own.get("moe_kernel", read.moe_kernel)
     activation = own.get("moe_activation", read.moe_activation)
-    return Request(chosen, said, kernel, activation)
+    return Request(chosen, said, kernel, activation, own.get("fuse_norm", read.fuse_norm))
 
 
 def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
@@ -142,6 +167,29 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     if kind == "moe" and asked.moe_activation != "bf16":
         reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
     return Decision(format, reason)
+
+
+def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) -> str:
+    """What stands against norms and residual in the products of a block, or an empty text.
+
+    Args:
+        kernels: from the format of QKV to what its kernels lack, in words; empty where nothing.
+    """
+    if not asked.fuse_norm:
+        return f"{asked.said['fuse_norm']} asks for norms in launches of their own"
+    missing = [kind for kind in OF_BLOCK if kind not in block.served]
+    if missing:
+        return f"vLLM serves {' and '.join(missing)}"
+    if block.ranks > 1:
+        return f"products are added up over {block.ranks} ranks before the residual is"
+    if not block.router:
+        return "vLLM makes the router's product, or looks at what it chooses"
+    return block.other or kernels(block.served["qkv"])
+
+
+def wants_fusing(asked: Request) -> bool:
+    """Whether all layers of a block were asked for, so that its norms are worth a line in the log."""
+    return asked.layers.keys() >= set(OF_BLOCK)
 
 
 def _against(layer: Layer, asked: Request, facts: Facts) -> str:
@@ -196,6 +244,7 @@ def _checked(options: Any) -> dict[str, Any]:
             raise SettingError(f"additional_config's jitmx has no {key!r}{hint}")
         setting = by_field[KEYS[key]]
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
+        text = str(int(text)) if isinstance(text, bool) and key == "fuse_norm" else text
         if not isinstance(text, str):
             raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")
         try:

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 from jitmx import layers, settings
 from jitmx.vllm import facts, policy, router
 from jitmx.vllm.plugin import logger
-from jitmx.vllm.policy import Decision, Layer
+from jitmx.vllm.policy import Block, Decision, Layer
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
 
@@ -89,12 +89,33 @@ def decide_lm_head(prefix: str, tied: bool) -> Decision:
     return decide(Layer("lm_head", prefix, tied=tied, draft=facts.draft()))
 
 
+def decide_block(found: Block) -> bool:
+    """Whether norms and residual of a transformer block go into its products; said in the log once."""
+    config = get_current_vllm_config()
+    if not isinstance(config.quant_config, JitmxGptOssConfig) or facts.draft():
+        return False
+    from jitmx.vllm import block
+
+    asked, (target, _) = _asked(config), facts.target()
+
+    def lacking(format: str) -> str:
+        assert target is not None, "no layer is served without a target"
+        return block.without_fused_kernels(target, found.hidden, found.n, format)
+
+    against = policy.against_fusing(found, asked, lacking)
+    if policy.wants_fusing(asked):
+        _announce_block(against, None if target is None else target.name)
+    _into_compile_key(config, "block", Decision(None if against else "fused", against))
+    return not against
+
+
 def install() -> None:
     """Put jitmx's classes in the place of vLLM's where a layer asks for no configuration. Again, it changes nothing."""
-    from jitmx.vllm import lm_head
+    from jitmx.vllm import block, lm_head
 
     router.install()
     lm_head.register(decide_lm_head)
+    block.install(decide_block)
 
 
 def _asked(config: Any) -> policy.Request:
@@ -109,6 +130,15 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
         logger.warning("vLLM serves %s, and jitmx stands aside: %s", kind, decision.reason)
+
+
+@functools.cache
+def _announce_block(against: str, target: str | None) -> None:
+    """One line on the blocks of a model whose layers are all to be jitmx's."""
+    if against:
+        logger.warning("vLLM normalises and adds the residual in launches of its own: %s", against)
+    else:
+        logger.info("jitmx normalises and adds the residual within the products of a block on %s", target)
 
 
 assert set(_LINEAR.values()) < set(layers.KINDS)

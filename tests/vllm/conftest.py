@@ -128,6 +128,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     import torch
     from vllm.model_executor import custom_op
     from vllm.model_executor.layers import quantization as registry
+    from vllm.model_executor.models import gpt_oss
 
     import jitmx.vllm
     from jitmx.vllm import facts, plugin, quantization, warmup
@@ -140,7 +141,10 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     # vLLM empties an accelerator's cache after loading, and torch without one refuses.
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     classes = dict(custom_op.op_registry_oot)
-    caches: tuple[Callable[..., Any], ...] = (plugin._say_once, plugin._hooks_hold, quantization._announce)
+    monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", gpt_oss.GptOssModel.block_cls)  # put back after the test
+    caches: tuple[Callable[..., Any], ...] = (
+        plugin._say_once, plugin._hooks_hold, quantization._announce, quantization._announce_block
+    )  # fmt: skip
     found = Host(checkpoint[0], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)
 

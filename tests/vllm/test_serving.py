@@ -7,8 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 import torch
 
@@ -23,15 +21,7 @@ from vllm.forward_context import set_forward_context
 import jitmx
 from jitmx import settings
 from jitmx.kernels.moe.arguments import GATE
-
-
-def decoded(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """A weight [experts, n, k] of a checkpoint, in float64."""
-    blocks, scales = (tensors[f"{name}_{part}"].numpy() for part in ("blocks", "scales"))
-    nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
-    values = nibbles.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    values *= np.exp2(scales.astype(np.float64) - 127)[..., None]
-    return torch.from_numpy(values.reshape(*scales.shape[:2], -1))
+from vllm_world import decoded, error
 
 
 def expected(checkpoint: tuple[Path, dict[str, torch.Tensor]], layer: int, x: torch.Tensor) -> torch.Tensor:
@@ -59,11 +49,6 @@ def serve(model: Any, layer: int, x: torch.Tensor) -> torch.Tensor:
 
 def hidden(rows: int) -> torch.Tensor:
     return torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative L2."""
-    return float((found.double() - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -1,0 +1,155 @@
+"""The transformer block of gpt-oss with one residual stream: RMSNorm and residual go into the products beside them.
+
+vLLM's block adds and normalises twice, each time in a launch of its own between two products. This one hands the sum
+on: QKV and the router normalise what they read, O and the experts add what they are given. For many rows the norm is
+still a launch of its own, in the same operators.
+
+The last block of a rank leaves its experts' outcome and the residual apart, as vLLM's do: the final norm, or the next
+rank, adds them. States that a draft model reads between blocks are the stream itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.distributed import get_pp_group
+from vllm.distributed.utils import get_pp_indices
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.models import gpt_oss
+
+import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
+from jitmx.arch import Arch
+from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.vllm import fusion
+from jitmx.vllm.linear import JitmxLinearMethod
+from jitmx.vllm.moe import JitmxMoEMethod
+from jitmx.vllm.policy import Block
+
+# What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
+_KNOWN = {
+    "TransformerBlock.forward": "12ed1cc7a6681579",
+    "OAIAttention.forward": "72860069ec1f5c48",
+    "MLPBlock.forward": "cd4a9fcbc7b58fc0",
+    "GptOssModel.forward": "b8e01dce8a29f3a1",
+}
+
+_WORDS = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
+
+_decide: Callable[[Block], bool] | None = None
+
+
+class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
+    """vLLM's block; with its norms in its products where the policy says so. Arguments are those of vLLM's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.jitmx_fused = _decide is not None and _decide(_facts(self))
+        if not self.jitmx_fused:
+            return
+        signature = inspect.signature(gpt_oss.TransformerBlock.__init__)
+        config = signature.bind(self, *args, **kwargs).arguments["vllm_config"].model_config.hf_config
+        group = get_pp_group()
+        _, end = get_pp_indices(config.num_hidden_layers, group.rank_in_group, group.world_size)
+        self.jitmx_last = self.layer_idx == end - 1
+        self.attn.qkv_proj.quant_method.extras = ("norm",)
+        self.attn.o_proj.quant_method.extras = ("residual",)
+        self.mlp.experts.routed_experts.quant_method.in_block(adds=not self.jitmx_last)
+
+    def forward(
+        self, hidden_states: torch.Tensor, positions: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The block's outcome, which is the whole stream unless a second tensor is to be added to it.
+
+        Args:
+            hidden_states: [tokens, hidden].
+            positions: [tokens].
+            residual: what hidden_states lack of the stream, like them, or None.
+        """
+        if not self.jitmx_fused:
+            stock: tuple[torch.Tensor, torch.Tensor | None] = super().forward(hidden_states, positions, residual)
+            return stock
+        x = hidden_states if residual is None else hidden_states + residual
+        attn, norm = self.attn, self.input_layernorm
+        qkv = attn.qkv_proj.quant_method.apply_in_block(
+            attn.qkv_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
+        )
+        q, k, v = qkv.split([attn.q_size, attn.kv_size, attn.kv_size], dim=-1)
+        q, k = attn.rotary_emb(positions, q, k)
+        x = attn.o_proj.quant_method.apply_in_block(attn.o_proj, attn.attn(q, k, v), residual=x)
+        norm, experts = self.post_attention_layernorm, self.mlp.experts.routed_experts
+        y = experts.quant_method.apply_in_block(experts, x, norm.weight.data, norm.variance_epsilon)
+        return y, x if self.jitmx_last else None
+
+
+def install(decide: Callable[[Block], bool]) -> None:
+    """Have vLLM build gpt-oss of these blocks, each fused where `decide` says so. Another plugin's block stays."""
+    global _decide
+    _decide = decide
+    if gpt_oss.GptOssModel.block_cls is gpt_oss.TransformerBlock:
+        gpt_oss.GptOssModel.block_cls = JitmxTransformerBlock
+
+
+def without_fused_kernels(arch: Arch, hidden: int, n: int, format: str) -> str:
+    """Why norms in products gain nothing on a target, in words; empty where they do.
+
+    Args:
+        hidden: input features of QKV.
+        n: output features of QKV.
+        format: of its weight.
+    """
+    problem = LinearProblem(1, n, hidden, bias=True, encoding=preferred_encoding(arch), weight=format, norm=True)
+    if fusion.fused(problem, arch, arch.multiprocessors).norm:
+        return ""
+    return f"the kernel for one row of QKV in {format} on {arch} has no RMSNorm in it"
+
+
+def _facts(block: Any) -> Block:
+    """What the policy asks of a block."""
+    attn, mlp = block.attn, block.mlp
+    layers = {"qkv": attn.qkv_proj, "o": attn.o_proj, "moe": mlp.experts.routed_experts}
+    methods = {kind: layer.quant_method for kind, layer in layers.items()}
+    own = {"qkv": JitmxLinearMethod, "o": JitmxLinearMethod, "moe": JitmxMoEMethod}
+    served = {
+        kind: getattr(method, "format", "mxfp4") for kind, method in methods.items() if isinstance(method, own[kind])
+    }
+    norms = block.input_layernorm, block.post_attention_layernorm
+    return Block(
+        served=served,
+        router=getattr(methods["moe"], "gate", None) is not None,
+        ranks=attn.qkv_proj.tp_size,
+        n=sum(attn.qkv_proj.output_partition_sizes),
+        hidden=attn.hidden_size,
+        other=next((reason for fine, reason in (
+            (type(block) is JitmxTransformerBlock, "the block is of another class"),
+            (type(attn) is gpt_oss.OAIAttention and type(mlp) is gpt_oss.MLPBlock, "its parts are of other classes"),
+            (all(type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None for norm in norms),
+             "its RMSNorm is another than vLLM's"),
+            (not attn.qkv_proj.skip_bias_add and not attn.o_proj.skip_bias_add, "a bias is added elsewhere"),
+            (not changed(), f"vLLM's code of the block is another than jitmx knows ({', '.join(changed())})"),
+        ) if not fine), ""),
+    )  # fmt: skip
+
+
+@functools.cache
+def changed() -> tuple[str, ...]:
+    """Which functions that the block takes the place of are not as they were when it was written."""
+    return tuple(name for name, digest in _KNOWN.items() if digest_of(name) != digest)
+
+
+def digest_of(name: str) -> str:
+    """Of the code of a function of vLLM's gpt-oss, whatever its comments and line breaks."""
+    found: Any = gpt_oss
+    for part in name.split("."):
+        found = getattr(found, part)
+    lines = io.StringIO(textwrap.dedent(inspect.getsource(found)))
+    words = [token.string for token in tokenize.generate_tokens(lines.readline) if token.type in _WORDS]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

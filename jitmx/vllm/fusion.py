@@ -1,0 +1,39 @@
+"""Which of RMSNorm and residual go into the launch of a product, by how many rows it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jitmx import kernels
+from jitmx.arch import Arch
+from jitmx.dispatch import choose
+from jitmx.kernels.linear import LinearProblem
+
+EXTRAS = ("norm", "residual")
+
+
+def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearProblem:
+    """`problem` without what the kernel that is best for the product alone has not in it.
+
+    Another kernel, for the sake of one launch less, would cost more than that launch: what a block of few rows gains,
+    it loses in the product of many.
+
+    Raises:
+        KnobError: no kernel serves the product alone.
+    """
+    wanted = [name for name in EXTRAS if getattr(problem, name)]
+    plain = replace(problem, norm=False, residual=False)
+    if not wanted:
+        return plain
+    family = kernels.family("linear")
+    kernel = choose.choose("linear", plain, arch, multiprocessors=multiprocessors).variant.spec.name
+    most = family.max_rows(kernel)
+    if most is not None and problem.m > most:
+        return plain
+    kept: dict[str, Any] = {}
+    for name in wanted:
+        more = {**kept, name: True}
+        if kernel in family.serving(replace(plain, **more), arch):
+            kept = more
+    return replace(plain, **kept)

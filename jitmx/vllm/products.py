@@ -1,0 +1,118 @@
+"""Products and experts of a transformer block with its RMSNorm and residual, as operators: opaque to torch.compile.
+
+What is fused depends on the number of rows, and traced code does not know it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn.functional import linear as torch_linear
+from vllm import _custom_ops
+
+from jitmx import settings
+from jitmx.arch import Arch
+from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.kernels.routing import FEW_TOKENS
+from jitmx.ops import checks, compose, custom, expert_operand, moe, operand, plan, routing_calls
+from jitmx.ops import linear as product
+from jitmx.ops.moe_checks import Recipe
+from jitmx.vllm import fusion, monitor
+
+
+def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm of x over its last dimension, by vLLM's kernel where there is a GPU."""
+    if not x.is_cuda:
+        return compose.rms_norm(x, norm, epsilon)
+    out = torch.empty_like(x)
+    _custom_ops.rms_norm(out, x, norm, epsilon)
+    return out
+
+
+def run_linear(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
+) -> torch.Tensor:  # fmt: skip
+    """Y = RMSNorm(X) W^T (+ bias) (+ residual), in one launch where the product's kernel has all of it."""
+    x, bias, residual, norm = map(custom.plain, (x, bias, residual, norm))
+    weight = operand.find(words, scales, n, k, layout)
+    fused = _fused(weight, max(x.numel() // k, 1), x, bias is not None, residual is not None, norm is not None)
+    if norm is not None and not fused.norm:
+        x, norm = rms_norm(x, norm, epsilon), None
+    carried = residual if fused.residual else None
+    y = product.run(x, weight, bias, None, carried, norm, epsilon)
+    return y if residual is None or fused.residual else y.add_(residual)
+
+
+def _fused(
+    weight: operand.Operand, rows: int, x: torch.Tensor, bias: bool, residual: bool, norm: bool
+) -> LinearProblem:
+    problem = plan.problem(weight, rows, x.dtype, {"bias": bias, "residual": residual, "norm": norm})
+    device = x.get_device()
+    return _of(problem, checks.device_arch(device), checks.multiprocessors(device), settings.current())
+
+
+@functools.lru_cache(maxsize=4096)
+def _of(problem: LinearProblem, arch: Arch, multiprocessors: int, _chosen_under: settings.Settings) -> LinearProblem:
+    return fusion.fused(problem, arch, multiprocessors)
+
+
+def _fake_linear(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
+) -> torch.Tensor:
+    product.require_columns(x, n, k)
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def run_experts(
+    x: torch.Tensor, norm: torch.Tensor, epsilon: float, router: torch.Tensor, router_bias: torch.Tensor | None,
+    words13: torch.Tensor, scales13: torch.Tensor, words2: torch.Tensor, scales2: torch.Tensor, hidden: int,
+    intermediate: int, layout13: str, layout2: str, b13: torch.Tensor | None, b2: torch.Tensor | None, top: int,
+    scoring: str, x_format: str, add: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The experts of RMSNorm(x), which its router chooses; and x more where that is to be added.
+
+    Up to 64 rows are two launches: the routing normalises its rows and writes what the experts read. More are
+    normalised first.
+    """
+    monitor.look()
+    x, norm, router, router_bias, b13, b2 = map(custom.plain, (x, norm, router, router_bias, b13, b2))
+    w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
+    w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
+    ids: torch.Tensor
+    weights: torch.Tensor | None = None
+    if 0 < x.shape[0] <= FEW_TOKENS:
+        found = routing_calls.run_route(
+            x, router, router_bias, norm, None, top, scoring, epsilon, None, None, normalized=True
+        )
+        assert found.normalized is not None
+        ids, weights, seen = found.ids, found.weights, found.normalized
+    else:
+        seen = rms_norm(x, norm, epsilon)
+        ids = torch_linear(seen, router, router_bias)
+    return moe.run(
+        seen, (ids, weights), w13, w2, b13, b2, None, None, top if weights is None else None, scoring,
+        Recipe(x_format=x_format), ALPHA, LIMIT, None, x if add else None,
+    )  # fmt: skip
+
+
+def _fake_experts(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+custom.define(
+    "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
+    "Tensor? norm, float epsilon) -> Tensor",
+    run_linear,
+    _fake_linear,
+)
+custom.define(
+    "vllm_experts(Tensor x, Tensor norm, float epsilon, Tensor router, Tensor? router_bias, Tensor words13, "
+    "Tensor scales13, Tensor words2, Tensor scales2, int hidden, int intermediate, str layout13, str layout2, "
+    "Tensor? b13, Tensor? b2, int top, str scoring, str x_format, bool add) -> Tensor",
+    run_experts,
+    _fake_experts,
+)

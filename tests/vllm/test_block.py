@@ -1,0 +1,295 @@
+"""Blocks whose norms and residual go into their products: whole models by simulated kernels, against transformers."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import simulated_card
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssModel as Reference
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.models import gpt_oss
+
+import jitmx
+from jitmx import arch
+from jitmx.ops.routing_plan import Routing
+from jitmx.vllm import block, facts, products
+from jitmx.vllm.needed import Experts, Linear
+from vllm_world import decoded, error
+
+Checkpoint = tuple[Path, dict[str, torch.Tensor]]
+ALL = {"mxfp4_layers": "moe,qkv,o"}
+TOKENS = torch.tensor([3, 14, 15, 92, 65, 35, 89, 79, 3])
+
+
+class Causal(torch.nn.Module):
+    """Attention of one prompt with sinks, in float32, in the place of vLLM's."""
+
+    def __init__(self, attn: Any) -> None:
+        super().__init__()
+        self.sinks, self.head, self.scaling = attn.sinks.data.float(), attn.head_dim, attn.scaling
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """All tokens are of one prompt, in their order."""
+        q, k, v = (t.float().unflatten(-1, (-1, self.head)).transpose(0, 1) for t in (q, k, v))
+        k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
+        later = torch.ones(2 * q.shape[1:2]).triu(1).bool()
+        scores = (q @ k.transpose(1, 2) * self.scaling).masked_fill(later, -torch.inf)
+        sinks = self.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        shares = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return (shares @ v).transpose(0, 1).flatten(1).bfloat16()
+
+
+def build(host: Any, **options: Any) -> Any:
+    """A model with its weights, whose attention needs no kernel of vLLM's."""
+    model = host.build(load=True, **{"additional_config": {"jitmx": ALL}} | options)
+    for layer in model.model.layers:
+        layer.attn.attn = Causal(layer.attn)
+        layer.attn.rotary_emb._forward_method = layer.attn.rotary_emb.forward_native
+    return model
+
+
+def run(model: Any, tokens: torch.Tensor) -> Any:
+    """What the model makes of a prompt, before its head."""
+    with vllm_world.world(), torch.no_grad(), set_forward_context(None, model.vllm_config, num_tokens=len(tokens)):
+        return model.model(tokens, torch.arange(len(tokens)), None)
+
+
+def reference(checkpoint: Checkpoint, prompts: torch.Tensor) -> Any:
+    """What transformers makes of prompts in float64, with the weights of QKV and O rounded to MXFP4."""
+    folder, tensors = checkpoint
+    config = GptOssConfig.from_pretrained(folder)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = Reference(config).double()
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("model.") or name.endswith(("_blocks", "_scales")):
+            continue
+        if name.endswith("_proj.weight"):
+            tensor = jitmx.dequantize(jitmx.quantize(tensor, "mxfp4"))
+        state[name.removeprefix("model.")] = tensor.double()
+    for layer in range(2):
+        for name in ("gate_up_proj", "down_proj"):
+            own = f"layers.{layer}.mlp.experts.{name}"
+            state[own] = decoded(tensors, f"model.{own}").transpose(1, 2)
+    model.load_state_dict(state)
+    with torch.no_grad():
+        return model(prompts, output_hidden_states=True)
+
+
+def launches(card: simulated_card.Card) -> list[str]:
+    """Kernels since the last look, each with what is fused with it."""
+    extras = "norm", "normalized", "residual"
+    found = ["+".join([kernel, *(name for name in extras if getattr(variant.knobs, name, False))])
+             for kernel, variant in zip(card.kernels, card.launched, strict=True)]  # fmt: skip
+    card.launched.clear()
+    return found
+
+
+BLOCK = ["linear.stream+norm", "linear.stream+residual", "routing.route+norm+normalized", "moe.stream+residual"]
+
+
+def test_a_prompt_of_few_tokens_takes_four_launches_a_block_and_comes_out_as_stock_blocks_make_it(
+    host: Any, checkpoint: Checkpoint
+) -> None:
+    errors, prompts = {}, TOKENS.view(3, 3)
+    for fuse in (True, False):
+        with simulated_card.on_cpu("sm_90a") as card:
+            model = build(host, additional_config={"jitmx": {**ALL, "fuse_norm": fuse}})
+            launches(card)
+            run(model, prompts[0])
+            # The last block leaves the sum to the final norm.
+            plain = [name.partition("+")[0] for name in BLOCK]
+            assert launches(card) == ([*BLOCK, *BLOCK[:3], "moe.stream"] if fuse else plain * 2)
+            found = torch.stack([run(model, prompt) for prompt in prompts])
+            errors[fuse] = error(found, reference(checkpoint, prompts).last_hidden_state)
+    # Both round, each elsewhere.
+    assert errors[True] < 1.5 * errors[False] and errors[False] < 0.03
+    assert ("INFO", "jitmx normalises and adds the residual within the products of a block on sm_90a") in host.said
+    off = "additional_config's fuse_norm asks for norms in launches of their own"
+    assert ("WARNING", f"vLLM normalises and adds the residual in launches of its own: {off}") in host.said
+
+
+def test_states_between_blocks_are_those_that_a_draft_model_is_trained_on(host: Any, checkpoint: Checkpoint) -> None:
+    with simulated_card.on_cpu("sm_90a"):
+        model = build(host)
+        model.model.aux_hidden_state_layers = (0, 1, 2)
+        last, states = run(model, TOKENS[:3])
+        wanted = reference(checkpoint, TOKENS[None, :3])
+    assert len(states) == 3
+    for state, (index, hidden) in zip(states, enumerate(wanted.hidden_states), strict=True):
+        if index < 2:  # transformers gives the last one normalised
+            assert state.dtype == torch.bfloat16 and error(state, hidden[0]) < 0.02
+    norm = model.model.norm
+    weight = norm.weight.detach().float()
+    normalised = torch.nn.functional.rms_norm(states[2].float(), (64,), weight, norm.variance_epsilon)
+    assert error(last, normalised.double()) < 0.01
+
+
+def test_a_rank_of_a_pipeline_takes_and_leaves_what_stock_blocks_do(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block, "get_pp_indices", lambda layers, rank, size: (0, 1))  # of two ranks, the first
+    x, positions = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16(), torch.arange(3)
+    with simulated_card.on_cpu("sm_90a") as card:
+        first, second = build(host).model.layers
+        launches(card)
+        with vllm_world.world(), torch.no_grad():
+            y, residual = first(x, positions, None)
+            assert launches(card) == [*BLOCK[:3], "moe.stream"]
+            stream, nothing = second(y, positions, residual)
+            assert launches(card) == BLOCK and nothing is None
+            again, _ = second(y + residual, positions, None)
+    assert residual is not None and torch.equal(stream, again)
+
+
+def test_many_tokens_are_normalised_once_and_take_the_kernels_that_they_would_alone(
+    host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    normalised: list[int] = []
+    apart = products.rms_norm
+    monkeypatch.setattr(products, "rms_norm", lambda x, *rest: normalised.append(len(x)) or apart(x, *rest))
+    tokens = TOKENS.repeat(8)[:70]
+    with simulated_card.on_cpu("sm_90a") as card:
+        model = build(host)
+        launches(card)
+        found = run(model, tokens)
+        seen = launches(card)
+        wanted = reference(checkpoint, tokens[None]).last_hidden_state[0]
+    assert normalised == [70] * 4
+    assert seen[0].startswith("linear.") and "norm" not in " ".join(seen)
+    assert [name for name in seen if "residual" in name] == [seen[1], "moe.combine+residual", seen[1]]
+    assert seen[2:3] == ["routing.topk"] and seen[-1] == "moe.combine"
+    assert error(found, wanted) < 0.03
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_blocks_compile_whole_for_any_number_of_tokens(
+    host: Any, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    # What the operators do is told elsewhere; here, that code is traced around them once.
+    calls: list[tuple[int, bool]] = []
+    monkeypatch.setattr(products.product, "run", lambda x, weight, *rest: x.new_ones((*x.shape[:-1], weight.n)))
+    monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=True, residual=True))
+    monkeypatch.setattr(products.routing_calls, "run_route", lambda x, *rest, **more: Routing(x, x, *[None] * 4, x))
+    monkeypatch.setattr(products.moe, "run", lambda x, *rest: calls.append((len(x), rest[-1] is not None)) or x * 2)
+    with simulated_card.on_cpu("sm_90a"):
+        first, last = build(host).model.layers
+
+    def both(x: torch.Tensor, positions: torch.Tensor) -> Any:
+        return last(*shuffled(first(x, positions, None), positions))
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    compiled = torch.compile(both, fullgraph=True, dynamic=True, backend=keep)
+    with vllm_world.world(), torch.inference_mode():
+        for rows in (3, 5, 8):
+            y, residual = compiled(torch.randn(rows, 64).bfloat16(), torch.arange(rows))
+            assert torch.equal(y, residual * 2)
+    assert calls == [(rows, add) for rows in (3, 5, 8) for add in (True, False)]
+    assert len(graphs) <= 2  # vLLM's rotary embedding changes the dtype of its table when it is first used
+    called = [str(node.target) for node in graphs[-1].graph.nodes if node.op == "call_function"]
+    ours = [name.removeprefix("jitmx.").removesuffix(".default") for name in called if "jitmx" in name]
+    assert ours == ["vllm_linear", "vllm_linear", "vllm_experts"] * 2
+    assert [name for name in called if "rms_norm" in name] == []
+
+
+def shuffled(pair: tuple[Any, Any], positions: torch.Tensor) -> tuple[Any, Any, Any]:
+    """What a block returns, as the next takes it."""
+    return pair[0], positions, pair[1]
+
+
+def fusion_of(**extras: bool) -> Any:
+    return SimpleNamespace(**extras)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"additional_config": {"jitmx": {**ALL, "fuse_norm": "0"}}}, "additional_config's fuse_norm asks for norms"),
+        ({"additional_config": {"jitmx": {"mxfp4_layers": "moe,qkv:mxfp8,o"}}}, "row of QKV in mxfp8 on sm_90a has no"),
+        ({"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}, "vLLM serves qkv and o"),
+    ],
+)
+def test_blocks_that_cannot_be_fused_stay_vllms_with_the_reason(
+    host: Any, options: dict[str, Any], said: str
+) -> None:
+    model = host.build(**{"additional_config": {"jitmx": ALL}} | options)
+    assert [layer.jitmx_fused for layer in model.model.layers] == [False, False]
+    lines = [line for line in host.said if "launches of its own" in line[1]]
+    assert len(lines) == 1 and lines[0][0] == "WARNING" and said in lines[0][1]
+
+
+def test_a_target_whose_kernels_have_no_norm_keeps_stock_blocks(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "target", lambda: (arch.parse("sm_121"), ""))
+    assert not any(layer.jitmx_fused for layer in host.build(additional_config={"jitmx": ALL}).model.layers)
+    assert any("one row of QKV in mxfp4 on sm_121a has no RMSNorm in it" in line for _, line in host.said)
+
+
+def test_blocks_of_which_not_all_was_asked_for_are_vllms_without_a_word(host: Any) -> None:
+    model = host.build(additional_config={"jitmx": {"mxfp4_layers": "moe,qkv"}})
+    assert not any(layer.jitmx_fused for layer in model.model.layers)
+    assert all("launches of its own" not in line for _, line in host.said)
+    assert model.vllm_config.additional_config["jitmx_serves"]["block"] == ""
+    fused = host.build(additional_config={"jitmx": ALL}).vllm_config
+    assert fused.additional_config["jitmx_serves"]["block"] == "fused"
+
+
+def test_a_router_that_vllm_looks_at_keeps_stock_blocks(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
+    assert not any(layer.jitmx_fused for layer in host.build(additional_config={"jitmx": ALL}).model.layers)
+    assert any("vLLM makes the router's product, or looks at what it chooses" in line for _, line in host.said)
+
+
+def test_code_of_vllms_block_that_has_changed_is_left_to_it(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert block.changed() == ()
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    monkeypatch.setattr(gpt_oss.MLPBlock, "forward", forward)
+    block.changed.cache_clear()
+    try:
+        model = host.build(additional_config={"jitmx": ALL})
+    finally:
+        block.changed.cache_clear()
+    assert not any(layer.jitmx_fused for layer in model.model.layers)
+    assert any("another than jitmx knows (MLPBlock.forward)" in line for _, line in host.said)
+
+
+def test_a_block_of_another_plugin_stays(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(gpt_oss.TransformerBlock):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", Other)
+    assert {type(layer) for layer in host.build(additional_config={"jitmx": ALL}).model.layers} == {Other}
+
+
+def test_every_kernel_of_fused_blocks_is_asked_for_before_serving(host: Any, checkpoint: Checkpoint) -> None:
+    with simulated_card.on_cpu("sm_90a") as card:
+        model = build(host)
+        launches(card)
+        for rows in (1, 3, 8, 20, 40, 64, 70):
+            run(model, TOKENS.repeat(8)[:rows])
+        seen = {variant.name for variant in card.launched}
+    wanted = [replace(asked, arch="sm_90a") for asked in host.warmed]
+    extras = {kind: {(asked.norm, asked.residual) for asked in wanted if isinstance(asked, kind)}
+              for kind in (Linear, Experts)}  # fmt: skip
+    assert extras == {Linear: {(True, False), (False, True)}, Experts: {(True, True), (True, False)}}
+    four = [variant for asked in wanted for m in range(1, 80) for variant in asked.launches(m, arch.parse("sm_90"), 4)]
+    assert seen - {variant.name for variant in four} == set()
