@@ -12,6 +12,9 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     linear.py        QKV and O
     lm_head.py       the language-model head
     router.py        the router's product, taken into the experts' call
+    block.py         the transformer block, whose norms and residual are in its products
+    products.py      those products, as operators
+    fusion.py        what goes into the launch of a product, by how many rows it has
     packing.py       experts' weights, packed in the place of the checkpoint's
     needed.py        the kernels that a layer's calls launch
     warmup.py        those kernels, compiled and loaded before serving begins

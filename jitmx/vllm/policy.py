@@ -92,6 +92,10 @@ class Layer:
     tied: bool = field(default=False, kw_only=True)
 
 
+# Kinds of layers that a block is made of.
+OF_BLOCK = layers.KINDS[:3]
+
+
 @dataclass(frozen=True)
 class Block:
     """One transformer block, whose norms and residual may go into its products.
@@ -111,9 +115,10 @@ class Block:
     hidden: int
     other: str = ""
 
-
-# Kinds of layers that a block is made of.
-OF_BLOCK = layers.KINDS[:3]
+    @property
+    def whole(self) -> bool:
+        """Whether jitmx serves all of it."""
+        return self.served.keys() >= set(OF_BLOCK)
 
 
 def request(options: Any = None, read: Settings | None = None, environ: Mapping[str, str] | None = None) -> Request:
@@ -177,19 +182,13 @@ def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) 
     """
     if not asked.fuse_norm:
         return f"{asked.said['fuse_norm']} asks for norms in launches of their own"
-    missing = [kind for kind in OF_BLOCK if kind not in block.served]
-    if missing:
-        return f"vLLM serves {' and '.join(missing)}"
+    if not block.whole:
+        return f"vLLM serves {' and '.join(kind for kind in OF_BLOCK if kind not in block.served)}"
     if block.ranks > 1:
         return f"products are added up over {block.ranks} ranks before the residual is"
     if not block.router:
         return "vLLM makes the router's product, or looks at what it chooses"
     return block.other or kernels(block.served["qkv"])
-
-
-def wants_fusing(asked: Request) -> bool:
-    """Whether all layers of a block were asked for, so that its norms are worth a line in the log."""
-    return asked.layers.keys() >= set(OF_BLOCK)
 
 
 def _against(layer: Layer, asked: Request, facts: Facts) -> str:

@@ -90,7 +90,10 @@ def decide_lm_head(prefix: str, tied: bool) -> Decision:
 
 
 def decide_block(found: Block) -> bool:
-    """Whether norms and residual of a transformer block go into its products; said in the log once."""
+    """Whether norms and residual of a transformer block go into its products; said in the log once.
+
+    Where vLLM serves some of them, each has a line of its own.
+    """
     config = get_current_vllm_config()
     if not isinstance(config.quant_config, JitmxGptOssConfig) or facts.draft():
         return False
@@ -103,7 +106,7 @@ def decide_block(found: Block) -> bool:
         return block.without_fused_kernels(target, found.hidden, found.n, format)
 
     against = policy.against_fusing(found, asked, lacking)
-    if policy.wants_fusing(asked):
+    if found.whole:
         _announce_block(against, None if target is None else target.name)
     _into_compile_key(config, "block", Decision(None if against else "fused", against))
     return not against

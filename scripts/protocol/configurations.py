@@ -54,6 +54,11 @@ class Configuration:
         return frozenset(item.partition(":")[0] for item in self.layers)
 
     @property
+    def formats(self) -> frozenset[str]:
+        """The layers that jitmx serves, each as `qkv:mxfp4`."""
+        return frozenset(item if ":" in item else f"{item}:{FORMATS[0]}" for item in self.layers)
+
+    @property
     def name(self) -> str:
         """Short and unique: `stock-triton`, `jitmx-moe+qkv:mxfp8-act:mxfp8-tile:64x128`."""
         if not self.layers:
@@ -110,7 +115,7 @@ class Configuration:
 
 def _choosing(settings: Any) -> list[str]:
     """Variables of jitmx, with their aliases, that change which kernels serve what."""
-    fields = ("linear_", "moe_", "mxfp4_", "quantize_")
+    fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_")
     return [name for item in settings.TABLE if item.field.startswith(fields) for name in (item.name, *item.aliases)]
 
 

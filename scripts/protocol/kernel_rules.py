@@ -22,6 +22,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "jitmx routing": (r"^jitmx_routing_",),
     "jitmx quantize": (r"^jitmx_(de)?quantize$",),
     "jitmx other": (r"^jitmx_",),
+    "norm": (r"\brms_norm_kernel\b", r"\bfused_add_rms_norm_kernel\b", r"^triton_\w*rsqrt"),
     "triton moe": (r"^_(p_)?matmul_ogs",),
     "marlin moe": (r"\bmarlin_moe_wna16::Marlin<",),
     "marlin linear": (r"(^|[^\w:])marlin::Marlin<",),
@@ -41,13 +42,14 @@ class Rule:
     Attributes:
         family: a key of `FAMILIES`.
         why: what a breach means.
-        served: layers that jitmx must serve for the rule to hold.
+        served: layers that jitmx must serve for the rule to hold; "qkv:mxfp4" says in which format.
         stock: layers that vLLM must serve for the rule to hold.
         backends: vLLM's MoE backends for which it holds; empty: any.
         activations: formats of the experts' inputs for which it holds; empty: any.
         least: (a layer, a pass) launches at least, or None.
         most: (a layer, a pass) launches at most, or None. (0, 0): must not be seen.
         only: a regular expression that narrows the family.
+        beside: kernels, by regular expressions, that must be in a profile for the rule to hold.
     """
 
     family: str
@@ -59,11 +61,12 @@ class Rule:
     least: tuple[int, int] | None = None
     most: tuple[int, int] | None = None
     only: str = ""
+    beside: tuple[str, ...] = ()
 
     def holds_for(self, configuration: Configuration) -> bool:
         """Whether the rule says anything about this configuration."""
         return (
-            set(self.served) <= configuration.served
+            set(self.served) <= configuration.served | configuration.formats
             and not set(self.stock) & configuration.served
             and (not self.backends or configuration.backend in self.backends)
             and (not self.activations or configuration.activation in self.activations)
@@ -104,6 +107,12 @@ RULES: tuple[Rule, ...] = (
     Rule("jitmx linear", "jitmx serves every dense layer", served=_DENSE, least=(2, 1)),
     # What cuBLAS may still do is the router.
     Rule("cublas", "no dense layer is left to cuBLAS but the router", served=_DENSE, most=(1, 0)),
+    # Few tokens: vLLM's final norm is left, and where tiles are best for QKV one in each layer. Targets without
+    # linear.stream, which has the norm in it, keep vLLM's blocks.
+    Rule(
+        "norm", "a block's products normalise and add", served=("moe", "qkv:mxfp4", "o"), most=(1, 1),
+        beside=(r"^jitmx_routing_route", r"^jitmx_linear_stream"),
+    ),
     Rule("marlin linear", "no dense layer is quantized by vLLM", most=_NEVER),
 )  # fmt: skip
 
@@ -135,6 +144,11 @@ def family(name: str) -> str | None:
     return next((key for key, patterns in FAMILIES.items() if any(re.search(p, name) for p in patterns)), None)
 
 
+def _beside(rule: Rule, launches: Iterable[str]) -> bool:
+    """Whether what a rule asks to see beside its family is in a profile."""
+    return all(any(re.search(pattern, name) for name in launches) for pattern in rule.beside)
+
+
 def judge(
     launches: Mapping[str, int],
     configuration: Configuration,
@@ -152,7 +166,7 @@ def judge(
     """
     findings = []
     for rule in rules:
-        if not rule.holds_for(configuration):
+        if not rule.holds_for(configuration) or not _beside(rule, launches):
             continue
         seen = sum(
             count for name, count in launches.items() if family(name) == rule.family and re.search(rule.only, name)

@@ -74,6 +74,22 @@ def test_a_profile_of_a_configuration_breaks_none_of_its_rules(name: str) -> Non
     assert breaches(name, CONFIGURATIONS[name]) == []
 
 
+_NORM = "void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*)"
+
+
+@pytest.mark.parametrize(
+    ("layers_", "added", "without", "fails"),
+    [
+        ("all", EACH, "", True), ("all", PASSES, "", False), ("moe,qkv:mxfp8,o", EACH, "", False),
+        ("moe,qkv", EACH, "", False), ("all", EACH, "linear_stream", False), ("all", EACH, "jitmx_routing", False),
+    ],
+)  # fmt: skip
+def test_norms_beside_products_that_normalise_are_a_breach(layers_: str, added: int, without: str, fails: bool) -> None:
+    seen = {name: count for name, count in PROFILES["jitmx-all"].items() if not without or without not in name}
+    found = judge(seen | {_NORM: added}, Configuration(layers(layers_)), layers=DEPTH, passes=PASSES)
+    assert any(not one.passed and one.rule.family == "norm" for one in found) == fails
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("asked", CONFIGURATIONS)
 def test_a_profile_of_one_configuration_is_no_other_s(profile: str, asked: str) -> None:

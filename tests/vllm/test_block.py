@@ -16,6 +16,7 @@ import simulated_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
+from torch.library import opcheck
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssModel as Reference
 from vllm.forward_context import set_forward_context
@@ -223,7 +224,6 @@ def fusion_of(**extras: bool) -> Any:
     [
         ({"additional_config": {"jitmx": {**ALL, "fuse_norm": "0"}}}, "additional_config's fuse_norm asks for norms"),
         ({"additional_config": {"jitmx": {"mxfp4_layers": "moe,qkv:mxfp8,o"}}}, "row of QKV in mxfp8 on sm_90a has no"),
-        ({"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}, "vLLM serves qkv and o"),
     ],
 )
 def test_blocks_that_cannot_be_fused_stay_vllms_with_the_reason(
@@ -241,7 +241,10 @@ def test_a_target_whose_kernels_have_no_norm_keeps_stock_blocks(host: Any, monke
     assert any("one row of QKV in mxfp4 on sm_121a has no RMSNorm in it" in line for _, line in host.said)
 
 
-def test_blocks_of_which_not_all_was_asked_for_are_vllms_without_a_word(host: Any) -> None:
+def test_blocks_of_which_vllm_serves_a_part_are_vllms_and_nothing_more_is_said(host: Any) -> None:
+    lora = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}
+    assert not any(layer.jitmx_fused for layer in host.build(**lora, additional_config={"jitmx": ALL}).model.layers)
+    assert sum("LoRA is on" in line for _, line in host.said) == 2
     model = host.build(additional_config={"jitmx": {"mxfp4_layers": "moe,qkv"}})
     assert not any(layer.jitmx_fused for layer in model.model.layers)
     assert all("launches of its own" not in line for _, line in host.said)
@@ -293,3 +296,21 @@ def test_every_kernel_of_fused_blocks_is_asked_for_before_serving(host: Any, che
     assert extras == {Linear: {(True, False), (False, True)}, Experts: {(True, True), (True, False)}}
     four = [variant for asked in wanted for m in range(1, 80) for variant in asked.launches(m, arch.parse("sm_90"), 4)]
     assert seen - {variant.name for variant in four} == set()
+
+
+def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    with simulated_card.on_cpu("sm_90a") as card:
+        layer = build(host).model.layers[0]
+        launches(card)
+        qkv, norm = layer.attn.qkv_proj, layer.input_layernorm.weight.data
+        weight = (qkv.weight_packed, qkv.weight_scale, *qkv.jitmx_packed, qkv.bias)
+        opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, norm, 1e-5))
+        experts, gate = layer.mlp.experts.routed_experts, layer.mlp.router
+        opcheck(
+            torch.ops.jitmx.vllm_experts.default,
+            (x, norm, 1e-5, gate.weight, gate.bias, experts.w13_weight, experts.w13_weight_scale, experts.w2_weight,
+             experts.w2_weight_scale, *experts.jitmx_packed, experts.w13_bias, experts.w2_bias, 2, "softmax_topk",
+             "bf16", True),
+        )  # fmt: skip
+        assert {"linear.stream+norm", "moe.stream+residual"} <= set(launches(card))

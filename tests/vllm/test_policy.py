@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jitmx import layers
 from jitmx.errors import SettingError
 from jitmx.vllm import policy
-from jitmx.vllm.policy import Decision, Facts, Layer, decide
+from jitmx.vllm.policy import Block, Decision, Facts, Layer, against_fusing, decide
 
 H200 = Facts("sm_90a")
 ALL = {"mxfp4_layers": "all"}
@@ -120,20 +120,53 @@ def test_a_switch_is_named_where_it_decided() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation"),
+        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, fuse"),
         ({"layers": "moe"}, "jitmx has no 'layers'; did you mean mxfp4_layers?"),
-        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation"),
+        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, fuse_norm"),
         ({"mxfp4_layers": 3}, "jitmx.mxfp4_layers is 3, and must be a text"),
         ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
         ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),
         ({"moe_kernel": "cutlass"}, "jitmx.moe_kernel='cutlass' is not auto, gemm, gemv, marlin or triton"),
         ({"moe_activation": "fp8"}, "jitmx.moe_activation='fp8' is not bf16, mxfp8, mxfp4 or fp6"),
+        ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: str) -> None:
     with pytest.raises(SettingError) as error:
         ask(options)
     assert said in str(error.value)
+
+
+_WHOLE = Block({"moe": "mxfp4", "qkv": "mxfp4", "o": "mxfp8"}, router=True, ranks=1, n=5120, hidden=2880)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""), ({"served": {"moe": "mxfp4", "o": "mxfp4"}}, "vLLM serves qkv"),
+        ({"served": {}}, "vLLM serves moe and qkv and o"),
+        ({"ranks": 2}, "products are added up over 2 ranks before the residual is"),
+        ({"router": False}, "vLLM makes the router's product, or looks at what it chooses"),
+        ({"other": "its RMSNorm is another"}, "its RMSNorm is another"),
+    ],
+)
+def test_norms_go_into_the_products_of_a_block_unless_something_stands_against_it(
+    change: dict[str, Any], said: str
+) -> None:
+    found = dataclasses.replace(_WHOLE, **change)
+    assert against_fusing(found, ask(ALL), lambda format: "") == said
+    assert against_fusing(found, ask(ALL), lambda format: f"no kernel for {format}") == (said or "no kernel for mxfp4")
+
+
+def test_fusing_can_be_asked_not_to_be_by_text_or_truth() -> None:
+    assert ask({"fuse_norm": True}).fuse_norm and ask(ALL).fuse_norm
+    for options, environ, name in (
+        ({"fuse_norm": False}, {}, "additional_config's fuse_norm"),
+        (None, {"JITMX_FUSE_NORM": "0"}, "JITMX_FUSE_NORM"),
+        ({"fuse_norm": "0"}, {"JITMX_FUSE_NORM": "1"}, "additional_config's fuse_norm"),
+    ):  # fmt: skip
+        against = against_fusing(_WHOLE, ask(options, **environ), lambda format: "")
+        assert against == f"{name} asks for norms in launches of their own"
 
 
 @pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6"])
