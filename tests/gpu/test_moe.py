@@ -314,6 +314,25 @@ def test_rows_without_an_expert_are_zero(small: Layer, times: int) -> None:
     assert not small(x, (ids, torch.ones(6 * times, 1, device="cuda")), out=out).any()
 
 
+@pytest.mark.parametrize("m", [1, 5, 64, 200])
+@pytest.mark.parametrize("reduction", ["ordered", "atomic"])
+def test_a_residual_is_added_eagerly_and_replayed_from_a_graph(large: Layer, m: int, reduction: str) -> None:
+    if reduction == "atomic" and "pdl" not in checks.device_arch(0).features:
+        pytest.skip("sums by atomics need sm_90")
+    x, routing = torch.randn(m, 2880, device="cuda").bfloat16(), routed(m, 4, 32)
+    residual = torch.randn(m, 2880, device="cuda").mul(20).bfloat16()
+    y = torch.full_like(x, torch.nan)
+    gate = GATE if reduction == "ordered" else 2 * GATE
+    wanted = large.wanted(x, routing) + residual.double()
+    assert error(large(x, routing, residual=residual, reduction=reduction, out=y), wanted) <= gate
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        large(x, routing, residual=residual, reduction=reduction, out=y)
+    residual.neg_()
+    graph.replay()
+    assert error(y, wanted + 2 * residual.double()) <= gate
+
+
 def test_no_rows_are_no_launch(small: Layer) -> None:
     x = torch.empty(0, 256, device="cuda").bfloat16()
     empty = torch.empty(0, 2, dtype=torch.int32, device="cuda"), torch.empty(0, 2, device="cuda")

@@ -96,6 +96,19 @@ def test_the_norm_the_scoring_and_the_map_are_right(dtype: torch.dtype, scoring:
     check_lists(found, 50, tile, expert_map)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("experts", [128, 32])
+@pytest.mark.parametrize("m", [1, 2, 7, 64, 300])
+def test_what_the_norm_makes_is_written_with_one_rounding(dtype: torch.dtype, experts: int, m: int) -> None:
+    x, weight, bias = router(experts, 2880, m, dtype)
+    norm = (torch.rand(2880, device="cuda") + 0.5).to(dtype)
+    found = route(x * 3, weight, bias, k=4, norm=norm, normalized=True)
+    check_choice(found, routing_cases.router(wide(x * 3), wide(weight), wide(bias), wide(norm)), 4)
+    assert found.normalized is not None
+    wanted = torch.from_numpy(routing_cases.normalized(wide(x * 3), wide(norm))).cuda()
+    torch.testing.assert_close(found.normalized.double(), wanted, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("m", [1, 64, 1000])
 def test_given_logits_agree_with_torch_topk_where_none_are_equal(dtype: torch.dtype, m: int) -> None:
