@@ -4,6 +4,7 @@ Kernels, a module and a template each:
     gemv    at most 8 rows of X; CUDA cores or m16n8k16 tensor cores
     stream  at most 32 rows: one fat block a multiprocessor streams its share of W
     tile    any number of rows, on every target
+    slice   at most 16 rows, of weights that fit shared memory: a warp keeps its slice of X in registers
     wgmma   many rows, on sm_90a
     scaled  X quantized to an MX format on the way in; block-scaled MMA on sm_12x
 
@@ -19,7 +20,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
-from jitmx.kernels.linear import gemv, scaled, stream, tile, wgmma
+from jitmx.kernels.linear import gemv, scaled, slice, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
@@ -29,7 +30,7 @@ from jitmx.registry.spec import Variant
 __all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
 
 KERNELS: dict[str, LinearKernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, tile, wgmma, scaled)
+    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, tile, wgmma, scaled)
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
@@ -109,8 +110,8 @@ def _check(problem: LinearProblem, variant: Variant) -> None:
 # Candidates of a row, at most, of each kernel: most of those that win at so many rows of X. On sm_90a, stream was
 # faster than gemv wherever both were timed; wgmma takes 48 rows of X at least.
 _MOST: tuple[tuple[int, dict[str, int]], ...] = (
-    (gemv.MAX_ROWS, {"stream": 72, "gemv": 6, "tile": 16, "wgmma": 2}),
-    (FEW_ROWS, {"stream": 48, "tile": 48, "wgmma": 4}),
+    (gemv.MAX_ROWS, {"stream": 48, "slice": 24, "gemv": 6, "tile": 16, "wgmma": 2}),
+    (FEW_ROWS, {"stream": 36, "slice": 24, "tile": 36, "wgmma": 4}),
 )
 _MOST_OTHERWISE = 60
 _MOST_OF_MANY = {"wgmma": 40, "tile": 60}

@@ -1,0 +1,292 @@
+"""`linear.slice`: at most 16 rows of X, kept in registers by warps that each have a slice of k of all their block's rows.
+
+For weights of few rows of tiles, all of which a block has on their way to shared memory before the previous kernel has
+ended. X goes straight to the registers of the one warp of a block that needs it, and is read once a block; in exchange
+all warps of a block, and the blocks of a cluster, have sums of the same rows to bring together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.stream_knobs import FOLDED, SPARE_CLUSTERS, SUBNORMAL_BF16
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+ROWS = (1, 2, 4, 8, 16)
+MAX_ROWS = ROWS[-1]
+
+_CODE_BYTES, _SCALE_BYTES = 512, 32  # of a tile
+
+
+@dataclass(frozen=True)
+class SliceKnobs(Knobs):
+    """Compile-time choices of `linear.slice`."""
+
+    m: int = knob(1, choices=ROWS, doc="rows of X, at most")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
+    bias: bool = knob(False, doc="add a bias of n values")
+    residual: bool = knob(False, doc="add [m, n] values")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    scaling: str = knob("fold", choices=("fold", "halves", "post", "bare"), doc="as in linear.stream")
+    warps: int = knob(8, choices=(1, 2, 4, 6, 8, 10, 11, 12, 16, 20, 24), doc="warps a block")
+    tiles: int = knob(2, low=1, high=6, doc="tiles of k that a warp has at most, whose X it keeps in registers")
+    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
+    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    window: int = knob(
+        0, low=0, high=8,
+        doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
+        "delays the X of the launch before; 0: all",
+    )  # fmt: skip
+    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first row that it decodes before the wait for X")
+    blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
+    late: bool = knob(False, doc="let the next launch start once a warp has multiplied its first row")
+    pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
+
+
+def _slot_bytes(knobs: SliceKnobs) -> int:
+    """What one warp's sums of a row of tiles take, bytes."""
+    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
+
+
+def _clusters(knobs: SliceKnobs, n: int, multiprocessors: int) -> int:
+    """Clusters of a launch: as many as there are places for, but no more than rows of tiles."""
+    places = multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]
+    return max(1, min(packed_tiles(n, TILE_K)[0], places))
+
+
+def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
+    """Dynamic shared memory of a launch of so many clusters, bytes."""
+    rows, tiles = packed_tiles(n, k)
+    most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
+    codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
+    sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
+    return most * (codes + longest * _SCALE_BYTES) + (most + 2) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
+
+
+def _check(knobs: SliceKnobs, arch: Arch) -> None:
+    least = -(-_slot_bytes(knobs) // _CODE_BYTES)
+    if knobs.tiles < least:
+        raise KnobError(
+            f"tiles={knobs.tiles} leaves no room for sums of m={knobs.m} rows where a warp's codes were; the nearest "
+            f"legal value is {least}"
+        )
+    if knobs.predecode > knobs.tiles:
+        raise KnobError(
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp; the nearest legal value is "
+            f"{knobs.tiles}"
+        )
+    if knobs.blocks_per_sm * knobs.warps > 48:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
+            f"the nearest legal value is {48 // knobs.warps}"
+        )
+    for name, beside, idle in (
+        ("window", "copy='async'", knobs.copy == "async"),
+        ("window", "pdl=0", not knobs.pdl),
+        ("late", "pdl=0", not knobs.pdl),
+    ):
+        if idle and getattr(knobs, name):
+            raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at 0")
+    if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
+        raise KnobError(
+            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
+            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
+        )
+    if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
+        raise KnobError(
+            f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
+            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
+        )
+    if knobs.cluster > 1 and not has_clusters(arch):
+        raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+
+
+def _contract(knobs: SliceKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
+        max_spill_bytes=0,
+        require=(
+            r"\bLDS\.128\b",
+            r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128",
+            r"HMMA\.16816\.F32" + (r"\.BF16" if knobs.dtype == "bf16" else ""),
+            *((r"\bSTAS\b",) if knobs.cluster > 1 else ()),
+        ),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="slice",
+    knobs=SliceKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
+    threads=lambda knobs: knobs.warps * 32,
+    entry="jitmx_linear_slice",
+)
+
+
+def launch(knobs: SliceKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """One block a multiprocessor, in clusters."""
+    clusters = _clusters(knobs, n, multiprocessors)
+    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """The smallest row count that holds m, and what weight and tensors bring with them."""
+    require_plain("slice", problem, "residual")
+    rows = next(rows for rows in ROWS if rows >= min(problem.m, MAX_ROWS))
+    return {
+        "m": rows, "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
+        "encoding": problem.encoding, "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocessors: int) -> str | None:
+    """Why knobs that are legal on the target cannot serve the problem, or None."""
+    tiles = packed_tiles(problem.n, problem.k)[1]
+    if knobs.cluster > tiles:
+        return f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}; lower it"
+    room = knobs.cluster * knobs.warps * knobs.tiles
+    if tiles > room:
+        return (
+            f"cluster={knobs.cluster}, warps={knobs.warps} and tiles={knobs.tiles} have room for {room} tiles of k; "
+            f"k={problem.k} has {tiles}: raise one of them, or use another kernel"
+        )
+    need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
+    if need > arch.shared_bytes:
+        return (
+            f"with n={problem.n} and k={problem.k} it needs {need} B of shared memory; a block on {arch} has at most "
+            f"{arch.shared_bytes} B: raise cluster, or use another kernel"
+        )
+    return None
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    reason = _misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
+    if reason:
+        raise KnobError(f"{variant.name}: {reason}")
+
+
+def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
+    """Legal choices of `scaling`, the best first."""
+    bare = ["bare"] if problem.dtype == "fp16" or arch.name in SUBNORMAL_BF16 else []
+    folded = ["halves", "fold"] if problem.dtype == "bf16" and problem.scale_range == "normal" else []
+    return [*folded, *bare, "post"] if problem.m > 8 else [*bare, *folded, "post"]
+
+
+# Of two blocks a multiprocessor, a thread's registers beside sums, X and a row's codes: what decoding was seen to take.
+_WORKING = 40
+
+
+def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Tuned knobs that are legal and serve the problem, best guesses first."""
+    fixed = _fixed(problem)
+    tiles = packed_tiles(problem.n, problem.k)[1]
+    clusters = [2, 1, 4] if has_clusters(arch) and multiprocessors >= 8 else [1]
+    for scaling, cluster, most in itertools.product(_scalings(problem, arch), clusters, (2, 3, 4, 1, 5, 6)):
+        # A warp's share of k, such that the last warp has one at all, on all schedulers alike where that can be.
+        wanted = -(-(-(-tiles // cluster)) // most)
+        warps = next((count for count in (4, 8, 12, 16, 20, 24) if count >= wanted), None)
+        if warps is None:
+            continue
+        x = most * (4 if scaling in ("bare", "post") and fixed["m"] <= 4 else 8 * -(-fixed["m"] // 8))
+        blocks = 2 if 65536 // (64 * warps) >= x + 5 * most + _WORKING else 1
+        tuned = {
+            "scaling": scaling, "warps": warps, "tiles": most, "cluster": cluster, "blocks_per_sm": blocks,
+            "copy": "bulk" if "tma" in arch.features else "async", "pdl": "pdl" in arch.features,
+        }  # fmt: skip
+        try:
+            variant = SPEC.variant(arch, **fixed, **tuned)
+        except KnobError:
+            continue
+        if not any(_misfit(problem, variant.knobs, arch, count) for count in (multiprocessors, arch.multiprocessors)):
+            yield tuned
+
+
+def _runs_on(arch: Arch) -> bool:
+    """Targets with room for two blocks' weights a multiprocessor; on the others few weights would fit."""
+    return arch.shared_bytes >= 128 * 1024
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Knobs from the shape; KnobError where a block cannot hold its weights whatever they are."""
+    found = next(_ways(problem, arch, multiprocessors), None)
+    if found is None:
+        raise KnobError(
+            f"linear.slice keeps a block's weights in shared memory and X in registers; n={problem.n}, k={problem.k} "
+            f"with m={_fixed(problem)['m']} fit neither on {arch}; use linear.stream"
+        )
+    return found
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """A lone feature and row of X; ragged tiles in more rows than a cluster has blocks; as many sums as go round all threads."""
+    knobs = variant.knobs
+    room = knobs.cluster * knobs.warps * knobs.tiles
+    around = -(-knobs.warps * 512 // _slot_bytes(knobs)) + 1  # rows of tiles
+    shapes = (
+        (1, 1, knobs.cluster * TILE_K - 32, 1),
+        (max(1, knobs.m - 1), (4 * knobs.cluster + 1) * TILE_ROWS - 7, max(knobs.cluster, room - 1) * TILE_K - 32, 2),
+        (knobs.m, around * TILE_ROWS, knobs.cluster * TILE_K, 1),
+    )
+    for seed, (rows, n, k, clusters) in enumerate(shapes):
+        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
+        if geometry.shared_bytes <= variant.arch.shared_bytes:
+            yield make_case(variant, geometry, rows, n, k, seed)
+
+
+def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What tuning varies of a way, the most promising first."""
+    pdl, bulk = way["pdl"], way["copy"] == "bulk"
+    windows = (0, 1, 2, 3) if pdl and bulk else (0,)
+    yield {}
+    yield from ({"window": window} for window in windows[1:])
+    yield from ({"predecode": early, "window": window} for early in (1, 2) for window in windows)
+    if pdl:
+        yield {"late": True}
+    if way["blocks_per_sm"] == 1:
+        yield {"blocks_per_sm": 2}
+
+
+_MOST = 48
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing, the heuristic's first."""
+    fixed = _fixed(problem)
+    ways = enumerate(itertools.islice(_ways(problem, arch, multiprocessors), 12))
+    near = [(2 * i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
+    found: dict[str, dict[str, Any]] = {}
+    for _, _, tuned in sorted(near, key=lambda item: item[:2]):
+        try:
+            variant = SPEC.variant(arch, **fixed, **tuned)
+        except KnobError:
+            continue
+        found.setdefault(variant.identity, tuned)
+    return list(found.values())[:_MOST]
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=MAX_ROWS,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    runs_on=_runs_on,
+)

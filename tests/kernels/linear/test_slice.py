@@ -1,0 +1,158 @@
+"""`linear.slice`: right on every target as simulated, within the chip's limits, with legal heuristics."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch
+from jitmx.arch import Arch
+from jitmx.errors import KnobError, SimulationError
+from jitmx.kernels.linear import GPT_OSS
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.slice import KERNEL, MAX_ROWS, SPEC, launch
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict, run
+from jitmx.toolchain import nvrtc
+from strategies import ARCHES, variants
+
+TARGETS = ("sm_80", "sm_90a")
+HOPPER = arch.parse("sm_90a")
+PROBLEMS = st.builds(
+    LinearProblem,
+    m=st.integers(1, 40),
+    n=st.integers(1, 20_000),
+    k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+    scale_range=st.sampled_from(["normal", "full"]),
+)
+
+# Knobs away from their defaults that change the code most, small enough to simulate quickly.
+SAMPLE: dict[str, dict[str, Any]] = {
+    "one row, folded": {"warps": 4},
+    "four rows, columns split": {"m": 4, "scaling": "post", "warps": 2, "tiles": 3, "predecode": 2, "bias": True},
+    "fp16 nibbles of any scale": {
+        "m": 2, "dtype": "fp16", "scaling": "bare", "encoding": "nibble", "scale_range": "full", "warps": 4, "tiles": 1,
+        "residual": True,
+    },
+    "two columns of MMA": {"m": 16, "scaling": "halves", "warps": 4, "tiles": 3},
+    "eight rows of any scale": {"m": 8, "scaling": "post", "scale_range": "full", "warps": 2, "predecode": 1},
+}  # fmt: skip
+HOPPERS: dict[str, dict[str, Any]] = {
+    "bare bf16 in clusters": {"scaling": "bare", "cluster": 2, "warps": 4, "predecode": 2, "window": 1},
+    "bare bf16 of any scale": {
+        "m": 4, "scaling": "bare", "scale_range": "full", "encoding": "nibble", "warps": 4, "window": 2, "late": True,
+    },
+    "four to a cluster, fp16": {
+        "m": 8, "dtype": "fp16", "scaling": "post", "cluster": 4, "warps": 4, "bias": True, "residual": True,
+    },
+    "eight to a cluster": {"m": 16, "cluster": 8, "warps": 2, "tiles": 2, "window": 3},
+}  # fmt: skip
+
+
+def variant(target: str, **knobs: Any) -> Variant:
+    """On targets that lack bulk copies or dependent launch, without them."""
+    chip = arch.parse(target)
+    modern = "tma" in chip.features
+    return SPEC.variant(chip, **{"pdl": modern, "copy": "bulk" if modern else "async", **knobs})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("sample", SAMPLE)
+def test_it_passes_its_cases_and_they_reach_its_code(
+    sample: str, target: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    simulated(variant(target, **SAMPLE[sample]))
+
+
+@pytest.mark.parametrize("sample", HOPPERS)
+def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(variant("sm_90a", **HOPPERS[sample]))
+
+
+@settings(max_examples=8)
+@given(picked=variants(SPEC).filter(lambda v: v.knobs.m * v.knobs.warps <= 64 and v.knobs.cluster <= 4))
+def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    for case in KERNEL.cases(picked):
+        error, _ = run(case, picked, ptx)
+        assert error <= case.gate, case.name
+
+
+@pytest.mark.parametrize("knobs", [SAMPLE["four rows, columns split"], HOPPERS["four to a cluster, fp16"]])
+def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) -> None:
+    """All of it is used, but for what aligns the mbarriers: with 32 less, some access is outside."""
+    picked = variant("sm_90a", **knobs)
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    k = 64 * picked.knobs.cluster * picked.knobs.warps * picked.knobs.tiles
+    geometry = launch(picked.knobs, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, picked.knobs.cluster)
+
+    case = make_case(picked, geometry, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, 0)
+    run(case, picked, ptx)
+    with pytest.raises(SimulationError):
+        run(dataclasses.replace(case, shared_bytes=case.shared_bytes - 32), picked, ptx)
+
+
+def test_zeros_stand_for_the_tiles_that_a_warp_lacks_even_where_scales_are_nan() -> None:
+    picked = variant("sm_90a", m=2, scaling="post", scale_range="full", warps=2, tiles=3)
+    ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
+    case = make_case(picked, launch(picked.knobs, 2, 40, 64 * 4, 1), 2, 40, 64 * 4, 3)
+    error, _ = run(case, picked, ptx)
+    assert error <= case.gate
+
+
+@given(problem=PROBLEMS, target=st.sampled_from([chip for chip in ARCHES if KERNEL.runs_on(chip)]), multiprocessors=st.integers(1, 200))
+def test_heuristic_knobs_are_legal_wherever_there_are_some(
+    problem: LinearProblem, target: Arch, multiprocessors: int
+) -> None:
+    try:
+        tuned = KERNEL.heuristic(problem, target, multiprocessors)
+    except KnobError as error:
+        assert "use linear.stream" in str(error)
+        return
+    picked = SPEC.variant(target, **KERNEL.fixed(problem), **tuned)
+    KERNEL.check(problem, picked)
+    for m in {problem.m, MAX_ROWS}:
+        geometry = KERNEL.launch(picked.knobs, min(m, MAX_ROWS), problem.n, problem.k, multiprocessors)
+        assert geometry.shared_bytes <= target.shared_bytes
+
+
+@pytest.mark.parametrize("m", [1, 4, 8, 16])
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n, k, _ in GPT_OSS if n < 100_000])
+def test_small_weights_have_candidates_of_several_shares_and_windows(n: int, k: int, m: int) -> None:
+    found = KERNEL.candidates(LinearProblem.on(HOPPER, m=m, n=n, k=k), HOPPER, 132)
+    assert {knobs["cluster"] for knobs in found} >= {1, 2}
+    assert {knobs.get("window", 0) for knobs in found} >= {0, 1, 2}
+    assert len({SPEC.variant(HOPPER, m=m, **knobs).identity for knobs in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"m": 16, "tiles": 1}, "nearest legal value is 2"),
+        ({"tiles": 2, "predecode": 3}, "nearest legal value is 2"),
+        ({"warps": 24, "blocks_per_sm": 3}, "nearest legal value is 2"),
+        ({"pdl": False, "window": 1}, "selects nothing"),
+        ({"scaling": "halves", "dtype": "fp16"}, "use scaling='post'"),
+    ],
+)
+def test_an_illegal_variant_is_refused_with_the_nearest_legal_value(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(message)):
+        SPEC.variant(HOPPER, **knobs)
+
+
+def test_a_weight_with_more_k_than_warps_have_registers_for_is_refused() -> None:
+    picked = SPEC.variant(HOPPER, warps=4, tiles=2, cluster=2)
+    with pytest.raises(KnobError, match="room for 16 tiles"):
+        KERNEL.check(LinearProblem(n=64, k=64 * 17), picked)
