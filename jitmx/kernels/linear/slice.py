@@ -1,4 +1,4 @@
-"""`linear.slice`: at most 16 rows of X, kept in registers by warps that each have a slice of k of all their block's rows.
+"""`linear.slice`: at most 16 rows of X, in registers of warps that have a slice of k of all rows of their block.
 
 For weights of few rows of tiles, all of which a block has on their way to shared memory before the previous kernel has
 ended. X goes straight to the registers of the one warp of a block that needs it, and is read once a block; in exchange
@@ -72,7 +72,7 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
     codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
-    return most * (codes + longest * _SCALE_BYTES) + (most + 2) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
+    return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
@@ -96,6 +96,7 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
         ("window", "copy='async'", knobs.copy == "async"),
         ("window", "pdl=0", not knobs.pdl),
         ("late", "pdl=0", not knobs.pdl),
+        ("late", f"predecode={knobs.predecode}", knobs.predecode > 0),
     ):
         if idle and getattr(knobs, name):
             raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at 0")
@@ -196,9 +197,10 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
     fixed = _fixed(problem)
     tiles = packed_tiles(problem.n, problem.k)[1]
     clusters = [2, 1, 4] if has_clusters(arch) and multiprocessors >= 8 else [1]
-    for scaling, cluster, most in itertools.product(_scalings(problem, arch), clusters, (2, 3, 4, 1, 5, 6)):
+    for scaling, most, cluster in itertools.product(_scalings(problem, arch), (2, 3, 4, 1, 5, 6), clusters):
         # A warp's share of k, such that the last warp has one at all, on all schedulers alike where that can be.
-        wanted = -(-(-(-tiles // cluster)) // most)
+        longest = -(-tiles // cluster)
+        wanted = -(-longest // most)
         warps = next((count for count in (4, 8, 12, 16, 20, 24) if count >= wanted), None)
         if warps is None:
             continue
@@ -233,7 +235,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone feature and row of X; ragged tiles in more rows than a cluster has blocks; as many sums as go round all threads."""
+    """A lone feature and row of X; ragged tiles, more rows of them than blocks; sums that go round all threads."""
     knobs = variant.knobs
     room = knobs.cluster * knobs.warps * knobs.tiles
     around = -(-knobs.warps * 512 // _slot_bytes(knobs)) + 1  # rows of tiles
