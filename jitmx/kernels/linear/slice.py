@@ -49,7 +49,7 @@ class SliceKnobs(Knobs):
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
-    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first row that it decodes before the wait for X")
+    predecode: int = knob(0, low=0, high=12, doc="tiles of a warp's first two rows that it decodes before the wait")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     late: bool = knob(False, doc="let the next launch start once a warp has multiplied its first row")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
@@ -82,10 +82,10 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
             f"tiles={knobs.tiles} leaves no room for sums of m={knobs.m} rows where a warp's codes were; the nearest "
             f"legal value is {least}"
         )
-    if knobs.predecode > knobs.tiles:
+    if knobs.predecode > 2 * knobs.tiles:
         raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp; the nearest legal value is "
-            f"{knobs.tiles}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
+            f"value is {2 * knobs.tiles}"
         )
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
