@@ -39,19 +39,18 @@ class SliceKnobs(Knobs):
     residual: bool = knob(False, doc="add [m, n] values")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
-    scaling: str = knob("fold", choices=("fold", "halves", "post", "bare"), doc="as in linear.stream")
-    warps: int = knob(8, choices=(1, 2, 4, 6, 8, 10, 11, 12, 16, 20, 24), doc="warps a block")
-    tiles: int = knob(2, low=1, high=6, doc="tiles of k that a warp has at most, whose X it keeps in registers")
-    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
+    scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
+    warps: int = knob(8, choices=(2, 4, 8, 12, 16), doc="warps a block")
+    tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
+    cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of tiles, each with a slice of k")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     window: int = knob(
-        0, low=0, high=8,
+        0, low=0, high=3,
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
-    predecode: int = knob(0, low=0, high=12, doc="tiles of a warp's first two rows that it decodes before the wait")
+    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
-    late: bool = knob(False, doc="let the next launch start once a warp has multiplied its first row")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
 
@@ -92,14 +91,9 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
             f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
             f"the nearest legal value is {48 // knobs.warps}"
         )
-    for name, beside, idle in (
-        ("window", "copy='async'", knobs.copy == "async"),
-        ("window", "pdl=0", not knobs.pdl),
-        ("late", "pdl=0", not knobs.pdl),
-        ("late", f"predecode={knobs.predecode}", knobs.predecode > 0),
-    ):
-        if idle and getattr(knobs, name):
-            raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at 0")
+    for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
+        if idle and knobs.window:
+            raise KnobError(f"window={knobs.window} selects nothing with {beside}; leave it at 0")
     if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
         raise KnobError(
             f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
@@ -182,33 +176,37 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 
 def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
-    """Legal choices of `scaling`, the best first."""
+    """Legal choices of `scaling` that win for so many rows, the best first."""
     bare = ["bare"] if problem.dtype == "fp16" or arch.name in SUBNORMAL_BF16 else []
-    folded = ["halves", "fold"] if problem.dtype == "bf16" and problem.scale_range == "normal" else []
-    return [*folded, *bare, "post"] if problem.m > 8 else [*bare, *folded, "post"]
+    halves = ["halves"] if problem.dtype == "bf16" and problem.scale_range == "normal" else []
+    found = [*bare, *halves] if problem.m <= 4 else [*halves, *bare]
+    return found[: 2 if 4 < problem.m <= 8 else 1] or ["post"]
 
 
-# Of two blocks a multiprocessor, a thread's registers beside sums, X and a row's codes: what decoding was seen to take.
-_WORKING = 40
+# A thread's registers beside sums, X and a row's codes: what decoding was seen to take.
+_WORKING = 38
 
 
 def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
     """Tuned knobs that are legal and serve the problem, best guesses first."""
     fixed = _fixed(problem)
-    tiles = packed_tiles(problem.n, problem.k)[1]
-    clusters = [2, 1, 4] if has_clusters(arch) and multiprocessors >= 8 else [1]
-    for scaling, most, cluster in itertools.product(_scalings(problem, arch), (2, 3, 4, 1, 5, 6), clusters):
-        # A warp's share of k, such that the last warp has one at all, on all schedulers alike where that can be.
-        longest = -(-tiles // cluster)
-        wanted = -(-longest // most)
-        warps = next((count for count in (4, 8, 12, 16, 20, 24) if count >= wanted), None)
-        if warps is None:
-            continue
-        x = most * (4 if scaling in ("bare", "post") and fixed["m"] <= 4 else 8 * -(-fixed["m"] // 8))
-        blocks = 2 if 65536 // (64 * warps) >= x + 5 * most + _WORKING else 1
+    cluster = 2 if has_clusters(arch) and packed_tiles(problem.n, problem.k)[1] > 1 and multiprocessors >= 8 else 1
+    longest = -(-packed_tiles(problem.n, problem.k)[1] // cluster)
+    # A warp's share of k, such that the last warp has one at all, on all schedulers alike.
+    shares: dict[int, int] = {}
+    for warps in (4, 8, 12, 16):
+        most = -(-longest // warps)
+        if most <= 4 and most not in shares.values():
+            shares[warps] = most
+    counts = sorted(shares, reverse=problem.m > 4)
+    modern = "tma" in arch.features and "pdl" in arch.features
+    for scaling, warps in itertools.product(_scalings(problem, arch), counts):
+        most = shares[warps]
+        blocks = 2 if 65536 // (64 * warps) >= _x_registers(scaling, fixed["m"], most) + 5 * most + _WORKING else 1
         tuned = {
             "scaling": scaling, "warps": warps, "tiles": most, "cluster": cluster, "blocks_per_sm": blocks,
             "copy": "bulk" if "tma" in arch.features else "async", "pdl": "pdl" in arch.features,
+            "window": 2 if modern else 0,
         }  # fmt: skip
         try:
             variant = SPEC.variant(arch, **fixed, **tuned)
@@ -216,6 +214,11 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
             continue
         if not any(_misfit(problem, variant.knobs, arch, count) for count in (multiprocessors, arch.multiprocessors)):
             yield tuned
+
+
+def _x_registers(scaling: str, m: int, tiles: int) -> int:
+    """A lane's registers that hold X."""
+    return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-m // 8))
 
 
 def _runs_on(arch: Arch) -> bool:
@@ -235,7 +238,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone feature and row of X; ragged tiles, more rows of them than blocks; sums that go round all threads."""
+    """A lone feature and row of X; ragged tiles, more rows of them than blocks; sums that go round all threads; all k."""
     knobs = variant.knobs
     room = knobs.cluster * knobs.warps * knobs.tiles
     around = -(-knobs.warps * 512 // _slot_bytes(knobs)) + 1  # rows of tiles
@@ -243,6 +246,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (1, 1, knobs.cluster * TILE_K - 32, 1),
         (max(1, knobs.m - 1), (4 * knobs.cluster + 1) * TILE_ROWS - 7, max(knobs.cluster, room - 1) * TILE_K - 32, 2),
         (knobs.m, around * TILE_ROWS, knobs.cluster * TILE_K, 1),
+        (knobs.m, TILE_ROWS * knobs.cluster, room * TILE_K, 1),
     )
     for seed, (rows, n, k, clusters) in enumerate(shapes):
         geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
@@ -252,24 +256,19 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What tuning varies of a way, the most promising first."""
-    pdl, bulk = way["pdl"], way["copy"] == "bulk"
-    windows = (0, 1, 2, 3) if pdl and bulk else (0,)
     yield {}
-    yield from ({"window": window} for window in windows[1:])
-    yield from ({"predecode": early, "window": window} for early in (1, 2) for window in windows)
-    if pdl:
-        yield {"late": True}
-    if way["blocks_per_sm"] == 1:
-        yield {"blocks_per_sm": 2}
-
-
-_MOST = 48
+    left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 30
+    left -= _x_registers(way["scaling"], _fixed(problem)["m"], way["tiles"])
+    for early in sorted(range(min(5, left // 16, 2 * way["tiles"]) + 1), key=lambda count: abs(count - 2)):
+        yield {"predecode": early}
+    if way["window"]:
+        yield from ({"predecode": early, "window": window} for early in (1, 2) for window in (1, 3))
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Knobs worth timing, the heuristic's first."""
     fixed = _fixed(problem)
-    ways = enumerate(itertools.islice(_ways(problem, arch, multiprocessors), 12))
+    ways = enumerate(_ways(problem, arch, multiprocessors))
     near = [(2 * i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
     found: dict[str, dict[str, Any]] = {}
     for _, _, tuned in sorted(near, key=lambda item: item[:2]):
@@ -278,7 +277,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
         except KnobError:
             continue
         found.setdefault(variant.identity, tuned)
-    return list(found.values())[:_MOST]
+    return list(found.values())
 
 
 KERNEL = LinearKernel(
