@@ -1,4 +1,4 @@
-"""`linear.slice`: at most 16 rows of X, in registers of warps that have a slice of k of all rows of their block.
+"""`linear.slice`: at most 32 rows of X, in registers of warps that have a slice of k of all rows of their block.
 
 For weights of few rows of tiles, all of which a block has on their way to shared memory before the previous kernel has
 ended. X goes straight to the registers of the one warp of a block that needs it, and is read once a block; in exchange
@@ -23,7 +23,7 @@ from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
 
 _CODE_BYTES, _SCALE_BYTES = 512, 32  # of a tile
@@ -49,7 +49,11 @@ class SliceKnobs(Knobs):
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
-    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
+    together: int = knob(
+        1, low=1, high=3, doc="first rows of tiles that a warp multiplies side by side, tile by tile, as X arrives"
+    )
+    stagger: bool = knob(False, doc="clusters begin with different parts of X, so that not all ask for the same lines")
+    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first rows that it decodes before the wait")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
@@ -71,20 +75,17 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
     codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
+    if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
+        sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
     return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
-    least = -(-_slot_bytes(knobs) // _CODE_BYTES)
-    if knobs.tiles < least:
+    early = max(2, knobs.together)
+    if knobs.predecode > early * knobs.tiles:
         raise KnobError(
-            f"tiles={knobs.tiles} leaves no room for sums of m={knobs.m} rows where a warp's codes were; the nearest "
-            f"legal value is {least}"
-        )
-    if knobs.predecode > 2 * knobs.tiles:
-        raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
-            f"value is {2 * knobs.tiles}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in {early} rows; the nearest legal "
+            f"value is {early * knobs.tiles}"
         )
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
@@ -238,7 +239,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone feature and row of X; ragged tiles, more rows of them than blocks; sums that go round all threads; all k."""
+    """A lone feature and row of X; ragged tiles, several rows of them; sums that go round all threads; all of k."""
     knobs = variant.knobs
     room = knobs.cluster * knobs.warps * knobs.tiles
     around = -(-knobs.warps * 512 // _slot_bytes(knobs)) + 1  # rows of tiles

@@ -50,6 +50,8 @@ SAMPLE: dict[str, dict[str, Any]] = {
         "residual": True,
     },
     "two columns of MMA": {"m": 16, "scaling": "halves", "warps": 4, "tiles": 3},
+    "rows side by side": {"m": 16, "warps": 4, "tiles": 2, "together": 2, "predecode": 3},
+    "32 rows, whose sums have a place of their own": {"m": 32, "warps": 4, "tiles": 2, "together": 2, "bias": True},
     "eight rows of any scale": {"m": 8, "scaling": "post", "scale_range": "full", "warps": 2, "predecode": 1},
 }  # fmt: skip
 HOPPERS: dict[str, dict[str, Any]] = {
@@ -60,6 +62,10 @@ HOPPERS: dict[str, dict[str, Any]] = {
     },
     "fp16 in clusters": {
         "m": 8, "dtype": "fp16", "scaling": "post", "cluster": 2, "warps": 4, "bias": True, "residual": True,
+    },
+    "three rows side by side in clusters": {
+        "m": 4, "scaling": "bare", "cluster": 2, "warps": 4, "tiles": 3, "together": 3, "predecode": 4, "stagger": True,
+        "window": 2,
     },
     "two columns of MMA in clusters": {"m": 16, "cluster": 2, "warps": 2, "tiles": 2, "predecode": 1, "window": 3},
 }  # fmt: skip
@@ -163,7 +169,7 @@ def test_without_clusters_a_block_has_whole_rows(m: int, multiprocessors: int) -
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"m": 16, "tiles": 1}, "nearest legal value is 2"),
+        ({"tiles": 1, "together": 3, "predecode": 4}, "nearest legal value is 3"),
         ({"tiles": 2, "predecode": 5}, "nearest legal value is 4"),
         ({"warps": 16, "blocks_per_sm": 4}, "nearest legal value is 3"),
         ({"pdl": False, "window": 1}, "selects nothing"),
