@@ -1,4 +1,4 @@
-"""`linear.slice`: at most 32 rows of X, in registers of warps that have a slice of k of all rows of their block.
+"""`linear.slice`: at most 64 rows of X, in registers of warps that have a slice of k of all rows of their block.
 
 For weights of few rows of tiles, all of which a block has on their way to shared memory before the previous kernel has
 ended. X goes straight to the registers of the one warp of a block that needs it, and is read once a block; in exchange
@@ -23,8 +23,9 @@ from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-ROWS = (1, 2, 4, 8, 16, 32)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
 MAX_ROWS = ROWS[-1]
+BLOCK_ROWS = 32  # of X that a block has at most
 
 _CODE_BYTES, _SCALE_BYTES = 512, 32  # of a tile
 
@@ -60,12 +61,17 @@ class SliceKnobs(Knobs):
 
 def _slot_bytes(knobs: SliceKnobs) -> int:
     """What one warp's sums of a row of tiles take, bytes."""
-    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
+    return -(-min(knobs.m, BLOCK_ROWS) // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
+
+
+def _chunks(knobs: SliceKnobs) -> int:
+    """Clusters that have the same rows of tiles, for other rows of X."""
+    return -(-knobs.m // BLOCK_ROWS)
 
 
 def _clusters(knobs: SliceKnobs, n: int, multiprocessors: int) -> int:
-    """Clusters of a launch: as many as there are places for, but no more than rows of tiles."""
-    places = multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]
+    """Clusters of a launch that have rows of tiles of their own: as many as there are places for, and rows."""
+    places = (multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]) // _chunks(knobs)
     return max(1, min(packed_tiles(n, TILE_K)[0], places))
 
 
@@ -76,7 +82,10 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
-        sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
+        kept = knobs.together + 1 if _chunks(knobs) > 1 else most
+        sums += kept * -(-longest // knobs.tiles) * _slot_bytes(knobs)
+    if _chunks(knobs) > 1:
+        sums += -(-most // knobs.cluster) * _slot_bytes(knobs)
     return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
@@ -104,6 +113,11 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
         raise KnobError(
             f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
             f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
+        )
+    if _chunks(knobs) > 1 and (knobs.cluster == 1 or knobs.tiles > 3):
+        raise KnobError(
+            f"m={knobs.m} with cluster={knobs.cluster} and tiles={knobs.tiles}: blocks that share rows of tiles with "
+            f"those of other rows of X need cluster=2 and at most 3 tiles a warp; use m={BLOCK_ROWS}"
         )
     if knobs.cluster > 1 and not has_clusters(arch):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
@@ -137,7 +151,7 @@ SPEC = KernelSpec(
 def launch(knobs: SliceKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """One block a multiprocessor, in clusters."""
     clusters = _clusters(knobs, n, multiprocessors)
-    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+    return Launch(clusters * _chunks(knobs) * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -219,7 +233,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
 
 def _x_registers(scaling: str, m: int, tiles: int) -> int:
     """A lane's registers that hold X."""
-    return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-m // 8))
+    return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-min(m, BLOCK_ROWS) // 8))
 
 
 def _runs_on(arch: Arch) -> bool:
@@ -250,7 +264,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.m, TILE_ROWS * knobs.cluster, room * TILE_K, 1),
     )
     for seed, (rows, n, k, clusters) in enumerate(shapes):
-        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
+        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters * _chunks(knobs) + SPARE_CLUSTERS[knobs.cluster]))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
 
