@@ -264,7 +264,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.m, TILE_ROWS * knobs.cluster, room * TILE_K, 1),
     )
     for seed, (rows, n, k, clusters) in enumerate(shapes):
-        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters * _chunks(knobs) + SPARE_CLUSTERS[knobs.cluster]))
+        places = clusters * _chunks(knobs) + SPARE_CLUSTERS[knobs.cluster]
+        geometry = launch(knobs, rows, n, k, knobs.cluster * places)
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
 

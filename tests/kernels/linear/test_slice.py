@@ -67,6 +67,10 @@ HOPPERS: dict[str, dict[str, Any]] = {
         "m": 4, "scaling": "bare", "cluster": 2, "warps": 4, "tiles": 3, "together": 3, "predecode": 4, "stagger": True,
         "window": 2,
     },
+    "64 rows, in clusters of other rows of X": {
+        "m": 64, "cluster": 2, "warps": 4, "tiles": 2, "together": 2, "predecode": 1, "residual": True,
+    },
+    "64 rows, one row of tiles after another": {"m": 64, "cluster": 2, "warps": 4, "tiles": 3, "bias": True},
     "two columns of MMA in clusters": {"m": 16, "cluster": 2, "warps": 2, "tiles": 2, "predecode": 1, "window": 3},
 }  # fmt: skip
 
@@ -173,6 +177,7 @@ def test_without_clusters_a_block_has_whole_rows(m: int, multiprocessors: int) -
         ({"tiles": 2, "predecode": 5}, "nearest legal value is 4"),
         ({"warps": 16, "blocks_per_sm": 4}, "nearest legal value is 3"),
         ({"pdl": False, "window": 1}, "selects nothing"),
+        ({"m": 64}, "use m=32"),
         ({"scaling": "halves", "dtype": "fp16"}, "use scaling='post'"),
     ],
 )
