@@ -123,7 +123,8 @@ class Experts(Needed):
             return
         if self.routing == "hidden":
             bias = "bias_bf16" if self.router_bias else "none"
-            yield replace(given, h=self.hidden, bias=bias, norm=self.norm, normalized=self.norm)
+            own = self.norm and m <= fusion.NORMED_ROWS
+            yield replace(given, h=self.hidden, bias=bias, norm=own, normalized=own)
         if tile:
             yield RoutingProblem(m, self.experts, self.top, 8, "ids", mapped=mapped, tile=tile)
 

@@ -75,8 +75,7 @@ def run_experts(
 ) -> torch.Tensor:  # fmt: skip
     """The experts of RMSNorm(x), which its router chooses; and x more where that is to be added.
 
-    Up to 64 rows are two launches: the routing normalises its rows and writes what the experts read. More are
-    normalised first.
+    One row is two launches: the routing normalises it and writes what the experts read. More are normalised first.
     """
     monitor.look()
     x, norm, router, router_bias, b13, b2 = map(custom.plain, (x, norm, router, router_bias, b13, b2))
@@ -84,14 +83,16 @@ def run_experts(
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     ids: torch.Tensor
     weights: torch.Tensor | None = None
+    fuses = 0 < x.shape[0] <= fusion.NORMED_ROWS
+    seen = x if fuses else rms_norm(x, norm, epsilon)
     if 0 < x.shape[0] <= FEW_TOKENS:
         found = routing_calls.run_route(
-            x, router, router_bias, norm, None, top, scoring, epsilon, None, None, normalized=True
-        )
-        assert found.normalized is not None
-        ids, weights, seen = found.ids, found.weights, found.normalized
+            seen, router, router_bias, norm if fuses else None, None, top, scoring, epsilon, None, None,
+            normalized=fuses,
+        )  # fmt: skip
+        ids, weights = found.ids, found.weights
+        seen = seen if found.normalized is None else found.normalized
     else:
-        seen = rms_norm(x, norm, epsilon)
         ids = torch_linear(seen, router, router_bias)
     return moe.run(
         seen, (ids, weights), w13, w2, b13, b2, None, None, top if weights is None else None, scoring,
