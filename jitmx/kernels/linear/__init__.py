@@ -4,7 +4,7 @@ Kernels, a module and a template each:
     gemv    at most 8 rows of X; CUDA cores or m16n8k16 tensor cores
     stream  at most 32 rows: one fat block a multiprocessor streams its share of W
     tile    any number of rows, on every target
-    slice   at most 64 rows, of weights that fit shared memory: a warp keeps its slice of X in registers
+    slice   at most 32 rows, of weights that fit shared memory: a warp keeps its slice of X in registers
     wgmma   many rows, on sm_90a
     scaled  X quantized to an MX format on the way in; block-scaled MMA on sm_12x
 
@@ -114,7 +114,7 @@ _MOST: tuple[tuple[int, dict[str, int]], ...] = (
     (FEW_ROWS, {"stream": 36, "slice": 24, "tile": 36, "wgmma": 4}),
 )
 _MOST_OTHERWISE = 60
-_MOST_OF_MANY = {"wgmma": 40, "tile": 56, "slice": 10}
+_MOST_OF_MANY = {"wgmma": 40, "tile": 60}
 
 
 def candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:

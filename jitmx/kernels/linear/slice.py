@@ -1,4 +1,4 @@
-"""`linear.slice`: at most 64 rows of X, in registers of warps that have a slice of k of all rows of their block.
+"""`linear.slice`: at most 32 rows of X, in registers of warps that have a slice of k of all rows of their block.
 
 For weights of few rows of tiles, all of which a block has on their way to shared memory before the previous kernel has
 ended. X goes straight to the registers of the one warp of a block that needs it, and is read once a block; in exchange
@@ -23,9 +23,8 @@ from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
-BLOCK_ROWS = 32  # of X that a block has at most
 
 _CODE_BYTES, _SCALE_BYTES = 512, 32  # of a tile
 
@@ -50,28 +49,19 @@ class SliceKnobs(Knobs):
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
-    together: int = knob(
-        1, low=1, high=3, doc="first rows of tiles that a warp multiplies side by side, tile by tile, as X arrives"
-    )
-    stagger: bool = knob(False, doc="clusters begin with different parts of X, so that not all ask for the same lines")
-    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first rows that it decodes before the wait")
+    predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
 
 def _slot_bytes(knobs: SliceKnobs) -> int:
     """What one warp's sums of a row of tiles take, bytes."""
-    return -(-min(knobs.m, BLOCK_ROWS) // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
-
-
-def _chunks(knobs: SliceKnobs) -> int:
-    """Clusters that have the same rows of tiles, for other rows of X."""
-    return -(-knobs.m // BLOCK_ROWS)
+    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
 
 
 def _clusters(knobs: SliceKnobs, n: int, multiprocessors: int) -> int:
-    """Clusters of a launch that have rows of tiles of their own: as many as there are places for, and rows."""
-    places = (multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]) // _chunks(knobs)
+    """Clusters of a launch: as many as there are places for, but no more than rows of tiles."""
+    places = multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]
     return max(1, min(packed_tiles(n, TILE_K)[0], places))
 
 
@@ -82,19 +72,15 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
-        kept = knobs.together + 1 if _chunks(knobs) > 1 else most
-        sums += kept * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    if _chunks(knobs) > 1:
-        sums += -(-most // knobs.cluster) * _slot_bytes(knobs)
+        sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
     return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
-    early = max(2, knobs.together)
-    if knobs.predecode > early * knobs.tiles:
+    if knobs.predecode > 2 * knobs.tiles:
         raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in {early} rows; the nearest legal "
-            f"value is {early * knobs.tiles}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
+            f"value is {2 * knobs.tiles}"
         )
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
@@ -113,11 +99,6 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
         raise KnobError(
             f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
             f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
-        )
-    if _chunks(knobs) > 1 and (knobs.cluster == 1 or knobs.tiles > 3):
-        raise KnobError(
-            f"m={knobs.m} with cluster={knobs.cluster} and tiles={knobs.tiles}: blocks that share rows of tiles with "
-            f"those of other rows of X need cluster=2 and at most 3 tiles a warp; use m={BLOCK_ROWS}"
         )
     if knobs.cluster > 1 and not has_clusters(arch):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
@@ -151,7 +132,7 @@ SPEC = KernelSpec(
 def launch(knobs: SliceKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """One block a multiprocessor, in clusters."""
     clusters = _clusters(knobs, n, multiprocessors)
-    return Launch(clusters * _chunks(knobs) * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -233,7 +214,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
 
 def _x_registers(scaling: str, m: int, tiles: int) -> int:
     """A lane's registers that hold X."""
-    return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-min(m, BLOCK_ROWS) // 8))
+    return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-m // 8))
 
 
 def _runs_on(arch: Arch) -> bool:
@@ -264,8 +245,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.m, TILE_ROWS * knobs.cluster, room * TILE_K, 1),
     )
     for seed, (rows, n, k, clusters) in enumerate(shapes):
-        places = clusters * _chunks(knobs) + SPARE_CLUSTERS[knobs.cluster]
-        geometry = launch(knobs, rows, n, k, knobs.cluster * places)
+        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
 
@@ -273,12 +253,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
 def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What tuning varies of a way, the most promising first."""
     yield {}
-    left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 30
-    left -= _x_registers(way["scaling"], _fixed(problem)["m"], way["tiles"])
+    rows = _fixed(problem)["m"]
+    left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 30 - _x_registers(way["scaling"], rows, way["tiles"])
     for early in sorted(range(min(5, left // 16, 2 * way["tiles"]) + 1), key=lambda count: abs(count - 2)):
         yield {"predecode": early}
     if way["window"]:
-        yield from ({"predecode": early, "window": window} for early in (1, 2) for window in (1, 3))
+        # X of over 16 rows leaves no registers for blocks of the next launch, whose weights could be in the way.
+        windows = (1, 3) if rows <= 16 else (0, 1)
+        yield from ({"predecode": early, "window": window} for early in (1, 2) for window in windows)
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
