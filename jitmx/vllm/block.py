@@ -1,8 +1,8 @@
 """The transformer block of gpt-oss with one residual stream: RMSNorm and residual go into the products beside them.
 
 vLLM's block adds and normalises twice, each time in a launch of its own between two products. This one hands the sum
-on: for one row QKV and the router normalise what they read; O and the experts add what they are given. For more rows the
-norm is still a launch of its own, in the same operators.
+on: for one row QKV and the router normalise what they read; O and the experts add what they are given. For more rows
+the norm is still a launch of its own, in the same operators.
 
 The last block of a rank leaves its experts' outcome and the residual apart, as vLLM's do: the final norm, or the next
 rank, adds them. States that a draft model reads between blocks are the stream itself.

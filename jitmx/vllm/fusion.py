@@ -11,8 +11,8 @@ from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
 
 EXTRAS = ("norm", "residual")
-# Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured on an
-# H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
+# Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
+# on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
 NORMED_ROWS = 1
 
 

@@ -22,7 +22,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "jitmx routing": (r"^jitmx_routing_",),
     "jitmx quantize": (r"^jitmx_(de)?quantize$",),
     "jitmx other": (r"^jitmx_",),
-    "norm": (r"\brms_norm_kernel\b", r"\bfused_add_rms_norm_kernel\b", r"^triton_\w*rsqrt"),
+    "adding norm": (r"\bfused_add_rms_norm_kernel\b", r"^triton_\w*rsqrt"),
     "triton moe": (r"^_(p_)?matmul_ogs",),
     "marlin moe": (r"\bmarlin_moe_wna16::Marlin<",),
     "marlin linear": (r"(^|[^\w:])marlin::Marlin<",),
@@ -107,10 +107,10 @@ RULES: tuple[Rule, ...] = (
     Rule("jitmx linear", "jitmx serves every dense layer", served=_DENSE, least=(2, 1)),
     # What cuBLAS may still do is the router.
     Rule("cublas", "no dense layer is left to cuBLAS but the router", served=_DENSE, most=(1, 0)),
-    # Few tokens: vLLM's final norm is left, and where tiles are best for QKV one in each layer. Targets without
-    # linear.stream, which has the norm in it, keep vLLM's blocks.
+    # vLLM's final norm is left; of more than one token a block's norms are launches too, which add nothing. Targets
+    # without linear.stream, which has the norm in it, keep vLLM's blocks.
     Rule(
-        "norm", "a block's products normalise and add", served=("moe", "qkv:mxfp4", "o"), most=(1, 1),
+        "adding norm", "a block's products add the residual", served=("moe", "qkv:mxfp4", "o"), most=(0, 1),
         beside=(r"^jitmx_routing_route", r"^jitmx_linear_stream"),
     ),
     Rule("marlin linear", "no dense layer is quantized by vLLM", most=_NEVER),
