@@ -83,7 +83,9 @@ def test_a_profile_of_a_configuration_breaks_none_of_its_rules(name: str) -> Non
         ("moe,qkv", EACH, "", False), ("all", EACH, "linear_stream", False), ("all", EACH, "jitmx_routing", False),
     ],
 )  # fmt: skip
-def test_norms_that_add_beside_products_that_do_breach_a_rule(layers_: str, added: int, without: str, fails: bool) -> None:
+def test_norms_that_add_beside_products_that_do_are_a_breach(
+    layers_: str, added: int, without: str, fails: bool
+) -> None:
     seen = {name: count for name, count in PROFILES["jitmx-all"].items() if not without or without not in name}
     found = judge(seen | {_NORM: added}, Configuration(layers(layers_)), layers=DEPTH, passes=PASSES)
     assert any(not one.passed and one.rule.family == "adding norm" for one in found) == fails
