@@ -18,9 +18,8 @@ from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
 from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.stream_knobs import FOLDED, SPARE_CLUSTERS, SUBNORMAL_BF16
+from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
-from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -82,46 +81,19 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
             f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
             f"value is {2 * knobs.tiles}"
         )
-    if knobs.blocks_per_sm * knobs.warps > 48:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
-            f"the nearest legal value is {48 // knobs.warps}"
-        )
+    check_decoding(knobs, arch)
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
         if idle and knobs.window:
             raise KnobError(f"window={knobs.window} selects nothing with {beside}; leave it at 0")
-    if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
-        raise KnobError(
-            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
-            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
-        )
-    if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
-        raise KnobError(
-            f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
-            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
-        )
     if knobs.cluster > 1 and not has_clusters(arch):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
-
-
-def _contract(knobs: SliceKnobs, arch: Arch) -> Contract:
-    return Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
-        max_spill_bytes=0,
-        require=(
-            r"\bLDS\.128\b",
-            r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128",
-            r"HMMA\.16816\.F32" + (r"\.BF16" if knobs.dtype == "bf16" else ""),
-            *((r"\bSTAS\b",) if knobs.cluster > 1 else ()),
-        ),
-    )
 
 
 SPEC = KernelSpec(
     family="linear",
     name="slice",
     knobs=SliceKnobs,
-    contract=_contract,
+    contract=contract,
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
@@ -129,21 +130,7 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
             f"predecode={knobs.predecode} needs weights before the wait, some of which ahead={knobs.ahead} asks for "
             "after it; use predecode=0 or ahead=0"
         )
-    if knobs.blocks_per_sm * knobs.warps > 48:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
-            f"the nearest legal value is {48 // knobs.warps}"
-        )
-    if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
-        raise KnobError(
-            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
-            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
-        )
-    if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
-        raise KnobError(
-            f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
-            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
-        )
+    check_decoding(knobs, arch)
     if knobs.cluster > 1:
         if not has_clusters(arch):
             raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
@@ -170,7 +157,27 @@ def _check_idle(knobs: StreamKnobs) -> None:
             raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at {usual!r}")
 
 
-def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
+def check_decoding(knobs: Any, arch: Arch) -> None:
+    """Refuse warps that a multiprocessor has not, and a `scaling` that dtype, scales or target rule out."""
+    if knobs.blocks_per_sm * knobs.warps > 48:
+        raise KnobError(
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
+            f"the nearest legal value is {48 // knobs.warps}"
+        )
+    if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
+        raise KnobError(
+            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
+            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
+        )
+    if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
+        raise KnobError(
+            f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
+            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
+        )
+
+
+def contract(knobs: Any, arch: Arch) -> Contract:
+    """What kernels promise whose warps decode tiles from shared memory, and share rows of tiles in clusters."""
     return Contract(
         max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
         max_spill_bytes=0,
@@ -187,7 +194,7 @@ SPEC = KernelSpec(
     family="linear",
     name="stream",
     knobs=StreamKnobs,
-    contract=_contract,
+    contract=contract,
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
