@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from jitmx import layers
+from jitmx import layers, setting_text
 from jitmx.errors import SettingError
 
 MODES = ("auto", "required", "off")
@@ -38,116 +37,16 @@ class Setting:
     aliases: tuple[str, ...] = ()
 
 
-def _choice(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError
-        return text.lower()
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise ValueError
-    return value
-
-
-def _log_level(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 5:
-        raise ValueError
-    return value
-
-
-def _arches(text: str) -> tuple[str, ...]:
-    from jitmx import arch, errors
-
-    try:
-        return tuple(arch.parse(word).name for word in text.replace(",", " ").replace(";", " ").split())
-    except errors.ArchError as error:
-        raise ValueError(str(error)) from error
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:  # ~name of a user that there is not
-        raise ValueError(str(error)) from error
-
-
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(_path(part) for part in text.split(os.pathsep) if part)
-
-
-def _knobs(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not (name.strip() and equals and value.strip()):
-            raise ValueError
-        pairs.append((name.strip(), value.strip()))
-    return tuple(pairs)
-
-
-_TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?:s([1-9]\d*))?")
-
-
-def _tile(text: str) -> str:
-    if not _TILE.fullmatch(text.strip().lower()):
-        raise ValueError
-    return text.strip().lower()
-
-
-def _tile_or_auto(text: str) -> str | None:
-    return None if text.strip().lower() == "auto" else _tile(text)
-
-
-def tile(text: str) -> tuple[int, int, int | None, int | None]:
-    """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE and JITMX_MOE_TILE spell it."""
-    found = _TILE.fullmatch(text)
-    assert found is not None, text
-    m, n, k, stages = (None if part is None else int(part) for part in found.groups())
-    assert m is not None and n is not None
-    return m, n, k, stages
-
-
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
 MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
 
-
-def _layers(text: str) -> tuple[tuple[str, str], ...]:
-    try:
-        return tuple(layers.parse(text).items())
-    except SettingError as error:
-        raise ValueError(str(error)) from error
-
-
-def _switch(text: str) -> bool | None:
-    return None if text.lower() == "auto" else _flag(text)
 
 
 TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_CACHE_DIR",
         "cache_dir",
-        _path,
+        setting_text.path,
         lambda: Path(platformdirs.user_cache_dir("jitmx")),
         "a directory",
         "where compiled kernels are kept",
@@ -155,7 +54,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_SITE_CACHE",
         "site_cache",
-        _paths,
+        setting_text.paths,
         tuple,
         "directories, separated by ':'",
         "read-only caches that are looked in after the user's own",
@@ -163,7 +62,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MODE",
         "mode",
-        _choice(*MODES),
+        setting_text.choice(*MODES),
         lambda: "auto",
         "auto, required or off",
         "auto compiles on demand; required never compiles while serving; off leaves the disk alone",
@@ -171,7 +70,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_ALLOW_SHARED_CACHE",
         "allow_shared_cache",
-        _flag,
+        setting_text.flag,
         lambda: False,
         "0 or 1",
         "accept a cache directory that other users can write to",
@@ -179,7 +78,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_LOCK_TIMEOUT",
         "lock_timeout",
-        _seconds,
+        setting_text.seconds,
         lambda: 120.0,
         "seconds, 0 to 1e6",
         "how long to wait for another process that compiles the same kernel before compiling privately",
@@ -187,7 +86,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_ARCH",
         "arches",
-        _arches,
+        setting_text.arches,
         tuple,
         "SM targets such as sm_121, separated by ',' or ' '",
         "targets that warm-up compiles for where no GPU is present",
@@ -196,7 +95,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_JOBS",
         "jobs",
-        _positive,
+        setting_text.positive,
         lambda: None,
         "a number of 1 or more",
         "compiles at once; by default as many as cores and memory allow",
@@ -205,7 +104,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_LOG_LEVEL",
         "log_level",
-        _log_level,
+        setting_text.log_level,
         lambda: 2,
         "0 (silent) to 5 (everything)",
         "how much jitmx logs, on stderr or as the program says: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
@@ -214,7 +113,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_VERBOSE",
         "verbose",
-        _flag,
+        setting_text.flag,
         lambda: False,
         "0 or 1",
         "log every compile with its time and resource use (on stderr, or as the program says)",
@@ -223,7 +122,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_TACTICS",
         "tactics_dir",
-        _path,
+        setting_text.path,
         lambda: Path(platformdirs.user_config_dir("jitmx")) / "tactics",
         "a directory",
         "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones",
@@ -231,7 +130,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_LINEAR_KNOBS",
         "linear_knobs",
-        _knobs,
+        setting_text.knobs,
         tuple,
         "knob=value pairs, separated by ','",
         "knobs of the linear kernel that override every table, such as split_k=8,stages=6 or kernel=tile",
@@ -239,7 +138,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_LINEAR_TILE",
         "linear_tile",
-        _tile,
+        setting_text.tile_text,
         lambda: None,
         "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
         "tile of the linear kernels that have one: M rows of X by N rows of W, K columns a stage",
@@ -247,7 +146,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MOE_KNOBS",
         "moe_knobs",
-        _knobs,
+        setting_text.knobs,
         tuple,
         "knob=value pairs, separated by ','",
         "knobs of the moe kernels that override every table, such as tile_m=32,stages=4",
@@ -255,7 +154,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MOE_TILE",
         "moe_tile",
-        _tile_or_auto,
+        setting_text.tile_or_auto,
         lambda: None,
         "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128",
         "tile of the moe kernels that have one: M tokens of an expert by N rows of its weight, K columns a stage",
@@ -264,7 +163,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MXFP4_LAYERS",
         "mxfp4_layers",
-        _layers,
+        setting_text.chosen_layers,
         lambda: None,
         "moe, qkv, o, lm_head, separated by ',', each with :mxfp4 or :mxfp8 where that is to be said; or all; or none",
         "layers of a model in vLLM that jitmx serves; by default moe",
@@ -272,7 +171,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MOE_KERNEL",
         "moe_kernel",
-        _choice(*MOE_KERNELS),
+        setting_text.choice(*MOE_KERNELS),
         lambda: "auto",
         "auto, gemm, gemv, marlin or triton",
         "experts in vLLM: auto, gemm and gemv are jitmx's; marlin and triton hand the layer back to vLLM",
@@ -281,7 +180,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_MOE_ACTIVATION",
         "moe_activation",
-        _choice(*MOE_ACTIVATIONS),
+        setting_text.choice(*MOE_ACTIVATIONS),
         lambda: "bf16",
         "bf16, mxfp8, mxfp4 or fp6",
         "what the experts' inputs are rounded to in vLLM",
@@ -290,7 +189,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_FUSE_NORM",
         "fuse_norm",
-        _flag,
+        setting_text.flag,
         lambda: True,
         "0 or 1",
         "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's",
@@ -299,7 +198,7 @@ TABLE: tuple[Setting, ...] = (
         Setting(
             f"JITMX_QUANTIZE_{layer.upper()}",
             f"quantize_{layer}",
-            _switch,
+            setting_text.switch,
             lambda: None,
             "0, 1 or auto",
             f"adds {layer} to the layers that jitmx serves in vLLM (1), takes it away (0) or leaves it as it is (auto)",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitmx import layers, settings
+from jitmx import layers, setting_text, settings
 from jitmx.errors import SettingError
 from jitmx.settings import TABLE, Setting, Settings
 
@@ -217,7 +217,7 @@ def test_layers_that_cannot_be_are_refused_with_what_is_wrong_with_them(text: st
 @given(st.integers(1, 999), st.integers(1, 999), st.none() | st.integers(1, 999), st.none() | st.integers(1, 99))
 def test_a_tile_is_read_as_it_is_spelled(m: int, n: int, k: int | None, stages: int | None) -> None:
     text = f"{m}x{n}" + ("" if k is None else f"x{k}") + ("" if stages is None else f"s{stages}")
-    assert settings.tile(settings.read({"JITMX_LINEAR_TILE": text}).linear_tile) == (m, n, k, stages)
+    assert setting_text.tile(settings.read({"JITMX_LINEAR_TILE": text}).linear_tile) == (m, n, k, stages)
 
 
 def test_the_environment_is_read_once_until_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

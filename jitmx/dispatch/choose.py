@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jitmx import kernels, settings
+from jitmx import kernels, setting_text, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import tactics
 from jitmx.errors import KnobError, TacticError
@@ -267,7 +267,7 @@ def _tile(
     if make is None:
         return "", (name, f"{said} does not apply, {family.name}.{kernel} has no tile; {detail}", values)
     try:
-        knobs = make(*settings.tile(text))
+        knobs = make(*setting_text.tile(text))
     except KnobError as error:
         raise KnobError(f"{said}: {error}") from error
     return said, (name, f"{said},{detail}" if values else said, {**knobs, **(values or {})})

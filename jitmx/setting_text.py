@@ -1,0 +1,112 @@
+"""How the text of an environment variable is read: a ValueError says that it is none of its choices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from jitmx import layers
+from jitmx.errors import SettingError
+
+
+def choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError
+        return text.lower()
+
+    return parse
+
+
+def flag(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise ValueError
+    return value
+
+
+def log_level(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 5:
+        raise ValueError
+    return value
+
+
+def arches(text: str) -> tuple[str, ...]:
+    from jitmx import arch, errors
+
+    try:
+        return tuple(arch.parse(word).name for word in text.replace(",", " ").replace(";", " ").split())
+    except errors.ArchError as error:
+        raise ValueError(str(error)) from error
+
+
+def path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of a user that there is not
+        raise ValueError(str(error)) from error
+
+
+def paths(text: str) -> tuple[Path, ...]:
+    return tuple(path(part) for part in text.split(os.pathsep) if part)
+
+
+def knobs(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not (name.strip() and equals and value.strip()):
+            raise ValueError
+        pairs.append((name.strip(), value.strip()))
+    return tuple(pairs)
+
+
+_TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?:s([1-9]\d*))?")
+
+
+def tile_text(text: str) -> str:
+    if not _TILE.fullmatch(text.strip().lower()):
+        raise ValueError
+    return text.strip().lower()
+
+
+def tile_or_auto(text: str) -> str | None:
+    return None if text.strip().lower() == "auto" else tile_text(text)
+
+
+def tile(text: str) -> tuple[int, int, int | None, int | None]:
+    """Rows of X, rows of W, columns and stages of a tile as JITMX_LINEAR_TILE and JITMX_MOE_TILE spell it."""
+    found = _TILE.fullmatch(text)
+    assert found is not None, text
+    m, n, k, stages = (None if part is None else int(part) for part in found.groups())
+    assert m is not None and n is not None
+    return m, n, k, stages
+
+
+def chosen_layers(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(layers.parse(text).items())
+    except SettingError as error:
+        raise ValueError(str(error)) from error
+
+
+def switch(text: str) -> bool | None:
+    return None if text.lower() == "auto" else flag(text)
