@@ -29,27 +29,17 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, Problem, routing_many, taking
+from jitmx.kernels import Family, routing_many, taking
 from jitmx.kernels import routing_knobs as shared
 from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.routing_problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-MAX_EXPERTS, MAX_K = shared.MAX_EXPERTS, shared.MAX_K
-SCORING, BIASES = shared.SCORINGS, shared.BIASES
-FEW_TOKENS = 64  # choice and lists are one launch
-DTYPES = ("bf16", "fp16")
-LOGIT_DTYPES = ("bf16", "fp16", "fp32")
-TILES = (0, 8, 16, 32, 64, 128, 192, 256)
-SOURCES = ("hidden", "logits", "ids")
-
 # x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
 # epsilon, m, h.
 LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
-
-_MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
-_TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
 
 
 @dataclass(frozen=True)
@@ -63,8 +53,8 @@ class RouteKnobs(Knobs):
     norm: bool = knob(False, doc="RMSNorm of x")
     normalized: bool = knob(False, doc="x behind that RMSNorm is written as well")
     scoring: str = shared.SCORING
-    mapped: bool = _MAPPED
-    tile: int = _TILE
+    mapped: bool = MAPPED
+    tile: int = TILE
     tokens: int = knob(8, choices=(8, 16, 32, 64), doc="tokens that blocks work on together")
     splits: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="blocks that share these tokens, each with a slice of h")
     cluster: bool = knob(True, doc="partial logits meet in shared memory of a cluster, not in the workspace")
@@ -81,8 +71,8 @@ class TopkKnobs(Knobs):
     k: int = shared.K
     dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the logits")
     scoring: str = shared.SCORING
-    mapped: bool = _MAPPED
-    tile: int = _TILE
+    mapped: bool = MAPPED
+    tile: int = TILE
     warps: int = knob(8, choices=(1, 4, 8, 16, 32), doc="warps a block")
     pdl: bool = shared.PDL
 
@@ -93,38 +83,11 @@ class SortKnobs(Knobs):
 
     experts: int = shared.EXPERTS
     k: int = shared.K
-    mapped: bool = _MAPPED
+    mapped: bool = MAPPED
     tile: int = knob(64, choices=TILES[1:], doc="rows of a tile of the schedule, at most")
     warps: int = knob(16, choices=(1, 4, 8, 16, 32), doc="warps a block")
     cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks; more than one are a cluster")
     pdl: bool = shared.PDL
-
-
-@dataclass(frozen=True)
-class RoutingProblem(Problem):
-    """One call of `jitmx.route` or `jitmx.group_by_expert`."""
-
-    m: int = knob(1, low=0, doc="tokens")
-    experts: int = shared.EXPERTS
-    k: int = shared.K
-    h: int = knob(2880, low=8, doc="values of a hidden state, a multiple of 8")
-    source: str = knob("hidden", choices=SOURCES, doc="what is given: hidden states, logits, or ids")
-    dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
-    bias: str = shared.BIAS
-    norm: bool = knob(False, doc="RMSNorm of the hidden states")
-    normalized: bool = knob(False, doc="the hidden states behind that RMSNorm are written as well")
-    scoring: str = shared.SCORING
-    mapped: bool = _MAPPED
-    tile: int = _TILE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        shared.check_k(type(self).__name__, self)
-        if self.h % 8:
-            raise KnobError(
-                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
-                f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}"
-            )
 
 
 def _check(knobs: Any, arch: Arch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels import routing
+from jitmx.kernels.routing_problem import MAX_K, TILES
 from jitmx.ops import checks, custom
 from jitmx.ops.routing_calls import SCORING, refuse_beside_logits, require_norm, require_scoring, run_group, run_route
 from jitmx.ops.routing_plan import Routing
@@ -154,15 +154,15 @@ def _new_choice(x: torch.Tensor, experts: int, k: int, scoring: str) -> tuple[to
     require_scoring(scoring)
     if x.dim() != 2:
         raise InputError(f"x is {checks.describe(x)}; it must have two dimensions")
-    if not 1 <= k <= min(routing.MAX_K, experts):
-        raise KnobError(f"k={k} is not 1 to {min(routing.MAX_K, experts)}, of {experts} experts")
+    if not 1 <= k <= min(MAX_K, experts):
+        raise KnobError(f"k={k} is not 1 to {min(MAX_K, experts)}, of {experts} experts")
     return x.new_empty((x.shape[0], k), dtype=torch.int32), x.new_empty((x.shape[0], k), dtype=torch.float32)
 
 
 def _new_lists(like: torch.Tensor, m: Any, k: int, local: int, tile: int) -> tuple[torch.Tensor, ...]:
     """Pairs, offsets, schedule and tiles that are not written yet; `m` may be unknown."""
-    if tile not in routing.TILES[1:]:
-        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, routing.TILES[1:]))}")
+    if tile not in TILES[1:]:
+        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
     pairs = m * k
     # routing.capacity, without asking which of the two is less.
     capacity = (pairs + torch.sym_min(local, pairs) * (tile - 1)) // tile

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels import routing
-from jitmx.kernels.routing import RoutingProblem
+from jitmx.kernels.routing_problem import TILES, RoutingProblem
 from jitmx.ops import checks, scratch
 from jitmx.ops.routing_plan import Call, Plan, Routing
 
@@ -140,7 +139,7 @@ def _call(
     if tile is None and expert_map is not None:
         raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
     if tile == 0 or (tile is None and fields["source"] == "ids"):
-        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, routing.TILES[1:]))}")
+        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
     if expert_map is not None:
         _check_vector("expert_map", expert_map, experts, (torch.int32,), device)
     local = experts if local_experts is None else local_experts

@@ -11,7 +11,7 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing import RoutingProblem
+from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.runtime.launch import Launcher
 
@@ -124,6 +124,6 @@ def parts(problem: RoutingProblem) -> list[RoutingProblem]:
     sort = RoutingProblem(**fields | {"source": "ids", "h": 8} | without)
     if not problem.m:
         return [sort]
-    if problem.m <= routing.FEW_TOKENS:
+    if problem.m <= FEW_TOKENS:
         return [problem]
     return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]

@@ -12,7 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import MoeProblem
-from jitmx.kernels.routing import FEW_TOKENS, RoutingProblem
+from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing_plan import parts
 from jitmx.registry.spec import Variant

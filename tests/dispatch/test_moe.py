@@ -12,7 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import Choice, call_variants, choose, following, launches
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, launch_of
-from jitmx.kernels.routing import TILES
+from jitmx.kernels.routing_problem import TILES
 from strategies import ARCHES
 
 SM_90, SM_121 = arch.parse("sm_90"), arch.parse("sm_121")

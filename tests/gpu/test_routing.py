@@ -12,7 +12,7 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels import routing_cases
-from jitmx.kernels.routing import FEW_TOKENS, RoutingProblem
+from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing import Routing, group_by_expert, route
 

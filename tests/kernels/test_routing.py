@@ -15,8 +15,9 @@ from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
-from jitmx.kernels import routing, routing_cases
-from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, RoutingProblem, capacity, launch
+from jitmx.kernels import routing_cases
+from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, capacity, launch
+from jitmx.kernels.routing_problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem
 from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
 from strategies import ARCHES, variants
@@ -29,11 +30,11 @@ PROBLEMS = st.builds(
     k=st.integers(1, 8),
     h=st.integers(1, 2048).map(lambda eights: 8 * eights),
     dtype=st.sampled_from(["bf16", "fp16"]),
-    bias=st.sampled_from(routing.BIASES),
+    bias=st.sampled_from(BIASES),
     norm=st.booleans(),
-    scoring=st.sampled_from(routing.SCORING),
+    scoring=st.sampled_from(SCORING),
     mapped=st.booleans(),
-    tile=st.sampled_from(routing.TILES),
+    tile=st.sampled_from(TILES),
 )
 
 
@@ -47,7 +48,7 @@ def many(target: str, **knobs: Any) -> Variant:
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=200)
-@given(problem=PROBLEMS, source=st.sampled_from(routing.SOURCES), multiprocessors=st.integers(1, 256))
+@given(problem=PROBLEMS, source=st.sampled_from(SOURCES), multiprocessors=st.integers(1, 256))
 @example(problem=RoutingProblem(64, 512, 8, tile=8, norm=True, mapped=True), source="hidden", multiprocessors=132)
 @example(problem=RoutingProblem(64, 512, 8, tile=8), source="logits", multiprocessors=132)
 def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
@@ -56,7 +57,7 @@ def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
     fields = problem.as_dict() | {"source": source}
     if source == "ids":
         fields["tile"] = fields["tile"] or 64
-    elif fields["m"] > routing.FEW_TOKENS:
+    elif fields["m"] > FEW_TOKENS:
         fields |= {"tile": 0, "mapped": False}
     asked = RoutingProblem(**fields)
     variant = choose("routing", asked, target, multiprocessors=multiprocessors).variant

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import jitmx
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
+from jitmx.kernels.routing_problem import TILES
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.routing import _new_lists
@@ -85,7 +86,7 @@ def test_routing_of_tensors_without_data_has_shapes_and_types(m: int) -> None:
 
 
 @given(
-    m=st.integers(0, 9000), k=st.integers(1, 8), local=st.integers(1, 512), tile=st.sampled_from(routing.TILES[1:])
+    m=st.integers(0, 9000), k=st.integers(1, 8), local=st.integers(1, 512), tile=st.sampled_from(TILES[1:])
 )
 def test_the_schedule_has_the_capacity_that_routing_writes(m: int, k: int, local: int, tile: int) -> None:
     schedule = _new_lists(torch.empty(0, device="meta"), m, k, local, tile)[2]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels import routing
-from jitmx.kernels.routing import RoutingProblem
+from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops.routing import group_by_expert, route
 from jitmx.ops.routing_calls import _check_out
 from jitmx.ops.routing_plan import Routing, parts
@@ -23,8 +22,8 @@ def sources(**fields: Any) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("source", ["hidden", "logits"])
 def test_up_to_64_tokens_are_one_launch_and_more_have_their_lists_made_apart(source: str) -> None:
     assert sources(m=1, source=source, tile=64) == [(source, 64)]
-    assert sources(m=routing.FEW_TOKENS, source=source, tile=64) == [(source, 64)]
-    assert sources(m=routing.FEW_TOKENS + 1, source=source, tile=64) == [(source, 0), ("ids", 64)]
+    assert sources(m=FEW_TOKENS, source=source, tile=64) == [(source, 64)]
+    assert sources(m=FEW_TOKENS + 1, source=source, tile=64) == [(source, 0), ("ids", 64)]
     assert sources(m=8192, source=source) == [(source, 0)]
 
 

@@ -12,7 +12,7 @@ from jitmx.kernels import Following
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.routing import RoutingProblem
+from jitmx.kernels.routing_problem import RoutingProblem
 from jitmx.registry.spec import KernelSpec, Variant
 
 Maker = Callable[[int, int, int | None, int | None], dict[str, Any]]

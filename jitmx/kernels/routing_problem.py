@@ -1,0 +1,49 @@
+"""What one call of `jitmx.route` or `jitmx.group_by_expert` asks for, and choices that its kernels have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.errors import KnobError
+from jitmx.kernels import Problem
+from jitmx.kernels import routing_knobs as shared
+from jitmx.registry.spec import knob
+
+MAX_EXPERTS, MAX_K = shared.MAX_EXPERTS, shared.MAX_K
+SCORING, BIASES = shared.SCORINGS, shared.BIASES
+FEW_TOKENS = 64  # choice and lists are one launch
+DTYPES = ("bf16", "fp16")
+LOGIT_DTYPES = ("bf16", "fp16", "fp32")
+TILES = (0, 8, 16, 32, 64, 128, 192, 256)
+SOURCES = ("hidden", "logits", "ids")
+
+MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
+TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
+
+
+@dataclass(frozen=True)
+class RoutingProblem(Problem):
+    """One call of `jitmx.route` or `jitmx.group_by_expert`."""
+
+    m: int = knob(1, low=0, doc="tokens")
+    experts: int = shared.EXPERTS
+    k: int = shared.K
+    h: int = knob(2880, low=8, doc="values of a hidden state, a multiple of 8")
+    source: str = knob("hidden", choices=SOURCES, doc="what is given: hidden states, logits, or ids")
+    dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
+    bias: str = shared.BIAS
+    norm: bool = knob(False, doc="RMSNorm of the hidden states")
+    normalized: bool = knob(False, doc="the hidden states behind that RMSNorm are written as well")
+    scoring: str = shared.SCORING
+    mapped: bool = MAPPED
+    tile: int = TILE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shared.check_k(type(self).__name__, self)
+        if self.h % 8:
+            raise KnobError(
+                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
+                f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}"
+            )
