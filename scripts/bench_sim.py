@@ -87,7 +87,7 @@ def kernels_of(arch: Arch) -> Iterator[tuple[str, Variant]]:
     for family in kernels.families():
         chosen = {variant.spec.name: variant for variant in reversed(default_variants(family, arch))}
         for spec in kernels.family(family).specs:
-            by_rows = (1, 8) if spec.name in ("gemv", "stream") else ()
+            by_rows = (1, 8) if family == "linear" and spec.name in ("gemv", "stream") else ()
             for m in by_rows:
                 yield f"{family} {spec.name} m={m}", spec.variant(arch, m=m)
             if not by_rows:
