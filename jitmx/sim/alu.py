@@ -63,7 +63,8 @@ def _binary(function: str) -> Handler:
 
 
 def _halves(function: Any, a: Array, b: Array, half: str) -> Array:
-    return np.asarray(function(np.atleast_1d(a).view(half), np.atleast_1d(b).view(half)).view("u4"))
+    pairs = function(a.reshape(-1, 1).view(half), b.reshape(-1, 1).view(half))
+    return np.asarray(pairs.view("u4").reshape(a.shape if a.ndim else b.shape))
 
 
 def carry(t: Translator, ins: Instruction) -> None:
@@ -250,11 +251,11 @@ def _shf(t: Translator, ins: Instruction) -> None:
 
 def _prmt(t: Translator, ins: Instruction) -> None:
     d, a, b, c = operands(ins, 4)
-    mode = ins.opcode[2] if len(ins.opcode) > 2 else ""
+    mode, c = ins.opcode[2] if len(ins.opcode) > 2 else "", t.constant(c)
     if isinstance(c, Immediate) and not mode:
-        t.call(d, "u4", integers.permuter(c.value), t.read(a, "u4"), t.read(b, "u4"))
+        t.call_one(d, "u4", integers.permuter(c.value), t.read(a, "u4"), t.read(b, "u4"))
         return
-    t.call(d, "u4", functools.partial(integers.permute, mode), *(t.read(x, "u4") for x in (a, b, c)))
+    t.call_one(d, "u4", functools.partial(integers.permute, mode), *(t.read(x, "u4") for x in (a, b, c)))
 
 
 def _bits(function: Any) -> Handler:

@@ -216,17 +216,17 @@ def _fma_bf16x2(slow: Any, a: Array, b: Array, c: Array) -> Array:
         # Products have 16 bits: exact in float32 but where they are subnormal, which these bounds rule out. One that
         # is zero in float32 is so in bf16.
         sizes = words & _MAGNITUDE
-        if np.maximum.reduce(sizes) < _LARGE and np.minimum.reduce(sizes - _ONE) >= _SMALL:  # 0 - 1 is the largest
+        if sizes.max() < _LARGE and (sizes - _ONE).min() >= _SMALL:  # 0 - 1 is the largest
             rounded = words + _ROUND
             rounded += words >> _HALF_BITS & _ONE
             rounded >>= _HALF_BITS
-            return np.asarray(rounded.astype("u2").view("u4"))
+            return np.asarray(rounded.astype("u2").view("u4").reshape(a.shape if a.ndim else b.shape))
     return np.asarray(slow(a, b, c))
 
 
 def _wide(pairs: Array) -> Array:
-    """The bf16 of pairs as float32, one after the other."""
-    words = np.atleast_1d(pairs).view("u2").astype("u4")
+    """The bf16 of pairs as float32 [pairs, 2]."""
+    words = pairs.reshape(-1, 1).view("u2").astype("u4")
     words <<= _HALF_BITS
     return words.view("f4")
 

@@ -24,6 +24,7 @@ class Bound:
 
     names: dict[str, Any]
     full: list[Any]
+    whole: list[Any]
     masked: list[Any]
     registers: dict[str, Array] = field(default_factory=dict)
     views: int = 0  # of the program's, how many have names
@@ -33,4 +34,5 @@ class Bound:
     def of(cls, program: Program) -> Bound:
         """Those of a program, none of which is named yet."""
         names = {name: getattr(np, name) for name in _NUMPY} | {"np": np, "count": np.count_nonzero}
-        return cls(names, [None] * len(program.blocks), [None] * len(program.blocks))
+        full, whole, masked = ([None] * len(program.blocks) for _ in range(3))
+        return cls(names, full, whole, masked)

@@ -6,6 +6,7 @@ local variable of the function that its block becomes: what is computed there ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class Emitter:
         self._local: set[str] = set()  # registers that are local to the block at hand
         self._written: set[str] = set()  # those that it writes
         self._types: dict[str, str] = {}  # of local registers, as they were written last
+        self._constants_of: dict[str, Immediate] = {}  # registers that hold a number wherever they are read
+        self._batching = False
+        self._batch: list[tuple[Instruction, Access, Callable[..., None], tuple[Any, ...]]] = []
 
     # What handlers use
     @property
@@ -104,6 +108,9 @@ class Emitter:
         if isinstance(operand, Symbol):
             return f"m.symbol({operand.name!r}, {operand.offset}, {dtype!r})"
         if isinstance(operand, Register):
+            known = self._constants_of.get(operand.name)
+            if known is not None and int(dtype[1]) <= self.width(operand.name):
+                return self.bits(known.value, dtype)
             expression = self._register(operand.name, dtype)
             return f"~{expression}" if operand.negated else expression
         raise self.error(f"{operand} cannot be read")
@@ -156,8 +163,38 @@ class Emitter:
         else:
             self.write(operand, f"{function}({listed})", dtype)
 
+    def together(self, emit: Callable[..., None], *operands: Any) -> None:
+        """Have `emit(self, batch)` emit the instruction, with others of one opcode where it is in a batch of several.
+
+        `batch` lists the operands of each; `self.resume(i)` turns to the instruction whose results are written next.
+        """
+        self._batch.append((self.ins, self._access, emit, operands))
+        if not self._batching:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Emit the batch."""
+        if self._batch:
+            self._batch[0][2](self, [operands for *_, operands in self._batch])
+            for i in range(len(self._batch)) if self._batching else ():
+                self.resume(i)
+                self._note_writes()
+            self._batch.clear()
+
+    def resume(self, i: int) -> None:
+        """Turn to an instruction of the batch."""
+        self.ins, self._access = self._batch[i][:2]
+
+    def constant(self, operand: Operand) -> Operand:
+        """The number that a register holds wherever it is read; any other operand as it is."""
+        return self._constants_of.get(operand.name, operand) if isinstance(operand, Register) else operand
+
     def call(self, operand: Operand, dtype: str, function: object, *arguments: str) -> None:
-        """Assign what a costly function of arrays makes of those of the active lanes."""
+        """Assign what a costly function of arrays makes of those of the active lanes; the same one for an opcode."""
+        self.together(_emit_calls, operand, dtype, function, arguments)
+
+    def call_one(self, operand: Operand, dtype: str, function: object, *arguments: str) -> None:
+        """The same, for a function of this very instruction."""
         name, listed = self.const(function), ", ".join(arguments)
         if self.mask == "None":
             # It may give back an argument, and a local register must not be what the block writes to later.
@@ -302,12 +339,51 @@ class Emitter:
         return self._view(key, dtype if stored[1] == dtype[1] else stored)
 
 
+def _emit_calls(t: Emitter, batch: list[tuple[Operand, str, object, tuple[str, ...]]]) -> None:
+    """Assign what one function makes of the arguments of each instruction of a batch."""
+    operand, dtype, function, arguments = batch[0]
+    if len(batch) == 1:
+        t.call_one(operand, dtype, function, *arguments)
+        return
+    columns = zip(*(arguments for *_, arguments in batch), strict=True)
+    listed = ", ".join(column[0] if len(set(column)) == 1 else f"({', '.join(column)})" for column in columns)
+    t.emit(f"v = {t.const(side_by_side)}(m, {t.mask}, {t.const(function)}, {len(batch)}, {listed})")
+    for i, (operand, dtype, *_) in enumerate(batch):
+        t.resume(i)
+        t.write(operand, f"v[{i}]", dtype)
+
+
+def side_by_side(m: Any, mask: Array | None, function: Any, count: int, *columns: Any) -> Array:
+    """`function` of the active lanes of `count` instructions at once: a row of results each, over all lanes.
+
+    A column is the argument that all have, or the tuple of what each has.
+    """
+    lanes = slice(None) if mask is None else span(mask.nonzero()[0])
+    width = m.lanes if mask is None else int(np.count_nonzero(mask))
+    given = []
+    for column in columns:
+        if not isinstance(column, tuple):
+            if column.ndim == 0:
+                given.append(column)
+                continue
+            column = (column,) * count
+        rows = [item[lanes] if item.ndim else np.full(width, item) for item in column]
+        given.append(np.concatenate(rows))
+    got = np.broadcast_to(function(*given), (count * width,)).reshape(count, width)
+    if mask is None:
+        return got
+    out = (np.zeros if got.dtype.kind == "b" else np.empty)((count, m.lanes), got.dtype)
+    out[:, lanes] = got
+    return out
+
+
 def whole(m: Any, value: Array, dtype: np.dtype[Any]) -> Array:
     """An array over all lanes of a machine."""
     value = np.asarray(value)
     if value.ndim == 0:
         return np.full(m.lanes, value.astype(dtype))
     return value.astype(dtype, copy=False)
+
 
 def span(lanes: Array) -> Array | slice:
     """An index for lanes in order: a slice, which is cheaper, where they lie side by side."""

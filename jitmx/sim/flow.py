@@ -73,7 +73,7 @@ def doubtful(accesses: dict[int, list[Access]], blocks: list[Block], successors:
 
 
 def temporaries(
-    accesses: dict[int, list[Access]], blocks: list[Block], successors: list[set[int]], tracked: set[str]
+    accesses: dict[int, list[Access]], successors: list[set[int]], tracked: set[str]
 ) -> dict[int, set[str]]:
     """Of each block, the registers that it sets before it reads them and that nothing reads after it."""
     names: dict[str, int] = {}
@@ -85,8 +85,9 @@ def temporaries(
     def bits(chosen: set[str]) -> int:
         return sum(names[name] for name in chosen)
 
-    needs, sets, kept = [0] * len(blocks), [0] * len(blocks), bits(tracked & names.keys())
-    written = [0] * len(blocks)
+    count = len(successors)
+    needs, sets, kept = [0] * count, [0] * count, bits(tracked & names.keys())
+    written = [0] * count
     for index, listed in accesses.items():
         for item in listed:
             needs[index] |= bits(item.used) & ~sets[index]
@@ -96,12 +97,12 @@ def temporaries(
             else:
                 sets[index] |= bits(item.writes)
                 kept |= bits(item.held)
-    live = [0] * len(blocks)  # on entering
-    before: list[set[int]] = [set() for _ in blocks]
+    live = [0] * count  # on entering
+    before: list[set[int]] = [set() for _ in successors]
     for index, following in enumerate(successors):
         for follower in following:
             before[follower].add(index)
-    pending = set(range(len(blocks)))
+    pending = set(range(count))
     while pending:
         index = max(pending)
         pending.discard(index)
@@ -113,7 +114,7 @@ def temporaries(
             live[index] = now
             pending |= before[index]
     out: dict[int, set[str]] = {}
-    for index in range(len(blocks)):
+    for index in range(count):
         after = 0
         for follower in successors[index]:
             after |= live[follower]

@@ -31,7 +31,7 @@ from jitmx.sim.memory import (
     Space,
 )
 from jitmx.sim.polling import Polling
-from jitmx.sim.program import BLOCKED, EXIT, SET, Program
+from jitmx.sim.program import BLOCKED, EXIT, SET, Block, Program
 from jitmx.sim.races import Races
 from jitmx.sim.shadow import Shadow
 from jitmx.sim.specials import special
@@ -70,6 +70,7 @@ class Machine:
         self.runs = [0] * len(program.blocks)
         self.lane_runs = [0] * len(program.blocks)
         self.polling = Polling(self.lanes)
+        self._lately: tuple[Array | None, int] = None, 0  # a mask of whole warps, and what else it is of
         self.units: dict[str, Any] = {}  # state that semantic modules keep: copies under way, mbarriers
         self._spaces(shared_bytes, arguments)
         self.races.time = clock
@@ -134,7 +135,7 @@ class Machine:
                 self.program.bound.clear()
             self.program.bound[self.lanes] = bound
         self.bound: Bound = bound
-        self.names, self.full, self.masked = bound.names, bound.full, bound.masked
+        self.names = bound.names
         for name, array in bound.registers.items():
             self._begin(name, array)
         self._name()
@@ -167,13 +168,12 @@ class Machine:
         if bad.any():
             self.fault(line, int(bad.nonzero()[0][0]), f"reads register {name}, which nothing has set")
 
-    def _function(self, index: int, full: bool) -> Any:
+    def _function(self, index: int, form: str) -> Any:
         scope: dict[str, Any] = {}
-        code = self.program.code(index, full)
+        code = self.program.code(index, form)
         self._name()
         exec(code, self.names, scope)
-        made = scope["full" if full else "masked"]
-        (self.full if full else self.masked)[index] = made
+        made = getattr(self.bound, form)[index] = scope[form]
         return made
 
     # Names for messages
@@ -223,7 +223,8 @@ class Machine:
         self.groups = groups
         self.parked: dict[int, tuple[Array, int]] = {}
         polling = self.polling
-        blocks, full, masked, runs, lane_runs = self.program.blocks, self.full, self.masked, self.runs, self.lane_runs
+        blocks, runs, lane_runs = self.program.blocks, self.runs, self.lane_runs
+        full, warps, masked = self.bound.full, self.bound.whole, self.bound.masked
         while True:
             if not groups:
                 if not polling.held:
@@ -242,21 +243,27 @@ class Machine:
             pc = min(groups) if len(groups) > 1 else next(iter(groups))
             mask, n = groups.pop(pc)
             block = blocks[pc]
-            if block.members and (mask is not None or self.parked):
+            whole = mask is None or self._whole(mask, block)
+            if block.members and (not whole or pc in self.parked):
                 mask, n = self._gather(pc, mask, n)
                 if n == 0:
                     continue
-            runs[pc] += 1
-            lane_runs[pc] += n
+                whole = mask is None or self._whole(mask, block)
+            until = block.until if whole else 0
+            for index in range(pc, until or pc + 1):
+                runs[index] += 1
+                lane_runs[index] += n
             self.steps += 1
             if self.steps > self.max_steps:
                 self.fault(
                     block.lines[0], int(self.active(mask)[0]), f"still runs after {self.max_steps} steps of its blocks"
                 )
             if mask is None:
-                after = (full[pc] or self._function(pc, True))(self, None, n)
+                after = (full[pc] or self._function(pc, "full"))(self, None, n)
+            elif until:
+                after = (warps[pc] or self._function(pc, "whole"))(self, mask, n)
             else:
-                after = (masked[pc] or self._function(pc, False))(self, mask, n)
+                after = (masked[pc] or self._function(pc, "masked"))(self, mask, n)
             if type(after) is int:
                 if polling.now is not None:
                     if after >= 0:
@@ -323,6 +330,20 @@ class Machine:
                 self.groups[pc] = self.parked.pop(pc)
 
     # Warp-wide instructions
+    def _whole(self, mask: Array, block: Block) -> bool:
+        """Whether the lanes of a mask are whole warps, or what the instructions of a run span."""
+        if not (block.members or block.until > block.index + 1) or not block.until:
+            return False
+        if mask is self._lately[0] and block.breadth <= self._lately[1]:
+            return True
+        if self.lanes % block.breadth:
+            return False
+        here = mask.reshape(-1, block.breadth)
+        whole = not np.count_nonzero(here != here[:, :1])
+        if whole:
+            self._lately = mask, block.breadth
+        return whole
+
     def _gather(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
         """The lanes at a warp-wide instruction whose partners are all there; the others are parked."""
         if pc in self.parked:

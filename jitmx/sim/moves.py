@@ -37,6 +37,8 @@ def _mov(t: Translator, ins: Instruction) -> None:
             if not isinstance(item, Sink):
                 t.write(item, f"{value} >> {t.scalar(8 * part * i, f'u{size}')}", f"u{part}")
     else:
+        if t.constant(d) is not d:
+            return  # whoever reads it has the number
         dtype = "b1" if kind == "pred" else f"u{size}"
         if isinstance(a, Immediate) and kind[0] == "f":
             dtype = f"f{size}"

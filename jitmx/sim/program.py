@@ -21,9 +21,10 @@ class Block:
     first: int
     last: int
     lines: tuple[int, ...] = ()
-    written: set[str] = field(default_factory=set)  # registers
     members: str = ""  # expression of the mask of lanes that a warp-wide instruction at the head waits for
     width: int = 32  # lanes that such an instruction spans
+    until: int = 0  # this and the blocks below that index run as one where only whole warps come
+    breadth: int = 32  # lanes that the widest of them spans
     head: str = ""  # its first instruction
 
 
@@ -43,16 +44,16 @@ class Program:
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
     bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machines, by their lanes
-    compiled: dict[tuple[int, bool], CodeType] = field(default_factory=dict)
-    emit: Callable[[int, bool], str] | None = None  # the Python of a block, where all lanes run it or only some
+    compiled: dict[tuple[int, str], CodeType] = field(default_factory=dict)
+    emit: Callable[[int, str], str] | None = None  # the Python of a block, by its form
 
-    def code(self, index: int, full: bool) -> CodeType:
-        """One form of a block, compiled when first asked for."""
-        made = self.compiled.get((index, full))
+    def code(self, index: int, form: str) -> CodeType:
+        """One form of a block, compiled when first asked for: "full", "whole" or "masked"."""
+        made = self.compiled.get((index, form))
         if made is None:
             assert self.emit is not None
-            made = compile(self.emit(index, full), f"<block {index} of {self.entry.name}>", "exec")
-            self.compiled[index, full] = made
+            made = compile(self.emit(index, form), f"<block {index} of {self.entry.name}>", "exec")
+            self.compiled[index, form] = made
         return made
 
 

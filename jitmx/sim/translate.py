@@ -1,7 +1,10 @@
-"""PTX instructions to Python source: one function for each basic block, in two forms.
+"""PTX instructions to Python source: one function for each basic block, in three forms.
 
-The *full* form runs when every lane of the machine is at the block and works on whole register arrays; the *masked*
-form takes the mask `M` of active lanes and leaves the others as they are.
+A block starts at each label and behind each branch or barrier, and at each warp-wide instruction, where lanes may
+have to wait for others of their warp. The *masked* form takes the mask `M` of active lanes and leaves the others as
+they are. Where all lanes of each warp come together, nobody waits: the *whole* form, which takes a mask as well, runs
+the blocks up to the next label, branch or barrier. So does the *full* form, which runs when every lane of the machine
+is at the block and works on whole register arrays. Instructions are emitted in the order of jitmx.sim.schedule.
 
 A form is made when it first runs. A semantic module exports `HANDLERS`, a dict from the first part or two of an opcode
 to `handler(t, ins)`, which is called at translation time and emits Python with
@@ -11,6 +14,7 @@ to `handler(t, ins)`, which is called at translation time and emits Python with
     t.write(operand, expression, dtype)   assigns to a register where the instruction is active
     t.scatter(operand, expression, dtype)  the same from an array that holds the active lanes only
     t.ufunc(operand, dtype, "add", *arguments)   the same for a NumPy function that takes `out`
+    t.together(emit, *operands)      have `emit` do it, maybe for several instructions at once
     t.const(object)                  a name for any Python object (function, table) in the generated code
     t.mask                           expression of the active lanes, or "None" where all are
     t.address(operand)               (expression of the uint64 addresses of all lanes, or of one for all; byte offset)
@@ -29,7 +33,8 @@ from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, watches
 from jitmx.sim.flow import Access, doubtful, fillers, temporaries
 from jitmx.sim.program import EXIT, Block, Program
-from jitmx.sim.ptx import Function, Instruction, Module, Operand, Register, Symbol, is_barrier
+from jitmx.sim.ptx import SIZES, Function, Immediate, Instruction, Module, Operand, Register, Symbol, is_barrier
+from jitmx.sim.schedule import batches
 
 Handler = Callable[["Translator", Instruction], None]
 
@@ -51,7 +56,9 @@ class Translator(Emitter):
         self._labels: dict[str, int] = {}
         self.accesses: dict[int, list[Access]] = {}  # of each block, one for each instruction
         self.watches: dict[int, Watch] = {}
-        self._temporaries: dict[int, set[str]] = {}
+        # Registers local to each block and, by its first block, to each run.
+        self._of_blocks: dict[int, set[str]] = {}
+        self._of_runs: dict[int, set[str]] = {}
 
     # Blocks
     def translate(self) -> Program:
@@ -60,29 +67,68 @@ class Translator(Emitter):
         blocks = self.program.blocks
         self.full = False
         for block in blocks:
-            self._block(block)
+            self._analyse(block)
         successors = self._successors()
         self.program.fillers = fillers(self.accesses)
         self.program.tracked = doubtful(self.accesses, blocks, successors)
         self.watches = watches(self.entry.body, blocks, self.accesses, successors)
-        self._temporaries = temporaries(self.accesses, blocks, successors, self.program.tracked)
-        for index in self._temporaries:
-            blocks[index].written = {name for access in self.accesses[index] for name in access.writes}
+        self._of_blocks = temporaries(self.accesses, successors, self.program.tracked)
+        heads = [block for block in blocks if block.until]
+        number = {block.index: i for i, block in enumerate(heads)}
+        joined = {i: self._accesses(block.index, block.until) for i, block in enumerate(heads)}
+        following = [{number[follower] for follower in successors[block.until - 1]} for block in heads]
+        found = temporaries(joined, following, self.program.tracked)
+        self._of_runs = {block.index: found[i] for i, block in enumerate(heads)}
+        self._constants_of = self._settled()
         self.program.views.clear()
         self.program.registers.clear()
         self._names.clear()
         self._view_of.clear()
         for block in blocks:
             self._members(block)
+        for block in heads:
+            block.breadth = max(b.width for b in blocks[block.index : block.until])
         self.program.emit = self._emit
         return self.program
 
-    def _emit(self, index: int, full: bool) -> str:
+    def _accesses(self, first: int, until: int) -> list[Access]:
+        return [access for index in range(first, until) for access in self.accesses[index]]
+
+    def _settled(self) -> dict[str, Immediate]:
+        """Registers that hold one number wherever they are read: set in one place, by a move of it."""
+        movers: dict[str, list[Instruction]] = {}
+        for block in self.program.blocks:
+            body = self.entry.body[block.first : block.last]
+            for ins, access in zip(body, self.accesses[block.index], strict=True):
+                for name in access.writes - self.program.tracked:
+                    movers.setdefault(name, []).append(ins)
+        out = {}
+        for name, (ins, *more) in movers.items():
+            if more or ins.opcode[0] != "mov" or ins.predicate is not None or len(ins.opcode) != 2:
+                continue
+            source, kind = ins.operands[1], ins.opcode[1]
+            if isinstance(source, Immediate) and kind != "pred" and source.kind == (kind if kind[0] == "f" else "int"):
+                out[name] = Immediate(source.value % (1 << 8 * SIZES[kind]))
+        return out
+
+    def _emit(self, index: int, form: str) -> str:
         """One form of a block."""
-        block, self.full = self.program.blocks[index], full
-        self._local = self._temporaries[index]
-        self._written = block.written - self._local
-        return self._block(block)
+        first, self.full = self.program.blocks[index], form == "full"
+        until = index + 1 if form == "masked" else first.until or index + 1
+        last, accesses = self.program.blocks[until - 1], self._accesses(index, until)
+        self._local = self._of_blocks[index] if until == index + 1 else self._of_runs[index]
+        self._written = {name for access in accesses for name in access.writes} - self._local
+        self._begin(last)
+        body = self.entry.body[first.first : last.last]
+        watched = {at - first.first for at in self.watches}
+        ended = False
+        for chosen in batches(body, accesses, watched):
+            self._batching = len(chosen) > 1
+            for i in chosen:
+                ended = self._instruction(body[i], self.watches.get(first.first + i)) or ended
+            self._flush()
+        self._batching = False
+        return self._end(form, ended)
 
     def _members(self, block: Block) -> None:
         """What lanes a warp-wide instruction at the head of a block waits for."""
@@ -117,39 +163,49 @@ class Translator(Emitter):
         for i, ins in enumerate(body):
             if ins.opcode[0] in _ENDS or is_barrier(ins):
                 leaders.add(i + 1)
-            if self.members(ins) is not None:
-                leaders.add(i)
+        starts = sorted(leaders | {i for i, ins in enumerate(body) if self.members(ins) is not None})
         position = {}
-        for index, (first, last) in enumerate(itertools.pairwise(sorted(leaders))):
+        blocks = self.program.blocks
+        for index, (first, last) in enumerate(itertools.pairwise(starts)):
             position[first] = index
             lines = tuple(ins.line for ins in body[first:last])
-            self.program.blocks.append(Block(index, first, last, lines, head=body[first].name))
+            blocks.append(Block(index, first, last, lines, head=body[first].name))
+        position[len(body)] = len(blocks)
+        for first, last in itertools.pairwise(sorted(leaders)):
+            blocks[position[first]].until = position[last]
+        del position[len(body)]
         self._labels = {label: position.get(at, EXIT) for label, at in self.entry.labels.items()}
 
-    def _block(self, block: Block) -> str:
-        self._lines, ended = [], False
+    def _begin(self, last: Block) -> None:
+        """What follows is emitted for a function whose last block is `last`."""
+        self._lines = []
         self._types.clear()
-        self.next = block.index + 1 if block.last < len(self.entry.body) else EXIT
-        self.accesses[block.index] = []
-        for i in range(block.first, block.last):
-            ins = self.ins = self.entry.body[i]
-            self._access = Access(set(), set(), ins.predicate is not None)
-            if i == block.first and not self.program.emit:
-                self._members(block)
-            self._access.picks = ins.opcode[0] == "prmt"
-            source = ins.operands[1] if ins.opcode[0] == "mov" else None
-            if isinstance(source, Register) and source.name in self.entry.registers:
-                self._access.copy = source.name
-            self._quiet = self._access.copy is not None or ins.opcode[0] == "wgmma"
-            ended = self._instruction(ins, self.watches.get(i))
-            self.accesses[block.index].append(self._access)
+        self.next = last.index + 1 if last.last < len(self.entry.body) else EXIT
+
+    def _end(self, form: str, ended: bool) -> str:
         if not ended:
             self.emit(f"return {self.next}")
-        form = "full" if self.full else "masked"
         return f"def {form}(m, M, n):\n" + "\n".join(self._lines) + "\n"
 
-    def _instruction(self, ins: Instruction, watch: Watch | None) -> bool:
-        """Emit one instruction; True where it ends its block."""
+    def _analyse(self, block: Block) -> None:
+        """Find what the instructions of a block do with registers."""
+        self._begin(block)
+        listed = self.accesses[block.index] = []
+        for i in range(block.first, block.last):
+            self._instruction(self.entry.body[i], None, block if i == block.first else None)
+            listed.append(self._access)
+
+    def _instruction(self, ins: Instruction, watch: Watch | None, block: Block | None = None) -> bool:
+        """Emit one instruction; True where it ends its block. `block`: that of which it is the head, when analysed."""
+        self.ins = ins
+        self._access = Access(set(), set(), ins.predicate is not None)
+        if block is not None:
+            self._members(block)
+        self._access.picks = ins.opcode[0] == "prmt"
+        source = ins.operands[1] if ins.opcode[0] == "mov" else None
+        if isinstance(source, Register) and source.name in self.entry.registers:
+            self._access.copy = source.name
+        self._quiet = self._access.copy is not None or ins.opcode[0] == "wgmma"
         self.emit(f"# {ins.line}: {ins.name}")
         self._predicated = False
         if ins.predicate is not None:
@@ -164,11 +220,12 @@ class Translator(Emitter):
             self._predicated = True
             self.emit("if P.any():")
             self._indent += 1
-        before = len(self._lines)
+        before, waiting = len(self._lines), len(self._batch)
         if watch is not None:
             emit_check(self, watch)
         handler(self, ins)
-        self._note_writes()
+        if len(self._batch) == waiting:
+            self._note_writes()
         if ins.predicate is not None:
             if len(self._lines) == before:
                 self.emit("pass")
