@@ -96,7 +96,7 @@ def load(
     m: Machine, name: str, address: Array, offset: int, mask: Array | None, size: int, count: int, line: int, how: str
 ) -> Array:
     """Unsigned [active lanes, count]."""
-    lanes = m.lane_ids if mask is None else mask.nonzero()[0]
+    lanes = m.active(mask)
     if mask is not None and address.ndim:
         address = address.take(lanes)
     if how == "strong":
@@ -122,7 +122,7 @@ def store(
 ) -> None:
     """Write one value, or as many as `values`, for each active lane."""
     m.events += 1
-    lanes = m.lane_ids if mask is None else mask.nonzero()[0]
+    lanes = m.active(mask)
     columns = np.empty((len(lanes), len(values)), values[0].dtype)
     for i, value in enumerate(values):
         columns[:, i] = value if mask is None or value.ndim == 0 else value.take(lanes)
@@ -153,7 +153,7 @@ def _ld(t: Translator, ins: Instruction) -> None:
     address, offset = t.address(source)
     t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
     if t.mask != "None":
-        t.emit(f"w = {t.const(span)}({t.mask}.nonzero()[0])")
+        t.emit(f"w = {t.const(span)}(m.active({t.mask}))")
     for i, item in enumerate(_elements(destination, count, t)):
         if isinstance(item, Sink):
             continue

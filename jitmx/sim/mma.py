@@ -16,9 +16,9 @@ PTX leaves open, so its results differ within the accumulation-order bound; inte
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from jitmx.errors import SimulationError
 from jitmx.sim.floats import decode, round_to_f16
 from jitmx.sim.ptx import Instruction, Operand
 from jitmx.sim.rounding import canonical
-from jitmx.sim.warps import emit_fragment, emit_warps, immediate, items, plan, write_fragment
+from jitmx.sim.warps import emit_planes, emit_warps, immediate, items, plan, planes, write_planes
 
 if TYPE_CHECKING:
     from jitmx.sim.translate import Handler, Translator
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint32]
 Matrix = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
+Registers = tuple[Operand, ...]
 
 # Width of an element in its register. Under kind::mxf8f6f4 and kind::f8f6f4 the narrow types sit in bytes.
 BITS = {
@@ -54,51 +55,6 @@ def bits_of(kind: str) -> int:
     return 4 if kind == PACKED_FP4 else BITS[kind]
 
 
-@cache
-def a_layout(per_register: int, registers: int) -> tuple[Index, Index]:
-    """Row and column of each element of A: two arrays [32, registers, per_register]."""
-    lane, register, item = np.ogrid[:32, :registers, :per_register]
-    rows = lane // 4 + 8 * (register % 2) + 0 * item
-    columns = 4 * per_register * (register // 2) + per_register * (lane % 4) + item
-    return rows, columns
-
-
-@cache
-def b_layout(per_register: int, registers: int) -> tuple[Index, Index]:
-    """Row and column of each element of B: two arrays [32, registers, per_register]."""
-    lane, register, item = np.ogrid[:32, :registers, :per_register]
-    rows = 4 * per_register * register + per_register * (lane % 4) + item
-    columns = lane // 4 + 0 * register + 0 * item
-    return rows, columns
-
-
-@cache
-def c_layout(columns: int = 8) -> tuple[Index, Index]:
-    """Row and column of each 32-bit element of C and D: two arrays [32, columns / 2] for a 16 × `columns` tile."""
-    lane, register = np.ogrid[:32, : columns // 2]
-    return lane // 4 + 8 * (register % 4 // 2), 8 * (register // 4) + 2 * (lane % 4) + register % 2
-
-
-@cache
-def _place(columns: int) -> tuple[Index, Index]:
-    """As flat indices: where among a warp's registers each element of C lies [16, columns], and the other way."""
-    rows, cols = c_layout(columns)
-    forth = rows * columns + cols
-    back = np.empty(forth.size, np.intp)
-    back[forth.reshape(-1)] = np.arange(forth.size)
-    return back.reshape(16, columns), forth
-
-
-@cache
-def gather(which: str, bits: int, registers: int) -> Index:
-    """Where, in a warp's elements in order of lane, register and position, element (row, column) lies: a flat index."""
-    per_register = 32 // bits
-    rows, columns = (a_layout if which == "a" else b_layout)(per_register, registers)
-    index = np.empty((rows.max() + 1, columns.max() + 1), np.intp)
-    index[rows, columns] = np.arange(rows.size).reshape(rows.shape)
-    return index
-
-
 def elements(words: Words, bits: int) -> npt.NDArray[np.unsignedinteger]:
     """Elements of 32-bit registers, low bits first: the last axis grows by 32 / bits."""
     words = np.ascontiguousarray(words, np.uint32)
@@ -108,50 +64,74 @@ def elements(words: Words, bits: int) -> npt.NDArray[np.unsignedinteger]:
     return words.view({32: np.uint32, 16: np.uint16, 8: np.uint8}[bits])
 
 
-def values(codes: npt.NDArray[np.unsignedinteger], kind: str) -> Matrix:
-    """Values of codes of type `kind`, as float64.
+def plain(codes: npt.NDArray[np.unsignedinteger], kind: str) -> npt.NDArray[Any]:
+    """Values of codes of type `kind`, as float32 or integers.
 
     e2m1 in a byte takes bits 5…2, as block-scaled products expect; e3m2 and e2m3 take bits 5…0.
     """
     if kind in _FLOATS:
         name = "e2m1" if kind == PACKED_FP4 else kind
-        return decode(codes >> codes.dtype.type(2) if kind == "e2m1" else codes, name).astype(np.float64)
+        return decode(codes >> codes.dtype.type(2) if kind == "e2m1" else codes, name)
     if kind in ("s8", "s4"):
         shift = 8 - bits_of(kind)
-        return ((codes << shift).astype(np.int8) >> shift).astype(np.float64)
-    return codes.astype(np.float64)
+        return (codes << shift).astype(np.int8) >> shift
+    return codes
 
 
-def matrix(words: Words, which: str, kind: str) -> Matrix:
-    """The operand that registers [warps, 32, registers] hold: A as [warps, 16, K], B as [warps, K, 8]."""
-    bits = bits_of(kind)
-    index = gather(which, bits, words.shape[-1])
-    codes = elements(words, bits).reshape(len(words), -1)
-    return values(codes.take(index, 1), kind)
+def values(codes: npt.NDArray[np.unsignedinteger], kind: str) -> Matrix:
+    """The same as float64."""
+    return plain(codes, kind).astype(np.float64)
 
 
-def accumulator(words: Words, kind: str, columns: int = 8) -> Matrix:
-    """C as [warps, 16, columns] from registers [warps, 32, …] of f32, s32 or f16x2."""
+def left(words: Words, kind: str) -> Matrix:
+    """A of each warp [n, 16, K] from registers [..., registers, lanes]: products one after the other, warps in each."""
+    per, (registers, lanes) = 32 // bits_of(kind), words.shape[-2:]
+    found = plain(elements(words, bits_of(kind)), kind).reshape(-1, registers // 2, 2, lanes // 32, 8, 4, per)
+    return found.transpose(0, 3, 2, 4, 1, 5, 6).astype(np.float64, "C").reshape(-1, 16, registers // 2 * 4 * per)
+
+
+def right(words: Words, kind: str) -> Matrix:
+    """B of each warp [n, K, 8], as for `left`."""
+    per, (registers, lanes) = 32 // bits_of(kind), words.shape[-2:]
+    found = plain(elements(words, bits_of(kind)), kind).reshape(-1, registers, lanes // 32, 8, 4, per)
+    return found.transpose(0, 2, 1, 4, 5, 3).astype(np.float64, "C").reshape(-1, registers * 4 * per, 8)
+
+
+def held(matrices: Matrix, warps: int) -> Matrix:
+    """Elements [products, elements, lanes] that lanes hold of matrices [products · warps, 16, columns] like C."""
+    columns = matrices.shape[-1]
+    split = matrices.reshape(-1, warps, 2, 8, columns // 8, 4, 2)
+    return np.ascontiguousarray(split.transpose(0, 4, 2, 6, 1, 3, 5)).reshape(-1, columns // 2, 32 * warps)
+
+
+def sums(words: Words, kind: str) -> npt.NDArray[Any]:
+    """Elements [elements, lanes] of C in registers [registers, lanes] of f32, s32 or f16x2."""
     if kind == "f16":
-        held = decode(elements(words, 16), "f16")
-    else:
-        held = words.view(np.float32 if kind == "f32" else np.int32)
-    return held.reshape(len(words), -1).take(_place(columns)[0], 1).astype(np.float64)
+        halves = decode(elements(words, 16), "f16").reshape(*words.shape, 2)
+        return np.moveaxis(halves, -1, 1).reshape(-1, words.shape[1])
+    return words.view(np.float32 if kind == "f32" else np.int32)
 
 
-def registers(result: Matrix, kind: str, *, saturate: bool = False) -> Words:
-    """Registers of D [warps, 16, columns], rounded once to f32, f16 or s32 (which wraps unless `saturate`)."""
-    held = result.reshape(len(result), -1).take(_place(result.shape[-1])[1], 1)
+def rounded(result: Matrix, kind: str, *, saturate: bool = False) -> Words:
+    """Registers of D from elements [elements, lanes], rounded once to f32, f16 or s32 (which wraps unless `saturate`).
+
+    A NaN may be any; `settled` makes it the canonical one.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "f32":
-            single = held.astype(np.float32)
-            return canonical(single).view(np.uint32)
+            return result.astype(np.float32).view(np.uint32)
         if kind == "f16":
-            return np.ascontiguousarray(round_to_f16(held)).view(np.uint32)
-    whole = held.astype(np.int64)
+            halves = np.moveaxis(round_to_f16(result).reshape(-1, 2, result.shape[1]), 1, -1)
+            return np.ascontiguousarray(halves).view(np.uint32)[..., 0]
+    whole = result.astype(np.int64)
     if saturate:
         whole = np.clip(whole, -(2**31), 2**31 - 1)
     return whole.astype(np.uint32)
+
+
+def settled(words: Words, kind: str) -> Words:
+    """Registers of D with every NaN the canonical one."""
+    return canonical(words.view(np.float32)).view(np.uint32) if kind == "f32" else words
 
 
 def scale_lanes(thread_a: int, thread_b: int) -> tuple[Index, Index]:
@@ -161,8 +141,8 @@ def scale_lanes(thread_a: int, thread_b: int) -> tuple[Index, Index]:
 
 
 def scales(words: Words, lanes: Index, byte: int, vectors: int, kind: str) -> Matrix:
-    """Scale factors [warps, len(lanes), vectors] from registers [warps, 32], starting at byte `byte`."""
-    codes = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), 32, 4)
+    """Scale factors [warps, len(lanes), vectors] from registers of whole warps, starting at byte `byte`."""
+    codes = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 32, 4)
     return decode(codes[:, lanes, byte : byte + vectors], kind).astype(np.float64)
 
 
@@ -202,36 +182,40 @@ class Product:
     def c_registers(self) -> int:
         return 2 if self.c == "f16" else 4
 
-    def __call__(
+    def products(
         self,
         a: Words,
         b: Words,
-        c: Words,
         scale_a: Words | None = None,
         scale_b: Words | None = None,
         selectors: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ) -> Words:
-        """D from registers.
+    ) -> Matrix:
+        """A · B of `count` products at once.
 
         Args:
-            a, b, c: uint32 [warps, 32, registers].
-            scale_a, scale_b: uint32 [warps, 32], with block scaling.
+            a, b: uint32 [count · registers, lanes] of whole warps.
+            scale_a, scale_b: uint32 [count, lanes], with block scaling.
             selectors: byte-id-a, thread-id-a, byte-id-b, thread-id-b.
 
         Returns:
-            uint32 [warps, 32, registers] of D.
+            [count, elements that a lane holds, lanes].
         """
-        left, right = matrix(a, "a", self.a), matrix(b, "b", self.b)
+        lanes = a.shape[-1]
+        one = left(a.reshape(-1, self.a_registers, lanes), self.a)
+        other = right(b.reshape(-1, self.b_registers, lanes), self.b)
         with np.errstate(over="ignore", invalid="ignore"):
             if self.vectors and scale_a is not None and scale_b is not None:
                 byte_a, thread_a, byte_b, thread_b = selectors
                 rows, columns = scale_lanes(thread_a, thread_b)
                 block = self.k // self.vectors
-                left = left * np.repeat(scales(scale_a, rows, byte_a, self.vectors, self.scale), block, axis=2)
+                one *= np.repeat(scales(scale_a, rows, byte_a, self.vectors, self.scale), block, axis=2)
                 along = np.repeat(scales(scale_b, columns, byte_b, self.vectors, self.scale), block, axis=2)
-                right = right * along.swapaxes(1, 2)
-            result = left @ right + accumulator(c, self.c)
-        return registers(result, self.d, saturate=self.saturate)
+                other *= along.swapaxes(1, 2)
+            return held(one @ other, lanes // 32)
+
+    def add(self, products: Matrix, c: Words) -> Words:
+        """D [registers, lanes], but for NaNs, from one of the products and C [registers, lanes]."""
+        return rounded(products + sums(c, self.c), self.d, saturate=self.saturate)
 
 
 def product(parts: tuple[str, ...]) -> Product:
@@ -283,14 +267,32 @@ def _mma(t: Translator, ins: Instruction) -> None:
     expected = [2 if wanted.d == "f16" else 4, wanted.a_registers, wanted.b_registers, wanted.c_registers]
     if counts != expected or len(scaling) != (4 if wanted.vectors else 0):
         raise t.error(f"operands of {counts} registers and {len(scaling)} more; it takes {expected}")
-    emit_warps(t)
-    arguments = [emit_fragment(t, operand) for operand in (a, b, c)]
+    selectors = None
     if wanted.vectors:
         scale_a, select_a, scale_b, select_b = scaling
-        selectors = _selectors(t, select_a, select_b, wanted.vectors)
-        arguments += [f"{emit_fragment(t, operand)}[..., 0]" for operand in (scale_a, scale_b)]
-        arguments.append(str(selectors))
-    write_fragment(t, d, f"{t.const(wanted)}({', '.join(arguments)})")
+        scaling, selectors = [scale_a, scale_b], _selectors(t, select_a, select_b, wanted.vectors)
+    factors = [[t.read(item, "u4") for item in items(operand)] for operand in (a, b, *scaling)]
+    t.together(_emit, wanted, items(d), items(c), factors, selectors)
+
+
+def _emit(t: Translator, batch: list[tuple[Product, Registers, Registers, list[list[str]], Any]]) -> None:
+    """Products of a batch as one, and then the sums, each of which may be what the next one adds to."""
+    emit_warps(t)
+    wanted, *_, selectors = batch[0]
+    columns = zip(*(factors for *_, factors, _ in batch), strict=True)
+    listed = [f"{t.const(planes)}(m, w, {', '.join(itertools.chain(*column))})" for column in columns]
+    t.emit(f"p = {t.const(wanted.products)}({', '.join(listed)}{f', {selectors}' if selectors else ''})")
+    handed: dict[int, int] = {}  # what takes the sum of which other, whose registers it then writes itself
+    for i, (_, d, c, *_) in enumerate(batch):
+        t.resume(i)
+        before = f"s{handed[i]}" if i in handed else emit_planes(t, c)
+        t.emit(f"s{i} = {t.const(wanted.add)}(p[{i}], {before})")
+        users = (j for j in range(i + 1, len(batch)) if not set(d).isdisjoint(batch[j][1] + batch[j][2]))
+        user = next(users, None)
+        if user is not None and batch[user][1] == batch[user][2] == d:
+            handed[user] = i
+        else:
+            write_planes(t, d, f"{t.const(settled)}(s{i}, {wanted.d!r})")
 
 
 def _selectors(t: Translator, select_a: Operand, select_b: Operand, vectors: int) -> tuple[int, ...]:

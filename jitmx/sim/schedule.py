@@ -53,7 +53,9 @@ def _key(ins: Instruction) -> tuple[str, ...] | None:
         or (first in ("min", "max") and kind in ("f32", "bf16x2", "f16x2"))
         or (first in ("add", "sub", "mul") and kind in ("f16", "bf16", "f16x2", "bf16x2"))
     ):
-        return *ins.opcode, str(len(ins.operands))
+        # Products take numbers that say which of their scale factors are meant.
+        numbers = [str(x) for x in ins.operands[4:] if not _registers(x)] if first == "mma" else []
+        return *ins.opcode, str(len(ins.operands)), *numbers
     return None
 
 

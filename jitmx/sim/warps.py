@@ -72,6 +72,14 @@ def fragment(m: Machine, lanes: Array | None, *registers: Array) -> Words:
     return words.reshape(-1, 32, len(registers))
 
 
+def planes(m: Machine, lanes: Array | None, *registers: Array) -> Words:
+    """Registers of lanes, None for all, one after the other: uint32 [registers, lanes]."""
+    index = slice(None) if lanes is None else span(lanes)
+    width = m.lanes if lanes is None else len(lanes)
+    listed = [register[index] if register.ndim else np.full(width, register) for register in registers]
+    return np.concatenate(listed).reshape(len(registers), width)
+
+
 def emit_warps(t: Translator) -> None:
     """Have `w` hold the active lanes, None for all; they must be whole warps."""
     check = f"{t.const(whole_warps)}(m, {t.mask}, {t.line}, {'.'.join(t.ins.opcode)!r})"
@@ -82,6 +90,21 @@ def emit_fragment(t: Translator, operand: Operand) -> str:
     """Expression of the fragment that a vector operand holds in the lanes `w`."""
     listed = ", ".join(t.read(item, "u4") for item in items(operand))
     return f"{t.const(fragment)}(m, w, {listed})"
+
+
+def emit_planes(t: Translator, registers: tuple[Operand, ...]) -> str:
+    """Expression of the planes of registers in the lanes `w`."""
+    return f"{t.const(planes)}(m, w, {', '.join(t.read(item, 'u4') for item in registers)})"
+
+
+def write_planes(t: Translator, registers: tuple[Operand, ...], expression: str) -> None:
+    """Write uint32 [registers, active lanes], whose lanes are `w`, to registers."""
+    t.emit(f"v = {expression}")
+    where = "" if t.mask == "None" else f"{t.const(span)}(w)"
+    if where:
+        t.emit(f"x = {where}")
+    for i, item in enumerate(registers):
+        t.scatter(item, f"v[{i}]", "u4", "x")
 
 
 def write_fragment(t: Translator, operand: Operand, expression: str) -> None:
@@ -101,7 +124,7 @@ def whole_warps(m: Machine, mask: Array | None, line: int, what: str) -> Array:
         SimulationError: a warp of which only some lanes came.
     """
     lanes = m.active(mask)
-    if mask is not None:
+    if mask is not None and not m.known_whole(mask):
         here = mask.reshape(-1, 32)
         partial = here.any(1) & ~here.all(1)
         if partial.any():

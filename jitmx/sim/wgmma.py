@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim import flight
-from jitmx.sim.mma import BITS, Matrix, Words, accumulator, matrix, registers, values
+from jitmx.sim.mma import BITS, Matrix, Words, held, left, rounded, settled, sums, values
 from jitmx.sim.products import Products
 from jitmx.sim.ptx import Instruction, Register, Vector
 from jitmx.sim.swizzle import Addresses, Descriptor
-from jitmx.sim.warps import chosen, emit_fragment, emit_warps, immediate, items, plan, whole_warps, write_fragment
+from jitmx.sim.warps import chosen, emit_planes, emit_warps, immediate, items, plan, whole_warps, write_planes
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -64,8 +64,8 @@ class Wgmma:
         return descriptor.addresses(self.n, self.k, BITS[self.b] // 8, mn_major=mn_major)
 
     def a_fragment(self, words: Words) -> Matrix:
-        """A [groups, 64, k] from registers [groups, 128, 4]."""
-        return matrix(words.reshape(-1, 32, words.shape[-1]), "a", self.a).reshape(len(words), 64, self.k)
+        """A [groups, 64, k] from registers [4, lanes]."""
+        return left(words, self.a).reshape(-1, 64, self.k)
 
     def a_values(self, codes: npt.NDArray[np.unsignedinteger]) -> Matrix:
         """A from the codes [groups, 64, k] at its addresses."""
@@ -78,23 +78,22 @@ class Wgmma:
     def __call__(
         self, a: Matrix, b: Matrix, d: Words, keep: npt.NDArray[np.bool_], signs: tuple[int, int] = (1, 1)
     ) -> Words:
-        """D from A [groups, 64, k], B [groups, k, n] and the registers of D [groups, 128, d_registers].
+        """D from A [groups, 64, k], B [groups, k, n] and the registers of D [d_registers, lanes].
 
         Args:
             keep: [groups]; scale-d: whether the old D is added.
             signs: imm-scale-a and imm-scale-b, 1 or -1.
         """
-        groups = len(d)
         with np.errstate(over="ignore", invalid="ignore"):
-            result = a @ b
+            product = a @ b
             if signs[0] * signs[1] < 0:
-                result = -result
-            if keep.any():
-                old = accumulator(d.reshape(groups * 4, 32, -1), self.d, self.n).reshape(groups, 64, self.n)
-                result = np.where(keep[:, None, None], result + old, result)
-        return registers(result.reshape(groups * 4, 16, self.n), self.d, saturate=self.saturate).reshape(
-            groups, 128, -1
-        )
+                product = -product
+            result = held(product.reshape(-1, 16, self.n), d.shape[1] // 32)[0]
+            if keep.all():
+                result += sums(d, self.d)
+            elif keep.any():
+                result = np.where(np.repeat(keep, 128), result + sums(d, self.d), result)
+        return settled(rounded(result, self.d, saturate=self.saturate), self.d)
 
 
 def wgmma(parts: tuple[str, ...]) -> Wgmma:
@@ -173,11 +172,11 @@ def _run(
 
     words, kept = one(b).tolist(), one(keep)
     if np.ndim(a) < 2:
-        left = wanted.a_values(_fetch(m, firsts, one(a).tolist(), 64, wanted, majors[0], line))
+        rows = wanted.a_values(_fetch(m, firsts, one(a).tolist(), 64, wanted, majors[0], line))
     else:
-        left = wanted.a_fragment(a.reshape(len(firsts), 128, -1))
-    right = wanted.b_values(_fetch(m, firsts, words, wanted.n, wanted, majors[1], line))
-    return wanted(left, right, d.reshape(len(firsts), 128, -1), kept, signs)
+        rows = wanted.a_fragment(a)
+    columns = wanted.b_values(_fetch(m, firsts, words, wanted.n, wanted, majors[1], line))
+    return wanted(rows, columns, d, kept, signs)
 
 
 _GROUP = np.arange(128)
@@ -199,11 +198,11 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     if any(sign not in (1, -1) for sign in signs) or any(major not in (0, 1) for major in majors):
         raise t.error(f"numbers {numbers}; scales are 1 or -1, transpositions 0 or 1")
     emit_warps(t)
-    left = emit_fragment(t, a) if from_registers else t.read(a, "u8")
+    first = emit_planes(t, items(a)) if from_registers else t.read(a, "u8")
     scale = t.read(keep, "b1") if isinstance(keep, Register) else t.scalar(immediate(t, keep), "b1")
     flags = (False if from_registers else bool(majors[0]), bool(majors[-1]))
-    call = f"{t.const(_run)}(m, w, {t.const(wanted)}, {emit_fragment(t, d)}, {left}, {t.read(b, 'u8')}, {scale}"
-    write_fragment(t, d, f"{call}, {tuple(signs)}, {flags}, {t.line})")
+    call = f"{t.const(_run)}(m, w, {t.const(wanted)}, {emit_planes(t, items(d))}, {first}, {t.read(b, 'u8')}, {scale}"
+    write_planes(t, items(d), f"{call}, {tuple(signs)}, {flags}, {t.line})")
     accumulators, held = flight.operands_of(ins)
     t.emit(f"{t.const(flight.START)}(m, {t.mask}, {t.const(accumulators)}, {t.const(held)}, {t.line})")
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from jitmx.errors import SimulationError
-from jitmx.sim.mma import product, registers
+from jitmx.sim.mma import Product, rounded, settled
+from jitmx.sim.mma import product as parsed
 
 Array = npt.NDArray[Any]
 Place = Callable[[int, int], tuple[int, int]]
@@ -26,6 +27,19 @@ TYPES: dict[str, tuple[int, Any]] = {
     "s8": (8, np.int8),
     "u8": (8, np.uint8),
 }
+
+
+def product(parts: tuple[str, ...]) -> Callable[..., Array]:
+    """The product that an opcode names, as a function of registers [warps, 32, registers]."""
+    found: Product = parsed(parts)
+
+    def run(a: Array, b: Array, c: Array, *scaling: Any) -> Array:
+        a, b, c = (np.ascontiguousarray(words.transpose(2, 0, 1)).reshape(words.shape[2], -1) for words in (a, b, c))
+        scaling = tuple(x.reshape(1, -1) if isinstance(x, np.ndarray) else x for x in scaling)
+        words = settled(found.add(found.products(a, b, *scaling)[0], c), found.d)
+        return words.reshape(len(words), -1, 32).transpose(1, 2, 0)
+
+    return run
 
 
 def a_place(shape: str) -> Place:
@@ -340,10 +354,10 @@ def test_a_nan_scale_poisons_its_row_only() -> None:
 
 
 def test_results_round_once_to_nearest_even() -> None:
-    exact = np.zeros((1, 16, 8))
-    exact[0, 0, :2] = [1 + 2.0**-24, 1 + 3 * 2.0**-24]
-    got = registers(exact, "f32").view(np.float32)
-    assert got[0, 0, :2].tolist() == [1.0, 1 + 2.0**-22]
+    exact = np.zeros((4, 32))
+    exact[:2, 0] = [1 + 2.0**-24, 1 + 3 * 2.0**-24]
+    got = rounded(exact, "f32").view(np.float32)
+    assert got[:2, 0].tolist() == [1.0, 1 + 2.0**-22]
 
 
 @pytest.mark.parametrize(

@@ -180,28 +180,28 @@ def check_product(a: str, b: str, span: int, a_major: bool, b_major: bool) -> No
     a_values = run.a_values(take(shared, run.a_addresses(a_word, mn_major=a_major), size))
     b_values = run.b_values(take(shared, run.b_addresses(b_word, mn_major=b_major), size))
     old = rng.normal(0, 1, (64, n)).astype(np.float32) if d == "f32" else rng.integers(-9, 9, (64, n)).astype(np.int32)
-    words = np.zeros((1, 128, n // 2), np.uint32)
+    words = np.zeros((n // 2, 128), np.uint32)
     for lane in range(128):
         for i in range(n // 2):
-            words[0, lane, i] = old[d_place(lane, i)].view(np.uint32)
+            words[i, lane] = old[d_place(lane, i)].view(np.uint32)
     exact = left[:, :k].astype(np.float64) @ right[:, :k].astype(np.float64).T
     for keep, signs in ((True, (1, 1)), (False, (1, 1)), (True, (-1, 1))):
         got = run(a_values[None], b_values[None], words, np.array([keep]), signs)
         wanted = (exact * signs[0] + (old if keep else 0)).astype(old.dtype)
         for lane in range(0, 128, 7):
             for i in range(n // 2):
-                assert got[0, lane, i] == wanted[d_place(lane, i)].view(np.uint32)
+                assert got[i, lane] == wanted[d_place(lane, i)].view(np.uint32)
 
 
 def test_a_fragment_in_registers_is_that_of_four_mma_warps() -> None:
     rng = np.random.default_rng(9)
     a = random(rng, "f16", (64, 16))
-    words = np.zeros((1, 128, 4), np.uint32)
+    words = np.zeros((4, 128), np.uint32)
     for lane in range(128):
         for i in range(8):
             row = 16 * (lane // 32) + lane % 32 // 4 + (8 if i in (2, 3, 6, 7) else 0)
             column = 2 * (lane % 4) + (i & 1) + (8 if i >= 4 else 0)
-            words[0, lane, i // 2] |= a[row, column].view(np.uint16).astype(np.uint32) << 16 * (i & 1)
+            words[i // 2, lane] |= a[row, column].view(np.uint16).astype(np.uint32) << 16 * (i & 1)
     run = instruction("m64n8k16", "f32", "f16", "f16")
     np.testing.assert_array_equal(run.a_fragment(words)[0], a.astype(np.float64))
 
@@ -210,11 +210,11 @@ def test_f16_accumulators_pack_two_columns() -> None:
     rng = np.random.default_rng(10)
     a, b = rng.normal(0, 1, (1, 64, 16)), rng.normal(0, 1, (1, 16, 16))
     run = instruction("m64n16k16", "f16", "f16", "f16")
-    got = run(a, b, np.zeros((1, 128, 4), np.uint32), np.array([False]))
+    got = run(a, b, np.zeros((4, 128), np.uint32), np.array([False]))
     wanted = (a @ b)[0].astype(np.float16)
     for lane in range(128):
         for i in range(8):
-            half = (got[0, lane, i // 2] >> np.uint32(16 * (i & 1))).astype(np.uint16).view(np.float16)
+            half = (got[i // 2, lane] >> np.uint32(16 * (i & 1))).astype(np.uint16).view(np.float16)
             assert half == wanted[d_place(lane, i)]
 
 
