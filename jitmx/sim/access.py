@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.errors import SimulationError
 from jitmx.sim.emitter import span
 from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
 from jitmx.sim.program import dtype_of
@@ -95,26 +96,50 @@ def groups(m: Machine, name: str, address: Array, offset: int, lanes: Array) -> 
 def load(
     m: Machine, name: str, address: Array, offset: int, mask: Array | None, size: int, count: int, line: int, how: str
 ) -> Array:
-    """Unsigned [active lanes, count]."""
+    """Unsigned [count, active lanes]."""
     lanes = m.active(mask)
     if mask is not None and address.ndim:
         address = address.take(lanes)
     if how == "strong":
         m.poll(lanes)
     if name == "shared":
-        return m.shared.load(m, address, offset, lanes, size, count, line, how)
+        return _planes(m.shared.load(m, address, offset, lanes, size, count, line, how))
     if name == "global":
-        return m.memory.load(m, address, offset, lanes, size, count, line, how)
+        return _planes(m.memory.load(m, address, offset, lanes, size, count, line, how))
     parts = groups(m, name, address, offset, lanes)
     if name == "generic":
         offset = 0
     if len(parts) == 1:
         space, inner, lanes, _ = parts[0]
-        return space.load(m, inner, offset, lanes, size, count, line, how)
-    out = np.empty((len(lanes), count), f"u{size}")
+        return _planes(space.load(m, inner, offset, lanes, size, count, line, how))
+    out = np.empty((count, len(lanes)), f"u{size}")
     for space, inner, some, which in parts:
-        out[which] = space.load(m, inner, 0, some, size, count, line, how)
+        out[:, which] = space.load(m, inner, 0, some, size, count, line, how).T
     return out
+
+
+def _planes(rows: Array) -> Array:
+    return np.ascontiguousarray(rows.T)
+
+
+def load_all(
+    m: Machine, name: str, mask: Array | None, size: int, count: int, how: str,
+    places: tuple[tuple[Array, int, int], ...],
+) -> Array:  # fmt: skip
+    """What several instructions load, by the address, offset and line of each: unsigned [count, loads, lanes]."""
+    lanes, space = m.active(mask), m.shared if name == "shared" else m.memory
+    found = []
+    for address, offset, _ in places:
+        address = address if mask is None or not address.ndim else address.take(lanes)
+        found.append(np.broadcast_to(address + np.uint64(offset % (1 << 64)), lanes.shape))
+    every, lines = np.concatenate([lanes] * len(places)), tuple(line for *_, line in places)
+    try:
+        rows = space.load(m, np.concatenate(found), 0, every, size, count, lines, how)
+    except SimulationError:
+        for address, offset, line in places:
+            load(m, name, address, offset, mask, size, count, line, how)  # tells which of them it is
+        raise
+    return _planes(rows).reshape(count, len(places), len(lanes))
 
 
 def store(
@@ -151,16 +176,30 @@ def _ld(t: Translator, ins: Instruction) -> None:
     space = {"const": "global"}.get(space, space)
     size, dtype = SIZES[kind], dtype_of(kind)
     address, offset = t.address(source)
-    t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
+    t.together(_emit_loads, (space, size, count, how), (address, offset), _elements(destination, count, t), dtype)
+
+
+def _emit_loads(t: Translator, batch: list[Any]) -> None:
+    space, size, count, how = batch[0][0]
+    if len(batch) == 1:
+        address, offset = batch[0][1]
+        t.emit(f"v = {t.const(load)}(m, {space!r}, {address}, {offset}, {t.mask}, {size}, {count}, {t.line}, {how!r})")
+    else:
+        places = []
+        for i, (_, place, *_) in enumerate(batch):
+            t.resume(i)
+            places.append(f"({place[0]}, {place[1]}, {t.line})")
+        t.emit(f"v = {t.const(load_all)}(m, {space!r}, {t.mask}, {size}, {count}, {how!r}, ({', '.join(places)}))")
     if t.mask != "None":
         t.emit(f"w = {t.const(span)}(m.active({t.mask}))")
-    for i, item in enumerate(_elements(destination, count, t)):
-        if isinstance(item, Sink):
-            continue
-        column = f"v[:, {i}]" + (f".view('{dtype}')" if dtype[0] == "i" else "")
-        # Floats travel as bits, so that no NaN is altered.
-        dtype_now = f"u{size}" if dtype[0] == "f" else dtype
-        t.scatter(item, column, dtype_now, "w")
+    for i, (_, _, elements, dtype) in enumerate(batch):
+        t.resume(i)
+        for j, item in enumerate(elements):
+            if not isinstance(item, Sink):
+                plane = f"v[{j}]" if len(batch) == 1 else f"v[{j}, {i}]"
+                # Floats travel as bits, so that no NaN is altered.
+                kind = f"u{size}" if dtype[0] == "f" else dtype
+                t.scatter(item, plane + (f".view('{dtype}')" if dtype[0] == "i" else ""), kind, "w")
 
 
 def _st(t: Translator, ins: Instruction) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.knowledge import Said, merge
-from jitmx.sim.memory import Space
+from jitmx.sim.memory import Line, Space
 from jitmx.sim.program import BLOCKED
 from jitmx.sim.ptx import Instruction, operands
 from jitmx.sim.races import ASYNC
@@ -43,7 +43,7 @@ class ClusterShared(Space):
         self.cluster = cluster
         self.view()
 
-    def locate(self, m: Machine, address: Array, offset: int, lanes: Array, size: int, line: int, what: str) -> Array:
+    def locate(self, m: Machine, address: Array, offset: int, lanes: Array, size: int, line: Line, what: str) -> Array:
         address = np.broadcast_to(address + np.uint64(offset % (1 << 64)), lanes.shape)
         assert self.cluster is not None
         position = self.cluster.positions(address, lanes, line)
@@ -80,7 +80,7 @@ class Cluster:
         self.window = ClusterShared(m.shared, self)
 
     # Shared memory of other blocks
-    def positions(self, address: Array, lanes: Array, line: int) -> Array:
+    def positions(self, address: Array, lanes: Array, line: Line) -> Array:
         """Position in the machine of the block that each address lies in, which must be there."""
         m = self.m
         own = lanes // m.width

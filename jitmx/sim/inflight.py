@@ -269,9 +269,12 @@ class Copies:
         """Bytes [n, size] of global memory, read through the other proxy."""
         m = self.m
         where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
-        for which in alike(lanes):
-            self.check_proxy(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
-        return self._fetch(m.memory, lanes, addresses, size, line)
+        if np.count_nonzero(m.races.shadows["global"].find(where, size).writers):
+            for which in alike(lanes):
+                self.check_proxy(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
+        word = min(size, 8)
+        got = m.memory.load_at(m, where, lanes, word, size // word, line)
+        return np.ascontiguousarray(got).view(np.uint8).reshape(-1, size)
 
     def _fetch(self, space: Space, lanes: Array, addresses: Array, size: int, line: int) -> Array:
         """Bytes [n, size] at addresses."""
@@ -319,15 +322,16 @@ class Copies:
             barrier = int(told[first])
             if barriers.resolve(lane, int(addresses[first]), line)[0] != barriers.resolve(lane, barrier, line)[0]:
                 m.fault(line, lane, "writes shared memory of a block other than that of the mbarrier")
-            barriers.get(lanes[which], barrier, line)
-        twice = m.reach.twice(m, addresses.astype(np.uint64), lanes, content.shape[1], line)
+            barriers.get(lanes[which[:1] if proxy else which], barrier, line)
+        where = m.reach.locate(m, addresses.astype(np.uint64), 0, lanes, content.shape[1], line, "copies to")
+        twice = m.reach.twice(where)
         if twice is not None and proxy and len(together) > 1:
             for some in together:
                 self.complete(lanes[some], addresses[some], content[some], names[some], told[some], line, proxy=True)
             return
         if twice is not None and not proxy:
             m.fault(line, int(lanes[twice]), f"writes {int(addresses[twice]):#x}, as another thread does with it")
-        time = self._write(m.reach, lanes, addresses, content, columns, line)
+        time = self._write(m.reach, lanes, where, content, columns, line)
         for which in together:
             lane, barrier, column = int(lanes[which[0]]), int(told[which[0]]), int(columns[which[0]])
             barriers.expect(lane, barrier, -content[which].size, line, column, time, proxy=proxy)
@@ -359,16 +363,16 @@ class Copies:
         m = self.m
         content = self._fetch(m.shared, np.full(len(sources), lane), sources, size, line)
         self._hold(lane, sources, size, self.column(lane, "reads", lane), line)
-        time = self._write(m.memory, lane, targets, content, self.column(lane, "writes", lane), line)
+        lanes = np.full(len(targets), lane)
+        where = m.memory.locate(m, targets.astype(np.uint64), 0, lanes, size, line, "copies to")
+        time = self._write(m.memory, lanes, where, content, self.column(lane, "writes", lane), line)
         self.bulk.setdefault(lane, Groups([])).last = time
 
     def _write(
-        self, space: Space, lane: int | Array, addresses: Array, content: Array, column: int | Array, line: int
+        self, space: Space, lanes: Array, where: Array, content: Array, column: int | Array, line: int
     ) -> int:
         m, size = self.m, content.shape[1]
         m.events += 1
-        lanes = np.broadcast_to(lane, len(addresses))
-        where = space.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "copies to")
         space.check_writable(m, where, lanes, size, line)
         time = self.remember(space, lanes, where, size, column, line, writing=True)
         space.data.reshape(-1, size)[where // size] = content

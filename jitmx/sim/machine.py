@@ -193,7 +193,7 @@ class Machine:
         block = "" if position == lane // self.width else f" of block {self.block_name(int(self.blocks[position]))}"
         return "shared memory" + block
 
-    def fault(self, line: int, lane: int, text: str) -> NoReturn:
+    def fault(self, line: int | tuple[int, ...], lane: int, text: str) -> NoReturn:
         """The error of one thread."""
         block = self.block_name(int(self.blocks[int(lane) // self.width]))
         thread = self.thread_name(int(lane) % self.width)

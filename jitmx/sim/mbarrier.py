@@ -106,7 +106,7 @@ class Mbarriers:
             there = m.shared_name(position, lane)
             m.fault(line, lane, f"the mbarrier at {address:#x} of {there} was overwritten")
         maker, time, made = entry.made
-        if np.count_nonzero(entry.known.take(lanes)) == len(lanes):
+        if entry.known[lane] if len(lanes) == 1 else np.count_nonzero(entry.known.take(lanes)) == len(lanes):
             return entry
         known = m.races.knows(lanes, maker, time)
         entry.known[lanes] = known
@@ -213,10 +213,10 @@ class Mbarriers:
         if completed:
             self.phases[entry.number] += 1
             merge(entry.released, entry.arrived)
+            copied: Said = {}
             for (block, column), time in entry.copies.items():
-                clocks = self.m.races.knowledge.blank()
-                clocks[column] = time
-                merge(entry.released, {block: clocks})
+                copied.setdefault(block, self.m.races.knowledge.blank())[column] = time
+            merge(entry.released, copied)
             entry.arrived, entry.copies = {}, {}
 
     def _put(self, lane: int, address: int, word: int, line: int) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jitmx.sim.races import Races
 
 Array = npt.NDArray[Any]
+Line = int | tuple[int, ...]
 
 # State of a byte.
 INIT, WRITABLE, ALLOCATED, DIRTY, PENDING = 1, 2, 4, 8, 16
@@ -70,7 +71,7 @@ class Space:
         self._base = np.array(self.base, "u8")
 
     # Checked access by lanes
-    def locate(self, m: Machine, address: Array, offset: int, lanes: Array, size: int, line: int, what: str) -> Array:
+    def locate(self, m: Machine, address: Array, offset: int, lanes: Array, size: int, line: Line, what: str) -> Array:
         """Offsets of `address + offset` for `lanes`, in their order; bounds and alignment checked."""
         if offset:
             address = address + np.uint64(offset % (1 << 64))
@@ -83,11 +84,21 @@ class Space:
         return where if self.spread is None else where + self.spread[lanes]
 
     def load(
-        self, m: Machine, address: Array, offset: int, lanes: Array, size: int, count: int, line: int, how: str = ""
+        self, m: Machine, address: Array, offset: int, lanes: Array, size: int, count: int, line: Line, how: str = ""
     ) -> Array:
-        """What `lanes` read: unsigned [lanes, count] of `size` bytes each. `how`: "" weak, "strong", "nc"."""
+        """What `lanes` read: unsigned [lanes, count] of `size` bytes each. `how`: "" weak, "strong", "nc".
+
+        With several lines, the lanes are those of as many instructions one after the other. Then a fault names one of
+        the lines at hand, and who called must find out which.
+        """
+        where = self.locate(m, address, offset, lanes, size * count, line, "reads")
+        return self.load_at(m, where, lanes, size, count, line, how)
+
+    def load_at(
+        self, m: Machine, where: Array, lanes: Array, size: int, count: int, line: Line, how: str = ""
+    ) -> Array:
+        """The same of places that are known."""
         total = size * count
-        where = self.locate(m, address, offset, lanes, total, line, "reads")
         index = where >> _SHIFT[total]
         state = self._states[total].take(index, 0)
         word = pattern(INIT, min(total, 8))
@@ -129,9 +140,10 @@ class Space:
         if int(np.bitwise_and.reduce(state, None)) & word != word:
             self._uninitialised(m, where, lanes, total, line)
 
-    def twice(self, m: Machine, address: Array, lanes: Array, size: int, line: int) -> int | None:
-        """The first of places that lanes are to write which an earlier one is as well."""
-        where = self.locate(m, address, 0, lanes, size, line, "writes")
+    def twice(self, where: Array) -> int | None:
+        """The first of places to be written which an earlier one is as well."""
+        if np.count_nonzero(where[1:] > where[:-1]) == len(where) - 1:
+            return None
         order = where.argsort(kind="stable")
         again = (where[order][1:] == where[order][:-1]).nonzero()[0]
         return int(order[again + 1].min()) if again.size else None
@@ -156,7 +168,7 @@ class Space:
     def _flags(self, where: Array, total: int) -> Array:
         return self.state[where[:, None] + np.arange(total)]
 
-    def _out_of_bounds(self, m: Machine, off: Array, lanes: Array, size: int, line: int, what: str) -> None:
+    def _out_of_bounds(self, m: Machine, off: Array, lanes: Array, size: int, line: Line, what: str) -> None:
         outside = (off >= self.limit) | (off + np.uint64(size) > self.limit)
         at = int(np.flatnonzero(outside | (off & np.uint64(size - 1) != 0))[0])
         address = int(off[at]) + self.base & (1 << 64) - 1
@@ -172,7 +184,7 @@ class Space:
         """What lies around an address, for messages."""
         return f" ({self.name} memory has {self.extent} bytes)" if self.spread is not None else ""
 
-    def _uninitialised(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
+    def _uninitialised(self, m: Machine, where: Array, lanes: Array, total: int, line: Line) -> None:
         flags = self._flags(where, total)
         at = int(np.flatnonzero((flags & INIT == 0).any(1))[0])
         byte = int(np.flatnonzero(flags[at] & INIT == 0)[0])
@@ -202,7 +214,7 @@ class Space:
             )
         m.fault(line, lanes[at], f"writes {total} bytes of read-only {self.name} memory at {address:#x}")
 
-    def _dirty(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
+    def _dirty(self, m: Machine, where: Array, lanes: Array, total: int, line: Line) -> None:
         at = int(np.flatnonzero((self._flags(where, total) & DIRTY != 0).any(1))[0])
         address = self.address_of(int(where[at]))
         m.fault(line, lanes[at], f"reads {total} bytes at {address:#x} through .nc, but this launch has written them")

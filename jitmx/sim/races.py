@@ -61,10 +61,16 @@ class Races:
         return self.time
 
     # Accesses
-    def read(self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int, strong: bool) -> None:
-        """Check reads and remember them."""
+    def read(
+        self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int | tuple[int, ...], strong: bool
+    ) -> None:
+        """Check reads and remember them; several lines are those of as many instructions one after the other."""
         shadow = self.shadows[space.name]
-        now = self.tick(line) << 32 | (STRONG if strong else 0)
+        now: Any
+        if isinstance(line, tuple):
+            now = np.repeat(np.array([self.tick(one) for one in line]) << 32, len(where) // len(line))
+        else:
+            now = self.tick(line) << 32 | (STRONG if strong else 0)
         at, each, size = halves(where, lanes, size)
         cells = shadow.find(at, size)
         if space.cluster is None:
@@ -118,7 +124,7 @@ class Races:
         last: Array,
         lanes: Array,
         where: Array,
-        line: int,
+        line: int | tuple[int, ...],
         strong: bool,
         what: str,
         past: str,
@@ -177,7 +183,8 @@ class Races:
         return int(bad.argmax()) if bad.any() else None
 
     def report(
-        self, m: Machine, space: Space, entry: int, lane: int, where: int, line: int, what: str, past: str
+        self, m: Machine, space: Space, entry: int, lane: int, where: int, line: int | tuple[int, ...], what: str,
+        past: str,
     ) -> None:
         """The error of a race."""
         who = entry & WHO

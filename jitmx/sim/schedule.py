@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from jitmx.sim.flow import Access
-from jitmx.sim.ptx import Instruction, Register, Vector
+from jitmx.sim.ptx import SIZES, Instruction, Register, Vector
 
 # Opcodes whose only effect is on registers.
 _PURE = {
@@ -48,6 +48,10 @@ def _key(ins: Instruction) -> tuple[str, ...] | None:
     if ins.predicate is not None:
         return None
     first, kind = ins.opcode[0], ins.opcode[-1]
+    if _effect(ins) == "load" and first == "ld":
+        # Of one space and not too wide for the race check to take in one piece.
+        size = SIZES[kind] * max([int(part[1:]) for part in ins.opcode if part in ("v2", "v4", "v8")], default=1)
+        return ins.opcode if {"shared", "global"} & set(ins.opcode) and size <= 16 else None
     if (
         first in ("fma", "ex2", "cvt", "mma")
         or (first in ("min", "max") and kind in ("f32", "bf16x2", "f16x2"))

@@ -48,18 +48,18 @@ def chosen(value: Array, lanes: Array) -> Array:
 
 def alike(*columns: Array) -> list[Array]:
     """Positions with equal values in every column, by the first of each."""
-    count = len(columns[0])
-    breaks = np.zeros(count, bool)
-    breaks[:1] = True
-    for column in columns:
-        breaks[1:] |= column[1:] != column[:-1]
-    starts = breaks.nonzero()[0]
-    if len(starts) == 1:
-        return [np.arange(count)]
+    every = np.arange(len(columns[0]))
+    breaks = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        breaks |= column[1:] != column[:-1]
+    ends = [*(breaks.nonzero()[0] + 1).tolist(), len(every)]
+    if len(ends) == 1:
+        return [every] if len(every) else []
+    starts = [0, *ends[:-1]]
     found: dict[tuple[int, ...], list[Array]] = {}
-    runs = np.split(np.arange(count), starts[1:])
-    for run, *key in zip(runs, *(column[starts].tolist() for column in columns), strict=True):
-        found.setdefault(tuple(key), []).append(run)
+    keys = zip(*(column.take(starts).tolist() for column in columns), strict=True)
+    for key, start, end in zip(keys, starts, ends, strict=True):
+        found.setdefault(key, []).append(every[start:end])
     return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in found.values()]
 
 
