@@ -43,6 +43,21 @@ class Watch:
     begun: set[str] = field(default_factory=set)  # registers of A, the same
     written: set[str] = field(default_factory=set)  # which are not fenced from here on
 
+    @property
+    def simple(self) -> bool:
+        """Whether it neither carries states along nor asks for fences, so that several can be looked at as one."""
+        return not (self.alias or self.fenced or self.begun)
+
+
+@dataclass(frozen=True)
+class _Several:
+    """Simple watches, with the PTX line of each, as one: all that they read and write, and what lines are to blame."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    written: dict[str, int]
+    each: list[tuple[Watch, int]]
+
 
 @dataclass
 class _State:
@@ -205,7 +220,9 @@ class Flight:
     def __init__(self, m: Machine) -> None:
         self.m = m
         warps = np.arange(0, m.lanes, 32)
+        self._last: tuple[Array | None, list[int]] = None, []
         self._heads = warps - warps % m.width % WARPGROUP  # of each warp, the first lane of its warpgroup
+        self._every = sorted(set(self._heads.tolist()))
         self.busy: dict[int, list[_Product]] = {}
         self.loose: dict[int, dict[str, int]] = {}  # register: PTX line that wrote it since the last fence
         self.bare: dict[int, dict[str, int]] = {}  # the same with no fence since the last commit
@@ -222,8 +239,14 @@ class Flight:
 
     def warpgroups(self, mask: Array | None) -> list[int]:
         """First lanes of the warpgroups with active lanes."""
-        heads = self._heads if mask is None else self._heads[mask.reshape(-1, 32).any(1)]
-        return sorted(set(heads.tolist()))
+        if mask is None:
+            return self._every
+        if mask is not self._last[0]:
+            found = sorted(set(self._heads[mask.reshape(-1, 32).any(1)].tolist()))
+            if not self.m.known_whole(mask):  # one that may change
+                return found
+            self._last = mask, found
+        return self._last[1]
 
     def start(self, mask: Array | None, accumulators: frozenset[str], left: frozenset[str], line: int) -> None:
         """A product begins."""
@@ -273,12 +296,25 @@ class Flight:
                 for name in sorted(names & held.keys()):
                     since = f"which PTX line {held[name]} has written, without wgmma.fence between"
                     self.m.fault(line, first, f"wgmma of register {name}, {since}")
-            loose.update(dict.fromkeys(watch.written, line))
-            if first not in self.fences:
-                bare.update(dict.fromkeys(watch.written, line))
+            self._note(first, dict.fromkeys(watch.written, line))
             if watch.alias is not None:
                 _copy(loose, *watch.alias)
                 _copy(bare, *watch.alias)
+
+    def check_all(self, mask: Array | None, several: _Several) -> None:
+        """The same for several."""
+        for first in self.warpgroups(mask):
+            for product in self.busy.get(first, ()):
+                touched = several.reads | several.writes
+                if not (touched.isdisjoint(product.writing) and several.writes.isdisjoint(product.reading)):
+                    for watch, line in several.each:
+                        self.check(mask, watch, line)
+            self._note(first, several.written)
+
+    def _note(self, first: int, written: dict[str, int]) -> None:
+        self.loose.setdefault(first, {}).update(written)
+        if first not in self.fences:
+            self.bare.setdefault(first, {}).update(written)
 
     def _fault(self, mask: Array | None, first: int, line: int, what: str, how: str, product: _Product) -> None:
         lanes = self.m.active(mask)
@@ -301,9 +337,23 @@ def _now(call: str) -> Callable[..., None]:
     return run
 
 
-START, COMMIT, WAIT, FENCE, CHECK = (_now(call) for call in ("start", "commit", "wait", "fence", "check"))
+START, COMMIT, WAIT, FENCE, CHECK, CHECK_ALL = (
+    _now(call) for call in ("start", "commit", "wait", "fence", "check", "check_all")
+)
 
 
 def emit_check(t: Translator, watch: Watch) -> None:
     """What an instruction that may be at fault does before it runs."""
-    t.emit(f"{t.const(CHECK)}(m, {t.mask}, {t.const(watch)}, {t.line})")
+    if watch.simple:
+        emit_checks(t, [(watch, t.line)])
+    else:
+        t.emit(f"{t.const(CHECK)}(m, {t.mask}, {t.const(watch)}, {t.line})")
+
+
+def emit_checks(t: Translator, each: list[tuple[Watch, int]]) -> None:
+    """What simple watches at PTX lines check and note before their instructions run."""
+    reads = frozenset[str]().union(*(watch.reads for watch, _ in each))
+    writes = frozenset[str]().union(*(watch.writes for watch, _ in each))
+    several = _Several(reads, writes, {name: line for watch, line in each for name in watch.written}, each)
+    if reads or writes or several.written:
+        t.emit(f"{t.const(CHECK_ALL)}(m, {t.mask}, {t.const(several)})")

@@ -76,13 +76,14 @@ def _registers(operand: object) -> list[Register]:
     return [x for x in listed if isinstance(x, Register)]
 
 
-def batches(body: list[Instruction], accesses: list[Access], watched: set[int]) -> list[list[int]]:
+def batches(body: list[Instruction], accesses: list[Access], watched: dict[int, str]) -> list[list[int]]:
     """Positions of instructions in the order in which to emit them; those of one list go together.
 
     Args:
         body: instructions of a run.
         accesses: what each does with registers.
-        watched: positions of those that check something when they run, and so keep their place.
+        watched: positions of those that check or note something when they run, and how they keep their place: "all"
+            among whatever has effects, "load" as loads do.
     """
     nodes = _graph(body, accesses, watched)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -129,13 +130,13 @@ def _together(nodes: list[_Node], alike: list[int]) -> list[int]:
     return list(chosen)
 
 
-def _graph(body: list[Instruction], accesses: list[Access], watched: set[int]) -> list[_Node]:
+def _graph(body: list[Instruction], accesses: list[Access], watched: dict[int, str]) -> list[_Node]:
     nodes: list[_Node] = []
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = defaultdict(list)
     effect, loads = -1, list[int]()
     for i, (ins, access) in enumerate(zip(body, accesses, strict=True)):
-        what = "all" if i in watched else _effect(ins)
+        what = max(watched.get(i, ""), _effect(ins), key=("", "load", "all").index)
         node = _Node(None if what == "all" else _key(ins))
         nodes.append(node)
         sums = _sums(ins) if node.key is not None else set()

@@ -30,7 +30,7 @@ import itertools
 from collections.abc import Callable
 
 from jitmx.sim.emitter import Emitter
-from jitmx.sim.flight import Watch, emit_check, watches
+from jitmx.sim.flight import Watch, emit_check, emit_checks, watches
 from jitmx.sim.flow import Access, doubtful, fillers, temporaries
 from jitmx.sim.program import EXIT, Block, Program
 from jitmx.sim.ptx import SIZES, Function, Immediate, Instruction, Module, Operand, Register, Symbol, is_barrier
@@ -120,12 +120,21 @@ class Translator(Emitter):
         self._written = {name for access in accesses for name in access.writes} - self._local
         self._begin(last)
         body = self.entry.body[first.first : last.last]
-        watched = {at - first.first for at in self.watches}
+        watched = {
+            i: "load" if watch.simple else "all"
+            for i in range(len(body))
+            if (watch := self.watches.get(first.first + i)) is not None
+        }
         ended = False
         for chosen in batches(body, accesses, watched):
             self._batching = len(chosen) > 1
-            for i in chosen:
-                ended = self._instruction(body[i], self.watches.get(first.first + i)) or ended
+            watches = [self.watches.get(first.first + i) for i in chosen]
+            if self._batching and any(watches):
+                lines = [body[i].line for i in chosen]
+                emit_checks(self, [(watch, line) for watch, line in zip(watches, lines, strict=True) if watch])
+                watches = [None] * len(chosen)
+            for i, watch in zip(chosen, watches, strict=True):
+                ended = self._instruction(body[i], watch) or ended
             self._flush()
         self._batching = False
         return self._end(form, ended)
