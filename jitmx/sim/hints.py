@@ -1,6 +1,7 @@
 """Instructions that change no value: fences, prefetches, cache policies, register counts, programmatic launch.
 
-Launches run one after the other, so `griddepcontrol.wait` finds everything of the launch before it done.
+Launches run one after the other, so `griddepcontrol.wait` finds everything of the launch before it done. Where a launch
+is a programmatic one, what it may write counts as in use by the previous kernel until then (jitmx.sim.memory).
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def _createpolicy(t: Translator, ins: Instruction) -> None:
 
 def _griddepcontrol(t: Translator, ins: Instruction) -> None:
     _known(t, ins, {"launch_dependents", "wait"})
+    if "wait" in ins.opcode:
+        t.emit(f"if m.memory.late: m.races.wait_previous(m.active({t.mask}))")
 
 
 def _setmaxnreg(t: Translator, ins: Instruction) -> None:

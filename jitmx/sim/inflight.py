@@ -152,7 +152,7 @@ class Copies:
         block = lane // self.m.width
         key = block, what, number
         if key not in self.columns:
-            self.columns[key] = sum(1 for other in self.columns if other[0] == block) % ASYNC
+            self.columns[key] = sum(1 for other in self.columns if other[0] == block) % (ASYNC - 1)
         return self.m.width + self.columns[key]
 
     def load(

@@ -119,6 +119,7 @@ def simulate(
     cluster: int = 1,
     resident_blocks: int | None = None,
     max_steps: int = 2_000_000,
+    programmatic: bool = False,
 ) -> Report:
     """Run a kernel over a whole grid.
 
@@ -131,6 +132,8 @@ def simulate(
         resident_blocks: blocks that run side by side, which those that wait for each other must; by default as many
             as make 4096 threads.
         max_steps: basic blocks that may run before a launch counts as endless.
+        programmatic: a programmatic dependent launch: what the kernel may write, its scratch memory included, must not
+            be touched by threads that do not come after a `griddepcontrol.wait`.
 
     Raises:
         SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.
@@ -145,7 +148,7 @@ def simulate(
         raise SimulationError(f"{program.entry.name}: a block of {threads} threads; the kernel allows {most}")
     cluster = _cluster(program, grid, cluster)
     upload_variables(program, memory)
-    memory.begin()
+    memory.begin(programmatic=programmatic)
     total = int(np.prod(grid))
     at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
     at_once = max(at_once // cluster, 1) * cluster

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 Line = int | tuple[int, ...]
 
 # State of a byte.
-INIT, WRITABLE, ALLOCATED, DIRTY, PENDING = 1, 2, 4, 8, 16
+INIT, WRITABLE, ALLOCATED, DIRTY, PENDING, LATE = 1, 2, 4, 8, 16, 32
 _WRITTEN = INIT | WRITABLE | ALLOCATED | DIRTY
 
 GLOBAL_BASE = 0x7F00_0000_0000
@@ -43,6 +43,7 @@ class Space:
     """Bytes under one base address; `extent` of them belong to each lane or block where `spread` says whose."""
 
     cluster: Cluster | None = None  # where other blocks can be reached
+    late = False  # whether the launch before may still use some of it
 
     def __init__(self, name: str, size: int, base: int = 0, first: int = 0) -> None:
         self.name, self.base, self.first = name, base, first
@@ -108,6 +109,8 @@ class Space:
             seen = int(np.bitwise_or.reduce(state, None))
             if how == "nc" and seen & pattern(DIRTY, min(total, 8)):
                 self._dirty(m, where, lanes, total, line)
+            if seen & pattern(LATE, min(total, 8)):
+                self.check_waited(m, where, lanes, total, line, "reads")
             if seen & pattern(WRITABLE, min(total, 8)):
                 self.races.read(m, self, where, lanes, total, line, how == "strong")
         return self._rows[size, count].take(index, 0)
@@ -132,6 +135,17 @@ class Space:
         word = pattern(WRITABLE | ALLOCATED, min(total, 8))
         if int(np.bitwise_and.reduce(state, None)) & word != word:
             self._unwritable(m, where, lanes, total, line)
+        if self.late and int(np.bitwise_or.reduce(state, None)) & pattern(LATE, min(total, 8)):
+            self.check_waited(m, where, lanes, total, line, "writes")
+
+    def check_waited(self, m: Machine, where: Array, lanes: Array, total: int, line: Line, what: str) -> None:
+        """Error where a lane uses what the launch before may still use, and nothing tells it that it is done."""
+        late = (self._flags(where, total) & LATE != 0).any(1)
+        late[late] = ~m.races.after_previous(lanes[late])
+        if late.any():
+            at = int(late.argmax())
+            text = f"{what} {total} bytes of {self.place(int(where[at]))} before griddepcontrol.wait"
+            m.fault(line, lanes[at], f"{text}, while the previous kernel may still use them")
 
     def check_initialised(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
         """Error where a lane reads what was never written."""
@@ -240,9 +254,16 @@ class Memory(Space):
         self.allocations[start] = size, name
         return self.base + start
 
-    def begin(self) -> None:
-        """A launch begins: what earlier ones wrote may be read in every way."""
-        self.state &= np.uint8(0xFF ^ DIRTY)
+    def begin(self, *, programmatic: bool = False) -> None:
+        """A launch begins: what earlier ones wrote may be read in every way.
+
+        Args:
+            programmatic: the launch before may still be at work, so that what can be written must wait for it.
+        """
+        self.late = programmatic
+        self.state &= np.uint8(0xFF ^ DIRTY ^ LATE)
+        if programmatic:
+            self.state[self.state & WRITABLE != 0] |= LATE
 
     def upload(self, array: npt.ArrayLike, name: str = "", *, writable: bool = False) -> int:
         """The address of a copy of `array`, initialised."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 COLUMNS = 11
-ASYNC = 64  # columns of copies under way
+ASYNC = 65  # columns of copies under way, and the last one for the previous kernel
 STRONG = 1 << 30
 ASYNCHRONOUS = 1 << 62
 _TIME = (1 << 30) - 1
@@ -273,6 +273,20 @@ class Races:
     def acquire(self, lanes: Array, clocks: Array) -> None:
         """What `clocks` of the same block tells happened before these lanes from here on."""
         self.knowledge.learn(lanes, clocks, {})
+
+    def wait_previous(self, lanes: Array) -> None:
+        """griddepcontrol.wait: what the previous kernel did happened before these lanes from here on."""
+        clocks = self.knowledge.blank()
+        clocks[-1] = 1
+        self.acquire(lanes, clocks)
+
+    def after_previous(self, lanes: Array) -> Array:
+        """Which lanes have waited for the previous kernel, or learnt from a thread that has."""
+        known: Array = self.knowledge.times(lanes, self.knowledge.columns - 1) > 0
+        for at in (~known).nonzero()[0].tolist():
+            said = self.knowledge.said(lanes[at : at + 1])
+            known[at] = any(clocks[-1] > 0 for clocks in said.values())
+        return known
 
     def fence(self, lanes: Array) -> None:
         """These lanes run a fence: what they know may travel with their next strong write."""

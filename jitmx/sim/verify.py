@@ -72,6 +72,7 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,
         cluster=case.cluster,
+        programmatic=getattr(variant.knobs, "pdl", False),
     )
     outputs = [
         memory.download(address, buffer.data.dtype, buffer.data.shape)

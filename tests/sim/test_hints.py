@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,18 +29,55 @@ st.global.L2::cache_hint.u32 [%out], 5, %x1;
 """
 
 
-def run(body: str) -> int:
+def run(body: str, *, programmatic: bool = False) -> int:
     memory = Memory()
     out = memory.allocate(4, "out")
-    text = (
+    text = kernel(body.replace("st.global", "@!%p1 st.global"))
+    simulate(text, (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=programmatic)
+    return int(memory.download(out, np.uint32, (1,))[0])
+
+
+def kernel(body: str) -> str:
+    """A kernel of one parameter; %p1 is true but in thread 0."""
+    return (
         ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n"
         ".reg .pred %p<2>;\n.reg .b32 %r<4>;\n.reg .b64 %x<4>;\n.reg .b64 %out;\n"
         "ld.param.u64 %out, [out];\nmov.u32 %r1, %tid.x;\nsetp.ne.u32 %p1, %r1, 0;\n"
-        + body.replace("st.global", "@!%p1 st.global")
+        + body
         + "ret;\n}\n"
     )
-    simulate(text, (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory)
-    return int(memory.download(out, np.uint32, (1,))[0])
+
+
+# Thread 0 stores; the others are of another warp or of its own.
+STORES = "st.global.u32 [%out], 7;\n"
+WAITS = "griddepcontrol.wait;\n"
+OTHER_WARP_WAITS = "setp.gt.u32 %p0, %r1, 63;\n@%p0 griddepcontrol.wait;\n"
+
+
+@pytest.mark.parametrize("body", [WAITS + STORES, OTHER_WARP_WAITS + "bar.sync 0;\n" + STORES])
+def test_a_programmatic_launch_may_write_behind_a_wait_of_its_own_or_of_others(body: str) -> None:
+    assert run(body, programmatic=True) == 7
+
+
+@pytest.mark.parametrize("body", [STORES, STORES + WAITS, OTHER_WARP_WAITS + STORES, "bar.sync 0;\n" + STORES])
+def test_a_programmatic_launch_must_not_write_before_it_waits(body: str) -> None:
+    with pytest.raises(SimulationError, match=r"writes 4 bytes of global memory .* before griddepcontrol\.wait"):
+        run(body, programmatic=True)
+    assert run(body) == 7  # nothing is at work before a plain launch
+
+
+@pytest.mark.parametrize("body", ["ld.global.u32 %r2, [%out];\n", "@!%p1 atom.global.add.u32 %r2, [%out], 1;\n"])
+def test_a_programmatic_launch_must_not_use_scratch_memory_before_it_waits(body: str) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(1, np.uint32), "counter", writable=True)
+    for wait in (WAITS, ""):
+        text = kernel(wait + body)
+        launch = partial(simulate, text, (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=True)
+        if wait:
+            launch()
+            continue
+        with pytest.raises(SimulationError, match=r"before griddepcontrol\.wait"):
+            launch()
 
 
 def test_hints_change_no_value() -> None:

@@ -325,12 +325,7 @@ MUTATIONS = tuple(
 )  # fmt: skip
 
 # What no case can see, with the reason; by `Mutation.id`.
-KNOWN_ESCAPES: tuple[tuple[str, str], ...] = (
-    (
-        "quantize-mxfp4: the grid does not wait for the previous kernel",
-        "a case is one launch, so what griddepcontrol.wait waits for is over",
-    ),
-)
+KNOWN_ESCAPES: tuple[tuple[str, str], ...] = ()
 
 _ESCAPED = {name for name, _ in KNOWN_ESCAPES}
 
