@@ -82,7 +82,6 @@ def apply(
     for space, inner, some, which in groups(m, name, address, offset, lanes):
         shift = 0 if name == "generic" else offset
         old[which] = _apply(m, space, inner, shift, some, operation, columns[which], count, line, how)
-    m.poll(lanes)
     return old
 
 
@@ -142,6 +141,8 @@ def _atomic(t: Translator, ins: Instruction) -> None:
     address, offset = t.address(target)
     items = [item for source in sources for item in (source.items if isinstance(source, Vector) else (source,))]
     values = ", ".join(_word(t, item, kind, dtype) for item in items)
+    if ins.opcode[0] == "atom":
+        t.emit(f"m.poll(m.active({t.mask}))")  # a reduction tells its lanes nothing that they could wait for
     t.emit(
         f"v = {t.const(apply)}(m, {space!r}, {address}, {offset}, {t.mask}, {t.const(combine)}, [{values}], "
         f"{count}, {t.line}, {how!r})"
