@@ -21,11 +21,11 @@ import numpy as np
 from jitmx import kernels
 from jitmx.arch import Arch, parse
 from jitmx.dispatch.choose import default_variants
-from jitmx.registry.case import Buffer, Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import Report, simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.verify import launch
 from jitmx.toolchain import nvrtc
 
 _HEAD = """
@@ -70,18 +70,6 @@ def synthetic(body: str, rounds: int, grid: int) -> Report:
     return simulate(source, (grid, 1, 1), (256, 1, 1), out.to_bytes(8, "little"), memory)
 
 
-def run(case: Case, variant: Variant, ptx: str) -> Report:
-    """One case of a variant."""
-    memory = Memory()
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    addresses = [
-        memory.allocate(b.data.nbytes) if b.output else memory.upload(b.data, writable=b.scratch) for b in buffers
-    ]
-    threads, grid = (variant.spec.threads(variant.knobs), 1, 1), (case.grid, 1, 1)
-    arguments, shared = case.pack(addresses), case.shared_bytes
-    return simulate(ptx, grid, threads, arguments, memory, shared_bytes=shared, cluster=case.cluster)
-
-
 def kernels_of(arch: Arch) -> Iterator[tuple[str, Variant]]:
     """Every kernel of every family: its first default variant on `arch`, and linear's by rows where these differ."""
     for family in kernels.families():
@@ -99,7 +87,7 @@ def largest(variant: Variant) -> Callable[[], Report]:
     ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
     cases = kernels.family(variant.spec.family).cases(variant)
     case = max(cases, key=lambda c: sum(np.size(getattr(a, "data", 0)) for a in c.arguments))
-    return lambda: run(case, variant, ptx)
+    return lambda: launch(case, variant, ptx)[0]
 
 
 def measure(name: str, body: Callable[[], Report]) -> float:

@@ -25,11 +25,13 @@ class Buffer:
         data: what it holds at launch; for an output, only shape and dtype count, and its bytes start uninitialised.
         output: whether the kernel writes it. What is neither output nor scratch may not be written.
         scratch: memory with these bytes that the kernel reads and writes; nobody looks at it, unless an output.
+        early: whether it is written although the previous kernel may be at work, which does not use it.
     """
 
     data: Array
     output: bool = False
     scratch: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

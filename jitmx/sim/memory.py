@@ -241,6 +241,7 @@ class Memory(Space):
         super().__init__("global", 1 << 16, GLOBAL_BASE)
         self.used = _RED_ZONE
         self.allocations: dict[int, tuple[int, str]] = {}
+        self._early: list[slice] = []
 
     def allocate(self, size: int, name: str = "", *, writable: bool = True) -> int:
         """The address of `size` fresh bytes, uninitialised."""
@@ -258,20 +259,25 @@ class Memory(Space):
         """A launch begins: what earlier ones wrote may be read in every way.
 
         Args:
-            programmatic: the launch before may still be at work, so that what can be written must wait for it.
+            programmatic: the launch before may still be at work, so that what can be written must wait for it unless
+                uploaded as `early`.
         """
         self.late = programmatic
         self.state &= np.uint8(0xFF ^ DIRTY ^ LATE)
         if programmatic:
             self.state[self.state & WRITABLE != 0] |= LATE
+            for early in self._early:
+                self.state[early] &= np.uint8(0xFF ^ LATE)
 
-    def upload(self, array: npt.ArrayLike, name: str = "", *, writable: bool = False) -> int:
-        """The address of a copy of `array`, initialised."""
+    def upload(self, array: npt.ArrayLike, name: str = "", *, writable: bool = False, early: bool = False) -> int:
+        """The address of a copy of `array`, initialised; `early`: the launch before one does not use it."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         address = self.allocate(raw.size, name, writable=writable)
         start = address - self.base
         self.data[start : start + raw.size] = raw
         self.state[start : start + raw.size] |= INIT
+        if early:
+            self._early.append(slice(start, start + raw.size))
         return address
 
     def download(self, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:

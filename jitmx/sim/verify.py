@@ -48,21 +48,24 @@ class Verdict:
         return self.report.coverage if self.report else 0.0
 
 
-def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
-    """The error of one case and what its launch did.
+def _buffers(case: Case) -> list[Buffer]:
+    return [item for item in case.arguments if isinstance(item, Buffer)]
+
+
+def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, list[int]]:
+    """Run one case: what its launch did, the memory afterwards and the address of each buffer there.
 
     Raises:
-        SimulationError: a fault of the kernel, or an output byte that it never wrote.
+        SimulationError: a fault of the kernel.
     """
     memory = Memory()
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    addresses = []
-    for number, buffer in enumerate(buffers):
+    addresses: list[int] = []
+    for number, buffer in enumerate(_buffers(case)):
         name = f"argument {number}"
         if buffer.output and not buffer.scratch:
             addresses.append(memory.allocate(buffer.data.nbytes, name))
         else:
-            addresses.append(memory.upload(buffer.data, name, writable=buffer.scratch))
+            addresses.append(memory.upload(buffer.data, name, writable=buffer.scratch, early=buffer.early))
     report = simulate(
         ptx,
         (case.grid, 1, 1),
@@ -74,9 +77,19 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
         cluster=case.cluster,
         programmatic=getattr(variant.knobs, "pdl", False),
     )
+    return report, memory, addresses
+
+
+def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
+    """The error of one case and what its launch did.
+
+    Raises:
+        SimulationError: a fault of the kernel, or an output byte that it never wrote.
+    """
+    report, memory, addresses = launch(case, variant, ptx)
     outputs = [
         memory.download(address, buffer.data.dtype, buffer.data.shape)
-        for address, buffer in zip(addresses, buffers, strict=True)
+        for address, buffer in zip(addresses, _buffers(case), strict=True)
         if buffer.output
     ]
     return case.check(outputs), report

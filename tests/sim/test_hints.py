@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import partial
 
 import numpy as np
 import pytest
@@ -68,16 +67,15 @@ def test_a_programmatic_launch_must_not_write_before_it_waits(body: str) -> None
 
 @pytest.mark.parametrize("body", ["ld.global.u32 %r2, [%out];\n", "@!%p1 atom.global.add.u32 %r2, [%out], 1;\n"])
 def test_a_programmatic_launch_must_not_use_scratch_memory_before_it_waits(body: str) -> None:
-    memory = Memory()
-    out = memory.upload(np.zeros(1, np.uint32), "counter", writable=True)
-    for wait in (WAITS, ""):
-        text = kernel(wait + body)
-        launch = partial(simulate, text, (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=True)
-        if wait:
-            launch()
-            continue
-        with pytest.raises(SimulationError, match=r"before griddepcontrol\.wait"):
-            launch()
+    def launch(body: str, *, early: bool = False) -> None:
+        memory = Memory()
+        out = memory.upload(np.zeros(1, np.uint32), "counter", writable=True, early=early)
+        simulate(kernel(body), (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=True)
+
+    launch(WAITS + body)
+    launch(body, early=True)  # of kernels before the previous one
+    with pytest.raises(SimulationError, match=r"before griddepcontrol\.wait"):
+        launch(body)
 
 
 def test_hints_change_no_value() -> None:

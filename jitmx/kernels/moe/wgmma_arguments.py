@@ -138,7 +138,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         arguments=(
             Buffer(arrange(x, offsets)), *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs),
             Buffer(offsets), Buffer(schedule), Buffer(weights), Buffer(y, output=True),
-            Buffer(np.zeros(COUNTERS, np.uint32), scratch=True),
+            Buffer(np.zeros(COUNTERS, np.uint32), scratch=True, early=not up),
             ALPHA, LIMIT, top, n, k, len(schedule),
         ),
         check=check,
