@@ -126,18 +126,25 @@ def load_all(
     m: Machine, name: str, mask: Array | None, size: int, count: int, how: str,
     places: tuple[tuple[Array, int, int], ...],
 ) -> Array:  # fmt: skip
-    """What several instructions load, by the address, offset and line of each: unsigned [count, loads, lanes]."""
+    """What several instructions load, by the address, offset and line of each: unsigned [count, loads, lanes].
+
+    Addresses may have 32 bits.
+    """
     lanes, space = m.active(mask), m.shared if name == "shared" else m.memory
-    found = []
-    for address, offset, _ in places:
-        address = address if mask is None or not address.ndim else address.take(lanes)
-        found.append(np.broadcast_to(address + np.uint64(offset % (1 << 64)), lanes.shape))
+    found = [
+        np.full(len(lanes), address) if not address.ndim else address if mask is None else address.take(lanes)
+        for address, *_ in places
+    ]
+    addresses = np.concatenate(found).reshape(len(places), -1).astype("u8", copy=False)
+    offsets = [offset % (1 << 64) for _, offset, _ in places]
+    if any(offsets):
+        addresses = addresses + np.array(offsets, "u8")[:, None]
     every, lines = np.concatenate([lanes] * len(places)), tuple(line for *_, line in places)
     try:
-        rows = space.load(m, np.concatenate(found), 0, every, size, count, lines, how)
+        rows = space.load(m, addresses.reshape(-1), 0, every, size, count, lines, how)
     except SimulationError:
         for address, offset, line in places:
-            load(m, name, address, offset, mask, size, count, line, how)  # tells which of them it is
+            load(m, name, address.astype("u8"), offset, mask, size, count, line, how)  # tells which of them it is
         raise
     return _planes(rows).reshape(count, len(places), len(lanes))
 
@@ -179,6 +186,9 @@ def _ld(t: Translator, ins: Instruction) -> None:
     t.together(_emit_loads, (space, size, count, how), (address, offset), _elements(destination, count, t), dtype)
 
 
+_WIDENED = ".astype('u8')"  # as an Emitter reads an address of 32 bits
+
+
 def _emit_loads(t: Translator, batch: list[Any]) -> None:
     space, size, count, how = batch[0][0]
     if len(batch) == 1:
@@ -188,7 +198,7 @@ def _emit_loads(t: Translator, batch: list[Any]) -> None:
         places = []
         for i, (_, place, *_) in enumerate(batch):
             t.resume(i)
-            places.append(f"({place[0]}, {place[1]}, {t.line})")
+            places.append(f"({place[0].removesuffix(_WIDENED)}, {place[1]}, {t.line})")
         t.emit(f"v = {t.const(load_all)}(m, {space!r}, {t.mask}, {size}, {count}, {how!r}, ({', '.join(places)}))")
     if t.mask != "None":
         t.emit(f"w = {t.const(span)}(m.active({t.mask}))")

@@ -46,6 +46,7 @@ class Mbarriers:
         self.entries: dict[tuple[int, int], _Entry] = {}
         self.phases = np.zeros(0, np.int64)  # of each mbarrier by its number
         self.made = 0
+        self.words = m.shared.rows(8, 1).reshape(-1)  # shared memory in words of eight bytes
         # What each lane that polls waits for: the number of an mbarrier and the phase that must pass.
         self.awaited = np.zeros(m.lanes, np.int64)
         self.awaited_phase = np.zeros(m.lanes, np.int64)
@@ -97,12 +98,15 @@ class Mbarriers:
     def get(self, lanes: Array, address: int, line: int) -> _Entry:
         """The mbarrier at a shared address, for lanes of one block."""
         m, lane = self.m, int(lanes[0])
-        position, address = self.resolve(lane, address, line)
+        if address < 1 << RANK:
+            position = lane // m.width
+        else:
+            position, address = self.resolve(lane, address, line)
         entry = self.entries.get((position, address))
         if entry is None:
             there = m.shared_name(position, lane)
             m.fault(line, lane, f"there is no mbarrier at {address:#x} of {there}; it needs mbarrier.init")
-        if int(m.shared.rows(8, 1)[(position * m.shared.extent + address) >> 3, 0]) != entry.barrier.word:
+        if self.words.item((position * m.shared.extent + address) >> 3) != entry.barrier.word:
             there = m.shared_name(position, lane)
             m.fault(line, lane, f"the mbarrier at {address:#x} of {there} was overwritten")
         maker, time, made = entry.made
@@ -224,7 +228,7 @@ class Mbarriers:
         position, address = self.resolve(lane, address, line)
         where = position * self.m.shared.extent + address
         self.touched.append((where, lane, line))
-        self.m.shared.rows(8, 1)[where >> 3, 0] = word
+        self.words[where >> 3] = word
 
     def settle(self) -> None:
         """Note the atomic writes of one instruction for the race check."""

@@ -47,6 +47,7 @@ BITS = {
 PACKED_FP4 = "e2m1 packed"
 SCALE_VECTORS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 KINDS = {"kind::mxf8f6f4": ("ue8m0",), "kind::mxf4": ("ue8m0",), "kind::mxf4nvf4": ("ue8m0", "ue4m3")}
+_AT_ONCE = 2048  # lanes of as many products as stay in cache
 _FLOATS = ("f16", "bf16", "tf32", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", PACKED_FP4)
 
 
@@ -201,6 +202,12 @@ class Product:
             [count, elements that a lane holds, lanes].
         """
         lanes = a.shape[-1]
+        count, few = a.shape[0] // self.a_registers, max(_AT_ONCE // lanes, 1)
+        if count > few:
+            factors = [x for x in (a, b, scale_a, scale_b) if x is not None]
+            cuts = range(few, count, few)
+            parts = zip(*(np.split(x, [cut * (len(x) // count) for cut in cuts]) for x in factors), strict=True)
+            return np.concatenate([self.products(*part, selectors=selectors) for part in parts])
         one = left(a.reshape(-1, self.a_registers, lanes), self.a)
         other = right(b.reshape(-1, self.b_registers, lanes), self.b)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -281,7 +288,7 @@ def _emit(t: Translator, batch: list[tuple[Product, Registers, Registers, list[l
     wanted, *_, selectors = batch[0]
     columns = zip(*(factors for *_, factors, _ in batch), strict=True)
     listed = [f"{t.const(planes)}(m, w, {', '.join(itertools.chain(*column))})" for column in columns]
-    t.emit(f"p = {t.const(wanted.products)}({', '.join(listed)}{f', {selectors}' if selectors else ''})")
+    t.emit(f"p = {t.const(wanted.products)}({', '.join(listed)}{f', selectors={selectors}' if selectors else ''})")
     handed: dict[int, int] = {}  # what takes the sum of which other, whose registers it then writes itself
     for i, (_, d, c, *_) in enumerate(batch):
         t.resume(i)
