@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
-from jitmx.sim.emitter import span
+from jitmx.sim.lanes import span
 from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
 from jitmx.sim.program import dtype_of
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Sink, Vector, operands

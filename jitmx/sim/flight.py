@@ -243,7 +243,7 @@ class Flight:
             return self._every
         if mask is not self._last[0]:
             found = sorted(set(self._heads[mask.reshape(-1, 32).any(1)].tolist()))
-            if not self.m.known_whole(mask):  # one that may change
+            if not self.m.masks.known(mask):  # one that may change
                 return found
             self._last = mask, found
         return self._last[1]

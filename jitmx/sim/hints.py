@@ -31,7 +31,7 @@ def _fenced(m: Machine, mask: Any, proxied: tuple[str, ...]) -> None:
     lanes = m.active(mask)
     m.races.fence(lanes)
     if proxied:
-        Copies.of(m).fence(lanes, proxied)
+        Copies.of(m).proxy.fence(lanes, proxied)
 
 
 def _known(t: Translator, ins: Instruction, known: set[str]) -> None:

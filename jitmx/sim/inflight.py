@@ -21,7 +21,8 @@ import numpy.typing as npt
 from jitmx.sim.clusters import RANK
 from jitmx.sim.mbarrier import Mbarriers
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
-from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG, WHO
+from jitmx.sim.proxy import Proxy
+from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG
 from jitmx.sim.tensormap import TensorMap
 from jitmx.sim.warps import alike
 
@@ -61,8 +62,7 @@ class Copies:
         self.batches: list[_Batch] = []
         self.bulk: dict[int, Groups] = {}
         self.columns: dict[tuple[int, str, int], int] = {}
-        # Time of each lane's last proxy fence, by the space that it is for.
-        self.fenced = {space: np.zeros(m.lanes, np.int64) for space in ("shared", "global")}
+        self.proxy = Proxy(m)
 
     @classmethod
     def of(cls, m: Machine) -> Copies:
@@ -77,8 +77,9 @@ class Copies:
         """Copy `size` bytes for each lane, of which the first `wanted` come from global memory; the rest are zeros."""
         m = self.m
         content = np.zeros((len(lanes), size), np.uint8)
-        for count in np.unique(wanted):
-            which = np.flatnonzero(wanted == count)
+        alone = not np.count_nonzero(wanted != wanted[0])
+        for count in wanted[:1] if alone else np.unique(wanted):
+            which = np.arange(len(wanted)) if alone else np.flatnonzero(wanted == count)
             if count > size:
                 m.fault(line, int(lanes[which[0]]), f"cp.async of {count} source bytes into {size}")
             if count == size:
@@ -112,6 +113,10 @@ class Copies:
             done = waiting[batch.lanes]
             if groups is not None:
                 done = done & (batch.groups < self.open[batch.lanes] - groups)
+            if done.all():
+                m.shared.state.reshape(-1, batch.size)[batch.where // batch.size] = _WRITTEN
+                m.races.write(m, m.shared, batch.where, batch.lanes, batch.size, batch.line, False)
+                continue
             if done.any():
                 where, size = batch.where[done], batch.size
                 m.shared.state.reshape(-1, size)[where // size] = _WRITTEN
@@ -232,31 +237,6 @@ class Copies:
                 line = self.m.races.lines[groups.last]
                 self.m.fault(line, lane, "ends without cp.async.bulk.wait_group after a copy from shared memory")
 
-    def fence(self, lanes: Array, spaces: tuple[str, ...]) -> None:
-        """fence.proxy.async by these lanes."""
-        now = self.m.races.tick(0)
-        for space in spaces:
-            self.fenced[space][lanes] = now
-
-    def check_proxy(self, lane: int, lanes: int, space: Space, where: Array, size: int, line: int) -> None:
-        """Check that what threads stored is fenced for a reader, whose warps start at `lane`."""
-        m, shadow, fenced = self.m, self.m.races.shadows[space.name], self.fenced[space.name]
-        last = shadow.find(where, size).writers.reshape(-1)
-        column = last & (1 << COLUMNS) - 1
-        threads = ((last != 0) & (column < m.width)).nonzero()[0]
-        if not threads.size:
-            return
-        last, column = last[threads], column[threads]
-        block = ((last & WHO) >> COLUMNS) - m.blocks[0]
-        # Blocks of an earlier wave have ended, and what they fenced is not known.
-        own = np.where(block >= 0, fenced[np.maximum(block, 0) * m.width + column], 0)
-        late = last >> 32 > np.maximum(own, fenced[lane : lane + lanes].max())
-        if late.any():
-            at = int(np.flatnonzero(late)[0])
-            writer, written = m.thread_name(int(column[at])), m.races.lines[int(last[at]) >> 32]
-            text = f"which thread {writer} has written at PTX line {written} without fence.proxy.async after it"
-            m.fault(line, lane, f"reads {space.name} memory through the asynchronous proxy, {text}")
-
     def _size(self, lane: int, size: int, line: int) -> None:
         if size % CHUNK or not size:
             self.m.fault(line, lane, f"a bulk copy of {size} bytes; it must be a multiple of 16")
@@ -269,9 +249,7 @@ class Copies:
         """Bytes [n, size] of global memory, read through the other proxy."""
         m = self.m
         where = m.memory.locate(m, addresses.astype(np.uint64), 0, lanes, size, line, "reads")
-        if np.count_nonzero(m.races.shadows["global"].find(where, size).writers):
-            for which in alike(lanes):
-                self.check_proxy(int(lanes[which[0]]) // 32 * 32, 32, m.memory, where[which], size, line)
+        self.proxy.check(lanes // 32 * 32, 32, m.memory, where, size, line)
         word = min(size, 8)
         got = m.memory.load_at(m, where, lanes, word, size // word, line)
         return np.ascontiguousarray(got).view(np.uint8).reshape(-1, size)
@@ -356,7 +334,7 @@ class Copies:
         """Note that a copy reads shared memory of the lane's block."""
         m = self.m
         where = m.shared.locate(m, sources.astype(np.uint64), 0, np.full(len(sources), lane), size, line, "reads")
-        self.check_proxy(lane // 32 * 32, 32, m.shared, where, size, line)
+        self.proxy.check(np.full(len(where), lane // 32 * 32), 32, m.shared, where, size, line)
         self.remember(m.shared, lane, where, size, column, line, writing=False)
 
     def _send(self, lane: int, targets: Array, sources: Array, size: int, line: int) -> None:

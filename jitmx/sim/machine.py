@@ -19,6 +19,7 @@ from jitmx.sim.barriers import Barriers
 from jitmx.sim.bound import Bound
 from jitmx.sim.clusters import Cluster
 from jitmx.sim.layout import place
+from jitmx.sim.masks import Masks
 from jitmx.sim.memory import (
     ALLOCATED,
     INIT,
@@ -70,8 +71,7 @@ class Machine:
         self.runs = [0] * len(program.blocks)
         self.lane_runs = [0] * len(program.blocks)
         self.polling = Polling(self.lanes)
-        self._lately: tuple[Array | None, int] = None, 0  # the last mask of whole warps, and what else it is of
-        self._current: tuple[Array | None, Array | None] = None, None  # the mask of the lanes at work, and these
+        self.masks = Masks(self.lanes)
         self.units: dict[str, Any] = {}  # state that semantic modules keep: copies under way, mbarriers
         self._spaces(shared_bytes, arguments)
         self.races.time = clock
@@ -205,15 +205,7 @@ class Machine:
 
     def active(self, mask: Array | None) -> Array:
         """Lanes of a mask, in order."""
-        if mask is None:
-            return self.lane_ids
-        if mask is not self._current[0]:
-            return mask.nonzero()[0]
-        lanes = self._current[1]
-        if lanes is None:
-            lanes = mask.nonzero()[0]
-            self._current = mask, lanes
-        return lanes
+        return self.lane_ids if mask is None else self.masks.active(mask)
 
     # Scheduling
     def run(self) -> None:
@@ -267,8 +259,7 @@ class Machine:
                 self.fault(
                     block.lines[0], int(self.active(mask)[0]), f"still runs after {self.max_steps} steps of its blocks"
                 )
-            if mask is not self._current[0]:
-                self._current = mask, None
+            self.masks.current = mask
             if mask is None:
                 after = (full[pc] or self._function(pc, "full"))(self, None, n)
             elif until:
@@ -342,22 +333,10 @@ class Machine:
 
     # Warp-wide instructions
     def _whole(self, mask: Array, block: Block) -> bool:
-        """Whether the lanes of a mask are whole warps, or what the instructions of a run span."""
+        """Whether a run from `block` on may take the lanes of a mask as they come."""
         if not (block.members or block.until > block.index + 1) or not block.until:
             return False
-        if self.known_whole(mask, block.breadth):
-            return True
-        if self.lanes % block.breadth:
-            return False
-        here = mask.reshape(-1, block.breadth)
-        whole = not np.count_nonzero(here != here[:, :1])
-        if whole:
-            self._lately = mask, block.breadth
-        return whole
-
-    def known_whole(self, mask: Array, breadth: int = 32) -> bool:
-        """Whether a mask is known to be of whole warps."""
-        return mask is self._lately[0] and breadth <= self._lately[1]
+        return self.masks.whole(mask, block.breadth)
 
     def _gather(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
         """The lanes at a warp-wide instruction whose partners are all there; the others are parked."""

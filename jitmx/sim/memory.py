@@ -241,7 +241,7 @@ class Memory(Space):
         super().__init__("global", 1 << 16, GLOBAL_BASE)
         self.used = _RED_ZONE
         self.allocations: dict[int, tuple[int, str]] = {}
-        self._early: list[slice] = []
+        self._early: set[int] = set()  # allocations that the launch before does not use
 
     def allocate(self, size: int, name: str = "", *, writable: bool = True) -> int:
         """The address of `size` fresh bytes, uninitialised."""
@@ -265,9 +265,10 @@ class Memory(Space):
         self.late = programmatic
         self.state &= np.uint8(0xFF ^ DIRTY ^ LATE)
         if programmatic:
-            self.state[self.state & WRITABLE != 0] |= LATE
-            for early in self._early:
-                self.state[early] &= np.uint8(0xFF ^ LATE)
+            for start, (size, _) in self.allocations.items():
+                here = self.state[start : start + size]
+                if size and here[0] & WRITABLE and start not in self._early:
+                    here |= LATE
 
     def upload(self, array: npt.ArrayLike, name: str = "", *, writable: bool = False, early: bool = False) -> int:
         """The address of a copy of `array`, initialised; `early`: the launch before one does not use it."""
@@ -277,7 +278,7 @@ class Memory(Space):
         self.data[start : start + raw.size] = raw
         self.state[start : start + raw.size] |= INIT
         if early:
-            self._early.append(slice(start, start + raw.size))
+            self._early.add(start)
         return address
 
     def download(self, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:

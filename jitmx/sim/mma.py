@@ -204,10 +204,13 @@ class Product:
         lanes = a.shape[-1]
         count, few = a.shape[0] // self.a_registers, max(_AT_ONCE // lanes, 1)
         if count > few:
-            factors = [x for x in (a, b, scale_a, scale_b) if x is not None]
-            cuts = range(few, count, few)
-            parts = zip(*(np.split(x, [cut * (len(x) // count) for cut in cuts]) for x in factors), strict=True)
-            return np.concatenate([self.products(*part, selectors=selectors) for part in parts])
+            pieces = [slice(first, first + few) for first in range(0, count, few)]
+
+            def cut(words: Any, piece: slice) -> Any:
+                return None if words is None else words.reshape(count, -1, lanes)[piece].reshape(-1, lanes)
+
+            parts = ([cut(x, piece) for x in (a, b, scale_a, scale_b)] for piece in pieces)
+            return np.concatenate([self.products(w, x, y, z, selectors) for w, x, y, z in parts])
         one = left(a.reshape(-1, self.a_registers, lanes), self.a)
         other = right(b.reshape(-1, self.b_registers, lanes), self.b)
         with np.errstate(over="ignore", invalid="ignore"):

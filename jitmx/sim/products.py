@@ -36,8 +36,8 @@ class Products:
         """Note the 16-byte chunks that a wgmma of warpgroups reads; `lanes`: of each chunk, the first of its group."""
         where = self.m.shared.locate(self.m, chunks, 0, lanes, CHUNK, line, "reads")
         columns = np.zeros(len(lanes), np.int64)
+        self.copies.proxy.check(lanes, WARPGROUP, self.m.shared, where, CHUNK, line)
         for lane, which in zip(firsts.tolist(), alike(lanes), strict=True):
-            self.copies.check_proxy(lane, WARPGROUP, self.m.shared, where[which], CHUNK, line)
             columns[which] = self.copies.column(lane, "wgmma", lane)
         time = self.copies.remember(self.m.shared, lanes, where, CHUNK, columns, line, writing=False)
         for lane in firsts.tolist():

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.knowledge import Knowledge, Said, merge
-from jitmx.sim.shadow import Shadow, halves
+from jitmx.sim.shadow import LINE, Shadow, halves
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -135,7 +135,7 @@ class Races:
         settled = (self.lowest + 1 << 32) - 1 if barriers else 0
         if int(np.maximum.reduce(last, None)) <= settled:
             return
-        if last.shape[1] > 1 and not np.count_nonzero(last[:, 1:] != last[:, :1]):
+        if 1 < last.shape[1] <= LINE and not np.count_nonzero(last[:, 1:] != last[:, :1]):
             last = last[:, :1]
         entry, lane, i = last.reshape(-1), lanes, None
         due = entry > settled

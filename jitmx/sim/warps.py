@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
-from jitmx.sim.emitter import span
+from jitmx.sim.lanes import span
 from jitmx.sim.ptx import Immediate, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def whole_warps(m: Machine, mask: Array | None, line: int, what: str) -> Array:
         SimulationError: a warp of which only some lanes came.
     """
     lanes = m.active(mask)
-    if mask is not None and not m.known_whole(mask):
+    if mask is not None and not m.masks.known(mask):
         here = mask.reshape(-1, 32)
         partial = here.any(1) & ~here.all(1)
         if partial.any():
