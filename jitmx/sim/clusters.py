@@ -112,7 +112,7 @@ class Cluster:
         m = self.m
         target, own = where // self.window.extent, lanes // m.width
         far = target != own
-        if far.any():
+        if np.count_nonzero(far):
             used = lanes[far] % m.width if column is None else np.broadcast_to(column, lanes.shape)[far]
             self.visits[target[far], own[far] % self.size, used] = time
 

@@ -64,6 +64,8 @@ class Knowledge:
 
     def groups(self, lanes: Array) -> list[tuple[int, Array]]:
         """Lanes by the row that they share."""
+        if len(lanes) == 1:
+            return [(self.row.item(lanes[0]), lanes)]
         rows = self.row.take(lanes)
         first = int(rows[0])
         if np.count_nonzero(rows == first) == len(rows):
@@ -77,7 +79,7 @@ class Knowledge:
         """What lanes know of their block together; a copy."""
         rows = self.row.take(lanes)
         first = rows[0]
-        if np.count_nonzero(rows == first) == len(rows):
+        if len(lanes) == 1 or np.count_nonzero(rows == first) == len(rows):
             return np.asarray(self._rows[first].copy())
         return np.asarray(np.maximum.reduce(self._rows[np.unique(rows)]))
 

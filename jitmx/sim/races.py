@@ -260,7 +260,10 @@ class Races:
         np.maximum(threads, self.floor[lanes[0]], out=threads, casting="unsafe")
         warps = self.warp.take(lanes)
         first = int(warps[0])
-        if np.count_nonzero(warps == first) == len(warps):
+        if len(lanes) == 1:
+            own = threads[32 * first : 32 * first + 32]
+            np.maximum(own, self.warp_floor[lanes[0]], out=own, casting="unsafe")
+        elif np.count_nonzero(warps == first) == len(warps):
             own = threads[32 * first : 32 * first + 32]
             np.maximum(own, self.warp_floor.take(lanes).max(), out=own, casting="unsafe")
         else:
