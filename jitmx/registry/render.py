@@ -64,7 +64,7 @@ def render(variant: Variant, root: Path | None = None) -> str:
             arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
         )
     except jinja2.TemplateSyntaxError as error:
-        raise RenderError(f"{variant.spec.template}:{error.lineno}: {error.message}") from error
+        raise RenderError(f"{error.name or variant.spec.template}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:
         raise RenderError(f"{variant.spec.template}: {error}") from error
     return header(variant) + body

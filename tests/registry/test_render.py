@@ -206,6 +206,13 @@ def test_a_syntax_error_names_file_and_line(toy: Any) -> None:
         toy("int x;\n{% iff wide %}\nint y;\n")
 
 
+def test_a_syntax_error_in_a_file_that_a_template_includes_names_that_file(toy: Any, tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "part.j2").write_text("int x;\nint y;\n{% endif %}\n")
+    with pytest.raises(RenderError, match=r"^toy/part\.j2:3: "):
+        toy('{% include "toy/part.j2" %}\n')
+
+
 def test_a_missing_template_is_named(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match=r"toy/kernel\.cu\.j2"):
         render(TOY.variant(arch.parse("sm_121")), tmp_path)
