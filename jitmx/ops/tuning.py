@@ -45,7 +45,8 @@ def origin(device: int = 0) -> dict[str, Any]:
 def code_digest(op: str) -> str:
     """Digest of everything that kernels of `op` are made of: timings of other code are not resumed."""
     root = resources.directory("templates")
-    files = sorted([*(root / op).rglob("*"), *(root / "include").rglob("*")])
+    folders = (op, "include", "macros", *(("routing",) if op == "moe" else ()))  # of a layer, its lists are timed too
+    files = sorted(path for folder in folders for path in (root / folder).rglob("*"))
     digest = hashlib.sha256()
     for path in files:
         if path.is_file():
