@@ -36,7 +36,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"scaling": "post", "share": False, "warps": 4, "chunk": 3, "stages": 3},
     {"scaling": "fold", "share": False, "warps": 4, "chunk": 5, "tile_rows": 2, "copy": "async"},
     {"scaling": "halves", "warps": 12, "cluster": 2, "sums": "block", "late": True},
-    {"scaling": "bare", "warps": 16, "cluster": 4, "sums": "block", "ahead": 1},
+    {"scaling": "bare", "warps": 16, "cluster": 4, "sums": "block", "ahead": 2},
     {"scaling": "halves", "share": False, "warps": 12, "chunk": 4, "tile_rows": 2},
 )
 

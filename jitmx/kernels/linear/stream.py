@@ -200,13 +200,12 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
         return
     if way["cluster"] > 1 and way["split_k"] > 1 and problem.m > 2:
         yield from ({**scaling, "sums": "block"} for scaling in (*folded, {}))
-        behind: tuple[dict[str, Any], ...] = ({}, {"ahead": 1}, {"ahead": 2})
-        for change in behind if way["pdl"] else ():
-            yield {**(folded or [{}])[0], "sums": "block", "late": False, **change}
+        for ahead in (0, 2) if way["pdl"] else ():
+            yield {**(folded or [{}])[0], "sums": "block", "late": False, "ahead": ahead}
     if way["pdl"]:
         yield {"late": not way["late"]}
         if problem.m > 2 and way["copy"] == "bulk":
-            yield from ({"late": False, "ahead": ahead} for ahead in (1, 2))
+            yield {"late": False, "ahead": 2}
     yield from folded
     # In 40 registers a warp that decodes nothing early, or more than a tile at once, spills.
     tight = way["warps"] * way["blocks_per_sm"] == 48
@@ -220,7 +219,7 @@ _WON: dict[str, Any] = {
 }  # fmt: skip
 _BESIDE: dict[str, tuple[Any, ...]] = {
     "warps": (20, 12, 16, 24), "sums": ("warp", "block"), "predecode": (1, 0), "unroll": (1, 2), "late": (False, True),
-    "ahead": (0, 1), "cluster": (2, 4, 1),
+    "ahead": (0, 2), "cluster": (2, 4, 1),
 }  # fmt: skip
 _FEW_ROWS = 8
 _MOST = 80

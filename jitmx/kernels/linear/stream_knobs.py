@@ -58,7 +58,7 @@ class StreamKnobs(Knobs):
     unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
     predecode: int = knob(0, low=0, high=4, doc="with share: tiles that a warp decodes before the wait for X")
     ahead: int = knob(
-        0, low=0, high=8,
+        0, choices=(0, 2),
         doc="with share: groups of rows of tiles asked for before the wait for X, the others once X is; 0: all",
     )  # fmt: skip
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")

@@ -97,8 +97,8 @@ HOPPER: dict[str, dict[str, Any]] = {
     "sums of blocks, two rows of tiles, with norm and argmax": {
         "m": 4, "cluster": 2, "warps": 6, "split_k": 3, "sums": "block", "tile_rows": 2, "norm": True, "argmax": True,
     },
-    "one row of tiles ahead of X": {"m": 8, "scaling": "bare", "cluster": 2, "warps": 4, "split_k": 2, "ahead": 1},
-    "two rows of tiles ahead of X by cp.async": {"m": 16, "warps": 4, "split_k": 2, "ahead": 2, "late": True},
+    "two rows of tiles ahead of X": {"m": 8, "scaling": "bare", "cluster": 2, "warps": 4, "split_k": 2, "ahead": 2},
+    "two rows of tiles ahead of X, late": {"m": 16, "warps": 4, "split_k": 2, "ahead": 2, "late": True},
     "bare bf16, streamed": {"m": 8, "scaling": "bare", "share": False, "warps": 4, "chunk": 2},
 }  # fmt: skip
 
@@ -276,8 +276,8 @@ def test_so_does_that_with_norm_and_argmax(extras: dict[str, bool], target: str,
         ("sm_90a", {"dtype": "fp16", "scaling": "halves"}, "scaling='halves' with dtype='fp16'"),
         ("sm_90a", {"sums": "block"}, "sums='block' selects nothing with cluster=1, split_k=4"),
         ("sm_90a", {"sums": "block", "cluster": 2, "split_k": 1}, "leave it at 'warp'"),
-        ("sm_90a", {"copy": "async", "ahead": 1}, "ahead=1 selects nothing with copy='async'; leave it at 0"),
-        ("sm_90a", {"ahead": 1, "predecode": 1}, "use predecode=0 or ahead=0"),
+        ("sm_90a", {"copy": "async", "ahead": 2}, "ahead=2 selects nothing with copy='async'; leave it at 0"),
+        ("sm_90a", {"ahead": 2, "predecode": 1}, "use predecode=0 or ahead=0"),
         ("sm_80", {"copy": "bulk", "pdl": False}, "on sm_80 use copy='async'"),
         ("sm_80", {"copy": "async", "pdl": True}, "use pdl=False"),
     ],
