@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from jitmx.cli import shapes
 from jitmx.errors import DriverError
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
+
+if TYPE_CHECKING:
+    from jitmx.cache.manifest import Record
 
 
 def devices() -> list[driver.Device]:
@@ -117,3 +120,14 @@ def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -
     if not found:
         raise click.UsageError(f"{', '.join(chosen)}: no variant for {', '.join(map(str, targets))}")
     return list(found.values())
+
+
+def resource_use(variant: Variant, record: Record | None) -> dict[str, int | None]:
+    """Registers and spilled bytes a thread, and shared memory a block; None where the kernel was not compiled.
+
+    Shared memory is what the code declares and what a launch asks for, of the smallest problem where it grows with it.
+    """
+    if record is None:
+        return dict.fromkeys(("registers", "spill_bytes", "shared_bytes"))
+    found: dict[str, Any] = {name: record.outputs[name] for name in ("registers", "spill_bytes", "shared_bytes")}
+    return found | {"shared_bytes": found["shared_bytes"] + variant.spec.shared_bytes(variant.knobs)}

@@ -45,9 +45,7 @@ def _row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger)
         "arch": arch,
         "knobs": variant.knobs.as_dict(),
         "key": None if record is None else record.key,
-        "registers": None if record is None else record.outputs["registers"],
-        "spill_bytes": None if record is None else record.outputs["spill_bytes"],
-        "shared_bytes": None if record is None else record.outputs["shared_bytes"],
+        **targets.resource_use(variant, record),
         "evidence": evidence,
     }
 
@@ -71,8 +69,8 @@ Examples:
 
 \b
 Evidence: hardware (ran on the card named and was compared), simulated, compiled (contract met), none.
-It belongs to the exact code: an edited template or header loses it. Registers and memory are those of the cache;
-– means that the kernel is not compiled here yet.
+It belongs to the exact code: an edited template or header loses it. Registers are those of the cache; – means that
+the kernel is not compiled here yet. SHARED is bytes a block, of the smallest problem where it grows with the problem.
 """,
 )
 @arch_option(

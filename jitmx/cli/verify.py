@@ -122,7 +122,8 @@ def command(
     variants = [v for v in targets.default_variants(arches, family_names) if all(text in v.name for text in names)]
     if not variants:
         raise click.UsageError(
-            f"no default kernel of {', '.join(map(str, arches))} has {' and '.join(names)} in its name"
+            f"no default kernel of {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
+            "`jitmx variants` lists them"
         )
     workers = min(jobs or machine.compiles_at_once(), len(variants))
     title = f"Verifying {', '.join(map(str, arches))}"

@@ -42,9 +42,7 @@ def _row(result: Built | Failed) -> dict[str, Any]:
         "key": record and record.key,
         "status": result.status if isinstance(result, build.Built) else "failed",
         "ms": round(result.milliseconds, 3),
-        "registers": record and record.outputs["registers"],
-        "spill_bytes": record and record.outputs["spill_bytes"],
-        "shared_bytes": record and record.outputs["shared_bytes"],
+        **targets.resource_use(result.variant, record),
     }
 
 
@@ -117,7 +115,8 @@ Examples:
 Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract or cannot be kept; 3 one does not
 compile.
 With --json each kernel has "name", "family", "key", "status" (compiled, hit or failed), "ms", "registers",
-"spill_bytes" and "shared_bytes"; with several targets also "arch".
+"spill_bytes" and "shared_bytes" (what a block takes; where that grows with the problem, of the smallest); with
+several targets also "arch".
 """,
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")

@@ -43,7 +43,8 @@ class ToyKnobs(Knobs):
 def spec(name: str, **contract: tuple[str, ...]) -> KernelSpec:
     return KernelSpec(
         family="toy", name=name, knobs=ToyKnobs, contract=lambda _knobs, _arch: Contract(**contract),
-        check=lambda _knobs, _arch: None, shared_bytes=lambda _knobs: 0, threads=lambda _knobs: 32, entry=f"toy_{name}",
+        check=lambda _knobs, _arch: None, shared_bytes=lambda knobs: 1024 * knobs.steps, threads=lambda _knobs: 32,
+        entry=f"toy_{name}",
     )  # fmt: skip
 
 
@@ -271,7 +272,9 @@ def test_variants_tell_knobs_and_once_compiled_resources(run, read, toy) -> None
     warmed = read("warmup", "--arch", "sm_121")["kernels"]
     after = read("variants", "--arch", "sm_121")["variants"]
     assert [variant["key"] for variant in after] == [kernel["key"] for kernel in warmed]
-    assert [variant["registers"] for variant in after] == [kernel["registers"] for kernel in warmed]
+    for name in ("registers", "spill_bytes", "shared_bytes"):
+        assert [variant[name] for variant in after] == [kernel[name] for kernel in warmed]
+    assert [variant["shared_bytes"] for variant in after] == [1024, 2048]
     assert evidence(read) == ["compiled"] * 2 and evidence(read, "sm_90") == ["none"] * 2
     assert "steps=2" in run("variants", "--arch", "sm_121").stdout
 
