@@ -1,94 +1,58 @@
-"""Faults planted in real kernels: the simulator and the kernels' own cases catch them.
-
-A mutation edits one place of a rendered source into which its headers have been written out, so that templates and
-headers alike are within reach. The text to be replaced occurs exactly once, else the test fails: no mutation can turn
-into a no-op as kernels change. A case catches a mutation by a simulation error or an error over its gate.
-"""
+"""Faults planted in real kernels: the simulator and the kernels' own cases catch them (`mutation.py`)."""
 
 from __future__ import annotations
 
-import functools
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from jitmx import arch, kernels
-from jitmx.errors import SimulationError
-from jitmx.registry.render import render
-from jitmx.registry.spec import Variant
-from jitmx.sim.verify import run
-from jitmx.toolchain import headers, nvrtc
-
-_INCLUDE = re.compile(r'^#include "(jitmx/[^"]+)"\n', re.MULTILINE)
-
-
-def _variant(family: str, name: str, target: str, **knobs: Any) -> Variant:
-    spec = kernels.family(family).spec(name)
-    return Variant(spec, spec.knobs(**knobs), arch.parse(target))
-
+from mutation import Mutation, fault, source, variant
 
 _SMALL: dict[str, Any] = {"chunk": 1, "unroll": 1, "blocks_per_sm": 1}
 _STREAMING: dict[str, Any] = {"stages": 2, "warps": 2, "split_k": 1} | _SMALL
 
 VARIANTS = {
-    "mma-bulk": _variant("linear", "gemv", "sm_90a", m=2, bias=True, **_STREAMING | {"chunk": 2}),
-    "mma-async": _variant(
+    "mma-bulk": variant("linear", "gemv", "sm_90a", m=2, bias=True, **_STREAMING | {"chunk": 2}),
+    "mma-async": variant(
         "linear", "gemv", "sm_80", m=2, dtype="fp16", encoding="nibble", copy="async", pdl=False, **_STREAMING
     ),
-    "mma-split": _variant(
+    "mma-split": variant(
         "linear", "gemv", "sm_90a", m=2, warps=8, split_k=8, scale_range="full", encoding="nibble", **_SMALL
     ),
-    "fma-bulk": _variant(
+    "fma-bulk": variant(
         "linear", "gemv", "sm_121a", m=2, engine="fma", encoding="nibble", bias=True,
         warps=4, split_k=2, stages=2, stage_x=False, **_SMALL,
     ),
-    "fma-async": _variant(
+    "fma-async": variant(
         "linear", "gemv", "sm_90a", m=1, engine="fma", dtype="fp16", scale_range="full", copy="async",
         **_STREAMING | {"stages": 3},
     ),
-    "quantize-mxfp4": _variant("quantize", "quantize", "sm_90a", block=128, vectors=1),
-    "quantize-mxfp4-fp32": _variant("quantize", "quantize", "sm_80", dtype="fp32", block=128, vectors=2, pdl=False),
-    "quantize-mxfp6": _variant(
+    "quantize-mxfp4": variant("quantize", "quantize", "sm_90a", block=128, vectors=1),
+    "quantize-mxfp4-fp32": variant("quantize", "quantize", "sm_80", dtype="fp32", block=128, vectors=2, pdl=False),
+    "quantize-mxfp6": variant(
         "quantize", "quantize", "sm_90a", format="mxfp6e2m3", dtype="fp16", scale_rule="ceil", block=128, vectors=1
     ),
-    "quantize-mxfp8": _variant(
+    "quantize-mxfp8": variant(
         "quantize", "quantize", "sm_90a", format="mxfp8", scale_rule="even", block=128, vectors=1
     ),
-    "dequantize-mxfp4": _variant("quantize", "dequantize", "sm_90a", block=128, vectors=1),
-    "dequantize-mxfp6": _variant(
+    "dequantize-mxfp4": variant("quantize", "dequantize", "sm_90a", block=128, vectors=1),
+    "dequantize-mxfp6": variant(
         "quantize", "dequantize", "sm_121a", format="mxfp6e3m2", dtype="fp32", block=128, vectors=1
     ),
-    "dequantize-mxfp8": _variant(
+    "dequantize-mxfp8": variant(
         "quantize", "dequantize", "sm_80", format="mxfp8", dtype="fp16", block=128, vectors=2, pdl=False
     ),
-    "read": _variant("bandwidth", "read", "sm_90a", block=128, unroll=2),
-    "stream-cluster": _variant(
+    "read": variant("bandwidth", "read", "sm_90a", block=128, unroll=2),
+    "stream-cluster": variant(
         "linear", "stream", "sm_90a", scaling="bare", warps=4, split_k=2, cluster=2, unroll=1, predecode=1
     ),
-    "moe-decode": _variant("moe", "decode", "sm_90a", teams=2, inputs=9),
+    "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """One fault: in the variant called `variant`, `old` becomes `new`."""
-
-    variant: str
-    name: str
-    old: str
-    new: str
-
-    @property
-    def id(self) -> str:
-        """What tests call it."""
-        return f"{self.variant}: {self.name}"
-
-
 MUTATIONS = tuple(
-    Mutation(variant, name, old, new)
-    for variant, faults in {
+    Mutation(where, VARIANTS[where], name, old, new)
+    for where, faults in {
         "mma-bulk": (
             ("the wait for a chunk is gone", "stream.wait(stage, round);", ""),
             ("the wait has the other parity", "round & 1)", "~round & 1)"),
@@ -330,57 +294,21 @@ KNOWN_ESCAPES: tuple[tuple[str, str], ...] = ()
 _ESCAPED = {name for name, _ in KNOWN_ESCAPES}
 
 
-@functools.cache
-def _source(variant: str) -> str:
-    """CUDA source of a variant with its headers written out in place, each once."""
-    seen: set[str] = set()
-
-    def write_out(match: re.Match[str]) -> str:
-        if match[1] in seen:
-            return ""
-        seen.add(match[1])
-        text = headers.pool().text(match[1]).decode().replace("#pragma once\n", "")
-        return _INCLUDE.sub(write_out, text)
-
-    return _INCLUDE.sub(write_out, render(VARIANTS[variant]))
-
-
-def _fault(variant: str, source: str) -> str | None:
-    """What the first case that fails says; None where all pass."""
-    target = VARIANTS[variant]
-    ptx = nvrtc.compile_ptx(source, nvrtc.options(target.arch))
-    for case in kernels.family(target.spec.family).cases(target):
-        try:
-            error, _ = run(case, target, ptx)
-        except SimulationError as fault:
-            return f"{case.name}: {fault}"
-        if not error <= case.gate:
-            return f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
-    return None
-
-
-def _mutated(mutation: Mutation) -> str:
-    source = _source(mutation.variant)
-    count = source.count(mutation.old)
-    assert count == 1, f"{mutation.old!r} occurs {count} times in {mutation.variant}; it should occur once"
-    return source.replace(mutation.old, mutation.new)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_without_a_fault_every_case_passes(variant: str) -> None:
-    assert _fault(variant, _source(variant)) is None
+@pytest.mark.parametrize("where", VARIANTS)
+def test_without_a_fault_every_case_passes(where: str) -> None:
+    assert fault(VARIANTS[where], source(VARIANTS[where])) is None
 
 
 @pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.id not in _ESCAPED], ids=lambda m: m.id)
 def test_a_planted_fault_is_caught(mutation: Mutation) -> None:
-    fault = _fault(mutation.variant, _mutated(mutation))
-    assert fault is not None
-    assert "not known" not in fault, "the simulator lacks an instruction, which is no catch"
+    said = mutation.fault()
+    assert said is not None
+    assert "not know" not in said, "the simulator lacks an instruction, which is no catch"
 
 
 @pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.id in _ESCAPED], ids=lambda m: m.id)
 def test_a_known_escape_is_still_one(mutation: Mutation) -> None:
-    assert _fault(mutation.variant, _mutated(mutation)) is None, "it is caught now: take it off KNOWN_ESCAPES"
+    assert mutation.fault() is None, "it is caught now: take it off KNOWN_ESCAPES"
 
 
 def test_there_are_many_mutations_and_few_escape() -> None:
