@@ -148,9 +148,10 @@ def _logits(variant: Variant, m: int, special: str, generator: np.random.Generat
     knobs = variant.knobs
     logits = generator.standard_normal((m, knobs.experts)).astype(STORED[knobs.dtype])
     if special == "ties":
-        logits[:, ::3] = 1.5
-        logits[:, 1::7] = 0.0
-        logits[:, 2::7] = -0.0
+        logits[::2, ::3] = 1.5
+        logits[1::2] = -1 - np.abs(logits[1::2])  # below zeros of either sign
+        logits[1::2, 1::7] = -0.0
+        logits[1::2, 2::7] = 0.0
     elif special == "nan":
         logits[:, generator.permutation(knobs.experts)[: knobs.experts // 2]] = np.nan
         logits[-1] = np.nan
