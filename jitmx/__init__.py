@@ -3,7 +3,7 @@
     packed = jitmx.pack_weight(jitmx.quantize(weight, "mxfp4"))
     y = jitmx.linear(x, packed, bias)
 
-    layer = jitmx.nn.MXFP4Linear.from_linear(torch_linear)  # the same as a module: import jitmx.nn
+    layer = jitmx.nn.MXFP4Linear.from_linear(torch_linear)  # the same as a module
 
 Importing this module imports neither torch nor CuPy and touches no GPU; the operators below bring in torch when they
 are first used.
@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jitmx import nn
     from jitmx.ops.argmax import linear_argmax
     from jitmx.ops.experts import PackedExperts, pack_experts
     from jitmx.ops.linear import linear
@@ -42,17 +43,25 @@ _WHERE = {
 
 __all__ = [
     "MXTensor", "PackedExperts", "PackedWeight", "Routing", "dequantize", "group_by_expert", "linear", "linear_argmax",
-    "moe", "pack_experts", "pack_weight", "quantize", "route",
+    "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    value: Any
+    if name == "nn":
+        return importlib.import_module("jitmx.nn")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("jitmx")
+    elif name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    else:
         raise AttributeError(f"module 'jitmx' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted({*globals(), *_WHERE, "__version__", "nn"})

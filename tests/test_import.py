@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -70,6 +71,11 @@ def test_every_public_name_can_be_had_and_is_listed() -> None:
     for name in jitmx.__all__:
         assert getattr(jitmx, name).__doc__
         assert name in dir(jitmx)
+
+
+def test_modules_and_version_are_there_without_an_import_of_their_own() -> None:
+    code = "import jitmx; print(jitmx.nn.MXFP4Linear.__name__, jitmx.__version__)"
+    assert python(code).split() == ["MXFP4Linear", importlib.metadata.version("jitmx")]
 
 
 def test_a_name_that_is_not_public_is_no_attribute() -> None:
