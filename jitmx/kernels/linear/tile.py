@@ -209,6 +209,7 @@ _BLOCKS = (
 _TOKENS = (8, 16, 32, 48, 64, 96, 128)
 _RESIDENT = 4  # blocks a multiprocessor, at most
 _RESERVED = 1024  # bytes of shared memory that a block costs beside its own
+_MANY_PARTS = 16  # registers more that five parts and more were seen to take as they are added up
 
 
 def _spares_memory(knobs: TileKnobs) -> bool:
@@ -269,6 +270,8 @@ def _weighed(
         steps = -(-problem.k // tile_k)
         for split_k in range(2 if clustered else 1, min(8, steps) + 1):
             if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
+                break
+            if split_k > 4 and _registers(plain) + _MANY_PARTS > 65536 // (threads(plain) * resident) // 8 * 8:
                 break
             shape = Shape(
                 tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
