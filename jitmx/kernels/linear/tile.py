@@ -209,7 +209,7 @@ _BLOCKS = (
 _TOKENS = (8, 16, 32, 48, 64, 96, 128)
 _RESIDENT = 4  # blocks a multiprocessor, at most
 _RESERVED = 1024  # bytes of shared memory that a block costs beside its own
-_MANY_PARTS = 16  # registers more that five parts and more were seen to take as they are added up
+_PARTS = 1.6  # values of all parts for each register that a thread may have: of more, compilers were seen to spill some
 
 
 def _spares_memory(knobs: TileKnobs) -> bool:
@@ -268,10 +268,11 @@ def _weighed(
             continue
         knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
         steps = -(-problem.k // tile_k)
+        budget = min(255, 65536 // (threads(plain) * resident) // 8 * 8)  # registers a thread
         for split_k in range(2 if clustered else 1, min(8, steps) + 1):
             if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
                 break
-            if split_k > 4 and _registers(plain) + _MANY_PARTS > 65536 // (threads(plain) * resident) // 8 * 8:
+            if split_k > 1 and sums_per_thread(plain) * split_k > _PARTS * budget:
                 break
             shape = Shape(
                 tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,

@@ -351,7 +351,7 @@ def test_the_machine_code_of_heuristics_keeps_its_contract(target: str, m: int) 
 @pytest.mark.parametrize(("n", "k"), [(5120, 2880), (2880, 4096)])
 def test_parts_of_many_slices_keep_the_contract_on_targets_without_a_table(target: str, n: int, k: int) -> None:
     chip = arch.parse(target)
-    for m in (128, 256):
+    for m in (64, 128, 256):
         problem = LinearProblem.on(chip, m=m, n=n, k=k, bias=True)
         knobs = KERNEL.heuristic(problem, chip, chip.multiprocessors)
         assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True).breaches == ()
