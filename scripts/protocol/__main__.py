@@ -94,7 +94,7 @@ def _common(level: str) -> Callable[[_F], _F]:
                 ),
                 click.option("--tile", default="auto", help="Tile of jitmx's experts, such as 64x128."),
                 click.option(
-                    "--out", type=_FOLDER, default=f"protocol-out/level{level}", help="Folder for logs and report.json."
+                    "--out", type=_FOLDER, default=f"protocol-out/{level}", help="Folder for logs and report.json."
                 ),
                 click.option(
                     "--engine", "options", multiple=True, callback=_options, metavar="NAME=VALUE",
@@ -158,7 +158,7 @@ def _stock(text: str) -> tuple[Configuration, ...]:
 
 
 @main.command()
-@_common("1")
+@_common("level1")
 def level1(**given: Any) -> None:
     """Smoke: a server starts, answers, says what serves, and ends when told to."""
     from scripts.protocol import levels
@@ -167,7 +167,7 @@ def level1(**given: Any) -> None:
 
 
 @main.command("level1.5")
-@_common("1.5")
+@_common("level1.5")
 @click.option("--batches", default="1,16", callback=_numbers, help="Batches to decode.")
 @click.option("--prompts", default="512", callback=_numbers, help="Prompts to prefill, tokens.")
 def level15(**given: Any) -> None:
@@ -178,24 +178,32 @@ def level15(**given: Any) -> None:
 
 
 @main.command()
-@_common("2")
+@_common("level2")
 @_stock_option
+@click.option("--sets", help="Choices of layers, separated by ';', over --layers; the stock engines are the same.")
 @click.option("--steps", type=click.IntRange(1), default=1000, help="Greedy tokens after a prompt.")
-@click.option("--chains", type=click.IntRange(5), default=20, help="Prompts that are continued.")
+@click.option("--chains", type=click.IntRange(5), default=64, help="Prompts that are continued.")
 @click.option(
     "--reference", default="cpu",
     help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
 )
 @click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")
-def level2(stock: str, reference: str, **given: Any) -> None:
-    """Correctness: logits and greedy tokens beside two stock backends and transformers in float32."""
-    from scripts.protocol import levels
+def level2(stock: str, sets: str | None, reference: str, **given: Any) -> None:
+    """Correctness: logits and greedy tokens beside stock backends and transformers in float32."""
+    from scripts.protocol import correctness
 
     backends = _stock(stock)
     if len(backends) != 2 or len(set(backends)) != 2:
         raise ProtocolError(f"--stock {stock}: two different backends are wanted; their distance is the measure")
+    first, *more = (given["layers"] if sets is None else sets).split(";")
+    given["layers"] = first
+    also = [
+        Configuration(configurations.layers(text), given["backend"], given["activation"], given["tile"])
+        for text in more
+    ]
     kept = Path(reference) if reference.endswith(".npz") else reference
-    _run(levels.correctness, given, stock=backends, reference=None if reference == "none" else kept)
+    wanted = None if reference == "none" else kept
+    _run(correctness.correctness, given, stock=backends, also=also, reference=wanted)
 
 
 @main.command("reference")
@@ -210,18 +218,31 @@ def reference_file(file: Path, model: Path, device: str, seed: int, timeout: flo
 
     It serves --reference of level 2 on the same checkpoint and seed.
     """
-    from scripts.protocol import levels
+    from scripts.protocol import correctness
     from scripts.protocol import reference as references
     from scripts.protocol.engines import Place
 
     if file.suffix != ".npz":
         raise ProtocolError(f"{file}: a reference is named .npz")
     place = Place(model.resolve(), out.resolve(), {}, timeout)
-    click.echo(json.dumps(references.write(file, place, levels.reference_prompts(place.model, seed), device)))
+    prompts, cached = correctness.reference_prompts(place.model, seed)
+    click.echo(json.dumps(references.write(file, place, [*prompts, *cached], device)))
 
 
 @main.command()
-@_common("3")
+@_common("features")
+@click.option("--stock", default="triton", help="The stock backend to compare with.")
+@click.option("--steps", type=click.IntRange(1), default=64, help="Greedy tokens after a prompt, with the adapter.")
+@click.option("--together", is_flag=True, help="Start both engines at once; --engine gives each its share of the card.")
+def features(stock: str, **given: Any) -> None:
+    """Features: LoRA, prefix caching and chunked prefill beside a stock backend with the same."""
+    from scripts.protocol import features as running
+
+    _run(running.features, given, stock=Configuration(backend=stock))
+
+
+@main.command()
+@_common("level3")
 @click.option("--requests", type=click.IntRange(10), default=100, help="Requests in sequence, and as many in parallel.")
 @click.option("--parallel", type=click.IntRange(2), default=4, help="Requests at a time.")
 @click.option("--context", type=click.IntRange(128), default=16384, help="Tokens of the long request.")
@@ -233,17 +254,19 @@ def level3(**given: Any) -> None:
 
 
 @main.command()
-@_common("4")
+@_common("level4")
 @_stock_option
 @click.option("--batches", default="1,4,16,64", callback=_numbers, help="Batches to decode.")
 @click.option("--prefill", default="2048,8192", callback=_numbers, help="Prompts to prefill, tokens.")
 @click.option("--rounds", type=click.IntRange(1), default=2, help="Engines of each configuration, in turn.")
 @click.option("--drift", type=click.FloatRange(min=0), default=DRIFT, help="Between decode rates of one configuration.")
-def level4(stock: str, batches: tuple[int, ...], prefill: tuple[int, ...], **given: Any) -> None:
+@click.option("--requests", type=click.IntRange(1), default=20, help="Requests alone, for latencies.")
+@click.option("--warm", is_flag=True, help="Caches are warm already: first starts are judged as well.")
+def level4(stock: str, batches: tuple[int, ...], prefill: tuple[int, ...], requests: int, **given: Any) -> None:
     """Benchmark: decode and prefill of stock vLLM and jitmx side by side."""
     from scripts.protocol import figures, levels
 
-    _run(levels.benchmark, given, stock=_stock(stock), workload=figures.Workload(batches, prefill))
+    _run(levels.benchmark, given, stock=_stock(stock), workload=figures.Workload(batches, prefill, requests=requests))
 
 
 @main.command()
@@ -266,7 +289,7 @@ def level5(current: Path, baseline: Path, store: bool, tolerance: float, anywher
 
 
 @main.command()
-@_common("6")
+@_common("level6")
 @click.option("--sets", default="moe;moe,qkv,o;all", help="Choices of layers, separated by ';'; over --layers.")
 @click.option("--activations", default="bf16", help="Formats of the experts' inputs, separated by commas.")
 @click.option("--tiles", default="auto", help="Tiles, separated by commas.")

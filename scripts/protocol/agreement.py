@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from jitmx.registry.case import relative_l2
@@ -10,20 +12,26 @@ from scripts.protocol.report import Report
 
 # jitmx's relative error may be this much larger than the larger one of two stock backends.
 ERROR_SLACK = 1.25
-# Below this probability a difference in when greedy chains part is no chance.
+# Below this probability it is no chance that jitmx parts first.
 CHANCE = 0.01
 
 
-def judge_logits(report: Report, tables: dict[str, Any], ours: str, stock: tuple[str, str]) -> None:
+def judge_logits(
+    report: Report, tables: dict[str, Any], ours: str, stock: tuple[str, str], what: str = "logits"
+) -> None:
     """jitmx's logits are no further from the reference than `ERROR_SLACK` times those of the worse stock backend.
 
     Without "transformers" among the tables, a stock backend takes the reference's place: jitmx may be no further from
     either than `ERROR_SLACK` times what they are from each other.
+
+    Args:
+        what: a name for these logits, of the check and in the results.
     """
     first, second = stock
     if "transformers" in tables:
         wanted = tables["transformers"]
-        errors = {name: relative_l2(tables[name], wanted) for name in (ours, first, second)}
+        others = [name for name in tables if name != "transformers"]
+        errors = {name: relative_l2(tables[name], wanted) for name in others}
         agree = {name: float((tables[name].argmax(-1) == wanted.argmax(-1)).mean()) for name in errors}
         bound, whom = ERROR_SLACK * max(errors[first], errors[second]), "transformers in float32"
         found = errors[ours]
@@ -32,43 +40,62 @@ def judge_logits(report: Report, tables: dict[str, Any], ours: str, stock: tuple
         agree = {}
         bound, whom = ERROR_SLACK * errors[f"{first} from {second}"], "the nearer stock backend"
         found = min(errors[f"{ours} from {first}"], errors[f"{ours} from {second}"])
-    report.results["logits"] = {"relative_l2": errors, "same_token": agree, "bound": bound, "against": whom}
-    report.check("logits", found <= bound, f"relative L2 {found:.4g} from {whom}, wanted at most {bound:.4g}")
+    report.results.setdefault(what, {})[ours] = {
+        "relative_l2": errors, "same_token": agree, "bound": bound, "against": whom,
+    }  # fmt: skip
+    seen = f"{ours}: relative L2 {found:.4g} from {whom}, wanted at most {bound:.4g}"
+    report.check(what, found <= bound, seen)
 
 
 def judge_greedy(
-    report: Report, chosen: dict[str, list[list[int]]], ours: str, stock: tuple[str, str], steps: int
+    report: Report, chosen: dict[str, list[list[int]]], ours: str, stock: Sequence[str], steps: int
 ) -> None:
-    """jitmx and a stock backend part no earlier than the two stock backends part from each other.
+    """jitmx and a stock engine part no earlier than two stock engines part from each other.
 
-    When a chain parts is a matter of chance even between equals, so many chains are looked at: jitmx fails where it
-    parts earlier and a permutation of who is who would show as much less often than `CHANCE`.
+    When a chain parts is a matter of chance even between equals, so many chains are looked at: jitmx fails where it is
+    the one that parts first so often that one of three equals would do so less often than `CHANCE`.
     """
     first, second = stock
     pairs = {
         f"{a} and {b}": [shared(x, y) for x, y in zip(chosen[a], chosen[b], strict=True)]
-        for a, b in ((ours, first), (ours, second), stock)
+        for a, b in itertools.combinations(chosen, 2)
     }
-    medians = {pair: statistics.median(values) for pair, values in pairs.items()}
-    between = pairs[f"{first} and {second}"]
-    chance = earlier([*pairs[f"{ours} and {first}"], *pairs[f"{ours} and {second}"]], between)
-    report.results["greedy"] = {"steps": steps, "shared": pairs, "median": medians, "chance": chance}
-    found = min(medians[f"{ours} and {first}"], medians[f"{ours} and {second}"])
+    of = {frozenset(pair.split(" and ")): lengths for pair, lengths in pairs.items()}
+    between, *own = (of[frozenset(pair)] for pair in (stock, (ours, first), (ours, second)))
+    chance = parts_first(between, *own)
+    alone = sum(length > max(mine) for length, *mine in zip(between, *own, strict=True))
+    said = report.results.setdefault("greedy", {"steps": steps, "judged": {}})
+    said["shared"] = pairs
+    said["median"] = {pair: statistics.median(values) for pair, values in pairs.items()}
+    said["judged"][ours] = {"stock": list(stock), "parts_alone": alone, "chains": len(between), "chance": chance}
+    found = min(statistics.median(lengths) for lengths in own)
     seen = (
-        f"of {steps} tokens {found:.0f} are shared with a stock backend and {statistics.median(between):.0f} between "
-        f"them (medians of {len(between)} chains); so much by chance: {chance:.3f}, wanted {CHANCE} at least"
+        f"{ours}: of {steps} tokens {found:.0f} are shared with {first} or {second} and "
+        f"{statistics.median(between):.0f} between these (medians of {len(between)} chains, in {alone} of which it "
+        f"parts alone); so much by chance: {chance:.3f}, wanted {CHANCE} at least"
     )
     report.check("greedy tokens", chance >= CHANCE, seen)
 
 
-def earlier(found: list[int], wanted: list[int], rounds: int = 20000) -> float:
-    """How often a random split of all lengths has its first part as short as `found`, in the mean of logarithms."""
+def parts_first(between: Sequence[int], *own: Sequence[int], rounds: int = 20000) -> float:
+    """How often one of three equals parts from the other two as early as the first of them does.
+
+    Of each chain it is known how many tokens each pair shares. That jitmx is one of three equals means that any of the
+    three could be in its place, chain by chain: this is the share of such places, drawn at random, in which it shares
+    as few tokens with the others, beside what these share, in the mean of logarithms over chains.
+
+    Args:
+        between: tokens that the other two share, a number a chain.
+        own: tokens that it shares with each of them.
+    """
     import numpy as np
 
-    pool = np.log1p(np.array([*found, *wanted], np.float64))
-    seen = pool[: len(found)].mean()
-    shuffled = np.random.default_rng(0).permuted(np.tile(pool, (rounds, 1)), axis=1)
-    return float((shuffled[:, : len(found)].mean(axis=1) <= seen + 1e-12).mean())
+    lengths = np.log1p(np.array([between, *own], np.float64))
+    # Whose place it is in: the pair without it, against the two pairs with it.
+    sooner = (lengths.sum(0) - lengths) / 2 - lengths
+    drawn = np.random.default_rng(0).integers(0, 3, (rounds, lengths.shape[1]))
+    means = np.take_along_axis(sooner.T[None], drawn[..., None], axis=2)[..., 0].mean(axis=1)
+    return float((means <= sooner[0].mean() + 1e-12).mean())
 
 
 def shared(one: list[int], other: list[int]) -> int:

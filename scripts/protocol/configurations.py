@@ -27,12 +27,15 @@ class Configuration:
         backend: vLLM's MoE backend where jitmx does not serve the experts.
         activation: what jitmx's experts round their inputs to.
         tile: a tile for jitmx's experts, such as 64x128, over every table; "auto" leaves it to them.
+        eager: no torch.compile and no CUDA graphs. Stock vLLM then rounds the residual stream where compiled code does
+            not.
     """
 
     layers: tuple[str, ...] = ()
     backend: str = "auto"
     activation: str = "bf16"
     tile: str = "auto"
+    eager: bool = False
 
     def __post_init__(self) -> None:
         for item in self.layers:
@@ -62,11 +65,12 @@ class Configuration:
     def name(self) -> str:
         """Short and unique: `stock-triton`, `jitmx-moe+qkv:mxfp8-act:mxfp8-tile:64x128`."""
         if not self.layers:
-            return f"stock-{self.backend}"
+            return f"stock-{self.backend}" + ("-eager" if self.eager else "")
         parts = [f"jitmx-{'+'.join(self.layers)}"]
         parts += [f"backend:{self.backend}"] if "moe" not in self.served else []
         parts += [f"act:{self.activation}"] if self.activation != "bf16" else []
         parts += [f"tile:{self.tile}"] if self.tile != "auto" else []
+        parts += ["eager"] if self.eager else []
         return "-".join(parts)
 
     def announced(self) -> list[str]:
@@ -86,6 +90,8 @@ class Configuration:
             options["additional_config"] = {"jitmx": {"mxfp4_layers": ",".join(self.layers)}}
         if self.backend != "auto" and "moe" not in self.served:
             options["kernel_config"] = {"moe_backend": self.backend}
+        if self.eager:
+            options["enforce_eager"] = True
         return options
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -109,7 +115,7 @@ class Configuration:
         """Name and fields, for a report."""
         return {
             "name": self.name, "layers": list(self.layers), "backend": self.backend, "activation": self.activation,
-            "tile": self.tile,
+            "tile": self.tile, "eager": self.eager,
         }  # fmt: skip
 
 

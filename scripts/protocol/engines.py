@@ -170,6 +170,18 @@ def startup(log: str) -> dict[str, float | int | None]:
     return found
 
 
+def vocabulary(model: Path) -> int:
+    """Tokens of a checkpoint's vocabulary.
+
+    Raises:
+        ProtocolError: there is no checkpoint.
+    """
+    try:
+        return int(json.loads((model / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ProtocolError(f"{model} has no config.json with a vocab_size ({error}); name a checkpoint") from None
+
+
 def tail(log: Path) -> str:
     """The end of a log, for an error."""
     lines = log.read_text(errors="replace").splitlines()[-_TAIL:]

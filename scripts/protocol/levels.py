@@ -1,20 +1,15 @@
-"""Levels 1 to 4 and 6: what each runs and asserts. Level 5 compares reports and is in `regression`."""
+"""Levels 1, 1.5, 3, 4 and 6: what each runs and asserts. Level 2 is in `correctness`, level 5 in `regression`."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import functools
-import json
 import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.protocol import agreement, engines, figures, kernel_rules, metadata, profiles, worker
-from scripts.protocol import reference as references
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.engines import Place, Server
 from scripts.protocol.report import ProtocolError, Report
@@ -27,8 +22,6 @@ _BAD_LINE = re.compile(
     r"|^(?!.*\b(DEBUG|INFO|WARNING) \d\d-\d\d ).*Traceback \(most recent call last\)",
     re.IGNORECASE,
 )
-# Sizes of prompts that reach one token, one block, more than a window, and a chunk of prefill.
-_LENGTHS = (1, 2, 5, 17, 33, 64, 100, 128, 129, 200, 256, 300, 511, 512, 700, 1024)
 
 
 @dataclass(frozen=True)
@@ -82,80 +75,10 @@ def kernel_path(asked: Asked, *, batches: Iterable[int] = (1, 16), prompts: Iter
     return report
 
 
-def correctness(
-    asked: Asked,
-    stock: tuple[Configuration, Configuration],
-    *,
-    steps: int,
-    chains: int,
-    reference: str | Path | None,
-    together: bool = False,
-) -> Report:
-    """Level 2: logits and greedy tokens of jitmx, two stock backends, and transformers in float32.
-
-    Args:
-        stock: two stock backends, whose distance from each other is what a difference is measured by.
-        steps: greedy tokens a prompt.
-        chains: prompts that are continued.
-        reference: where transformers runs, or a file of `reference.write`; None leaves it out, and jitmx is compared
-            with the stock backends alone.
-        together: start the three engines at once; they share the card.
-    """
-    import numpy as np
-
-    names = [asked.ours.name, *(item.name for item in stock)]
-    said = reference.name if isinstance(reference, Path) else reference
-    report = asked.report("2", stock=[item.name for item in stock], steps=steps, reference=said)
-    vocab = _vocabulary(asked.place.model)
-    prompts = reference_prompts(asked.place.model, asked.seed)
-    kept = references.read(reference, asked.place.model, prompts) if isinstance(reference, Path) else None
-    starts = worker.random_prompts(vocab, [32] * chains, asked.seed + 1)
-
-    def tasks(name: str) -> list[dict[str, Any]]:
-        into = str(asked.place.out / f"{name}.logits.npy")
-        return [
-            {"task": "logits", "prompts": prompts, "into": into},
-            {"task": "greedy", "prompts": starts, "tokens": steps},
-        ]
-
-    chosen: dict[str, list[list[int]]] = {}
-    report.results["startup"] = {}
-    with contextlib.ExitStack() as stack:
-        every = [
-            stack.enter_context(engines.running(asked.place, item, tasks(item.name)))
-            if together
-            else functools.partial(engines.run, asked.place, item, tasks(item.name))
-            for item in (asked.ours, *stock)
-        ]
-        for name, result in zip(names, every, strict=True):
-            found = result()
-            chosen[name], report.results["startup"][name] = found["greedy"], found["startup"]
-    if isinstance(reference, str):
-        engines.reference(asked.place, tasks("transformers")[:1], reference)
-        names.append("transformers")
-    tables = {name: np.load(asked.place.out / f"{name}.logits.npy") for name in names}
-    if kept is not None:
-        tables["transformers"] = kept
-    for name, table in tables.items():
-        bad = int((~np.isfinite(table)).sum())
-        report.check("logits are finite", bad == 0, f"{name}: {bad} of {table.size} are not")
-    if asked.ours.served - {"moe"}:
-        # Where it is not, what is measured is also what rounding these weights to MXFP4 loses.
-        report.results["dense_on_grid"] = metadata.field(lambda: _on_grid(asked.place.model))
-    agreement.judge_logits(report, tables, names[0], (names[1], names[2]))
-    agreement.judge_greedy(report, chosen, names[0], (names[1], names[2]), steps)
-    return report
-
-
-def reference_prompts(model: Path, seed: int) -> list[list[int]]:
-    """The prompts after which level 2 looks at logits."""
-    return worker.random_prompts(_vocabulary(model), list(_LENGTHS), seed)
-
-
 def stress(asked: Asked, *, requests: int, parallel: int, context: int) -> Report:
     """Level 3: many requests in sequence, several at a time, a long context; no crash and no compile while serving."""
     report = asked.report("3", requests=requests, parallel=parallel, context=context)
-    vocab = _vocabulary(asked.place.model)
+    vocab = engines.vocabulary(asked.place.model)
     distinct = worker.random_prompts(vocab, [16 + 24 * k for k in range(10)], asked.seed)
     long = worker.random_prompts(vocab, [context - 64], asked.seed)[0]
     with Server(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
@@ -200,12 +123,14 @@ def benchmark(
     *,
     rounds: int,
     drift: float = figures.DRIFT,
+    warm: bool = False,
 ) -> Report:
     """Level 4: stock backends and jitmx in turn, side by side; which kernels ran is checked in the same engines.
 
     Args:
         rounds: engines of each configuration.
         drift: how far apart decode rates of one configuration may be for the run to count.
+        warm: every cache is warm already, so that the first starts count as well.
     """
     report = asked.report("4", stock=[item.name for item in stock], workload=workload.task(asked.seed))
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -230,8 +155,8 @@ def benchmark(
         apart = figures.drift(rows)
         seen = f"{name}: decode rates of its runs are {apart:.1%} apart, at most {drift:.0%}"
         report.check("the card is steady", apart <= drift, seen)
-    if rounds > 1:  # the first starts may have filled caches
-        _warm_start(report, asked.ours.name, {name: runs[1:] for name, runs in starts.items()})
+    if warm or rounds > 1:  # the first starts may have filled caches
+        _warm_start(report, asked.ours.name, {name: found[0 if warm else 1 :] for name, found in starts.items()})
     report.results["speed_up"] = {
         key: round(value / max(metrics[item.name][key] for item in stock), 4)
         for key, value in metrics[asked.ours.name].items()
@@ -243,7 +168,7 @@ def benchmark(
 def _warm_start(report: Report, ours: str, starts: dict[str, list[dict[str, Any]]]) -> None:
     """What jitmx adds to a start whose kernels are in its cache."""
     compiled = sum(run["compiled"] for run in starts[ours])
-    report.check("a second start compiles nothing", compiled == 0, f"{compiled} kernels were compiled again")
+    report.check("a warm start compiles nothing", compiled == 0, f"{compiled} kernels were compiled again")
     added = figures.added(starts[ours], [runs for name, runs in starts.items() if name != ours])
     report.results["startup_added_s"] = None if added is None else round(added, 3)
     seen = "a log does not say how long loading took" if added is None else f"{added:.2f} s beside the quickest stock"
@@ -294,17 +219,3 @@ def _clean(report: Report, log: str) -> None:
     lines = log.splitlines()
     bad = [line.strip() for line in lines if _BAD_LINE.search(line)]
     report.check("the log has no failure", not bad, bad[0] if bad else f"{len(lines)} lines were read")
-
-
-def _on_grid(model: Path) -> bool:
-    """Whether MXFP4 holds the dense weights of a checkpoint exactly."""
-    from scripts.protocol import checkpoint
-
-    return checkpoint.dense_on_grid(model)
-
-
-def _vocabulary(model: Path) -> int:
-    try:
-        return int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ProtocolError(f"{model} has no config.json with a vocab_size ({error}); name a checkpoint") from None

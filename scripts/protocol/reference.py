@@ -33,14 +33,27 @@ def write(file: Path, place: Place, prompts: list[list[int]], device: str) -> di
     """
     import numpy as np
 
-    into = place.out / "transformers.logits.npy"
-    engines.reference(place, [{"task": "logits", "prompts": prompts, "into": str(into)}], device)
-    table = np.load(into)
+    table = make(place, prompts, device)
     about = _about(place.model, prompts)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as stream:
         np.savez_compressed(stream, logits=table, about=np.array(json.dumps(about)))
     return about | {"shape": list(table.shape)}
+
+
+def make(place: Place, prompts: list[list[int]], device: str) -> Table:
+    """Logits [prompts, vocab] of transformers in float32 after each prompt.
+
+    Raises:
+        ProtocolError: as `write`.
+    """
+    import numpy as np
+
+    into = place.out / "transformers.logits.npy"
+    groups = [1] * len(prompts)
+    engines.reference(place, [{"task": "logits", "prompts": prompts, "groups": groups, "into": str(into)}], device)
+    table: Table = np.load(into)
+    return table
 
 
 def read(file: Path, model: Path, prompts: list[list[int]]) -> Table:

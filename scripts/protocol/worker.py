@@ -1,7 +1,8 @@
 """Work inside one engine, in a process of its own: `python -m scripts.protocol.worker ASKED.json ANSWER.json`.
 
-ASKED names the engine, its arguments and tasks in order; ANSWER holds a result a task. The engine is made once, so that
-starting it is paid once; the process ends with it, so that no memory of one configuration is left to the next.
+ASKED names the engine, its arguments and tasks in order; ANSWER holds a result a task, under its name or its `as`. The
+engine is made once, so that starting it is paid once; the process ends with it, so that no memory of one configuration
+is left to the next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,30 +58,44 @@ class Engine:
         """Random prompts, the same from a seed."""
         return random_prompts(self.vocab, [tokens] * count, seed)
 
-    def generate(self, prompts: list[list[int]], tokens: int, **sampling: Any) -> list[Any]:
-        """One completion a prompt: exactly `tokens` greedy tokens each."""
+    def generate(self, prompts: list[list[int]], tokens: int, adapter: str | None = None, **sampling: Any) -> list[Any]:
+        """What vLLM answers, one a prompt: exactly `tokens` greedy tokens each.
+
+        Args:
+            adapter: folder of a LoRA adapter that is applied.
+        """
         params = self._params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
-        answers = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        with_lora = {}
+        if adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            with_lora["lora_request"] = LoRARequest("adapter", 1, adapter)
+        answers: list[Any] = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False, **with_lora
+        )
         for answer in answers:
             found = len(answer.outputs[0].token_ids)
             if found != tokens:
                 raise RuntimeError(f"a completion has {found} tokens; {tokens} were asked for")
-        return [answer.outputs[0] for answer in answers]
+        return answers
 
-    def logits(self, prompt: list[int]) -> Row:
-        """Logits [vocab] of the token after a prompt."""
+    def logits(self, prompts: list[list[int]], adapter: str | None = None) -> tuple[list[Row], list[int]]:
+        """Logits [vocab] after each prompt, all asked for at once, and how many of its tokens were known."""
         import numpy as np
 
-        (answer,) = self.generate([prompt], 1, logprobs=-1, flat_logprobs=True)
-        flat = answer.logprobs
-        span = slice(flat.start_indices[0], flat.end_indices[0])
-        row = np.full(self.vocab, np.nan, np.float32)
-        row[np.asarray(flat.token_ids[span])] = np.asarray(flat.logprobs[span], np.float32)
-        return row
+        rows, known = [], []
+        for answer in self.generate(prompts, 1, adapter, logprobs=-1, flat_logprobs=True):
+            flat = answer.outputs[0].logprobs
+            span = slice(flat.start_indices[0], flat.end_indices[0])
+            row = np.full(self.vocab, np.nan, np.float32)
+            row[np.asarray(flat.token_ids[span])] = np.asarray(flat.logprobs[span], np.float32)
+            rows.append(row)
+            known.append(answer.num_cached_tokens or 0)
+        return rows, known
 
-    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
-        """The most likely token after a prompt, so many times."""
-        return list(self.generate([prompt], tokens)[0].token_ids)
+    def greedy(self, prompts: list[list[int]], tokens: int, adapter: str | None = None) -> list[list[int]]:
+        """The most likely token after each prompt, so many times, all prompts at once."""
+        return [list(answer.outputs[0].token_ids) for answer in self.generate(prompts, tokens, adapter)]
 
     def memory(self) -> dict[str, int] | None:
         """Bytes that torch had allocated at most, and those of the KV cache among them; None without a GPU."""
@@ -138,26 +153,29 @@ class Reference:
         self.startup_s, self.plugins_s = time.perf_counter() - started, 0.0
         self.vocab, self.layers = int(model.config.vocab_size), int(model.config.num_hidden_layers)
 
-    def logits(self, prompt: list[int]) -> Row:
-        """Logits [vocab] of the token after a prompt."""
+    def logits(self, prompts: list[list[int]], adapter: None = None) -> tuple[list[Row], list[int]]:
+        """Logits [vocab] of the token after each prompt, one after another; nothing is known before."""
         import torch
 
         with torch.inference_mode():
-            tokens = torch.tensor([prompt], device=self._model.device)
-            row: Row = self._model(tokens, logits_to_keep=1).logits[0, -1].float().cpu().numpy()
-        return row
+            rows: list[Row] = [
+                self._model(torch.tensor([prompt], device=self._model.device), logits_to_keep=1).logits[0, -1]
+                .float().cpu().numpy()
+                for prompt in prompts
+            ]  # fmt: skip
+        return rows, [0] * len(rows)
 
-    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
-        """The most likely token after a prompt, so many times."""
+    def greedy(self, prompts: list[list[int]], tokens: int, adapter: None = None) -> list[list[int]]:
+        """The most likely token after each prompt, so many times; prompts of one length."""
         import torch
 
         with torch.inference_mode():
-            given = torch.tensor([prompt], device=self._model.device)
+            given = torch.tensor(prompts, device=self._model.device)
             found = self._model.generate(
                 given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, min_new_tokens=tokens,
                 do_sample=False, eos_token_id=None, pad_token_id=0,
             )  # fmt: skip
-        new: list[int] = found[0, len(prompt) :].tolist()
+        new: list[list[int]] = found[:, given.shape[1] :].tolist()
         return new
 
 
@@ -187,18 +205,41 @@ def profile(engine: Engine, asked: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def groups(count: int, alone: int, at_once: int) -> list[int]:
+    """Sizes of groups in which `count` prompts are asked for: the first `alone` one by one, then so many at once."""
+    rest = max(0, count - alone)
+    sizes = [1] * min(count, alone) + [at_once] * (rest // at_once)
+    return sizes + [rest % at_once] * (rest % at_once > 0)
+
+
+def _grouped(asked: dict[str, Any]) -> Iterator[list[list[int]]]:
+    """The prompts of a task, in its groups."""
+    assert sum(asked["groups"]) == len(asked["prompts"]), "every prompt is in a group"
+    left = iter(asked["prompts"])
+    for size in asked["groups"]:
+        yield list(itertools.islice(left, size))
+
+
 def logits(engine: Engine | Reference, asked: dict[str, Any]) -> dict[str, Any]:
-    """Logits [vocab] of the token after each prompt, into the NumPy file `asked["into"]`."""
+    """Logits [vocab] of the token after each prompt, into the NumPy file `asked["into"]`.
+
+    Where `twice` is asked for, what is kept is of the second time, when the cache knows the prompt.
+    """
     import numpy as np
 
-    table = np.stack([engine.logits(prompt) for prompt in asked["prompts"]])
-    np.save(asked["into"], table)
-    return {"shape": list(table.shape), "finite": bool(np.isfinite(table).all())}
+    table, known = [], []
+    for prompts in _grouped(asked):
+        for _ in range(1 + asked.get("twice", False)):
+            rows, cached = engine.logits(prompts, asked.get("adapter"))
+        table += rows
+        known += cached
+    np.save(asked["into"], np.stack(table))
+    return {"shape": [len(table), len(table[0])], "finite": bool(np.isfinite(table).all()), "known": known}
 
 
 def greedy(engine: Engine | Reference, asked: dict[str, Any]) -> list[list[int]]:
-    """Greedy tokens after each prompt, each prompt alone."""
-    return [engine.greedy(prompt, asked["tokens"]) for prompt in asked["prompts"]]
+    """Greedy tokens after each prompt, in groups of prompts at a time."""
+    return [row for some in _grouped(asked) for row in engine.greedy(some, asked["tokens"], asked.get("adapter"))]
 
 
 def bench(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +299,7 @@ def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
     engines: dict[str, type[Engine] | type[Reference]] = {"vllm": Engine, "transformers": Reference}
     engine = engines[asked["engine"]](asked["options"])
-    answers = {task["task"]: TASKS[task["task"]](engine, task) for task in asked["tasks"]}
+    answers = {task.get("as", task["task"]): TASKS[task["task"]](engine, task) for task in asked["tasks"]}
     about = {
         "startup_s": engine.startup_s, "plugins_s": engine.plugins_s, "layers": engine.layers, "vocab": engine.vocab,
         "late": late(),

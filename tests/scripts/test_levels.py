@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from scripts.protocol.sizes import PRESETS, config
 FAKE = Path(__file__).parent / "fake"
 LAYERS = PRESETS["tiny"].layers
 ALL = "jitmx:moe,qkv,o,lm_head"
+OURS = "jitmx-moe+qkv+o+lm_head"
 # Launches a pass of kernels with names as profilers give them.
 JITMX = {"jitmx_moe_decode": LAYERS, "jitmx_linear_gemv": 2 * LAYERS + 1, "jitmx_routing_route": LAYERS}
 TRITON = {"_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 9}
@@ -130,21 +132,40 @@ def test_a_profile_without_a_kernel_is_a_failure_not_a_pass(level: Any) -> None:
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
     words = ("--reference", "none", "--steps", 200, "--chains", 8)
     good = level("test_level2_correctness.sh", *words)
-    assert 0 < good["results"]["logits"]["bound"] < 0.05
+    for what in ("logits", "logits of one token"):
+        assert 0 < good["results"][what][OURS]["bound"] < 0.05
     assert good["results"]["dense_on_grid"]["value"] is None and good["results"]["dense_on_grid"]["reason"]
-    assert set(good["results"]["greedy"]["median"]) == {
-        "jitmx-moe+qkv+o+lm_head and stock-triton", "jitmx-moe+qkv+o+lm_head and stock-marlin",
-        "stock-triton and stock-marlin",
-    }  # fmt: skip
+    engines = OURS, "stock-triton", "stock-marlin", "stock-marlin-eager"
+    assert set(good["results"]["greedy"]["median"]) == {f"{a} and {b}" for a, b in itertools.combinations(engines, 2)}
     bad = level("test_level2_correctness.sh", *words, code=1, noise={ALL: 0.2})
-    assert "logits" in failed(bad) and "greedy tokens" in failed(bad)
+    assert {"logits", "logits of one token", "greedy tokens"} <= set(failed(bad))
+
+
+def test_dense_layers_are_judged_by_stock_engines_that_differ_in_them_and_experts_by_two_compiled_ones(
+    level: Any,
+) -> None:
+    words = ("--reference", "none", "--steps", 100, "--chains", 24, "--sets", "moe;all")
+    report = level("test_level2_correctness.sh", *words)
+    assert report["about"]["sets"] == ["jitmx-moe", OURS]
+    judged = {name: item["stock"] for name, item in report["results"]["greedy"]["judged"].items()}
+    assert judged == {
+        "jitmx-moe": ["stock-triton", "stock-marlin"], OURS: ["stock-triton", "stock-marlin-eager"]
+    }  # fmt: skip
+    assert all(len(shared) == 24 for shared in report["results"]["greedy"]["shared"].values())
+    said = {check["seen"] for check in report["checks"] if check["name"] == "one token alone"}
+    assert len(said) == 5 and any("jitmx-moe: [32, 64, 96" in seen for seen in said)
+    bad = level("test_level2_correctness.sh", *words, code=1, noise={"jitmx:moe": 0.2})
+    assert all(check["seen"].startswith("jitmx-moe:") for check in bad["checks"] if not check["passed"])
+    # Without prefix caching no prompt is known when it is asked for again.
+    cold = level("test_level2_correctness.sh", *words, "--engine", "enable_prefix_caching=false", code=1)
+    assert failed(cold) == ["one token alone"] * 5
 
 
 def test_engines_of_level_2_start_together_where_that_is_asked_for(level: Any, tmp_path: Path) -> None:
     (tmp_path / "met").mkdir()
     words = ("--reference", "none", "--steps", 4, "--chains", 5, "--together")
-    assert level("test_level2_correctness.sh", *words, meet=[str(tmp_path / "met"), 3])["passed"]
-    assert len(list((tmp_path / "met").iterdir())) == 3
+    assert level("test_level2_correctness.sh", *words, meet=[str(tmp_path / "met"), 4])["passed"]
+    assert len(list((tmp_path / "met").iterdir())) == 4
 
 
 def test_a_logit_that_is_no_number_fails_level_2(level: Any) -> None:
@@ -204,7 +225,7 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
         ({"loading": {ALL: 1.4, "triton": 0.5, "marlin": 9.0}}, []),
         ({"loading": {ALL: 1.6, "triton": 0.5, "marlin": 9.0}}, ["start-up"]),
         ({"loading": {"marlin": None}}, ["start-up"]),
-        ({"warm": False}, ["a second start compiles nothing"]),
+        ({"warm": False}, ["a warm start compiles nothing"]),
     ],
 )
 def test_a_second_start_with_jitmx_compiles_nothing_and_adds_a_second_at_most(
@@ -217,6 +238,15 @@ def test_a_second_start_with_jitmx_compiles_nothing_and_adds_a_second_at_most(
     assert {name: len(starts) for name, starts in report["results"]["startup"].items()} == {
         "jitmx-moe+qkv+o+lm_head": 2, "stock-triton": 2, "stock-marlin": 2,
     }  # fmt: skip
+
+
+def test_the_first_starts_are_judged_where_caches_are_said_to_be_warm(level: Any) -> None:
+    words = ("--batches", "1", "--prefill", "64", "--rounds", 1, "--requests", 2, "--stock", "triton")
+    told = {"kernels": KERNELS, "warm": False, "slow": dict.fromkeys((ALL, "triton"), 0.0005)}
+    assert level("test_level4_benchmark.sh", *words, **told)["about"]["workload"]["requests"] == 2
+    assert failed(level("test_level4_benchmark.sh", *words, "--warm", code=1, **told)) == [
+        "a warm start compiles nothing"
+    ]
 
 
 def test_a_benchmark_of_the_wrong_kernels_does_not_pass(level: Any) -> None:

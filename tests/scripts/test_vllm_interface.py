@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from scripts.protocol import engines
+from scripts.protocol import engines, features
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.engines import Place
 
-CONFIGURATIONS = (Configuration(("moe", "o:mxfp8")), Configuration(("qkv",), "triton"), Configuration(backend="marlin"))
+CONFIGURATIONS = (
+    Configuration(("moe", "o:mxfp8")), Configuration(("qkv",), "triton"), Configuration(backend="marlin", eager=True)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,7 @@ def test_every_argument_of_an_engine_is_one_of_vllm_s(interface: dict[str, Any])
     place = Place(Path("model"), Path("out"), {}, 1.0)
     for configuration in CONFIGURATIONS:
         assert set(place.engine(configuration) | engines._OFFLINE) <= set(interface["engine"])
+    assert set(features._OPTIONS) <= set(interface["engine"])
 
 
 def test_vllm_s_own_parser_reads_the_server_s_options(interface: dict[str, Any]) -> None:
@@ -51,6 +54,8 @@ def test_requests_outputs_and_the_loop_have_the_names_that_are_used(interface: d
     sampling = {"temperature", "max_tokens", "ignore_eos", "detokenize", "logprobs", "flat_logprobs"}
     assert sampling <= set(interface["sampling"])
     assert {"token_ids", "logprobs"} <= set(interface["output"])
+    assert "num_cached_tokens" in interface["answer"] and "lora_request" in interface["generate"]
+    assert interface["adapter"] == ["lora_name", "lora_int_id", "lora_path"]
     assert {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(interface["logprobs"])
     wanted = {"prompt", "max_tokens", "temperature", "ignore_eos", "return_token_ids"}
     assert wanted <= set(interface["completion"])

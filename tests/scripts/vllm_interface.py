@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import vllm
+from vllm import LLM
 from vllm.config import CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -38,6 +40,9 @@ def main() -> None:
             {
                 "engine": [item.name for item in dataclasses.fields(EngineArgs)],
                 "sampling": list(inspect.signature(SamplingParams).parameters),
+                "answer": list(inspect.signature(RequestOutput).parameters),
+                "generate": list(inspect.signature(LLM.generate).parameters),
+                "adapter": list(inspect.signature(LoRARequest).parameters)[:3],
                 "output": [item.name for item in dataclasses.fields(CompletionOutput)],
                 "logprobs": [item.name for item in dataclasses.fields(FlatLogprobs)],
                 "completion": list(CompletionRequest.model_fields),

@@ -12,6 +12,8 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     late     whether a server compiles a kernel while it serves
     tracebacks  levels of log, each of a line with a traceback that a server writes
     flaky    whether a server's answers change from request to request
+    lora     whether an adapter that is asked for is applied (true by default)
+    long     configuration to the error of its logits after prompts over 500 tokens
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def name_of(options: dict) -> str:
     plugins = os.environ.get("VLLM_PLUGINS", "").split(",")
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
-    return f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
+    name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
+    return name + ("-eager" if options.get("enforce_eager") else "")
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Model:
 
     def __init__(self, options: dict) -> None:
         self.name = name_of(options)
+        self.adapter = None
         self.config = json.loads((Path(options["model"]) / "config.json").read_text())
         if self.name in TOLD.get("fail", []):
             raise RuntimeError(f"the engine of {self.name} was told to fail")
@@ -72,8 +76,11 @@ class Model:
     def logits(self, tokens: list[int]) -> np.ndarray:
         seed = sum(token * 31**k for k, token in enumerate(tokens[-4:])) + len(tokens)
         clean = np.random.default_rng(seed).standard_normal(self.config["vocab_size"])
+        if self.adapter is not None:
+            clean += 0.5 * np.random.default_rng([seed, 1]).standard_normal(clean.size)
         salt = sum(map(ord, self.name))
-        return clean + self.noise * np.random.default_rng([seed, salt]).standard_normal(clean.size)
+        noise = TOLD.get("long", {}).get(self.name, self.noise) if len(tokens) > 500 else self.noise
+        return clean + noise * np.random.default_rng([seed, salt]).standard_normal(clean.size)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         tokens = list(prompt)
@@ -99,6 +106,7 @@ _ran: dict[str, int] = {}
 def say_start(name: str) -> None:
     """What an engine logs of its start."""
     if name.startswith("jitmx"):
+        print("jitmx serves moe in mxfp4 on sm_90a (by default)")
         compiled = 0 if TOLD.get("warm", True) else 11
         print(f"jitmx: 11 kernels for sm_90a are ready after 0.2 s, {compiled} of them compiled now (cache x)")
     loading = TOLD.get("loading", {}).get(name, 0.5)
@@ -111,6 +119,7 @@ class LLM:
     def __init__(self, **options: object) -> None:
         self.model = Model(options)
         self.options = options
+        self.known: set[tuple[int, ...]] = set()
         hf = types.SimpleNamespace(**self.model.config)
         config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(hf_config=hf),
@@ -119,7 +128,10 @@ class LLM:
         self.llm_engine = Loop(self, config)
         say_start(self.model.name)
 
-    def generate(self, prompts: list[dict], params: SamplingParams, use_tqdm: bool) -> list:
+    def generate(
+        self, prompts: list[dict], params: SamplingParams, use_tqdm: bool, lora_request: object = None
+    ) -> list:
+        self.model.adapter = lora_request if TOLD.get("lora", True) else None
         for kernel, launches in self.model.kernels.items():
             _ran[kernel] = _ran.get(kernel, 0) + launches * params.max_tokens
         time.sleep(params.max_tokens * TOLD.get("slow", {}).get(self.model.name, 0.0))
@@ -128,11 +140,16 @@ class LLM:
     def answer(self, prompt: list[int], params: SamplingParams) -> types.SimpleNamespace:
         tokens = self.model.greedy(prompt, params.max_tokens)
         logprobs = None
+        caching = self.options["enable_prefix_caching"]
+        blocks = [tuple(prompt[:end]) for end in range(16, len(prompt), 16) if caching]
+        cached = max((len(block) for block in blocks if block in self.known), default=0)
+        self.known.update(blocks)
         if params.logprobs == -1:
             row = self.model.logits(prompt)
             order = np.argsort(-row)
             logprobs = Flat([tokens[0], *order.tolist()], [row[tokens[0]], *row[order].tolist()])
-        return types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens, logprobs=logprobs)])
+        output = types.SimpleNamespace(token_ids=tokens, logprobs=logprobs)
+        return types.SimpleNamespace(outputs=[output], num_cached_tokens=cached)
 
 
 class Loop:

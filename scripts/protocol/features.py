@@ -1,0 +1,138 @@
+"""What vLLM does around the layers that jitmx serves: LoRA, prefix caching, chunked prefill.
+
+jitmx and a stock backend run in engines that have all of it on. How far their logits are apart on short prompts is the
+measure: with an adapter, after a prefix that the cache knows, and after a prompt that is read in chunks they may be
+`SLACK` times as far apart. That an adapter was applied at all shows in logits that are far from those without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jitmx.registry.case import relative_l2
+from scripts.protocol import agreement, engines, worker
+from scripts.protocol.configurations import Configuration
+from scripts.protocol.levels import Asked
+from scripts.protocol.report import Report
+
+# A distance may be this much larger than that on short prompts without an adapter.
+SLACK = 1.5
+# What the adapter does to logits is at least so many times what engines are apart.
+SEEN = 5.0
+CHUNK = 256
+RANK = 8
+_SHORT = (5, 17, 33, 64, 100, 129, 200, 250)
+_CACHED = (17, 33, 65, 97, 129, 145, 193, 241)
+_LONG = (600, 1000, 1023, 1500)
+_OPTIONS: dict[str, Any] = {
+    "enable_prefix_caching": True, "max_num_batched_tokens": CHUNK, "max_num_seqs": 16, "max_model_len": 4096,
+    "enable_chunked_prefill": True, "enable_lora": True, "max_lora_rank": RANK, "lora_target_modules": ["o_proj"],
+}  # fmt: skip
+
+
+def features(asked: Asked, stock: Configuration, *, steps: int = 64, together: bool = False) -> Report:
+    """Logits and greedy tokens of jitmx and a stock backend with LoRA, prefix caching and chunked prefill on.
+
+    Args:
+        stock: the stock backend.
+        steps: greedy tokens after each of 8 prompts; how many are shared is told, not judged.
+        together: start both engines at once.
+    """
+    import numpy as np
+
+    place = replace(asked.place, options={**_OPTIONS, **asked.place.options})
+    report = replace(asked, place=place).report("features", stock=stock.name, chunk=CHUNK, steps=steps)
+    vocab = engines.vocabulary(place.model)
+    short, cached, long = (worker.random_prompts(vocab, list(n), asked.seed) for n in (_SHORT, _CACHED, _LONG))
+    adapter = write_adapter(place.out / "adapter", place.model)
+
+    def tasks(name: str) -> list[dict[str, Any]]:
+        def task(what: str, prompts: list[list[int]], **more: Any) -> dict[str, Any]:
+            into = str(place.out / f"{name}.{what}.npy")
+            return {"task": "logits", "as": what, "prompts": prompts, "groups": [1] * len(prompts), "into": into} | more
+
+        return [
+            task("short", short), task("adapter", short, adapter=str(adapter)), task("unknown", cached),
+            task("known", cached), task("known, with others", cached, groups=[len(cached)]), task("long", long),
+            {"task": "greedy", "prompts": short, "tokens": steps, "groups": [1] * 4 + [4], "adapter": str(adapter)},
+        ]  # fmt: skip
+
+    found, both = {}, (asked.ours, stock)
+    with contextlib.ExitStack() as stack:
+        results = [
+            stack.enter_context(engines.running(place, item, tasks(item.name)))
+            if together
+            else functools.partial(engines.run, place, item, tasks(item.name))
+            for item in both
+        ]
+        for item, result in zip(both, results, strict=True):
+            found[item.name] = result()
+    tables = {
+        (what, item.name): np.load(place.out / f"{item.name}.{what}.npy")
+        for what in ("short", "adapter", "unknown", "known", "known, with others", "long")
+        for item in both
+    }
+    ours, other = asked.ours.name, stock.name
+    said = (place.out / f"{ours}.log").read_text(errors="replace")
+    report.check("jitmx serves the experts", "jitmx serves moe in mxfp4" in said, "by the log of its engine")
+    late = ", ".join(found[ours]["late"]) or "nothing"
+    report.check("warm-up", not found[ours]["late"], f"loaded for a request: {late}")
+    wanted = [len(prompt) - 1 for prompt in cached]
+    for item, what in itertools.product(both, ("known", "known, with others")):
+        known = found[item.name][what]["known"]
+        report.check("a prefix is known", known == wanted, f"{item.name}, {what}: {known} tokens were in the cache")
+    bad = [f"{name}, {what}" for (what, name), table in tables.items() if not np.isfinite(table).all()]
+    report.check("logits are finite", not bad, "; ".join(bad) or "all are")
+
+    apart = {what: relative_l2(tables[what, ours], tables[what, other]) for what, name in tables if name == ours}
+    report.results |= {"apart": apart, "startup": {name: result["startup"] for name, result in found.items()}}
+    measure = apart["short"]
+    for what, distance in apart.items():
+        report.check(
+            what, 0 < distance <= SLACK * measure, f"relative L2 {distance:.4g} between {ours} and {other}; on short "
+            f"prompts {measure:.4g}, at most {SLACK} times that"
+        )  # fmt: skip
+    moved = {name: relative_l2(tables["adapter", name], tables["short", name]) for name in (ours, other)}
+    report.results["adapter"] = moved
+    report.check("the adapter is applied", min(moved.values()) > SEEN * measure, f"it moves logits by {moved}")
+    again = {name: relative_l2(tables["known", name], tables["unknown", name]) for name in (ours, other)}
+    report.results["known from unknown"] = again
+    seen = f"with a known prefix logits are {again[ours]:.4g} from those without, and {again[other]:.4g} in {other}"
+    report.check("a known prefix changes nothing", again[ours] <= SLACK * max(again[other], measure), seen)
+    shared = [agreement.shared(*pair) for pair in zip(found[ours]["greedy"], found[other]["greedy"], strict=True)]
+    report.results["greedy"] = {"steps": steps, "shared": shared}
+    return report
+
+
+def write_adapter(folder: Path, model: Path, seed: int = 0) -> Path:
+    """A LoRA adapter on the output projection of every layer's attention, in PEFT's layout; gives back its folder.
+
+    Args:
+        model: folder of the checkpoint that it is for.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    sizes = json.loads((model / "config.json").read_text())
+    k, n = sizes["num_attention_heads"] * sizes["head_dim"], sizes["hidden_size"]
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(sizes["num_hidden_layers"]):
+        stem = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        for name, rows, columns in (("lora_A", RANK, k), ("lora_B", n, RANK)):
+            values = torch.randn(rows, columns, generator=generator) * columns**-0.5
+            tensors[f"{stem}.{name}.weight"] = values.to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    about = {
+        "peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["o_proj"], "bias": "none",
+        "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model),
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(about, indent=2) + "\n")
+    return folder
