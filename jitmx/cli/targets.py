@@ -17,6 +17,7 @@ from jitmx.runtime import driver
 
 if TYPE_CHECKING:
     from jitmx.cache.manifest import Record
+    from jitmx.vllm.needed import Needed
 
 
 def devices() -> list[driver.Device]:
@@ -73,6 +74,24 @@ def call_variants(targets: tuple[Arch, ...], op: str, asked: list[dict[str, Any]
         for shape in asked
         for count in _counts(target)
         for variant in choose.call_variants(op, target, multiprocessors=count, **shape)
+    }
+    return list(found.values())
+
+
+def served_variants(targets: tuple[Arch, ...], layers: list[list[Needed]]) -> list[Variant]:
+    """Every variant that the calls of a served model's layers launch, on the cards as for default variants.
+
+    Args:
+        layers: those of a model, for each target.
+    """
+    from jitmx.vllm.needed import variants
+
+    found = {
+        variant.identity: variant
+        for target, asked in zip(targets, layers, strict=True)
+        for layer in asked
+        for count in _counts(target)
+        for variant in variants(layer, count)
     }
     return list(found.values())
 

@@ -74,6 +74,19 @@ def _lost(results: list[Built | Failed]) -> int:
     return sum(entry is None or entry.root is None for entry in found)
 
 
+def _served(
+    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool
+) -> list[Variant]:
+    """The variants that vLLM asks for when it serves a model with jitmx."""
+    from jitmx.vllm import model, policy
+
+    asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
+    sizes = model.find(name)
+    return targets.served_variants(
+        arches, [model.layers(sizes, arch, asked, tokens=tokens, ranks=ranks, lora=lora) for arch in arches]
+    )
+
+
 def _asked(
     arches: tuple[Arch, ...],
     words: tuple[str, ...],
@@ -108,6 +121,7 @@ Examples:
   jitmx warmup --arch sm_121
   jitmx warmup --arch sm_90,sm_120 --family linear --jobs 2
   jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
+  jitmx warmup --arch sm_90 --model gpt-oss-120b --layers moe,qkv,o,lm_head
   jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
 
@@ -123,6 +137,16 @@ several targets also "arch".
 @click.option("-m", "m", multiple=True, metavar="M,...", callback=shapes.size_list, help="Rows of the activations.")
 @shapes.size_options
 @click.option("--variant", "kernel", metavar="KERNEL", help="Just this kernel, with knobs NAME=VALUE; others default.")
+@click.option(
+    "--model", metavar="NAME", help="Just what vLLM loads to serve it: gpt-oss-120b, gpt-oss-20b or a checkpoint."
+)
+@click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS.")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=16384, show_default=True,
+    help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
+)  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Of the model: vLLM's tensor_parallel_size.")
+@click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
 @arch_option(
     "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
 )
@@ -136,6 +160,11 @@ def command(
     n: int | None,
     k: int | None,
     kernel: str | None,
+    model: str | None,
+    layers: str | None,
+    tokens: int,
+    ranks: int,
+    lora: bool,
     targets_asked: tuple[Arch, ...],
     family_names: tuple[str, ...],
     jobs: int | None,
@@ -145,7 +174,8 @@ def command(
     """Compile kernels of a target into the cache, and check their contracts.
 
     Without OP, every default kernel: what the typical calls of each operator take. With OP, what its calls with these
-    fields take, read as `jitmx explain` reads them. With --variant, that kernel with these knobs and no other.
+    fields take, read as `jitmx explain` reads them. With --variant, that kernel with these knobs and no other. With
+    --model, everything that vLLM loads when it serves the model, so that JITMX_MODE=required serves from this cache.
 
     Needs no GPU, no driver and no nvcc. Kernels that are in the cache already are hits.
     """
@@ -153,7 +183,12 @@ def command(
     if settings.current().mode == "off":
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
-    variants = _asked(arches, words, {"m": m, "n": n, "k": k}, kernel, family_names)
+    if model is None:
+        variants = _asked(arches, words, {"m": m, "n": n, "k": k}, kernel, family_names)
+    else:
+        if words or kernel or family_names or m or n or k:
+            raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
+        variants = _served(arches, model, layers, tokens, ranks, lora)
     from jitmx import build
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:

@@ -17,6 +17,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     fusion.py        what goes into the launch of a product, by how many rows it has
     packing.py       experts' weights, packed in the place of the checkpoint's
     needed.py        the kernels that a layer's calls launch
+    model.py         the layers of a model by its sizes, for warm-up where nothing is served
     warmup.py        those kernels, compiled and loaded before serving begins
     monitor.py       what was loaded after that
 """

@@ -27,8 +27,6 @@ from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
 from jitmx.arch import Arch
-from jitmx.kernels.linear import LinearProblem
-from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.vllm import fusion
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
@@ -106,8 +104,7 @@ def without_fused_kernels(arch: Arch, hidden: int, n: int, format: str) -> str:
         n: output features of QKV.
         format: of its weight.
     """
-    problem = LinearProblem(1, n, hidden, bias=True, encoding=preferred_encoding(arch), weight=format, norm=True)
-    if fusion.fused(problem, arch, arch.multiprocessors).norm:
+    if fusion.gains(arch, hidden, n, format):
         return ""
     return f"the kernel for one row of QKV in {format} on {arch} has no RMSNorm in it"
 

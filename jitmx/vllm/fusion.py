@@ -9,11 +9,23 @@ from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.layout import preferred_encoding
 
 EXTRAS = ("norm", "residual")
 # Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
 # on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
 NORMED_ROWS = 1
+
+
+def gains(arch: Arch, hidden: int, n: int, format: str) -> bool:
+    """Whether the kernel for one row of QKV has RMSNorm in it, without which fusing norms gains nothing.
+
+    Args:
+        hidden, n: input and output features of QKV.
+        format: of its weight.
+    """
+    problem = LinearProblem(1, n, hidden, bias=True, encoding=preferred_encoding(arch), weight=format, norm=True)
+    return fused(problem, arch, arch.multiprocessors).norm
 
 
 def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearProblem:

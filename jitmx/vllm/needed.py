@@ -130,14 +130,18 @@ class Experts(Needed):
 
 
 @functools.lru_cache(maxsize=64)
-def variants(needed: Needed) -> tuple[Variant, ...]:
+def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Variant, ...]:
     """Every variant that calls of a layer launch.
 
     Beyond 128 tokens numbers 3 % apart are asked for: two that close together, whose kernels are the same, are taken to
     have no others between them.
+
+    Args:
+        multiprocessors: of the card; by default those of the device, or of the card that the target stands for.
     """
     arch = arches.parse(needed.arch)
-    count = arch.multiprocessors if needed.device is None else checks.multiprocessors(needed.device)
+    known = arch.multiprocessors if needed.device is None else checks.multiprocessors(needed.device)
+    count = multiprocessors or known
     found: dict[str, Variant] = {}
     for m in _rows(needed.rows):
         for variant in needed.launches(m, arch, count):

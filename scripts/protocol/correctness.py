@@ -22,7 +22,7 @@ _LENGTHS = (1, 2, 5, 17, 33, 64, 100, 128, 129, 200, 256, 300, 511, 512, 700, 10
 _CACHED = (33, 65, 97, 129, 177, 257, 321, 513, *(17 + 16 * k for k in range(16)))
 _CACHED_ALONE = 8
 # Chains are continued one at a time up to this number, and so many at a time from there on.
-_CHAINS_ALONE, _CHAINS_AT_ONCE = 8, 16
+_CHAINS_ALONE, _CHAINS_AT_ONCE = 4, 30
 
 
 def correctness(
