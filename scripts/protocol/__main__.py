@@ -231,7 +231,7 @@ def reference_file(file: Path, model: Path, device: str, seed: int, timeout: flo
 
 @main.command()
 @_common("features")
-@click.option("--stock", default="triton", help="The stock backend to compare with.")
+@click.option("--stock", default="marlin", help="The stock backend; vLLM's Triton experts take no LoRA.")
 @click.option("--steps", type=click.IntRange(1), default=64, help="Greedy tokens after a prompt, with the adapter.")
 @click.option("--together", is_flag=True, help="Start both engines at once; --engine gives each its share of the card.")
 def features(stock: str, **given: Any) -> None:
