@@ -147,6 +147,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             layer.quant_method = self.stock
             self.stock.process_weights_after_loading(layer)
             return
+        warmup.quantizer(layer.weight, self.format)
         packed = pack(layer.weight.data, self.format)
         layout = operand.layout(packed)
         *_, before = getattr(layer, "jitmx_packed", (layout,))

@@ -16,7 +16,7 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.vllm import fusion, policy
-from jitmx.vllm.needed import Experts, Linear, Needed
+from jitmx.vllm.needed import Experts, Linear, Needed, Quantizer
 
 # Rows that vLLM pads a vocabulary to.
 _PADDING = 64
@@ -90,7 +90,8 @@ def layers(
     def linear(kind: str, n: int, k: int, bias: bool, **extras: bool) -> Linear:
         return Linear(target.name, None, tokens, n, k, "bf16", bias, served[kind], encoding, "normal", **extras)
 
-    found: list[Needed] = []
+    formats_of = {format for kind, format in served.items() if kind != "moe"}
+    found: list[Needed] = [Quantizer(target.name, None, 1, format, "bf16") for format in sorted(formats_of)]
     if "qkv" in served:
         found.append(linear("qkv", q + 2 * kv, model.hidden_size, model.attention_bias, norm=in_block))
     if "o" in served:  # the first rank adds the bias

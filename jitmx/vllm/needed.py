@@ -1,4 +1,4 @@
-"""Every kernel that the calls of a layer launch, for any number of tokens up to a most."""
+"""Every kernel that a layer launches: when it is loaded, and in calls with any number of tokens up to a most."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import MoeProblem
+from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing_plan import parts
@@ -68,6 +69,24 @@ class Linear(Needed):
         problem = fusion.fused(problem, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
+
+
+@dataclass(frozen=True)
+class Quantizer(Needed):
+    """What quantizes weights while they are loaded.
+
+    Attributes:
+        format: that weights are quantized to.
+        dtype: of the checkpoint's values.
+    """
+
+    format: str
+    dtype: str
+
+    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """One, whatever the number of rows."""
+        problem = QuantizeProblem("quantize", self.format, self.dtype)
+        yield choose.choose("quantize", problem, arch, multiprocessors=multiprocessors).variant
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import facts, monitor
-from jitmx.vllm.needed import Linear, Needed, variants
+from jitmx.vllm.needed import Linear, Needed, Quantizer, variants
 from jitmx.vllm.plugin import logger
 
 _SILENT = 5.0  # seconds between two lines of progress
@@ -73,6 +73,13 @@ def linear(layer: Any) -> None:
             **dict.fromkeys(layer.quant_method.extras, True),
         )
     )  # fmt: skip
+
+
+def quantizer(weight: torch.Tensor, format: str) -> None:
+    """The same for what quantizes a weight of a layer to `format`."""
+    arch, _ = facts.target()
+    if arch is not None and get_current_vllm_config_or_none() is not None:
+        prepare(Quantizer(arch.name, device_of(weight.device), 1, format, DTYPES[weight.dtype]))
 
 
 def _prepare(kernels: Iterable[Kernel]) -> None:

@@ -1,0 +1,151 @@
+"""Warm-up by a model's sizes makes what vLLM's layers of that model ask for, no kernel less and none more."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulated_card
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from click.testing import CliRunner
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+
+from jitmx import arch, settings
+from jitmx.cli import main
+from jitmx.errors import InputError
+from jitmx.toolchain import nvrtc
+from jitmx.vllm import model, monitor, needed, policy, warmup
+
+TARGET = arch.parse("sm_90")
+LORA = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}
+ALL = {"mxfp4_layers": "all"}
+
+
+def by_sizes(folder: Path, options: Any = None, **more: Any) -> set[needed.Needed]:
+    return set(model.layers(model.find(str(folder)), TARGET, policy.request(options), **more))
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "environ"),
+    [
+        (None, {}, {}),
+        (ALL, {}, {}),
+        (ALL | {"fuse_norm": False}, {}, {}),
+        ({"mxfp4_layers": "moe,qkv,lm_head:mxfp8"}, {}, {}),
+        ({"mxfp4_layers": "moe,qkv:mxfp8,o"}, {}, {}),
+        (ALL, LORA, {}),
+        (None, {}, {"JITMX_MXFP4_LAYERS": "moe,o", "VLLM_MXFP4_QUANTIZE_QKV": "1"}),
+        ({"moe_activation": "mxfp8"}, {}, {}),
+    ],
+)
+def test_layers_by_sizes_are_those_that_vllm_builds(
+    host: Any, monkeypatch: pytest.MonkeyPatch, options: Any, engine: dict[str, Any], environ: dict[str, str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    settings.reload()
+    said = {} if options is None else {"jitmx": options}
+    with simulated_card.on_cpu("sm_90a"):
+        host.build(load=True, max_num_batched_tokens=512, additional_config=said, **engine)
+    assert set(host.warmed) == by_sizes(host.folder, options, tokens=512, lora=bool(engine))
+
+
+_RANK = """
+import os, sys
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+sys.path.insert(0, sys.argv[1])
+rank, meeting, folder, warmed = int(sys.argv[2]), sys.argv[3], sys.argv[4], []
+import simulated_card, torch, vllm_world
+torch.accelerator.empty_cache = lambda: None
+import jitmx.vllm
+from jitmx import arch
+from jitmx.vllm import facts, warmup
+facts.target = lambda: (arch.parse("sm_90"), "")
+warmup.prepare = warmed.append
+jitmx.vllm.register()
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+config = EngineArgs(
+    model=folder, dtype="bfloat16", max_model_len=128, enforce_eager=True, skip_tokenizer_init=True,
+    tensor_parallel_size=2, distributed_executor_backend="mp", max_num_batched_tokens=512,
+    additional_config={"jitmx": {"mxfp4_layers": "all"}},
+).create_engine_config()
+config.parallel_config.rank = rank
+with vllm_world.world(rank, 2, meeting), set_current_vllm_config(config), simulated_card.on_cpu("sm_90a"):
+    get_model(vllm_config=config)
+open(f"{meeting}.{rank}", "w").write("\\n".join(sorted(set(map(repr, warmed)))))
+"""
+
+
+def test_layers_of_two_ranks_by_sizes_are_those_that_vllm_builds_in_two_processes(host: Any, tmp_path: Path) -> None:
+    meeting, tests = str(tmp_path / "meeting"), str(Path(__file__).parents[1])
+    words = [[sys.executable, "-c", _RANK, tests, str(rank), meeting, str(host.folder)] for rank in range(2)]
+    ranks = [subprocess.Popen(word, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for word in words]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    found = {line for rank in range(2) for line in Path(f"{meeting}.{rank}").read_text().splitlines()}
+    assert found == set(map(repr, by_sizes(host.folder, ALL, tokens=512, ranks=2))) and len(found) == 5
+
+
+def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may_be_compiled(
+    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(warmup, "_ready", set())
+    monkeypatch.setattr(monitor, "_sealed", None)
+    settings.reload()
+    words = ["--model", str(host.folder), "--layers", "all", "--tokens", "16", "--json", "-q"]
+    done = CliRunner().invoke(main, ["warmup", "--arch", "sm_90", *words])
+    assert done.exit_code == 0, done.output
+    kernels = json.loads(done.stdout)
+    assert kernels["failed"] == 0 and kernels["compiled"] == len(kernels["kernels"])
+    monkeypatch.setenv("JITMX_MODE", "required")
+    settings.reload()
+    for name in ("compile", "scan"):
+        monkeypatch.setattr(nvrtc, name, None)
+    monkeypatch.setattr(warmup, "prepare", host.prepare)
+    config = host.config(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16, additional_config={"jitmx": ALL})
+    registry = JitWarmupRegistry(config)
+    with vllm_world.world(), set_current_vllm_config(config), registry.activate(), simulated_card.on_cpu("sm_90a"):
+        get_model(vllm_config=config)
+    registry.warmup()
+    # And every kernel that was made is one that was asked for.
+    assert {one.variant.name for one in warmup._ready} == {one["name"] for one in kernels["kernels"]}
+
+
+def test_a_model_by_name_has_the_sizes_of_its_published_configuration() -> None:
+    from transformers import GptOssConfig
+
+    published = GptOssConfig()
+    assert all(getattr(published, name) == value for name, value in vars(model.NAMED["gpt-oss-120b"]).items())
+    assert {n: m.num_local_experts for n, m in model.NAMED.items()} == {"gpt-oss-120b": 128, "gpt-oss-20b": 32}
+
+
+def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none(tmp_path: Path) -> None:
+    for options in ({"mxfp4_layers": "qkv,o,lm_head"}, ALL | {"moe_kernel": "marlin"}):
+        found = model.layers(model.Model(), TARGET, policy.request(options), tokens=64)
+        assert [type(item) for item in found] == [needed.Quantizer] + [needed.Linear] * 3
+    assert model.layers(model.Model(), TARGET, policy.request({"mxfp4_layers": "none"}), tokens=64) == []
+    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 6
+
+
+def test_what_is_no_model_or_cannot_be_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'gpt-oss-7b' is none of gpt-oss-120b, gpt-oss-20b"):
+        model.find("gpt-oss-7b")
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    with pytest.raises(InputError, match=r"intermediate_size"):
+        model.find(str(tmp_path))
+    with pytest.raises(InputError, match=r"3 ranks do not divide 64 heads"):
+        model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64, ranks=3)
