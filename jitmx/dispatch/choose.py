@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jitmx import kernels, setting_text, settings
@@ -28,12 +29,21 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Source:
-    """One place that knobs may come from, and what it said."""
+    """One place that knobs may come from, and what it said.
+
+    Attributes:
+        says: gives its knobs. A heuristic that nobody has to follow is asked by whoever wants to know.
+    """
 
     name: str
     detail: str
-    knobs: Mapping[str, Any] | None
+    says: Callable[[], Mapping[str, Any] | None] = field(compare=False, repr=False)
     decided: bool
+
+    @property
+    def knobs(self) -> Mapping[str, Any] | None:
+        """Its knobs; None where it has none."""
+        return self.says()
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,8 @@ def choose(
     sources: list[Source] = []
     decided = False
     for name, detail, values in asked:
-        sources.append(Source(name, detail, values, bool(values) and not decided))
+        says: Callable[[], Mapping[str, Any] | None] = partial(dict, values) if values else _nothing
+        sources.append(Source(name, detail, says, bool(values) and not decided))
         decided = decided or bool(values)
     for _name, _detail, values in reversed(asked):
         merged.update({name: value for name, value in (values or {}).items() if name != "kernel"})
@@ -326,10 +337,18 @@ def _base(
                 found = row.kernel, dict(row.knobs)
             else:
                 decided, detail = False, f"its row does not fit {multiprocessors} multiprocessors ({table.provenance})"
-        sources.append(Source(name, detail, None if row is None else row.knobs, decided))
-    guess = _guess(family, problem, arch, multiprocessors, named)
-    sources.append(Source("heuristic", "computed from shape and target, not measured", guess[1], found is None))
-    return sources, *(guess if found is None else found)
+        sources.append(Source(name, detail, _nothing if row is None else partial(dict, row.knobs), decided))
+
+    def guess() -> tuple[str, dict[str, Any]]:
+        return _guess(family, problem, arch, multiprocessors, named)
+
+    said = "computed from shape and target, not measured"
+    sources.append(Source("heuristic", said, lambda: guess()[1], found is None))
+    return sources, *(guess() if found is None else found)
+
+
+def _nothing() -> None:
+    """What a source says that has no knobs."""
 
 
 @functools.lru_cache(maxsize=4096)
