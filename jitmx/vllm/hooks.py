@@ -42,6 +42,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm.compilation.backends": {"model_tag": ""},
     "vllm.lora.utils": {"is_in_target_modules": "module_name target_modules packed_modules_mapping"},
     "vllm.model_executor.custom_op": {"op_registry_oot": ""},
+    "vllm.model_executor.model_loader.utils": {"configure_quant_config": "quant_config model_class"},
     "vllm.model_executor.utils": {"replace_parameter": "layer param_name new_tensor"},
     "vllm._custom_ops": {"rms_norm": "out input weight epsilon"},
     "vllm.distributed": {"get_pp_group": ""},
@@ -65,6 +66,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "GptOssMxfp4Config.__init__": "ignored_layers",
         "GptOssMxfp4Config.get_quant_method": "layer prefix",
         "GptOssMxfp4Config._make_moe_method": "moe",
+        "GptOssMxfp4Config.apply_vllm_mapper": "hf_to_vllm_mapper",
         "GptOssMxfp4Config.override_quantization_method": "hf_quant_cfg user_quant hf_config",
         "GptOssMxfp4MoEMethod.__init__": "moe",
         "GptOssMxfp4MoEMethod.create_weights": (

@@ -31,6 +31,7 @@ from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import warmup
+from jitmx.vllm.packing import timed
 
 __all__ = ["JitmxLinearMethod", "refusal"]
 
@@ -148,7 +149,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             self.stock.process_weights_after_loading(layer)
             return
         warmup.quantizer(layer.weight, self.format)
-        packed = pack(layer.weight.data, self.format)
+        with timed():
+            packed = pack(layer.weight.data, self.format)
         layout = operand.layout(packed)
         *_, before = getattr(layer, "jitmx_packed", (layout,))
         if before != layout and not before.endswith("/full"):

@@ -21,7 +21,7 @@ from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import facts, monitor, warmup
 from jitmx.vllm.needed import Experts
-from jitmx.vllm.packing import make_room, pack_layer
+from jitmx.vllm.packing import make_room, pack_layer, timed
 from jitmx.vllm.router import RouterLinear
 
 
@@ -112,7 +112,10 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         assert arch is not None, "the policy lets no layer come here without a target"
         encoding = preferred_encoding(arch)
         self._clear_rest(layer)
-        packed = pack_layer(layer, "w13", encoding), pack_layer(layer, "w2", encoding)
+        with timed():
+            w13 = pack_layer(layer, "w13", encoding)
+        with timed():
+            packed = w13, pack_layer(layer, "w2", encoding)
         if self._packed is None:
             self._packed = packed
         elif _scale_range(self._packed) == "normal" != _scale_range(packed):

@@ -1,7 +1,10 @@
-"""Weights of a layer's experts, packed into the memory that the checkpoint was loaded into."""
+"""Weights of a layer's experts, packed into the memory that they were loaded into; and how long all packing took."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,9 +13,28 @@ from vllm.model_executor.utils import replace_parameter
 from jitmx import formats
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.ops.experts import PackedExperts, pack_experts
+from jitmx.vllm.plugin import logger
 
 # Bytes of codes that are packed together: packing takes several times as many beside them.
 _AT_ONCE = 1 << 26
+
+
+_took: list[float] = []
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[None]:
+    """Count a weight that is packed, and how long that takes, for `say`."""
+    started = time.perf_counter()
+    yield
+    _took.append(time.perf_counter() - started)
+
+
+def say() -> None:
+    """One line in the log on what was packed since the last one; none where nothing was."""
+    if _took:
+        logger.info("jitmx: %d weights were packed in %.1f s", len(_took), sum(_took))
+        _took.clear()
 
 
 def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:

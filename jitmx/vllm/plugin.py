@@ -41,11 +41,7 @@ class GptOssOnJitmx(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:
-        """jitmx's configuration; vLLM's own where that is not what jitmx was written for."""
-        from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
-
-        if not _hooks_hold():
-            return GptOssMxfp4Config.from_config(config)
+        """jitmx's configuration, which leaves every layer to vLLM where that is not what jitmx was written for."""
         from jitmx.vllm.quantization import JitmxGptOssConfig
 
         return JitmxGptOssConfig.from_config(config)
@@ -75,7 +71,7 @@ def _say_once(refused: str) -> None:
 
 
 @functools.cache
-def _hooks_hold() -> bool:
+def hooks_hold() -> bool:
     """Whether vLLM is as `hooks` says; said in the log where it is not."""
     from jitmx.vllm import hooks
 

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
 from jitmx import layers, settings
-from jitmx.vllm import facts, policy, router
+from jitmx.vllm import facts, plugin, policy, router
 from jitmx.vllm.plugin import logger
 from jitmx.vllm.policy import Block, Decision, Layer
 
@@ -23,17 +23,19 @@ _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
 class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
     """vLLM's configuration for gpt-oss checkpoints, with jitmx's methods for the layers that it takes."""
 
-    def __init__(self, ignored_layers: list[str] | None = None) -> None:
-        super().__init__(ignored_layers)
-        install()
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """What vLLM calls right before it builds a model, in the process that builds it: take over what is built.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Workers get the configuration from another process, where it was made.
-        self.__dict__.update(state)
-        install()
+        No earlier: importing the model initialises CUDA, and where a configuration is made vLLM may have to fork.
+        """
+        super().apply_vllm_mapper(hf_to_vllm_mapper)
+        if plugin.hooks_hold():
+            install()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """The method for a layer: jitmx's or vLLM's."""
+        if not plugin.hooks_hold():
+            return super().get_quant_method(layer, prefix)
         kind = next((kind for suffix, kind in _LINEAR.items() if prefix.endswith(suffix)), None)
         if isinstance(layer, RoutedExperts):
             return self._experts(layer, prefix)

@@ -18,7 +18,7 @@ from jitmx.ops import operand
 from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
-from jitmx.vllm import facts, monitor
+from jitmx.vllm import facts, monitor, packing
 from jitmx.vllm.needed import Linear, Needed, Quantizer, variants
 from jitmx.vllm.plugin import logger
 
@@ -51,7 +51,8 @@ def prepare(needed: Needed) -> None:
         NotWarmedError: a kernel is not in the cache, and JITMX_MODE=required; the message gives the command for it.
         JitmxError: a kernel cannot be compiled or loaded.
     """
-    _prepare(KERNELS.get_warmup_keys(needed))
+    started = time.perf_counter()
+    _prepare(KERNELS.get_warmup_keys(needed), started)
     KERNELS.register_warmup(needed=needed)
 
 
@@ -82,11 +83,11 @@ def quantizer(weight: torch.Tensor, format: str) -> None:
         prepare(Quantizer(arch.name, device_of(weight.device), 1, format, DTYPES[weight.dtype]))
 
 
-def _prepare(kernels: Iterable[Kernel]) -> None:
+def _prepare(kernels: Iterable[Kernel], started: float) -> None:
+    """Have kernels compiled and loaded; the log says how long that took since `started`."""
     missing = [kernel for kernel in kernels if kernel not in _ready]
     if not missing:
         return
-    started = time.perf_counter()
     progress = _Progress(len(missing))
     results = build.build_all(
         [kernel.variant for kernel in missing], allow_compile=None, strict=False, on_result=progress.step
@@ -145,7 +146,8 @@ class _JitmxKernels(VllmJitKernel[Kernel]):  # type: ignore[misc]
 
     def compile_many(self, compile_keys: Iterable[Kernel]) -> None:
         """Have all compiled and loaded; what is loaded after this comes late."""
-        _prepare(compile_keys)
+        _prepare(compile_keys, time.perf_counter())
+        packing.say()
         monitor.seal()
 
 

@@ -121,6 +121,8 @@ def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may
     with vllm_world.world(), set_current_vllm_config(config), registry.activate(), simulated_card.on_cpu("sm_90a"):
         get_model(vllm_config=config)
     registry.warmup()
+    # Two layers of QKV, O and two weights of experts, and the head.
+    assert sum("jitmx: 9 weights were packed in" in message for _, message in host.said) == 1, host.said
     # And every kernel that was made is one that was asked for.
     assert {one.variant.name for one in warmup._ready} == {one["name"] for one in kernels["kernels"]}
 

@@ -16,8 +16,12 @@ import pytest
 vllm_world = pytest.importorskip("vllm_world")
 
 import vllm.plugins
-from vllm.model_executor.layers.quantization import get_quantization_config
-from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+from vllm.model_executor import custom_op
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import get_quantization_config, mxfp4
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, GptOssMxfp4MoEMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.gpt_oss import TransformerBlock
 
 import jitmx.vllm
 from jitmx.vllm import hooks, plugin, quantization, versions
@@ -86,8 +90,15 @@ def test_the_release_under_test_is_a_supported_one() -> None:
 
 def test_a_moved_hook_is_an_error_in_the_log_and_vllm_serves(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "HOOKS", (*hooks.HOOKS, Hook("vllm.config", "VllmConfig.gone")))
-    assert type(configuration()) is GptOssMxfp4Config
-    assert type(configuration()) is GptOssMxfp4Config
+    monkeypatch.setattr(mxfp4, "select_mxfp4_moe_backend", lambda *_, **__: (mxfp4.Mxfp4MoeBackend.NONE, None))
+    monkeypatch.setattr(GptOssMxfp4MoEMethod, "is_monolithic", False)
+    monkeypatch.setattr(custom_op, "op_registry_oot", {})
+    for _ in range(2):
+        model = host.build(additional_config={"jitmx": {"mxfp4_layers": "all"}})
+        block = model.model.layers[0]
+        assert type(block) is TransformerBlock and type(model.lm_head) is ParallelLMHead
+        assert type(block.mlp.experts.routed_experts.quant_method) is GptOssMxfp4MoEMethod
+        assert type(block.attn.qkv_proj.quant_method) is UnquantizedLinearMethod
     ((level, message),) = host.said
     assert level == "ERROR" and "jitmx stands aside" in message and "vllm.config.VllmConfig.gone is gone" in message
 
@@ -103,11 +114,25 @@ def test_vllm_finds_and_calls_the_entry_point(host: Any, monkeypatch: pytest.Mon
     assert get_quantization_config("gpt_oss_mxfp4") is plugin.GptOssOnJitmx
 
 
-def test_a_worker_that_is_given_the_configuration_has_jitmxs_classes(host: Any) -> None:
+def test_a_process_that_only_makes_the_configuration_does_not_import_the_model(host: Any) -> None:
+    code = (
+        "import os, sys; os.environ['VLLM_TARGET_DEVICE'] = 'cpu'\n"
+        "import jitmx.vllm; jitmx.vllm.register()\n"
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        f"config = EngineArgs(model={str(host.folder)!r}, skip_tokenizer_init=True).create_engine_config()\n"
+        "print(type(config.quant_config).__name__, 'vllm.model_executor.models.gpt_oss' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip().splitlines()[-1] == "JitmxGptOssConfig False"
+
+
+def test_a_worker_that_builds_a_model_with_the_configuration_has_jitmxs_classes(host: Any) -> None:
     made = pickle.dumps(configuration())
     code = (
         "import os, pickle, sys; os.environ['VLLM_TARGET_DEVICE'] = 'cpu'\n"
-        "pickle.loads(sys.stdin.buffer.read())\n"
+        "from vllm.model_executor.model_loader.utils import configure_quant_config\n"
+        "from vllm.model_executor.models.gpt_oss import GptOssForCausalLM\n"
+        "configure_quant_config(pickle.loads(sys.stdin.buffer.read()), GptOssForCausalLM)\n"
         "from vllm.model_executor.custom_op import op_registry_oot\n"
         "print(sorted((name, made.__module__) for name, made in op_registry_oot.items()))"
     )
