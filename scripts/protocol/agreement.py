@@ -61,14 +61,21 @@ def judge_greedy(
         for a, b in itertools.combinations(chosen, 2)
     }
     of = {frozenset(pair.split(" and ")): lengths for pair, lengths in pairs.items()}
-    between, *own = (of[frozenset(pair)] for pair in (stock, (ours, first), (ours, second)))
+
+    def lengths(a: str, b: str) -> list[list[int]]:
+        return [of[frozenset(pair)] for pair in ((a, b), (ours, a), (ours, b))]
+
+    between, *own = lengths(first, second)
     chance = parts_first(between, *own)
-    alone = sum(length > max(mine) for length, *mine in zip(between, *own, strict=True))
+    engines = [name for name in chosen if name.startswith("stock-")]
+    beside = {f"{a} and {b}": parts_first(*lengths(a, b)) for a, b in itertools.combinations(engines, 2)}
+    alone = sum(most > max(mine) for most, *mine in zip(between, *own, strict=True))
     said = report.results.setdefault("greedy", {"steps": steps, "judged": {}})
     said["shared"] = pairs
     said["median"] = {pair: statistics.median(values) for pair, values in pairs.items()}
     said["judged"][ours] = {"stock": list(stock), "parts_alone": alone, "chains": len(between), "chance": chance}
-    found = min(statistics.median(lengths) for lengths in own)
+    said["judged"][ours]["chance_beside"] = beside  # each pair of stock engines: told, not judged
+    found = min(statistics.median(shares) for shares in own)
     seen = (
         f"{ours}: of {steps} tokens {found:.0f} are shared with {first} or {second} and "
         f"{statistics.median(between):.0f} between these (medians of {len(between)} chains, in {alone} of which it "

@@ -151,6 +151,8 @@ def test_dense_layers_are_judged_by_stock_engines_that_differ_in_them_and_expert
     assert judged == {
         "jitmx-moe": ["stock-triton", "stock-marlin"], OURS: ["stock-triton", "stock-marlin-eager"]
     }  # fmt: skip
+    beside = report["results"]["greedy"]["judged"][OURS]["chance_beside"]
+    assert len(beside) == 3 and beside["stock-triton and stock-marlin-eager"] >= 0.01
     assert all(len(shared) == 24 for shared in report["results"]["greedy"]["shared"].values())
     said = {check["seen"] for check in report["checks"] if check["name"] == "one token alone"}
     assert len(said) == 5 and any("jitmx-moe: [32, 64, 96" in seen for seen in said)
