@@ -25,7 +25,7 @@ from jitmx import arch, settings
 from jitmx.cli import main
 from jitmx.errors import InputError
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import model, monitor, needed, policy, warmup
+from jitmx.vllm import model, monitor, needed, packing, policy, warmup
 
 TARGET = arch.parse("sm_90")
 LORA = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}
@@ -104,6 +104,7 @@ def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may
 ) -> None:
     monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(warmup, "_ready", set())
+    monkeypatch.setattr(packing, "_took", [])
     monkeypatch.setattr(monitor, "_sealed", None)
     settings.reload()
     words = ["--model", str(host.folder), "--layers", "all", "--tokens", "16", "--json", "-q"]
