@@ -148,6 +148,7 @@ def benchmark(
                 report.results["profiles"][item.name] = found["profile"]
                 _judge(report, item, found)
     report.results["runs"] = runs
+    report.results["host_loop_ms"] = {name: [run["host_loop_ms"] for run in found] for name, found in runs.items()}
     flattened = {name: [figures.flat(run) for run in found] for name, found in runs.items()}
     metrics = {name: figures.merged(found) for name, found in flattened.items()}
     report.results["metrics"] = metrics

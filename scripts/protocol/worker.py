@@ -247,6 +247,7 @@ def bench(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
 
     A decode step is the slope between two lengths of output, so that prefill and the host's start fall out.
     """
+    host = [host_loop()]
     rounds, prompt, long = asked["rounds"], asked["decode_prompt"], asked["decode_tokens"]
     short, seed = 8, asked["seed"]
     engine.seconds(engine.prompts(1, 512, seed), 8)
@@ -265,6 +266,7 @@ def bench(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
         prefill.append({"prompt": tokens, "ms": best * 1e3, "tokens_s": tokens / best})
     lone = [engine.arrivals(engine.prompts(1, asked["prompt"], seed + k)[0], 32) for k in range(asked["requests"])]
     return {
+        "host_loop_ms": [*host, host_loop()],
         "decode": decode,
         "prefill": prefill,
         "latency": {
@@ -275,6 +277,16 @@ def bench(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
         },
         "memory": engine.memory(),
     }
+
+
+def host_loop() -> float:
+    """Milliseconds of a fixed loop in Python, best of five: hosts with two clock states show which one they are in."""
+    found = []
+    for _ in range(5):
+        started = time.perf_counter()
+        sum(range(200_000))
+        found.append((time.perf_counter() - started) * 1e3)
+    return min(found)
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -213,6 +213,7 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     results = report["results"]
     assert set(results["metrics"]) == {"jitmx-moe+qkv+o+lm_head", "stock-triton", "stock-marlin"}
     assert all(len(runs) == 2 for runs in results["runs"].values())
+    assert all(ms > 0 for runs in results["host_loop_ms"].values() for pair in runs for ms in pair)
     # 1 ms a step beside 2 ms of the faster stock backend, and what the stand-in's arithmetic takes.
     assert 1.05 < results["speed_up"]["decode_1_tokens_s"] < 2.1
     assert {"ttft_p50_ms", "tpot_p99_ms", "itl_p99_ms", "e2e_p50_ms"} <= set(results["metrics"]["stock-triton"])
