@@ -39,12 +39,12 @@ class SliceKnobs(Knobs):
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
-    warps: int = knob(8, choices=(2, 4, 8, 12, 16), doc="warps a block")
+    warps: int = knob(8, choices=(2, 3, 4, 6, 8, 12, 16), doc="warps a block")
     tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
-    cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of tiles, each with a slice of k")
+    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     window: int = knob(
-        0, low=0, high=3,
+        0, low=0, high=12,
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
@@ -72,7 +72,7 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
+    return most * (codes + longest * _SCALE_BYTES) + (most + 1 if knobs.cluster > 1 else (most + 1) // 2) * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
