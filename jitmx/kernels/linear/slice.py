@@ -39,17 +39,19 @@ class SliceKnobs(Knobs):
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
-    warps: int = knob(8, choices=(2, 3, 4, 6, 8, 12, 16), doc="warps a block")
+    warps: int = knob(8, choices=(2, 4, 6, 8, 12, 16), doc="warps a block")
     tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
-    tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
-    cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
+    cluster: int = knob(1, choices=(1, 2, 4), doc="blocks that share rows of tiles, each with a slice of k")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     window: int = knob(
-        0, low=0, high=12,
+        0, low=0, high=6,
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
     predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
+    chains: int = knob(1, choices=(1, 2), doc="chains")
+    settle: bool = knob(False, doc="settle")
+    plain: bool = knob(False, doc="plain")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
@@ -62,27 +64,25 @@ def _slot_bytes(knobs: SliceKnobs) -> int:
 def _clusters(knobs: SliceKnobs, n: int, multiprocessors: int) -> int:
     """Clusters of a launch: as many as there are places for, but no more than rows of tiles."""
     places = multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]
-    return max(1, min(-(-packed_tiles(n, TILE_K)[0] // knobs.tile_rows), places))
+    return max(1, min(packed_tiles(n, TILE_K)[0], places))
 
 
 def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     """Dynamic shared memory of a launch of so many clusters, bytes."""
     rows, tiles = packed_tiles(n, k)
-    most, longest = -(-(-(-rows // knobs.tile_rows)) // clusters), -(-tiles // knobs.cluster)
+    most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
     codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    barriers = (most + 1 if knobs.cluster > 1 else (most + 1) // 2) * 16
-    return most * knobs.tile_rows * (codes + longest * _SCALE_BYTES + knobs.bias * TILE_ROWS * 4) + barriers + sums * knobs.tile_rows
+    return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
-    most = 2 * knobs.tiles * knobs.tile_rows
-    if knobs.predecode > most:
+    if knobs.predecode > 2 * knobs.tiles:
         raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two steps of "
-            f"tile_rows={knobs.tile_rows}; the nearest legal value is {most}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
+            f"value is {2 * knobs.tiles}"
         )
     check_decoding(knobs, arch)
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
