@@ -226,7 +226,7 @@ def _fma_bf16x2(slow: Any, a: Array, b: Array, c: Array) -> Array:
 
 def _wide(pairs: Array) -> Array:
     """The bf16 of pairs as float32 [pairs, 2]."""
-    words = pairs.reshape(-1, 1).view("u2").astype("u4")
+    words = np.ascontiguousarray(pairs).reshape(-1, 1).view("u2").astype("u4")
     words <<= _HALF_BITS
     return words.view("f4")
 

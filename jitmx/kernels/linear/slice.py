@@ -41,17 +41,17 @@ class SliceKnobs(Knobs):
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
     warps: int = knob(8, choices=(2, 4, 6, 8, 12, 16), doc="warps a block")
     tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
-    cluster: int = knob(1, choices=(1, 2, 4), doc="blocks that share rows of tiles, each with a slice of k")
+    cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of tiles, each with a slice of k")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     window: int = knob(
-        0, low=0, high=6,
+        0, low=0, high=12,
         doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
         "delays the X of the launch before; 0: all",
     )  # fmt: skip
     predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
     chains: int = knob(1, choices=(1, 2), doc="chains")
-    settle: bool = knob(False, doc="settle")
-    plain: bool = knob(False, doc="plain")
+    turned: bool = knob(False, doc="turned")
+    pieces: int = knob(1, choices=(1, 2, 4), doc="copies that a row of tiles comes in")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
@@ -75,7 +75,8 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    return most * (codes + longest * _SCALE_BYTES) + (most + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
+    sums += knobs.turned * knobs.warps * (2 if knobs.tiles % 2 == 0 else knobs.tiles) * 1024
+    return most * (codes + longest * _SCALE_BYTES) + (most * knobs.pieces + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
@@ -84,6 +85,10 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
             f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
             f"value is {2 * knobs.tiles}"
         )
+    if knobs.turned and knobs.scaling in ("bare", "post") and knobs.m <= 4:
+        raise KnobError("turned=1 selects nothing")
+    if knobs.warps % knobs.pieces:
+        raise KnobError(f"pieces={knobs.pieces} does not divide warps={knobs.warps}; use pieces=2")
     check_decoding(knobs, arch)
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
         if idle and knobs.window:
