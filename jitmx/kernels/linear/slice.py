@@ -18,7 +18,7 @@ from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
 from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
+from jitmx.kernels.linear.stream_knobs import FOLDED, SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
@@ -50,8 +50,8 @@ class SliceKnobs(Knobs):
     )  # fmt: skip
     predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
     chains: int = knob(1, choices=(1, 2), doc="chains")
-    turned: bool = knob(False, doc="turned")
     pieces: int = knob(1, choices=(1, 2, 4), doc="copies that a row of tiles comes in")
+    stash: int = knob(0, low=0, high=6, doc="tiles after those that it decodes while X comes, into shared memory")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
@@ -75,18 +75,17 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    sums += knobs.turned * knobs.warps * (2 if knobs.tiles % 2 == 0 else knobs.tiles) * 1024
+    sums += knobs.warps * knobs.stash * (16 if knobs.scaling in FOLDED else 17) * 128
     return most * (codes + longest * _SCALE_BYTES) + (most * knobs.pieces + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
-    if knobs.predecode > 2 * knobs.tiles:
+    ahead, most = knobs.predecode + knobs.stash, 2 * knobs.tiles
+    if ahead > most:
         raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
-            f"value is {2 * knobs.tiles}"
+            f"predecode={knobs.predecode} and stash={knobs.stash} are over the tiles={knobs.tiles} of a warp in two "
+            f"rows; the nearest legal value of predecode is {max(0, most - knobs.stash)}"
         )
-    if knobs.turned and knobs.scaling in ("bare", "post") and knobs.m <= 4:
-        raise KnobError("turned=1 selects nothing")
     if knobs.warps % knobs.pieces:
         raise KnobError(f"pieces={knobs.pieces} does not divide warps={knobs.warps}; use pieces=2")
     check_decoding(knobs, arch)
