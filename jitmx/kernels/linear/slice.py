@@ -18,7 +18,7 @@ from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
 from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.stream_knobs import FOLDED, SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
+from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
@@ -39,19 +39,17 @@ class SliceKnobs(Knobs):
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
-    warps: int = knob(8, choices=(2, 4, 6, 8, 12, 16), doc="warps a block")
+    warps: int = knob(8, choices=(2, 4, 8, 12, 16), doc="warps a block")
     tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
     cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of tiles, each with a slice of k")
     copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
     window: int = knob(
-        0, low=0, high=12,
-        doc="rows of tiles that a block has on their way at once before the wait for X, so that no queue of weights "
-        "delays the X of the launch before; 0: all",
+        0, low=0, high=3,
+        doc="copies that a block has on their way at once before the wait for X, so that no queue of weights delays "
+        "the X of the launch before; 0: all",
     )  # fmt: skip
     predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
-    chains: int = knob(1, choices=(1, 2), doc="chains")
-    pieces: int = knob(1, choices=(1, 2, 4), doc="copies that a row of tiles comes in")
-    stash: int = knob(0, low=0, high=6, doc="tiles after those that it decodes while X comes, into shared memory")
+    pieces: int = knob(1, choices=(1, 2), doc="copies that a block's tiles of a row come in, each those of some warps")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
@@ -75,23 +73,21 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    sums += knobs.warps * knobs.stash * (16 if knobs.scaling in FOLDED else 17) * 128
     return most * (codes + longest * _SCALE_BYTES) + (most * knobs.pieces + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
-    ahead, most = knobs.predecode + knobs.stash, 2 * knobs.tiles
-    if ahead > most:
+    if knobs.predecode > 2 * knobs.tiles:
         raise KnobError(
-            f"predecode={knobs.predecode} and stash={knobs.stash} are over the tiles={knobs.tiles} of a warp in two "
-            f"rows; the nearest legal value of predecode is {max(0, most - knobs.stash)}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
+            f"value is {2 * knobs.tiles}"
         )
-    if knobs.warps % knobs.pieces:
-        raise KnobError(f"pieces={knobs.pieces} does not divide warps={knobs.warps}; use pieces=2")
     check_decoding(knobs, arch)
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
         if idle and knobs.window:
             raise KnobError(f"window={knobs.window} selects nothing with {beside}; leave it at 0")
+    if knobs.pieces > 1 and not knobs.window:
+        raise KnobError(f"pieces={knobs.pieces} makes a window finer, and there is none with window=0; use pieces=1")
     if knobs.cluster > 1 and not has_clusters(arch):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
 
