@@ -49,6 +49,7 @@ class SliceKnobs(Knobs):
         "the X of the launch before; 0: all",
     )  # fmt: skip
     predecode: int = knob(0, low=0, high=6, doc="tiles of a warp's first two rows that it decodes before the wait")
+    chains: int = knob(1, choices=(1, 2), doc="sums that a warp's tiles of a row take in turn")
     pieces: int = knob(1, choices=(1, 2), doc="copies that a block's tiles of a row come in, each those of some warps")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
@@ -86,6 +87,8 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
         if idle and knobs.window:
             raise KnobError(f"window={knobs.window} selects nothing with {beside}; leave it at 0")
+    if knobs.chains > knobs.tiles:
+        raise KnobError(f"chains={knobs.chains} is over the tiles={knobs.tiles} of a warp; use chains=1")
     if knobs.pieces > 1 and not knobs.window:
         raise KnobError(f"pieces={knobs.pieces} makes a window finer, and there is none with window=0; use pieces=1")
     if knobs.cluster > 1 and not has_clusters(arch):
