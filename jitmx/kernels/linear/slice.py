@@ -74,7 +74,8 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
     if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
-    return most * (codes + longest * _SCALE_BYTES) + (most * knobs.pieces + 3) // 2 * 16 + sums + knobs.bias * most * TILE_ROWS * 4
+    barriers = (most * knobs.pieces + 3) // 2 * 16
+    return most * (codes + longest * _SCALE_BYTES + knobs.bias * TILE_ROWS * 4) + barriers + sums
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
@@ -172,7 +173,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
         most = -(-longest // warps)
         if most <= 4 and most not in shares.values():
             shares[warps] = most
-    counts = sorted(shares, reverse=problem.m > 4)
+    counts = sorted(shares)
     modern = "tma" in arch.features and "pdl" in arch.features
     for scaling, warps in itertools.product(_scalings(problem, arch), counts):
         most = shares[warps]
@@ -233,12 +234,17 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
     yield {}
     rows = _fixed(problem)["m"]
     left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 30 - _x_registers(way["scaling"], rows, way["tiles"])
-    for early in sorted(range(min(5, left // 16, 2 * way["tiles"]) + 1), key=lambda count: abs(count - 2)):
-        yield {"predecode": early}
+    most = min(4, left // 16, 2 * way["tiles"])
+    best = 4 if rows <= 4 else 2
+    earlies = [{"predecode": early} for early in sorted(range(most + 1), key=lambda count: abs(count - best))]
+    yield from earlies[:2]
     if way["window"]:
         # X of over 16 rows leaves no registers for blocks of the next launch, whose weights could be in the way.
-        windows = (1, 3) if rows <= 16 else (0, 1)
-        yield from ({"predecode": early, "window": window} for early in (1, 2) for window in windows)
+        windows = (1, 3) if rows <= 16 else (1, 0)
+        if 8 < rows <= 16:
+            yield from ({**early, name: 2} for early in earlies[1:3] for name in ("pieces", "chains"))
+        yield from ({**early, "window": window} for window in windows for early in earlies[:2])
+    yield from earlies[2:]
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:

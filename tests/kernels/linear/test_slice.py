@@ -65,6 +65,9 @@ HOPPERS: dict[str, dict[str, Any]] = {
     },
     "32 rows in clusters": {"m": 32, "cluster": 2, "warps": 4, "tiles": 3, "window": 2, "residual": True},
     "two columns of MMA in clusters": {"m": 16, "cluster": 2, "warps": 2, "tiles": 2, "predecode": 1, "window": 3},
+    "rows in two copies, sums in two chains": {
+        "m": 16, "cluster": 2, "warps": 4, "tiles": 3, "window": 2, "pieces": 2, "chains": 2, "bias": True,
+    },
 }  # fmt: skip
 
 
@@ -148,7 +151,7 @@ def test_small_weights_have_candidates_of_several_shares_and_windows(n: int, k: 
     assert len({SPEC.variant(HOPPER, m=m, **knobs).identity for knobs in found}) == len(found)
 
 
-@pytest.mark.parametrize("m", [4, 32])
+@pytest.mark.parametrize("m", [4, 8, 16, 32])
 @pytest.mark.parametrize(("n", "k"), DENSE)
 def test_what_won_is_tried_early(n: int, k: int, m: int) -> None:
     problem = LinearProblem.on(HOPPER, m=m, n=n, k=k)
@@ -172,6 +175,8 @@ def test_without_clusters_a_block_has_whole_rows(m: int, multiprocessors: int) -
         ({"tiles": 2, "predecode": 5}, "nearest legal value is 4"),
         ({"warps": 16, "blocks_per_sm": 4}, "nearest legal value is 3"),
         ({"pdl": False, "window": 1}, "selects nothing"),
+        ({"pieces": 2, "window": 0}, "use pieces=1"),
+        ({"chains": 2, "tiles": 1}, "use chains=1"),
         ({"scaling": "halves", "dtype": "fp16"}, "use scaling='post'"),
     ],
 )
