@@ -33,10 +33,12 @@ from jitmx.ops import (
     routing_plan,
     scratch,
 )
+from jitmx.registry.matrix import MatrixMap, with_map
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.verify import encode
 from jitmx.toolchain import nvrtc
 
 
@@ -72,8 +74,11 @@ class Launcher:
 
     card: Card
 
-    def __init__(self, variant: Variant, device: Any, *, layout: str, pdl: bool, **geometry: int) -> None:
+    def __init__(
+        self, variant: Variant, device: Any, *, layout: str, pdl: bool, matrix: MatrixMap | None = None, **geometry: int
+    ) -> None:
         assert pdl == variant.knobs.pdl
+        self._matrix = matrix
         self.variant, self._layout = variant, layout
         self._geometry = geometry
 
@@ -92,9 +97,10 @@ class Launcher:
             fields.append(value)
         Launcher.card.launched.append(self.variant)
         spec, shape = self.variant.spec, self._geometry
+        packed = with_map(struct.pack(self._layout, *fields), self._matrix, int(fields[0]), encode)
         simulate(
             _ptx(self.variant), (shape["blocks"], 1, 1), (spec.threads(self.variant.knobs), 1, 1),
-            struct.pack(self._layout, *fields), memory, entry=spec.entry, shared_bytes=shape["shared_bytes"],
+            packed, memory, entry=spec.entry, shared_bytes=shape["shared_bytes"],
             cluster=shape.get("cluster", 1),
         )  # fmt: skip
         for start, at in there.items():

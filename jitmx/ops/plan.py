@@ -139,6 +139,7 @@ class Step:
             cluster=geometry.cluster,
             layout=LAYOUT,
             pdl=variant.knobs.pdl,
+            matrix=geometry.matrix,
         )
         self.shape = rows, n, k
         self.x_bytes = rows * k * 2

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.registry.matrix import Encode, MatrixMap, with_map
+
 Array = npt.NDArray[Any]
 
 
@@ -47,6 +49,7 @@ class Case:
         check: from the outputs, in the order of the arguments, to their error.
         gate: largest error that passes.
         cluster: blocks a cluster.
+        matrix: what a tensor map before the argument struct says of the first argument, where the kernel has one.
     """
 
     name: str
@@ -57,12 +60,17 @@ class Case:
     check: Callable[[Sequence[Array]], float]
     gate: float
     cluster: int = 1
+    matrix: MatrixMap | None = None
 
-    def pack(self, addresses: Sequence[int]) -> bytes:
-        """The argument struct, with the addresses of the buffers in their order."""
+    def pack(self, addresses: Sequence[int], encode: Encode) -> bytes:
+        """The argument struct, with the addresses of the buffers in their order.
+
+        Args:
+            encode: makes the tensor map of a matrix at an address.
+        """
         remaining = iter(addresses)
         fields = [next(remaining) if isinstance(item, Buffer) else item for item in self.arguments]
-        return struct.pack(self.layout, *fields)
+        return with_map(struct.pack(self.layout, *fields), self.matrix, int(fields[0]), encode)
 
 
 def relative_l2(found: Array, wanted: Array) -> float:

@@ -11,11 +11,14 @@ import functools
 from dataclasses import dataclass
 
 from jitmx.errors import DriverError
+from jitmx.registry.matrix import MatrixMap
 
 _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
 INVALID_CONTEXT = 201
 _LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_TENSOR_MAP_BFLOAT16, _TENSOR_MAP_SWIZZLE_128, _TENSOR_MAP_L2_PROMOTION_256 = 9, 3, 3
+_TENSOR_MAP_ALIGNMENT = 128
 _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 
 
@@ -155,3 +158,48 @@ def capture_number(stream: int) -> int:
     )
     check(code, "cuStreamGetCaptureInfo")
     return number.value if status.value == 1 else 0  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+def aligned_buffer(size: int) -> ctypes.Array[ctypes.c_char]:
+    """Host memory of `size` bytes that may begin with a tensor map."""
+    room = ctypes.create_string_buffer(size + _TENSOR_MAP_ALIGNMENT)
+    return (ctypes.c_char * size).from_buffer(room, -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT)
+
+
+def encode_matrix(buffer: ctypes.Array[ctypes.c_char], matrix: MatrixMap) -> ctypes.c_void_p:
+    """Begin an aligned buffer with the tensor map of a matrix, which `move_matrix` gives its address.
+
+    Returns:
+        The map's place, as `move_matrix` takes it.
+
+    Raises:
+        DriverError: the driver refuses such a map.
+    """
+    place = ctypes.c_void_p(ctypes.addressof(buffer))
+    code = library().cuTensorMapEncodeTiled(
+        place,
+        ctypes.c_int(_TENSOR_MAP_BFLOAT16),
+        ctypes.c_uint32(2),
+        ctypes.c_void_p(1 << 20),  # any address; there is none yet
+        (ctypes.c_uint64 * 2)(matrix.columns, matrix.rows),
+        (ctypes.c_uint64 * 1)(matrix.columns * matrix.item_bytes),
+        (ctypes.c_uint32 * 2)(matrix.box_columns, matrix.box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        ctypes.c_int(0),  # no interleaving
+        ctypes.c_int(_TENSOR_MAP_SWIZZLE_128),
+        ctypes.c_int(_TENSOR_MAP_L2_PROMOTION_256),
+        ctypes.c_int(0),  # what lies outside is zero
+    )
+    check(code, f"cuTensorMapEncodeTiled({matrix})")
+    return place
+
+
+def move_matrix(place: ctypes.c_void_p, address: int) -> None:
+    """Let a tensor map show the matrix at another address, a multiple of 16.
+
+    Raises:
+        DriverError: the driver refuses the address.
+    """
+    code = library().cuTensorMapReplaceAddress(place, ctypes.c_void_p(address))
+    if code:
+        check(code, f"cuTensorMapReplaceAddress({address:#x})")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 
+from jitmx.registry.matrix import BYTES, MatrixMap, room
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver, load
 
@@ -27,6 +29,7 @@ class Launcher:
         layout: `struct` format of the kernel's argument struct, native alignment ("@PPPiii").
         pdl: launch with programmatic stream serialization.
         cluster: blocks a cluster.
+        matrix: what a tensor map before the struct says of the matrix at the first argument, where the kernel has one.
     """
 
     __slots__ = (
@@ -37,13 +40,25 @@ class Launcher:
         "_keep",
         "_launch",
         "_lock",
+        "_map",
+        "_mapped",
         "_pack",
         "_stream",
+        "_struct",
         "variant",
     )
 
     def __init__(
-        self, variant: Variant, device: int, *, blocks: int, shared_bytes: int, layout: str, pdl: bool, cluster: int = 1
+        self,
+        variant: Variant,
+        device: int,
+        *,
+        blocks: int,
+        shared_bytes: int,
+        layout: str,
+        pdl: bool,
+        cluster: int = 1,
+        matrix: MatrixMap | None = None,
     ) -> None:
         function = load.function(variant, device)
         if cluster > _PORTABLE_CLUSTER:
@@ -64,10 +79,15 @@ class Launcher:
             attributes,
             len(wanted),
         )
-        packer = struct.Struct(layout)
-        self._buffer = ctypes.create_string_buffer(packer.size)
+        packer = self._struct = struct.Struct(layout)
+        if matrix is None:
+            self._buffer: ctypes.Array[ctypes.c_char] = ctypes.create_string_buffer(packer.size)
+            self._pack: Callable[..., None] = packer.pack_into
+        else:
+            self._buffer = driver.aligned_buffer(BYTES + room(packer.size))
+            self._map, self._mapped = driver.encode_matrix(self._buffer, matrix), 0
+            self._pack = self._pack_mapped
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self._pack = packer.pack_into
         self._stream = 0
         self._device = device
         self._lock = threading.Lock()
@@ -92,3 +112,10 @@ class Launcher:
                 code = self._launch(*self._arguments)
         if code:
             driver.check(code, f"launching {self.variant.name}")
+
+    def _pack_mapped(self, buffer: ctypes.Array[ctypes.c_char], offset: int, first: int, *rest: int | float) -> None:
+        """Pack arguments behind the tensor map, and have it show the matrix at the first of them."""
+        if first != self._mapped:
+            driver.move_matrix(self._map, first)
+            self._mapped = first
+        self._struct.pack_into(buffer, offset + BYTES, first, *rest)

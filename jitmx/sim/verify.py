@@ -10,10 +10,12 @@ import numpy as np
 from jitmx import kernels
 from jitmx.errors import JitmxError
 from jitmx.registry.case import Buffer, Case
+from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import Report, simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import TensorMap
 from jitmx.toolchain import nvrtc
 
 
@@ -52,6 +54,13 @@ def _buffers(case: Case) -> list[Buffer]:
     return [item for item in case.arguments if isinstance(item, Buffer)]
 
 
+def encode(matrix: MatrixMap, address: int) -> bytes:
+    """The simulator's tensor map of a matrix at an address."""
+    sizes, box = (matrix.columns, matrix.rows), (matrix.box_columns, matrix.box_rows)
+    pitch = (matrix.columns * matrix.item_bytes,)
+    return TensorMap(address, matrix.item_bytes, sizes, pitch, box, matrix.swizzle_bytes).encode()
+
+
 def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, list[int]]:
     """Run one case: what its launch did, the memory afterwards and the address of each buffer there.
 
@@ -70,7 +79,7 @@ def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, list
         ptx,
         (case.grid, 1, 1),
         (variant.spec.threads(variant.knobs), 1, 1),
-        case.pack(addresses),
+        case.pack(addresses, encode),
         memory,
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,

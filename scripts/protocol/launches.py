@@ -68,7 +68,7 @@ def launch(variant: Variant, case: Case) -> float:
     addresses = iter(tensors)
     arguments = [next(addresses).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
     geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
-    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False)
+    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False, matrix=case.matrix)
     launcher(torch.cuda.current_stream().cuda_stream, *arguments)
     torch.cuda.synchronize()
     return case.check(

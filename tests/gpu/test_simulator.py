@@ -27,6 +27,7 @@ from jitmx.runtime.launch import Launcher
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.verify import encode
 from jitmx.toolchain import nvrtc
 
 Array = npt.NDArray[Any]
@@ -146,7 +147,7 @@ def outputs_on_card(case: Case, variant: Variant) -> list[Array]:
     remaining = iter(tensors)
     arguments = [next(remaining).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
     geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
-    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False)
+    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False, matrix=case.matrix)
     torch.cuda.synchronize()
     launcher(torch.cuda.current_stream().cuda_stream, *arguments)
     torch.cuda.synchronize()
@@ -171,7 +172,7 @@ def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
         ptx,
         (case.grid, 1, 1),
         (variant.spec.threads(variant.knobs), 1, 1),
-        case.pack(addresses),
+        case.pack(addresses, encode),
         memory,
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,

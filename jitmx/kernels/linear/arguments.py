@@ -68,6 +68,7 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         check=check,
         gate=GATE,
         cluster=launch.cluster,
+        matrix=launch.matrix,
     )  # fmt: skip
 
 

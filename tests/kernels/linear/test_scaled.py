@@ -24,7 +24,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import run
+from jitmx.sim.verify import encode, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES
 
@@ -254,7 +254,7 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
         case = Case("", launch.blocks, launch.shared_bytes, LAYOUT, (), lambda outputs: 0.0, 0.0)
         case = dataclasses.replace(case, arguments=(*inputs, 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k))
         simulate(
-            ptx_of(variant), (launch.blocks, 1, 1), (variant.knobs.threads, 1, 1), case.pack([]), memory,
+            ptx_of(variant), (launch.blocks, 1, 1), (variant.knobs.threads, 1, 1), case.pack([], encode), memory,
             shared_bytes=launch.shared_bytes, resident_blocks=resident,
         )  # fmt: skip
         found.append(memory.download(y, np.dtype(np.uint16), (rows, n)))

@@ -19,7 +19,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import run
+from jitmx.sim.verify import encode, run
 from jitmx.toolchain import nvrtc
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def test_a_launch_leaves_its_counters_ready_and_the_next_computes_the_same(
     found = []
     for launches in range(1, 4):
         simulate(
-            ptx, (case.grid, 1, 1), (variant.spec.threads(variant.knobs), 1, 1), case.pack(addresses), memory,
+            ptx, (case.grid, 1, 1), (variant.spec.threads(variant.knobs), 1, 1), case.pack(addresses, encode), memory,
             entry=variant.spec.entry, shared_bytes=case.shared_bytes, cluster=case.cluster,
         )  # fmt: skip
         for buffer, address in zip(buffers, addresses, strict=True):
