@@ -44,7 +44,7 @@ class Product:
         self.shape = m, n, k
         self.launcher = Launcher(
             variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
-            layout=LAYOUT, pdl=variant.knobs.pdl,
+            layout=LAYOUT, pdl=variant.knobs.pdl, matrix=geometry.matrix,
         )  # fmt: skip
 
     def __call__(
@@ -104,6 +104,19 @@ TILES: tuple[dict[str, Any], ...] = (
     {"groups": 2, "tile_m": 128, "split_k": 2},
     {"groups": 3, "tile_m": 64, "split_k": 2, "order": "x_first"},
     {"groups": 3, "tile_m": 128, "split_k": 2, "stages": 4},
+    {"groups": 2, "tile_m": 64, "deal": "steps"},
+    {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
+    {"groups": 3, "tile_m": 192, "deal": "steps", "order": "x_first"},
+    {"groups": 2, "tile_m": 176, "x": "image"},
+    {"groups": 4, "tile_m": 64, "ring": 8, "order": "x_first", "x": "image"},
+    {"groups": 3, "tile_m": 128, "split_k": 2, "stages": 4, "x": "image"},
+)
+
+RUNS: tuple[dict[str, Any], ...] = (
+    {},
+    {"groups": 2, "tile_m": 64, "split_k": 2},
+    {"groups": 2, "tile_m": 128, "deal": "steps"},
+    {"groups": 2, "tile_m": 128, "x": "image"},
 )
 
 
@@ -123,7 +136,7 @@ def test_every_tile_agrees_with_float64_on_ragged_shapes(
     evidence(variant, worst, "ragged shapes")
 
 
-@pytest.mark.parametrize("knobs", [{}, {"groups": 2, "tile_m": 64, "split_k": 2}], ids=str)
+@pytest.mark.parametrize("knobs", RUNS, ids=str)
 def test_rows_from_1_to_300_have_no_gap(knobs: dict[str, Any]) -> None:
     variant, weight = made(**knobs), Weight(392, 160)
     assert max(error(variant, weight, m) for m in range(1, 301)) <= GATE
@@ -145,7 +158,7 @@ def test_what_the_heuristic_chooses_for_gpt_oss_is_within_the_gate(n: int, k: in
     evidence(variant, found, f"[{n}, {k}] m={m}")
 
 
-@pytest.mark.parametrize("knobs", [{}, {"tile_m": 64, "split_k": 2}], ids=str)
+@pytest.mark.parametrize("knobs", RUNS, ids=str)
 def test_a_hundred_runs_give_the_same_bits_whatever_ran_before(knobs: dict[str, Any]) -> None:
     variant, weight, other = made(**knobs), Weight(2880, 4096), Weight(5120, 2880)
     x, before = random(300, 4096), random(130, 2880)
@@ -156,7 +169,7 @@ def test_a_hundred_runs_give_the_same_bits_whatever_ran_before(knobs: dict[str, 
         assert torch.equal(product(x, weight), first)
 
 
-@pytest.mark.parametrize("knobs", [{"groups": 2, "tile_m": 128}, {"tile_m": 128, "split_k": 2, "stages": 4}], ids=str)
+@pytest.mark.parametrize("knobs", RUNS, ids=str)
 def test_dependent_launches_in_a_graph_each_read_what_the_one_before_wrote(knobs: dict[str, Any]) -> None:
     """They overlap, and share scratch memory: each must wait for the one before with X, and need not with W."""
     weights, x = [Weight(2880, 2880) for _ in range(4)], random(200, 2880)

@@ -1,7 +1,8 @@
 """`linear.wgmma`: many rows of X on sm_90a; weights decoded in registers as one operand of wgmma, fp32 accumulation.
 
-All blocks of a launch first bring X into the order and the swizzle that the product wants, in the workspace, and wait
-for one another as they read it: a launch has at most one block a multiprocessor, and all of them run at once.
+X is copied as it lies in memory, by a tensor map, and lanes take what its order of k wants out of the packed words of
+their quads. Or all blocks first bring X into the order of the words, in the workspace, and wait for one another as they
+read it: where weights are many and rows of X few, the simpler decoding is worth that.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, packed_ti
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-MAX_ROWS = 8192  # bounds the workspace, which holds X and eight counters for each tile of rows
+MAX_ROWS = 8192  # bounds the workspace, which may hold X and eight counters for each tile of rows
 _COUNTER_BYTES = 8192
+_FLAG_BYTES, _MOST_BLOCKS = 16384, 256  # of blocks that share steps: a word for each of up to 16 warps
 ORDERS = ("weights_first", "x_first")
 
 # Weights of this many packed bytes stay in the L2 beside the rows of X that blocks share.
@@ -41,7 +44,9 @@ class WgmmaKnobs(Knobs):
     tile_m: int = knob(128, choices=tuple(range(48, 257, 16)), doc="rows of X that a block takes at once")
     stages: int = knob(6, low=2, high=16, doc="steps of 64 k of X that a block keeps in shared memory")
     ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
+    x: str = knob("tensor", choices=("tensor", "image"), doc="X copied as it lies, or once brought into the order of W")
     split_k: int = knob(1, choices=(1, 2), doc="blocks, a cluster, that share a tile, each with a slice of k")
+    deal: str = knob("tiles", choices=("tiles", "steps"), doc="what blocks share evenly: tiles, or their steps of k")
     buffers: int = knob(2, choices=(2, 3), doc="decoded fragments; products of all but one are under way")
     order: str = knob("weights_first", choices=ORDERS, doc="which operand neighbouring blocks differ in")
     pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
@@ -59,21 +64,22 @@ def launch_registers(knobs: WgmmaKnobs) -> int:
 
 def multiplying_registers(knobs: WgmmaKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    return (launch_registers(knobs) * (knobs.groups + 1) - 48) // knobs.groups // 8 * 8
+    spare = 32 if knobs.x == "tensor" else 48
+    return (launch_registers(knobs) * (knobs.groups + 1) - spare) // knobs.groups // 8 * 8
 
 
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    size = knobs.stages * knobs.tile_m * 128 + knobs.groups * (4 * knobs.ring * 640 + 32 * 144)
+    size = knobs.stages * knobs.tile_m * 128 + knobs.groups * (4 * knobs.ring * 640 + 64 * 144)
     if knobs.split_k > 1:
         size += knobs.groups * (knobs.tile_m // knobs.split_k * 256 + 16)
-    size += 16 * knobs.stages + 8
+    size += 16 * knobs.stages + 8 * (knobs.x == "image")
     return -(-size // 1024) * 1024
 
 
 def _needed_registers(knobs: WgmmaKnobs) -> int:
     """Sums, decoded fragments, and what addresses, decoding and the other block of a cluster take."""
-    return knobs.tile_m // 2 + 8 * knobs.buffers + 32 + 8 * knobs.split_k
+    return knobs.tile_m // 2 + 8 * knobs.buffers + (40 if knobs.x == "tensor" else 32) + 8 * knobs.split_k
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
@@ -92,11 +98,15 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
             f"tile_m={knobs.tile_m} with split_k={knobs.split_k}: blocks that share a tile store 16 rows at a time; "
             f"the nearest legal value is tile_m={knobs.tile_m + 16}"
         )
-    if 2 * knobs.ring % knobs.buffers:
-        nearest = max(3, round(knobs.ring / 3) * 3)
+    if knobs.deal == "steps" and (knobs.x == "image" or knobs.split_k > 1):
         raise KnobError(
-            f"ring={knobs.ring}: two fragments a step do not go round {knobs.buffers} buffers evenly; "
-            f"the nearest legal value is ring={nearest}"
+            f"deal='steps' with x={knobs.x!r} and split_k={knobs.split_k}: blocks that share steps read X as it is, "
+            "and are no clusters; the nearest legal value is deal='tiles'"
+        )
+    if knobs.buffers == 3 and knobs.ring != 3:
+        raise KnobError(
+            f"ring={knobs.ring} with buffers=3: fragments go round a turn of the loop evenly, and in longer turns the "
+            "compiler lets no products overlap; the nearest legal value is ring=3"
         )
 
 
@@ -108,7 +118,7 @@ def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
         require=(
             # Products in pairs: the compiler, where it sees a hazard, ends every one of them with a group of its own.
             rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$",
-            r"\bUBLKCP\b",
+            r"\bUTMALDG\b" if knobs.x == "tensor" else r"\bUBLKCP\b",
             r"\bLDGSTS\.E\..*128",
         ),
     )
@@ -137,9 +147,15 @@ def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
 
 
 def launch(knobs: WgmmaKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
-    """A block for each tile, or one a multiprocessor where there are more tiles than that."""
+    """A block or cluster for each tile, or as many as the multiprocessors hold where there are more."""
+    if knobs.deal == "steps":
+        blocks = max(1, min(multiprocessors, _MOST_BLOCKS, tiles(knobs, m, n) * packed_tiles(1, k)[1]))
+        workspace = _FLAG_BYTES + blocks * knobs.groups * 64 * knobs.tile_m * 4
+        return Launch(blocks, shared_bytes(knobs), workspace=workspace, matrix=MatrixMap(m, k, knobs.tile_m))
     blocks = max(1, min(tiles(knobs, m, n), multiprocessors // knobs.split_k)) * knobs.split_k
-    return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace_bytes(knobs, m, k))
+    if knobs.x == "image":
+        return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace_bytes(knobs, m, k))
+    return Launch(blocks, shared_bytes(knobs), knobs.split_k, matrix=MatrixMap(m, k, knobs.tile_m))
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -158,52 +174,60 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Shapes of tiles worth trying, and how near their products come to 192 x 192 rows in 0.62 us a step of 64 k.
-_SHAPES: tuple[tuple[dict[str, int], float], ...] = (
-    ({"groups": 2, "tile_m": 192, "stages": 6, "ring": 4, "split_k": 1}, 0.88),
-    ({"groups": 3, "tile_m": 192, "stages": 6, "ring": 4, "split_k": 1}, 0.82),
-    ({"groups": 2, "tile_m": 176, "stages": 6, "ring": 4, "split_k": 1}, 0.84),
-    ({"groups": 2, "tile_m": 256, "stages": 5, "ring": 4, "split_k": 1}, 0.78),
-    ({"groups": 3, "tile_m": 128, "stages": 6, "ring": 4, "split_k": 1}, 0.75),
-    ({"groups": 4, "tile_m": 96, "stages": 6, "ring": 4, "split_k": 1}, 0.78),
-    ({"groups": 4, "tile_m": 64, "stages": 6, "ring": 8, "split_k": 1}, 0.57),
-    ({"groups": 2, "tile_m": 128, "stages": 8, "ring": 4, "split_k": 1}, 0.68),
-    ({"groups": 3, "tile_m": 64, "stages": 8, "ring": 4, "split_k": 1}, 0.57),
-    ({"groups": 3, "tile_m": 128, "stages": 4, "ring": 4, "split_k": 2}, 0.85),
-    ({"groups": 3, "tile_m": 160, "stages": 4, "ring": 4, "split_k": 2}, 0.84),
-    ({"groups": 2, "tile_m": 128, "stages": 6, "ring": 4, "split_k": 2}, 0.68),
-    ({"groups": 3, "tile_m": 64, "stages": 6, "ring": 4, "split_k": 2}, 0.57),
-)
-_STEP_US = 0.62 / (3 * 192)  # of one warpgroup and one row of X
+# Warpgroups, rows of X a tile, and blocks that share one: what is worth trying.
+_SHAPES = (
+    (2, 256, 1), (2, 208, 1), (2, 192, 1), (2, 176, 1), (2, 160, 1), (2, 128, 1), (3, 192, 1), (3, 128, 1), (3, 64, 1),
+    (4, 64, 1), (2, 64, 2), (2, 128, 2), (3, 64, 2), (3, 128, 2),
+)  # fmt: skip
+_MOST_STAGES = 8
+_IMAGE_ROWS = 128  # to which bringing X into another order pays, where weights are many
 
 
-def _ranked(problem: LinearProblem, multiprocessors: int) -> list[dict[str, Any]]:
+def _step_us(groups: int, tile_m: int) -> float:
+    """What a step of 64 k takes on an H200: a warp's share of decoding hides behind products of many rows only."""
+    return groups * max(240 + tile_m, 2.26 * tile_m) / 1870
+
+
+def _filled(knobs: dict[str, Any], arch: Arch) -> dict[str, Any]:
+    """With as many stages as shared memory has room for."""
+    for stages in range(_MOST_STAGES, 2, -1):
+        if shared_bytes(WgmmaKnobs(**knobs, stages=stages)) <= arch.shared_bytes:
+            return knobs | {"stages": stages}
+    return knobs | {"stages": 2}
+
+
+def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Knobs by rising time that whole waves of their tiles take."""
     rows, steps = packed_tiles(problem.n, problem.k)
-    order = ORDERS[0] if rows * steps * TILE_BYTES <= _L2_BYTES else ORDERS[1]
+    many = rows * steps * TILE_BYTES > _L2_BYTES
     m = min(problem.m, MAX_ROWS)
 
-    def microseconds(item: tuple[dict[str, int], float]) -> float:
-        shape, speed = item
-        groups, tile_m, split = shape["groups"], shape["tile_m"], shape["split_k"]
+    def microseconds(shape: tuple[int, int, int]) -> float:
+        groups, tile_m, split = shape
         waves = -(-(-(-problem.n // (groups * 64)) * -(-m // tile_m)) // max(1, multiprocessors // split))
-        return waves * (-(-steps // split) * groups * tile_m * _STEP_US / speed + 1.5 * split)
+        return waves * (-(-steps // split) * _step_us(groups, tile_m) + 1.2 * split)
 
-    legal = [item for item in _SHAPES if item[0]["split_k"] <= min(steps, multiprocessors)]
-    return [{**shape, "buffers": 2, "order": order, "pdl": True} for shape, _ in sorted(legal, key=microseconds)]
+    legal = [shape for shape in _SHAPES if shape[2] <= min(steps, multiprocessors)]
+    return [
+        _filled(arch=arch, knobs={
+            "groups": groups, "tile_m": tile_m, "ring": 4, "split_k": split, "deal": "tiles", "buffers": 2,
+            "x": "image" if many and m <= _IMAGE_ROWS else "tensor", "order": ORDERS[many], "pdl": True,
+        })
+        for groups, tile_m, split in sorted(legal, key=microseconds)
+    ]  # fmt: skip
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    return _ranked(problem, multiprocessors)[0]
+    return _ranked(problem, arch, multiprocessors)[0]
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """The tile shapes, best guesses first, each also with more weights in flight, and in the other order."""
+    """The tile shapes, best guesses first, each also with steps shared, more fragments, and X brought another way."""
     found: list[dict[str, Any]] = []
-    for knobs in _ranked(problem, multiprocessors):
-        other = ORDERS[knobs["order"] == ORDERS[0]]
-        for more in ({}, {"ring": 8 if knobs["ring"] == 4 else 4}, {"buffers": 3, "ring": 3}, {"order": other}):
-            candidate = knobs | more
+    for knobs in _ranked(problem, arch, multiprocessors):
+        other = {"x": "tensor" if knobs["x"] == "image" else "image"}
+        for more in ({}, {"buffers": 3, "ring": 3}, {"deal": "steps", "x": "tensor"}, other):
+            candidate = _filled({name: value for name, value in (knobs | more).items() if name != "stages"}, arch)
             try:
                 SPEC.variant(arch, **candidate)
             except KnobError:

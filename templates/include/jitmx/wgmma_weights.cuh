@@ -26,18 +26,22 @@ __device__ __forceinline__ void decode_block(u32 low, u32 high, u32 scales, u32 
 // next() goes on to the next run.
 template <int Slots, class Rows> class WeightStream {
  public:
-  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane)
-      : rows_(rows), words_(shared_address(slots) + lane * 16), marks_(shared_address(slots) + 512 + lane * 4) {
-    left_ = rows_.open(codes_, scales_);
-#pragma unroll
-    for (int i = 0; i < Slots; ++i) load(i);
-    advance();
+  struct Tile {
+    Vec4 words;
+    u32 scales;
+  };
+
+  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane) : WeightStream(rows, slots, lane, lane) {}
+
+  __device__ __forceinline__ void read(int i, Tile& tile) const {
+    copy_wait<Slots - 1>();
+    tile.words = load_shared(words_ + i * kSlotBytes);
+    tile.scales = load_shared_word(marks_ + i * kSlotBytes);
   }
 
-  __device__ __forceinline__ void read(int i, Vec4& words, u32& scales) const {
-    copy_wait<Slots - 1>();
-    words = load_shared(words_ + i * kSlotBytes);
-    scales = load_shared_word(marks_ + i * kSlotBytes);
+  template <class Encoding, int I> __device__ __forceinline__ void decode(const Tile& tile, u32 (&a)[8]) const {
+    if constexpr (I == 0) decode_block<Encoding, 0>(tile.words.x, tile.words.y, tile.scales, a);
+    else decode_block<Encoding, 1>(tile.words.z, tile.words.w, tile.scales, a);
   }
 
   // Slot i, which has been read, takes tile i of the next `Slots`, if there is one.
@@ -60,7 +64,16 @@ template <int Slots, class Rows> class WeightStream {
     }
   }
 
- private:
+ protected:
+  // `place` counts this lane's words in a slot.
+  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane, int place)
+      : rows_(rows), words_(shared_address(slots) + place * 16), marks_(shared_address(slots) + 512 + lane * 4) {
+    left_ = rows_.open(codes_, scales_);
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) load(i);
+    advance();
+  }
+
   Rows rows_;
   u32 words_, marks_;
   int left_ = 0;
@@ -102,11 +115,10 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
                                                 Stages& stages, int lane, Multiply multiply) {
   // Step i of an unrolled group: two fragments, and what was under way with the oldest one is done after each.
   const auto step = [&](int i, bool first) {
-    Vec4 words;
-    u32 scales;
-    weights.read(i, words, scales);
+    typename Weights::Tile tile;
+    weights.read(i, tile);
     u32 (&low)[8] = a[2 * i % Buffers], (&high)[8] = a[(2 * i + 1) % Buffers];
-    decode_block<Encoding, 0>(words.x, words.y, scales, low);
+    weights.template decode<Encoding, 0>(tile, low);
     const u64 x = stages.matrix();
     stages.wait();
     wgmma_fence();
@@ -115,7 +127,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
     wgmma_wait<Buffers - 1>();
     hold(high);
     if (Buffers == 2 && !first) stages.release(lane);
-    decode_block<Encoding, 1>(words.z, words.w, scales, high);
+    weights.template decode<Encoding, 1>(tile, high);
     weights.load(i);
     wgmma_fence();
     multiply(sums, high, x + 4);

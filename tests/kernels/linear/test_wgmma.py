@@ -21,9 +21,18 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import Verdict
+from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.verify import Verdict, encode
 from jitmx.toolchain import cubin, nvrtc
 
+LOOPS = (
+    {},
+    {"split_k": 2, "stages": 4, "bias": True},
+    {"groups": 4, "tile_m": 64, "x": "image"},
+    {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
+    {"groups": 2, "tile_m": 176, "buffers": 3, "ring": 3},
+)
+DEALS = ({}, {"split_k": 2}, {"deal": "steps"})
 HOPPER = arch.parse("sm_90")
 SHARED = 232_448
 PROBLEMS = st.builds(
@@ -58,25 +67,38 @@ def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
         wgmma.KERNEL.check(problem, variant(**knobs, **fixed))
 
 
-@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), split=st.sampled_from([1, 2]))
-def test_all_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_a_tile(
-    problem: LinearProblem, multiprocessors: int, split: int
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), deal=st.sampled_from(DEALS))
+def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
+    problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
 ) -> None:
-    knobs = variant(split_k=split, stages=4).knobs
+    knobs = variant(**deal, stages=4).knobs
     launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
     assert launch.blocks <= multiprocessors
-    assert launch.blocks % launch.cluster == 0 and launch.cluster == split
-    assert launch.blocks // split <= wgmma.tiles(knobs, problem.m, problem.n)
+    assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
+    items = wgmma.tiles(knobs, problem.m, problem.n) * (packed_tiles(1, problem.k)[1] if knobs.deal == "steps" else 1)
+    assert launch.blocks // launch.cluster <= items
 
 
 @given(m=st.integers(1, wgmma.MAX_ROWS), k=st.integers(1, 512), tile_m=st.sampled_from([48, 128, 192]))
-def test_the_workspace_holds_the_counters_and_x_padded_to_whole_tiles(m: int, k: int, tile_m: int) -> None:
+def test_the_workspace_of_an_image_holds_the_counters_and_x_padded_to_whole_tiles(m: int, k: int, tile_m: int) -> None:
     """Counters take the same room for every shape, so that what one launch leaves of X is no counter of another."""
-    tokens = -(-m // tile_m)
+    knobs, tokens = variant(tile_m=tile_m, x="image").knobs, -(-m // tile_m)
     image = tokens * tile_m * packed_tiles(1, 32 * k)[1] * 128
-    counters = wgmma.workspace_bytes(variant(tile_m=tile_m).knobs, m, 32 * k) - image
-    assert counters == wgmma.workspace_bytes(variant(tile_m=tile_m).knobs, 1, 32) - tile_m * 128
+    counters = wgmma.workspace_bytes(knobs, m, 32 * k) - image
+    assert counters == wgmma.workspace_bytes(knobs, 1, 32) - tile_m * 128
     assert 4 * (1 + 8 * tokens) <= counters
+
+
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), deal=st.sampled_from(DEALS))
+def test_boxes_of_the_tensor_map_fill_a_stage_and_the_driver_takes_them(
+    problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
+) -> None:
+    """`sim.tensormap` keeps the driver's rules."""
+    knobs = variant(**deal, tile_m=256, groups=2, stages=3).knobs
+    matrix = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors).matrix
+    assert matrix is not None and (matrix.rows, matrix.columns) == (problem.m, problem.k)
+    box = TensorMap.decode(encode(matrix, 4096))
+    assert box.box_bytes == knobs.tile_m * 128
 
 
 @pytest.mark.parametrize(
@@ -100,10 +122,12 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
     [
         (
             {"groups": 4, "tile_m": 128},
-            "takes about 120 registers a thread of 104; the nearest legal value is tile_m=96",
+            "takes about 128 registers a thread of 112; the nearest legal value is tile_m=96",
         ),
         ({"groups": 3, "tile_m": 192, "buffers": 3, "ring": 3}, "the nearest legal value is tile_m=176"),
         ({"buffers": 3, "ring": 4}, "the nearest legal value is ring=3"),
+        ({"deal": "steps", "split_k": 2}, "are no clusters; the nearest legal value is deal='tiles'"),
+        ({"deal": "steps", "x": "image"}, "read X as it is, and are no clusters; the nearest legal value is deal='"),
         ({"tile_m": 112, "split_k": 2}, "the nearest legal value is tile_m=128"),
         ({"stages": 16, "tile_m": 192}, "the nearest legal value is stages="),
         ({"stages": 1}, "stages=1 is below its limit; the nearest legal value is 2"),
@@ -139,7 +163,9 @@ def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> N
         wgmma.KERNEL.tile(128, 100, 64, None)
 
 
-@pytest.mark.parametrize("knobs", [{"split_k": 1}, {"split_k": 2, "stages": 3}, {"groups": 2, "tile_m": 80, "ring": 5}])
+@pytest.mark.parametrize(
+    "knobs", [{"x": "image"}, {"split_k": 2, "stages": 3}, {"groups": 2, "tile_m": 80, "ring": 5}], ids=str
+)
 def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
     """The compiler evaluates the template's own struct."""
     one = variant(**knobs)
@@ -161,11 +187,14 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         {"groups": 4, "tile_m": 64, "ring": 8},
         {"buffers": 3, "ring": 3, "pdl": False},
         {"split_k": 2, "stages": 4, "residual": True, "encoding": "nibble"},
+        {"groups": 4, "tile_m": 64, "ring": 8, "x": "image"},
+        {"split_k": 2, "stages": 4, "x": "image", "bias": True},
+        {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
     ],
     ids=str,
 )
 def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
-    """No spills, products in pairs, bulk copies."""
+    """No spills, products in pairs, tensor copies."""
     assert build.obtain(variant(**knobs), strict=True).breaches == ()
 
 
@@ -178,6 +207,11 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
         {"groups": 4, "tile_m": 64, "ring": 8},
         {"groups": 2, "tile_m": 64, "ring": 2, "stages": 2, "split_k": 2, "bias": True},
         {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "residual": True},
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "deal": "steps", "bias": True},
+        {"tile_m": 80, "stages": 3, "deal": "steps", "order": "x_first", "encoding": "nibble", "residual": True},
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "x": "image"},
+        {"tile_m": 80, "order": "x_first", "encoding": "nibble", "pdl": False, "residual": True, "x": "image"},
+        {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "bias": True, "x": "image"},
     ],
     ids=str,
 )
@@ -185,10 +219,16 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
     simulated(variant(**knobs))
 
 
-@pytest.mark.parametrize("split", [1, 2])
-def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(split: int) -> None:
+@pytest.mark.parametrize(
+    ("knobs", "counters"),
+    [({"x": "image"}, 8192), ({"x": "image", "split_k": 2}, 8192), ({"deal": "steps"}, 16384)],
+    ids=str,
+)
+def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(
+    knobs: dict[str, Any], counters: int
+) -> None:
     """Three launches of two shapes over one workspace, large enough for both."""
-    one = variant(groups=2, tile_m=64, ring=2, stages=2, split_k=split)
+    one = variant(groups=2, tile_m=64, ring=2, stages=2, **knobs)
     ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
     cases = list(wgmma.KERNEL.cases(one))
     size = max(
@@ -210,17 +250,17 @@ def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(sp
             ptx,
             (case.grid, 1, 1),
             (wgmma.threads(one.knobs), 1, 1),
-            case.pack(addresses),
+            case.pack(addresses, encode),
             memory,
             entry=one.spec.entry,
             shared_bytes=case.shared_bytes,
             cluster=case.cluster,
         )
         assert case.check([memory.download(output, result.dtype, result.shape)]) <= case.gate
-        assert not memory.download(workspace, np.uint32, (8192 // 4,)).any()
+        assert not memory.download(workspace, np.uint32, (counters // 4,)).any()
 
 
-@pytest.mark.parametrize("knobs", [{}, {"split_k": 2, "stages": 4, "bias": True}, {"groups": 4, "tile_m": 64}], ids=str)
+@pytest.mark.parametrize("knobs", LOOPS, ids=str)
 def test_the_loop_over_k_addresses_products_by_uniform_registers_alone(knobs: dict[str, Any]) -> None:
     """Where the compiler takes the loop for divergent it moves every descriptor across, and products lose a tenth."""
     lines = cubin.sass(build.obtain(variant(**knobs)).image)
