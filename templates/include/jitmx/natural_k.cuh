@@ -25,7 +25,9 @@ template <class Encoding> class NaturalDecoder {
  public:
   // `t`: the lane's place in its quad.
   __device__ __forceinline__ explicit NaturalDecoder(int t)
-      : rotation_(PairPlace<Encoding>::rotation(t)), factor_(PairPlace<Encoding>::factor(t)) {}
+      : rotation_(PairPlace<Encoding>::rotation(t)), factor_(PairPlace<Encoding>::factor(t)) {
+    asm volatile("" : "+r"(rotation_), "+r"(factor_));  // else the compiler makes them anew for every block
+  }
 
   // The fragments of block I of a tile, two steps of k16: `quad[s]` is the vector of lane s of the quad (rows g and g + 8 of
   // both blocks), `scales` the packed word of scales of those rows.
