@@ -4,6 +4,7 @@ Kernels, a module and a template each:
     gemv    at most 8 rows of X; CUDA cores or m16n8k16 tensor cores
     stream  at most 32 rows: one fat block a multiprocessor streams its share of W
     tile    any number of rows, on every target
+    splitk  a few dozen rows to some hundred, on sm_90a: clusters of blocks share k
     slice   at most 32 rows, of weights that fit shared memory: a warp keeps its slice of X in registers
     wgmma   many rows, on sm_90a
     scaled  X quantized to an MX format on the way in; block-scaled MMA on sm_12x
@@ -20,7 +21,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
-from jitmx.kernels.linear import gemv, scaled, slice, stream, tile, wgmma
+from jitmx.kernels.linear import gemv, scaled, slice, splitk, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
@@ -30,7 +31,7 @@ from jitmx.registry.spec import Variant
 __all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
 
 KERNELS: dict[str, LinearKernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, tile, wgmma, scaled)
+    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, splitk, tile, wgmma, scaled)
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.

@@ -1,0 +1,189 @@
+"""`linear.splitk`: 33 to some hundred rows of X on sm_90a; clusters of blocks share a tile of Y, each with a slice of k.
+
+Weights are decoded in registers as one operand of wgmma. X reaches shared memory as it lies in memory, and a block's
+weights are on their way there before the previous kernel has ended: a launch needs no workspace and waits for no other
+blocks than those of a cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+MAX_ROWS = 1024
+PERMUTED = ("weights", "activations")
+RELEASES = ("start", "loads", "products")
+
+
+@dataclass(frozen=True)
+class SplitKKnobs(Knobs):
+    """Compile-time choices of `linear.splitk`."""
+
+    dtype: str = knob("bf16", choices=("bf16",), doc="type of X, Y, bias and residual")
+    bias: bool = knob(False, doc="add a bias of n values")
+    residual: bool = knob(False, doc="add [m, n] values on the way out")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
+    groups: int = knob(2, choices=(1, 2, 3, 4), doc="warpgroups, 64 rows of W each")
+    tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
+    split_k: int = knob(3, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
+    stages: int = knob(6, low=3, high=16, doc="steps of 64 k of X that a block has room for")
+    chunk: int = knob(5, low=1, high=16, doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(3, low=1, high=8, doc="such chunks that a warp has room for")
+    permute: str = knob(
+        "weights", choices=PERMUTED,
+        doc="which operand takes the order of k of the other: weights, as they are decoded, or activations, on their "
+        "way to shared memory in pieces of 4 bytes",
+    )  # fmt: skip
+    release: str = knob(
+        "start", choices=RELEASES,
+        doc="when the next launch may begin to ask for its weights: at once, when X is asked for, or after all products",
+    )  # fmt: skip
+    blocks_per_sm: int = knob(2, low=1, high=3, doc="blocks that must fit a multiprocessor: caps registers")
+    pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
+
+
+def shared_bytes(knobs: SplitKKnobs) -> int:
+    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
+    x = knobs.stages * knobs.tile_m * 128
+    if knobs.split_k > 1:
+        x = max(x, -(-knobs.tile_m * knobs.groups * 256 // 1024) * 1024)
+    size = x + knobs.groups * 4 * knobs.ring * (knobs.chunk * TILE_BYTES + 8)
+    return -(-size // 1024) * 1024
+
+
+def _registers(knobs: SplitKKnobs) -> int:
+    """Registers a thread, at most."""
+    return min(255, 65536 // (knobs.groups * 128 * knobs.blocks_per_sm) // 8 * 8)
+
+
+def _needed_registers(knobs: SplitKKnobs) -> int:
+    """Sums, fragments of two steps, words of one, and what addresses take."""
+    return knobs.tile_m // 2 + 32 + (16 if knobs.permute == "weights" else 4) + 28
+
+
+def _check(knobs: SplitKKnobs, arch: Arch) -> None:
+    if "wgmma" not in arch.features:
+        raise KnobError(f"linear.splitk needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
+    if knobs.release != "start" and not knobs.pdl:
+        raise KnobError(f"release={knobs.release!r} selects nothing with pdl=0; leave it at 'start'")
+
+
+def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=_registers(knobs),
+        max_spill_bytes=0,
+        require=(
+            # Products in pairs: the compiler, where it sees a hazard, ends every one of them with a group of its own.
+            rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$",
+            r"\bUBLKCP\b",
+            r"\bLDGSTS\.E\b",
+        ),
+    )
+
+
+SPEC = KernelSpec(
+    family="linear",
+    name="splitk",
+    knobs=SplitKKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=lambda knobs: knobs.groups * 128,
+    entry="jitmx_linear_splitk",
+)
+
+
+def tiles(knobs: SplitKKnobs, m: int, n: int) -> int:
+    """Tiles of Y."""
+    return -(-n // (knobs.groups * 64)) * -(-m // knobs.tile_m)
+
+
+def launch(knobs: SplitKKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+    """A cluster for each tile of Y, or a block."""
+    return Launch(tiles(knobs, m, n) * knobs.split_k, shared_bytes(knobs), knobs.split_k)
+
+
+def _fixed(problem: LinearProblem) -> dict[str, Any]:
+    """What weight and tensors bring with them."""
+    require_plain("splitk", problem, "residual")
+    if problem.dtype != "bf16":
+        raise KnobError(f"linear.splitk does not take dtype={problem.dtype!r}, only 'bf16'; linear.tile takes both")
+    if problem.scale_range != "normal":
+        raise KnobError(
+            f"linear.splitk does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as it "
+            "decodes them; linear.tile takes both"
+        )
+    return {
+        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "encoding": problem.encoding,
+        "scale_range": problem.scale_range,
+    }  # fmt: skip
+
+
+def _check_problem(problem: LinearProblem, variant: Variant) -> None:
+    steps = packed_tiles(problem.n, problem.k)[1]
+    if variant.knobs.split_k > steps:
+        raise KnobError(
+            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}; "
+            f"the nearest legal value is {steps}"
+        )
+
+
+def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """PLACEHOLDER"""
+    return {"groups": 2, "tile_m": 64, "split_k": 1, "stages": 6, "chunk": 5, "ring": 3, "permute": "weights", "release": "start",
+            "blocks_per_sm": 2, "pdl": True}
+
+
+def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    return [_heuristic(problem, arch, multiprocessors)]
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """A lone row and feature; ragged tiles of rows and of features; slices that go round both rings, and uneven ones."""
+    knobs = variant.knobs
+    features, split = knobs.groups * 64, knobs.split_k
+    around = max(knobs.stages, knobs.ring * knobs.chunk) + 2
+    shapes = (
+        (1, 1, split * TILE_K - 32),
+        (knobs.tile_m + 3, features + 24, (split * 3 + split - 1) * TILE_K),
+        (knobs.tile_m - 5, features - 7, split * around * TILE_K - 32),
+    )
+    for seed, (rows, n, k) in enumerate(shapes):
+        yield make_case(variant, launch(knobs, rows, n, k, 132), rows, n, k, seed)
+
+
+def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+    """A tile of m rows of X by n of W; steps of k are always 64."""
+    if k not in (None, TILE_K):
+        raise KnobError(f"linear.splitk takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
+    if n not in (64, 128, 192, 256):
+        nearest = min((64, 128, 192, 256), key=lambda legal: abs(legal - n))
+        raise KnobError(f"linear.splitk takes tiles of 64 to 256 rows of W in steps of 64, not {n}; the nearest is {nearest}")
+    return {"tile_m": m, "groups": n // 64, "stages": stages or 6}
+
+
+KERNEL = LinearKernel(
+    spec=SPEC,
+    max_rows=MAX_ROWS,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    runs_on=lambda arch: "wgmma" in arch.features,
+    tile=_tile,
+)
