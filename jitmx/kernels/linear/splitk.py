@@ -79,6 +79,11 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
         raise KnobError(f"linear.splitk needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
     if knobs.release != "start" and not knobs.pdl:
         raise KnobError(f"release={knobs.release!r} selects nothing with pdl=0; leave it at 'start'")
+    if knobs.permute == "activations" and knobs.groups % 2:
+        raise KnobError(
+            f"permute='activations' with groups={knobs.groups}: all threads together take whole groups of eight rows of "
+            "X; the nearest legal value is groups=2"
+        )
 
 
 def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
