@@ -23,7 +23,6 @@ from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 1024
-PERMUTED = ("weights", "activations")
 RELEASES = ("start", "loads", "products")
 
 
@@ -36,17 +35,12 @@ class SplitKKnobs(Knobs):
     residual: bool = knob(False, doc="add [m, n] values on the way out")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
-    groups: int = knob(2, choices=(1, 2, 3, 4), doc="warpgroups, 64 rows of W each")
+    groups: int = knob(2, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(3, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
-    stages: int = knob(6, low=3, high=16, doc="steps of 64 k of X that a block has room for")
-    chunk: int = knob(5, low=1, high=16, doc="steps of 64 k of W that a warp asks for at once")
-    ring: int = knob(3, low=1, high=8, doc="such chunks that a warp has room for")
-    permute: str = knob(
-        "weights", choices=PERMUTED,
-        doc="which operand takes the order of k of the other: weights, as they are decoded, or activations, on their "
-        "way to shared memory in pieces of 4 bytes",
-    )  # fmt: skip
+    stages: int = knob(6, choices=(4, 6, 8, 10, 12), doc="steps of 64 k of X that a block has room for")
+    chunk: int = knob(6, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(2, low=1, high=12, doc="such chunks that a warp has room for")
     release: str = knob(
         "start", choices=RELEASES,
         doc="when the next launch may begin to ask for its weights: at once, when X is asked for, or after all products",
@@ -55,23 +49,38 @@ class SplitKKnobs(Knobs):
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
 
-def shared_bytes(knobs: SplitKKnobs) -> int:
-    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
+# A multiprocessor's shared memory, and what the system keeps of it for every block, bytes.
+_MULTIPROCESSOR_BYTES, _KEPT_BYTES = 228 << 10, 1 << 10
+
+
+def threads(knobs: SplitKKnobs) -> int:
+    """Threads a block: a warpgroup more than multiply, which moves X."""
+    return (knobs.groups + 1) * 128
+
+
+def launch_registers(knobs: SplitKKnobs) -> int:
+    """Registers a thread at launch; warpgroups that multiply then take some from the one that moves X."""
+    return min(248, 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8)
+
+
+def multiplying_registers(knobs: SplitKKnobs) -> int:
+    """Registers a thread of the warpgroups that multiply, as the template sets them."""
+    return min(240, (launch_registers(knobs) * (knobs.groups + 1) - 32) // knobs.groups // 8 * 8)
+
+
+def laid_out_bytes(knobs: SplitKKnobs) -> int:
+    """Shared memory that struct Shared of the template takes, bytes."""
     x = knobs.stages * knobs.tile_m * 128
     if knobs.split_k > 1:
         x = max(x, -(-knobs.tile_m * knobs.groups * 256 // 1024) * 1024)
-    size = x + knobs.groups * 4 * knobs.ring * (knobs.chunk * TILE_BYTES + 8)
+    size = x + knobs.groups * 4 * knobs.ring * (knobs.chunk * TILE_BYTES + 8) + knobs.stages * 16
     return -(-size // 1024) * 1024
 
 
-def _registers(knobs: SplitKKnobs) -> int:
-    """Registers a thread, at most."""
-    return min(255, 65536 // (knobs.groups * 128 * knobs.blocks_per_sm) // 8 * 8)
-
-
-def _needed_registers(knobs: SplitKKnobs) -> int:
-    """Sums, fragments of two steps, words of one, and what addresses take."""
-    return knobs.tile_m // 2 + 32 + (16 if knobs.permute == "weights" else 4) + 28
+def shared_bytes(knobs: SplitKKnobs) -> int:
+    """Dynamic shared memory of a launch, bytes: so much that no more blocks fit a multiprocessor than are asked for."""
+    fewest = _MULTIPROCESSOR_BYTES // (knobs.blocks_per_sm + 1) - _KEPT_BYTES
+    return max(laid_out_bytes(knobs), (fewest // 1024 + 1) * 1024)
 
 
 def _check(knobs: SplitKKnobs, arch: Arch) -> None:
@@ -79,16 +88,23 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
         raise KnobError(f"linear.splitk needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
     if knobs.release != "start" and not knobs.pdl:
         raise KnobError(f"release={knobs.release!r} selects nothing with pdl=0; leave it at 'start'")
-    if knobs.permute == "activations" and knobs.groups % 2:
+    if knobs.stages % knobs.chunk:
+        nearest = max(chunk for chunk in range(1, knobs.chunk) if knobs.stages % chunk == 0)
         raise KnobError(
-            f"permute='activations' with groups={knobs.groups}: all threads together take whole groups of eight rows of "
-            "X; the nearest legal value is groups=2"
+            f"chunk={knobs.chunk} does not divide stages={knobs.stages}; the nearest legal value is chunk={nearest}"
+        )
+    if knobs.ring * knobs.chunk % knobs.stages:
+        grain = knobs.stages // knobs.chunk
+        raise KnobError(
+            f"ring={knobs.ring} chunks of {knobs.chunk} steps are not a multiple of stages={knobs.stages}; the nearest "
+            f"legal value is ring={-(-knobs.ring // grain) * grain}"
         )
 
 
 def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
     return Contract(
-        max_registers=_registers(knobs),
+        min_registers=launch_registers(knobs),
+        max_registers=launch_registers(knobs),
         max_spill_bytes=0,
         require=(
             # Products in pairs: the compiler, where it sees a hazard, ends every one of them with a group of its own.
@@ -106,7 +122,7 @@ SPEC = KernelSpec(
     contract=_contract,
     check=_check,
     shared_bytes=shared_bytes,
-    threads=lambda knobs: knobs.groups * 128,
+    threads=threads,
     entry="jitmx_linear_splitk",
 )
 
@@ -148,7 +164,7 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """PLACEHOLDER"""
-    return {"groups": 2, "tile_m": 64, "split_k": 1, "stages": 6, "chunk": 5, "ring": 3, "permute": "weights", "release": "start",
+    return {"groups": 2, "tile_m": 64, "split_k": 1, "stages": 6, "chunk": 6, "ring": 2, "release": "start",
             "blocks_per_sm": 2, "pdl": True}
 
 
