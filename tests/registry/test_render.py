@@ -32,6 +32,7 @@ TIED = {
     "linear.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
     "linear.stream": {"ahead", "chunk", "predecode", "share", "split_k", "stages", "sums"},
     "linear.tile": {"warps_m"},
+    "linear.splitk": {"dtype", "scale_range"},
     "linear.wgmma": {"dtype", "scale_range"},
     "moe.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
     "moe.wgmma": {"scale_range"},

@@ -83,9 +83,19 @@ def shared_bytes(knobs: SplitKKnobs) -> int:
     return max(laid_out_bytes(knobs), (fewest // 1024 + 1) * 1024)
 
 
+# A thread's registers beside sums: fragments of two steps, words of one, addresses.
+_WORKING = 72
+
+
 def _check(knobs: SplitKKnobs, arch: Arch) -> None:
     if "wgmma" not in arch.features:
         raise KnobError(f"linear.splitk needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
+    need, have = knobs.tile_m // 2 + _WORKING, multiplying_registers(knobs)
+    if need > have:
+        raise KnobError(
+            f"tile_m={knobs.tile_m} with groups={knobs.groups} and blocks_per_sm={knobs.blocks_per_sm} takes about "
+            f"{need} registers a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
+        )
     if knobs.release != "start" and not knobs.pdl:
         raise KnobError(f"release={knobs.release!r} selects nothing with pdl=0; leave it at 'start'")
     if knobs.stages % knobs.chunk:
@@ -190,10 +200,11 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """A tile of m rows of X by n of W; steps of k are always 64."""
     if k not in (None, TILE_K):
         raise KnobError(f"linear.splitk takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
-    if n not in (64, 128, 192, 256):
-        nearest = min((64, 128, 192, 256), key=lambda legal: abs(legal - n))
-        raise KnobError(f"linear.splitk takes tiles of 64 to 256 rows of W in steps of 64, not {n}; the nearest is {nearest}")
-    return {"tile_m": m, "groups": n // 64, "stages": stages or 6}
+    if n not in (128, 192, 256):
+        nearest = min((128, 192, 256), key=lambda legal: abs(legal - n))
+        raise KnobError(f"linear.splitk takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
+    depth = stages or 6
+    return {"tile_m": m, "groups": n // 64, "stages": depth, "chunk": depth, "ring": 2}
 
 
 KERNEL = LinearKernel(

@@ -1,0 +1,190 @@
+"""`linear.splitk`: heuristics are legal for every shape, the template agrees with Python, and its cases pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch, build
+from jitmx.errors import KnobError
+from jitmx.kernels.linear import splitk
+from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict
+from jitmx.toolchain import cubin, nvrtc
+
+HOPPER = arch.parse("sm_90")
+MULTIPROCESSOR = 228 * 1024
+PROBLEMS = st.builds(
+    LinearProblem,
+    m=st.integers(1, splitk.MAX_ROWS),
+    n=st.integers(1, 300_000),
+    k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
+    bias=st.booleans(),
+    residual=st.booleans(),
+    encoding=st.sampled_from(["swizzle", "nibble"]),
+)
+
+
+def variant(**knobs: Any) -> Variant:
+    return splitk.SPEC.variant(HOPPER, **knobs)
+
+
+@settings(max_examples=300)
+@given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))
+@example(problem=LinearProblem(1, 1, 32), multiprocessors=132)
+@example(problem=LinearProblem(1, 1, 32), multiprocessors=1)
+@example(problem=LinearProblem(64, 5120, 2880), multiprocessors=132)
+@example(problem=LinearProblem(splitk.MAX_ROWS, 201_088, 2880), multiprocessors=132)
+def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
+    problem: LinearProblem, multiprocessors: int
+) -> None:
+    fixed = splitk.KERNEL.fixed(problem)
+    chosen = splitk.KERNEL.heuristic(problem, HOPPER, multiprocessors)
+    candidates = splitk.KERNEL.candidates(problem, HOPPER, multiprocessors)
+    assert candidates[0] == chosen and len(candidates) <= 60
+    for knobs in candidates:
+        assert not knobs.keys() & fixed.keys()
+        splitk.KERNEL.check(problem, variant(**knobs, **fixed))
+
+
+@given(
+    m=st.integers(1, 300), n=st.integers(1, 3000), k=st.integers(1, 99), groups=st.sampled_from([2, 3]),
+    tile_m=st.sampled_from([16, 48, 64]), split=st.integers(1, 8),
+)  # fmt: skip
+def test_a_launch_has_a_cluster_for_every_tile_of_y(
+    m: int, n: int, k: int, groups: int, tile_m: int, split: int
+) -> None:
+    knobs = variant(groups=groups, tile_m=tile_m, split_k=split, blocks_per_sm=1).knobs
+    launch = splitk.launch(knobs, m, n, 32 * k, 132)
+    assert launch.cluster == split and launch.blocks % split == 0
+    rows, tokens = -(-n // (64 * groups)), -(-m // tile_m)
+    assert launch.blocks // split == rows * tokens
+
+
+@given(stages=st.sampled_from([4, 6, 8]), blocks=st.sampled_from([1, 2]), tile_m=st.sampled_from([16, 48, 64, 128]))
+def test_as_many_blocks_fit_a_multiprocessor_as_are_asked_for_and_no_more(
+    stages: int, blocks: int, tile_m: int
+) -> None:
+    knobs = splitk.SplitKKnobs(stages=stages, chunk=stages, ring=1, tile_m=tile_m, blocks_per_sm=blocks)
+    size = splitk.shared_bytes(knobs) + 1024
+    assert MULTIPROCESSOR // size < blocks + 1
+    if splitk.laid_out_bytes(knobs) <= MULTIPROCESSOR // blocks - 1024:
+        assert MULTIPROCESSOR // size == blocks
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dtype": "fp16"}, "does not take dtype='fp16', only 'bf16'; linear.tile takes both"),
+        ({"scale_range": "full"}, "does not take scale_range='full', only 'normal'"),
+        ({"norm": True}, "does not take norm=True, only norm=False"),
+        ({"argmax": True}, "does not take argmax=True"),
+        ({"activation": "mxfp8"}, "does not take activation='mxfp8', only activation='none'"),
+        ({"weight": "mxfp8"}, "does not take weight='mxfp8', only weight='mxfp4'"),
+    ],
+)
+def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        splitk.KERNEL.fixed(LinearProblem(64, **fields))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"stages": 6, "chunk": 4}, "chunk=4 does not divide stages=6; the nearest legal value is chunk=3"),
+        ({"chunk": 3, "ring": 3}, "are not a multiple of stages=6; the nearest legal value is ring=4"),
+        ({"stages": 12, "chunk": 12, "tile_m": 128, "blocks_per_sm": 1}, "B of shared memory; a block on sm_90a has at most"),
+        ({"release": "loads", "pdl": False}, "release='loads' selects nothing with pdl=0; leave it at 'start'"),
+        ({"tile_m": 72}, "tile_m=72 is not one of"),
+        ({"tile_m": 128, "groups": 4, "blocks_per_sm": 1, "ring": 1}, "takes about"),
+    ],
+)
+def test_knobs_that_do_not_fit_are_refused_with_the_nearest_that_do(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(KnobError, match=re.escape(said)):
+        variant(**knobs)
+
+
+def test_targets_without_wgmma_are_refused_with_what_to_use() -> None:
+    with pytest.raises(KnobError, match=r"needs the instructions of sm_90a, which sm_121a lacks; use linear.tile"):
+        splitk.SPEC.variant(arch.parse("sm_121"))
+
+
+def test_more_slices_than_steps_are_refused() -> None:
+    with pytest.raises(KnobError, match=r"split_k=3 is over the 2 steps of k=128; the nearest legal value is 2"):
+        splitk.KERNEL.check(LinearProblem(64, 64, 128), variant(split_k=3))
+
+
+def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> None:
+    assert splitk.KERNEL.tile is not None
+    assert splitk.KERNEL.tile(64, 128, None, 4) == {"tile_m": 64, "groups": 2, "stages": 4, "chunk": 4, "ring": 2}
+    with pytest.raises(KnobError, match="takes steps of 64 k, not 128"):
+        splitk.KERNEL.tile(64, 128, 128, None)
+    with pytest.raises(KnobError, match="takes tiles of 128, 192 or 256 rows of W, not 100; the nearest is 128"):
+        splitk.KERNEL.tile(64, 100, 64, None)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"split_k": 1, "stages": 4, "chunk": 2, "ring": 4},
+        {"tile_m": 128, "blocks_per_sm": 1, "stages": 4, "chunk": 4},
+        {"groups": 4, "blocks_per_sm": 1, "ring": 1, "tile_m": 48},
+    ],
+    ids=str,
+)
+def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
+    """The compiler evaluates the template's own struct."""
+    one = variant(**knobs)
+    source = render(one) + f"\nstatic_assert(sizeof(Shared) == {splitk.laid_out_bytes(one.knobs)});\n"
+    assert f"take_registers<{splitk.multiplying_registers(one.knobs)}>" in source
+    nvrtc.compile_ptx(source, nvrtc.options(HOPPER))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"bias": True, "residual": True},
+        {"encoding": "nibble", "split_k": 5},
+        {"tile_m": 48, "release": "products", "stages": 4, "chunk": 4, "ring": 3},
+        {"tile_m": 128, "blocks_per_sm": 1, "residual": True, "bias": True},
+        {"groups": 4, "tile_m": 64, "blocks_per_sm": 1, "ring": 1},
+    ],
+    ids=str,
+)
+def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
+    """No spills, products in pairs, bulk copies."""
+    assert build.obtain(variant(**knobs), strict=True).breaches == ()
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"tile_m": 16, "stages": 4, "chunk": 1, "ring": 4, "bias": True},
+        {"tile_m": 48, "stages": 4, "chunk": 2, "split_k": 2, "residual": True, "bias": True},
+        {"tile_m": 32, "chunk": 3, "split_k": 5, "release": "loads", "residual": True},
+        {"tile_m": 64, "split_k": 1, "encoding": "nibble", "residual": True},
+        {"groups": 4, "tile_m": 32, "blocks_per_sm": 1, "split_k": 8, "chunk": 1, "ring": 6, "release": "products"},
+        {"groups": 3, "tile_m": 96, "stages": 4, "chunk": 4, "split_k": 4, "blocks_per_sm": 1, "pdl": False},
+    ],
+    ids=str,
+)
+def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[[Variant], Verdict]) -> None:
+    simulated(variant(**knobs))
+
+
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 128, "blocks_per_sm": 1}], ids=str)
+def test_the_loop_over_k_addresses_products_by_uniform_registers_alone(knobs: dict[str, Any]) -> None:
+    """Where the compiler takes the loop for divergent it moves every descriptor across."""
+    lines = cubin.sass(build.obtain(variant(**knobs)).image)
+    products = [number for number, line in enumerate(lines) if "HGMMA" in line]
+    loop = lines[products[4] : products[12]]
+    assert not [line for line in loop if "R2UR" in line]
