@@ -35,17 +35,18 @@ class SplitKKnobs(Knobs):
     residual: bool = knob(False, doc="add [m, n] values on the way out")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
-    groups: int = knob(2, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
+    groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
-    split_k: int = knob(3, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
+    split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
     stages: int = knob(6, choices=(4, 6, 8, 10, 12), doc="steps of 64 k of X that a block has room for")
-    chunk: int = knob(6, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
-    ring: int = knob(2, low=1, high=12, doc="such chunks that a warp has room for")
+    chunk: int = knob(3, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(4, low=1, high=12, doc="such chunks that a warp has room for")
+    exchange: str = knob("push", choices=("push", "pull"), doc="how blocks of a cluster bring their sums together")
     release: str = knob(
         "start", choices=RELEASES,
         doc="when the next launch may begin to ask for its weights: at once, when X is asked for, or after all products",
     )  # fmt: skip
-    blocks_per_sm: int = knob(2, low=1, high=3, doc="blocks that must fit a multiprocessor: caps registers")
+    blocks_per_sm: int = knob(1, low=1, high=2, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
 
 
@@ -70,10 +71,14 @@ def multiplying_registers(knobs: SplitKKnobs) -> int:
 
 def laid_out_bytes(knobs: SplitKKnobs) -> int:
     """Shared memory that struct Shared of the template takes, bytes."""
-    x = knobs.stages * knobs.tile_m * 128
-    if knobs.split_k > 1:
+    x, warps, slots, columns = knobs.stages * knobs.tile_m * 128, knobs.groups * 4, knobs.ring * knobs.chunk, knobs.tile_m // 8
+    code_slots, received = slots, 0
+    if knobs.split_k > 1 and knobs.exchange == "pull":
         x = max(x, -(-knobs.tile_m * knobs.groups * 256 // 1024) * 1024)
-    size = x + knobs.groups * 4 * knobs.ring * (knobs.chunk * TILE_BYTES + 8) + knobs.stages * 16
+    elif knobs.split_k > 1:
+        code_slots = max(slots, columns)
+        received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
+    size = x + warps * (code_slots * 512 + slots * 32 + knobs.ring * 8) + received + knobs.stages * 16
     return -(-size // 1024) * 1024
 
 

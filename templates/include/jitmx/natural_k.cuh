@@ -29,15 +29,28 @@ template <class Encoding> class NaturalDecoder {
     asm volatile("" : "+r"(rotation_), "+r"(factor_));  // else the compiler makes them anew for every block
   }
 
-  // The fragments of block I of a tile, two steps of k16: `quad[s]` is the vector of lane s of the quad (rows g and g + 8 of
-  // both blocks), `scales` the packed word of scales of those rows.
-  template <int I> __device__ __forceinline__ void fragments(const Vec4 (&quad)[4], u32 scales, u32 (&a)[8]) const {
-    const u32 low = folded_scale<I>(scales), high = folded_scale<I + 2>(scales);
+  // What multiplies rows g and g + 8 of block I of a tile; `scales` is the packed word of scales of those rows.
+  template <int I> static __device__ __forceinline__ void scale(u32 scales, u32 (&rows)[2]) {
+    rows[0] = folded_scale<I>(scales);
+    rows[1] = folded_scale<I + 2>(scales);
+  }
+
+  // The fragment of step J (k16) of block I: `quad[s]` is the vector of lane s of the quad (rows g and g + 8 of both blocks).
+  template <int I, int J> __device__ __forceinline__ void fragment(const Vec4 (&quad)[4], const u32 (&rows)[2], u32 (&a)[4]) const {
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      a[2 * s] = Bf16::multiply(pair(I == 0 ? quad[s].x : quad[s].z), low);
-      a[2 * s + 1] = Bf16::multiply(pair(I == 0 ? quad[s].y : quad[s].w), high);
+    for (int s = 0; s < 2; ++s) {
+      const Vec4& words = quad[2 * J + s];
+      a[2 * s] = Bf16::multiply(pair(I == 0 ? words.x : words.z), rows[0]);
+      a[2 * s + 1] = Bf16::multiply(pair(I == 0 ? words.y : words.w), rows[1]);
     }
+  }
+
+  // Both steps of block I.
+  template <int I> __device__ __forceinline__ void fragments(const Vec4 (&quad)[4], u32 scales, u32 (&a)[8]) const {
+    u32 rows[2];
+    scale<I>(scales, rows);
+    fragment<I, 0>(quad, rows, reinterpret_cast<u32 (&)[4]>(a[0]));
+    fragment<I, 1>(quad, rows, reinterpret_cast<u32 (&)[4]>(a[4]));
   }
 
  private:
