@@ -71,14 +71,13 @@ def multiplying_registers(knobs: SplitKKnobs) -> int:
 
 def laid_out_bytes(knobs: SplitKKnobs) -> int:
     """Shared memory that struct Shared of the template takes, bytes."""
-    x, warps, slots, columns = knobs.stages * knobs.tile_m * 128, knobs.groups * 4, knobs.ring * knobs.chunk, knobs.tile_m // 8
-    code_slots, received = slots, 0
-    if knobs.split_k > 1 and knobs.exchange == "pull":
-        x = max(x, -(-knobs.tile_m * knobs.groups * 256 // 1024) * 1024)
-    elif knobs.split_k > 1:
-        code_slots = max(slots, columns)
+    x, warps, slots = knobs.stages * knobs.tile_m * 128, knobs.groups * 4, knobs.ring * knobs.chunk
+    columns, received = knobs.tile_m // 8, 0
+    if knobs.split_k > 1 and (knobs.exchange == "pull" or columns > slots):
+        x = max(x, warps * columns * 512)  # sums take the place of X
+    if knobs.split_k > 1 and knobs.exchange == "push":
         received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
-    size = x + warps * (code_slots * 512 + slots * 32 + knobs.ring * 8) + received + knobs.stages * 16
+    size = -(-x // 1024) * 1024 + warps * (slots * 544 + knobs.ring * 8) + received + knobs.stages * 16
     return -(-size // 1024) * 1024
 
 
