@@ -39,12 +39,13 @@ class SplitKKnobs(Knobs):
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
     stages: int = knob(6, choices=(4, 6, 8, 10, 12), doc="steps of 64 k of X that a block has room for")
-    chunk: int = knob(3, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
-    ring: int = knob(4, low=1, high=12, doc="such chunks that a warp has room for")
+    movers: int = knob(4, choices=(4, 8), doc="warps that bring X, each a step at a time")
+    chunk: int = knob(2, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(3, low=1, high=12, doc="such chunks that a warp has room for")
     exchange: str = knob("push", choices=("push", "pull"), doc="how blocks of a cluster bring their sums together")
     release: str = knob(
         "start", choices=RELEASES,
-        doc="when the next launch may begin to ask for its weights: at once, when X is asked for, or after all products",
+        doc="when the next launch may ask for its weights: at once, when all X is asked for, or after all products",
     )  # fmt: skip
     blocks_per_sm: int = knob(1, low=1, high=2, doc="blocks that must fit a multiprocessor: caps registers")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
@@ -55,18 +56,19 @@ _MULTIPROCESSOR_BYTES, _KEPT_BYTES = 228 << 10, 1 << 10
 
 
 def threads(knobs: SplitKKnobs) -> int:
-    """Threads a block: a warpgroup more than multiply, which moves X."""
-    return (knobs.groups + 1) * 128
+    """Threads a block: those that multiply, and those that bring X."""
+    return knobs.groups * 128 + knobs.movers * 32
 
 
 def launch_registers(knobs: SplitKKnobs) -> int:
-    """Registers a thread at launch; warpgroups that multiply then take some from the one that moves X."""
+    """Registers a thread at launch; warpgroups that multiply then take some from those that bring X."""
     return min(248, 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8)
 
 
 def multiplying_registers(knobs: SplitKKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    return min(240, (launch_registers(knobs) * (knobs.groups + 1) - 32) // knobs.groups // 8 * 8)
+    pool = launch_registers(knobs) * threads(knobs) - 32 * 32 * knobs.movers
+    return min(240, pool // (knobs.groups * 128) // 8 * 8)
 
 
 def laid_out_bytes(knobs: SplitKKnobs) -> int:
@@ -77,7 +79,7 @@ def laid_out_bytes(knobs: SplitKKnobs) -> int:
         x = max(x, warps * columns * 512)  # sums take the place of X
     if knobs.split_k > 1 and knobs.exchange == "push":
         received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
-    size = -(-x // 1024) * 1024 + warps * (slots * 544 + knobs.ring * 8) + received + knobs.stages * 16
+    size = -(-x // 1024) * 1024 + warps * (slots * TILE_BYTES + knobs.ring * 8) + received + knobs.stages * 16
     return -(-size // 1024) * 1024
 
 
@@ -106,6 +108,11 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
         nearest = max(chunk for chunk in range(1, knobs.chunk) if knobs.stages % chunk == 0)
         raise KnobError(
             f"chunk={knobs.chunk} does not divide stages={knobs.stages}; the nearest legal value is chunk={nearest}"
+        )
+    if knobs.movers > knobs.stages:
+        raise KnobError(
+            f"movers={knobs.movers} are over stages={knobs.stages}, one of which each fills; the nearest legal value is "
+            "movers=4"
         )
     if knobs.ring * knobs.chunk % knobs.stages:
         grain = knobs.stages // knobs.chunk
@@ -176,14 +183,55 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
         )
 
 
+# Clusters of so many blocks, a block a multiprocessor, that find no place where all multiprocessors are asked for: those of
+# a part of the chip are not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
+_SPARE = {1: 0, 2: 0, 3: 5, 4: 1, 5: 4, 6: 4, 7: 4, 8: 1}
+
+# Microseconds of a launch, of a warpgroup's step, and of that for each row of X, fitted to launches of 108 to 120 blocks.
+_LAUNCH_US, _STEP_US, _ROW_US = 3.7, 0.1, 0.00125
+
+# Stages, movers, chunk and ring worth trying, the best guess first: few weights are to be in the way of the first X.
+_DEPTHS = ((8, 4, 4, 2), (8, 8, 4, 2), (8, 4, 8, 1), (6, 4, 3, 2), (4, 4, 4, 2), (6, 4, 2, 3), (4, 4, 2, 2), (8, 8, 2, 4))
+
+
+def _microseconds(problem: LinearProblem, knobs: SplitKKnobs, multiprocessors: int) -> float:
+    """What a launch should take."""
+    steps = packed_tiles(problem.n, problem.k)[1]
+    spare = _SPARE[knobs.split_k] if multiprocessors >= 16 * knobs.split_k else 0
+    rounds = -(-tiles(knobs, problem.m, problem.n) // max(1, multiprocessors // knobs.split_k - spare))
+    work = knobs.groups * -(-steps // knobs.split_k)
+    return rounds * (_LAUNCH_US + work * (_STEP_US + _ROW_US * knobs.tile_m))
+
+
+def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Tuned knobs that are legal and serve the problem, by rising time that they should take."""
+    fixed, steps = _fixed(problem), packed_tiles(problem.n, problem.k)[1]
+    whole = min(128, -(-problem.m // 16) * 16)
+    half = max(16, -(-whole // 32) * 16)
+    found = []
+    splits = range(1, min(8, steps) + 1)
+    for groups, tile_m, split, (place, (stages, movers, chunk, ring)) in itertools.product(
+        (3, 4, 2), dict.fromkeys((whole, half)), splits, enumerate(_DEPTHS)
+    ):
+        tuned = {
+            "groups": groups, "tile_m": tile_m, "split_k": split, "stages": stages, "movers": movers, "chunk": chunk, "ring": ring,
+            "exchange": "push", "release": "start", "blocks_per_sm": 1, "pdl": True,
+        }  # fmt: skip
+        try:
+            variant = SPEC.variant(arch, **fixed, **tuned)
+        except KnobError:  # too much shared memory, or too few registers
+            continue
+        found.append((_microseconds(problem, variant.knobs, multiprocessors) * (1 + 0.02 * place), tuned))
+    return [tuned for _, tuned in sorted(found, key=lambda item: item[0])]
+
+
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """PLACEHOLDER"""
-    return {"groups": 2, "tile_m": 64, "split_k": 1, "stages": 6, "chunk": 6, "ring": 2, "release": "start",
-            "blocks_per_sm": 2, "pdl": True}
+    return _ranked(problem, arch, multiprocessors)[0]
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    return [_heuristic(problem, arch, multiprocessors)]
+    """Tiles and depths by rising time that they should take."""
+    return _ranked(problem, arch, multiprocessors)[:40]
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -208,7 +256,7 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
         nearest = min((128, 192, 256), key=lambda legal: abs(legal - n))
         raise KnobError(f"linear.splitk takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
     depth = stages or 6
-    return {"tile_m": m, "groups": n // 64, "stages": depth, "chunk": depth, "ring": 2}
+    return {"tile_m": m, "groups": n // 64, "stages": depth, "chunk": 2, "ring": depth // 2}
 
 
 KERNEL = LinearKernel(

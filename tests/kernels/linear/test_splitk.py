@@ -61,7 +61,7 @@ def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
 def test_a_launch_has_a_cluster_for_every_tile_of_y(
     m: int, n: int, k: int, groups: int, tile_m: int, split: int
 ) -> None:
-    knobs = variant(groups=groups, tile_m=tile_m, split_k=split, blocks_per_sm=1).knobs
+    knobs = variant(groups=groups, tile_m=tile_m, split_k=split).knobs
     launch = splitk.launch(knobs, m, n, 32 * k, 132)
     assert launch.cluster == split and launch.blocks % split == 0
     rows, tokens = -(-n // (64 * groups)), -(-m // tile_m)
@@ -72,7 +72,7 @@ def test_a_launch_has_a_cluster_for_every_tile_of_y(
 def test_as_many_blocks_fit_a_multiprocessor_as_are_asked_for_and_no_more(
     stages: int, blocks: int, tile_m: int
 ) -> None:
-    knobs = splitk.SplitKKnobs(stages=stages, chunk=stages, ring=1, tile_m=tile_m, blocks_per_sm=blocks)
+    knobs = splitk.SplitKKnobs(groups=2, stages=stages, chunk=stages, ring=1, tile_m=tile_m, blocks_per_sm=blocks)
     size = splitk.shared_bytes(knobs) + 1024
     assert MULTIPROCESSOR // size < blocks + 1
     if splitk.laid_out_bytes(knobs) <= MULTIPROCESSOR // blocks - 1024:
@@ -98,12 +98,13 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"stages": 6, "chunk": 4}, "chunk=4 does not divide stages=6; the nearest legal value is chunk=3"),
-        ({"chunk": 3, "ring": 3}, "are not a multiple of stages=6; the nearest legal value is ring=4"),
-        ({"stages": 12, "chunk": 12, "tile_m": 128, "blocks_per_sm": 1}, "B of shared memory; a block on sm_90a has at most"),
+        ({"chunk": 4}, "chunk=4 does not divide stages=6; the nearest legal value is chunk=3"),
+        ({"chunk": 3}, "are not a multiple of stages=6; the nearest legal value is ring=4"),
+        ({"stages": 12, "chunk": 12, "ring": 1, "tile_m": 128}, "B of shared memory; a block on sm_90a has at most"),
         ({"release": "loads", "pdl": False}, "release='loads' selects nothing with pdl=0; leave it at 'start'"),
         ({"tile_m": 72}, "tile_m=72 is not one of"),
-        ({"tile_m": 128, "groups": 4, "blocks_per_sm": 1, "ring": 1}, "takes about"),
+        ({"tile_m": 128, "groups": 4}, "takes about 136 registers a thread of 112; the nearest legal value is tile_m=80"),
+        ({"tile_m": 80, "groups": 2, "blocks_per_sm": 2}, "takes about 112 registers a thread of 104"),
     ],
 )
 def test_knobs_that_do_not_fit_are_refused_with_the_nearest_that_do(knobs: dict[str, Any], said: str) -> None:
@@ -123,7 +124,7 @@ def test_more_slices_than_steps_are_refused() -> None:
 
 def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> None:
     assert splitk.KERNEL.tile is not None
-    assert splitk.KERNEL.tile(64, 128, None, 4) == {"tile_m": 64, "groups": 2, "stages": 4, "chunk": 4, "ring": 2}
+    assert splitk.KERNEL.tile(64, 128, None, 4) == {"tile_m": 64, "groups": 2, "stages": 4, "chunk": 2, "ring": 2}
     with pytest.raises(KnobError, match="takes steps of 64 k, not 128"):
         splitk.KERNEL.tile(64, 128, 128, None)
     with pytest.raises(KnobError, match="takes tiles of 128, 192 or 256 rows of W, not 100; the nearest is 128"):
@@ -134,9 +135,10 @@ def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> N
     "knobs",
     [
         {},
-        {"split_k": 1, "stages": 4, "chunk": 2, "ring": 4},
-        {"tile_m": 128, "blocks_per_sm": 1, "stages": 4, "chunk": 4},
-        {"groups": 4, "blocks_per_sm": 1, "ring": 1, "tile_m": 48},
+        {"split_k": 1, "stages": 4, "ring": 4},
+        {"tile_m": 128},
+        {"tile_m": 128, "stages": 4, "chunk": 4, "ring": 2, "exchange": "pull"},
+        {"groups": 4, "tile_m": 48, "stages": 8, "chunk": 8, "ring": 1},
     ],
     ids=str,
 )
@@ -154,9 +156,10 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         {},
         {"bias": True, "residual": True},
         {"encoding": "nibble", "split_k": 5},
-        {"tile_m": 48, "release": "products", "stages": 4, "chunk": 4, "ring": 3},
-        {"tile_m": 128, "blocks_per_sm": 1, "residual": True, "bias": True},
-        {"groups": 4, "tile_m": 64, "blocks_per_sm": 1, "ring": 1},
+        {"tile_m": 48, "release": "products", "stages": 4, "chunk": 4},
+        {"tile_m": 128, "residual": True, "bias": True},
+        {"groups": 4, "tile_m": 64, "residual": True},
+        {"groups": 2, "split_k": 3, "stages": 4, "blocks_per_sm": 2},
     ],
     ids=str,
 )
@@ -168,12 +171,13 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"tile_m": 16, "stages": 4, "chunk": 1, "ring": 4, "bias": True},
-        {"tile_m": 48, "stages": 4, "chunk": 2, "split_k": 2, "residual": True, "bias": True},
-        {"tile_m": 32, "chunk": 3, "split_k": 5, "release": "loads", "residual": True},
-        {"tile_m": 64, "split_k": 1, "encoding": "nibble", "residual": True},
-        {"groups": 4, "tile_m": 32, "blocks_per_sm": 1, "split_k": 8, "chunk": 1, "ring": 6, "release": "products"},
-        {"groups": 3, "tile_m": 96, "stages": 4, "chunk": 4, "split_k": 4, "blocks_per_sm": 1, "pdl": False},
+        {"groups": 2, "tile_m": 16, "stages": 4, "chunk": 1, "ring": 4, "split_k": 3, "bias": True},
+        {"groups": 2, "tile_m": 48, "stages": 4, "ring": 2, "split_k": 2, "exchange": "pull", "residual": True, "bias": True},
+        {"groups": 2, "tile_m": 32, "chunk": 3, "ring": 2, "split_k": 5, "release": "loads", "residual": True},
+        {"groups": 2, "split_k": 1, "encoding": "nibble", "residual": True},
+        {"groups": 4, "tile_m": 32, "split_k": 8, "chunk": 1, "ring": 6, "release": "products"},
+        {"tile_m": 96, "stages": 4, "ring": 2, "pdl": False, "residual": True},
+        {"groups": 2, "tile_m": 16, "split_k": 8},
     ],
     ids=str,
 )
@@ -181,7 +185,7 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
     simulated(variant(**knobs))
 
 
-@pytest.mark.parametrize("knobs", [{}, {"tile_m": 128, "blocks_per_sm": 1}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 128}], ids=str)
 def test_the_loop_over_k_addresses_products_by_uniform_registers_alone(knobs: dict[str, Any]) -> None:
     """Where the compiler takes the loop for divergent it moves every descriptor across."""
     lines = cubin.sass(build.obtain(variant(**knobs)).image)
