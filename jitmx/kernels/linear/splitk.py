@@ -38,9 +38,9 @@ class SplitKKnobs(Knobs):
     groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
-    stages: int = knob(6, choices=(4, 6, 8, 10, 12), doc="steps of 64 k of X that a block has room for")
+    stages: int = knob(6, choices=(4, 6, 8, 10), doc="steps of 64 k of X that a block has room for")
     movers: int = knob(4, choices=(4, 8), doc="warps that bring X, each a step at a time")
-    chunk: int = knob(2, choices=(1, 2, 3, 4, 5, 6, 8, 10, 12), doc="steps of 64 k of W that a warp asks for at once")
+    chunk: int = knob(2, choices=(1, 2, 3, 4, 5, 6, 8, 10), doc="steps of 64 k of W that a warp asks for at once")
     ring: int = knob(3, low=1, high=12, doc="such chunks that a warp has room for")
     exchange: str = knob("push", choices=("push", "pull"), doc="how blocks of a cluster bring their sums together")
     release: str = knob(

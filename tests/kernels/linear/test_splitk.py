@@ -100,7 +100,7 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
     [
         ({"chunk": 4}, "chunk=4 does not divide stages=6; the nearest legal value is chunk=3"),
         ({"chunk": 3}, "are not a multiple of stages=6; the nearest legal value is ring=4"),
-        ({"stages": 12, "chunk": 12, "ring": 1, "tile_m": 128}, "B of shared memory; a block on sm_90a has at most"),
+        ({"stages": 10, "chunk": 10, "ring": 1, "tile_m": 128}, "B of shared memory; a block on sm_90a has at most"),
         ({"release": "loads", "pdl": False}, "release='loads' selects nothing with pdl=0; leave it at 'start'"),
         ({"tile_m": 72}, "tile_m=72 is not one of"),
         ({"tile_m": 128, "groups": 4}, "takes about 136 registers a thread of 112; the nearest legal value is tile_m=80"),
