@@ -88,6 +88,8 @@ def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     few = ("stream", "gemv") if has_clusters(arch) else ("gemv",)
     if problem.m <= (FEW_ROWS if len(few) > 1 else gemv.MAX_ROWS):
         return (*few, "tile")
+    if problem.m <= 4 * FEW_ROWS and problem.n <= 64 * arch.multiprocessors:
+        return ("splitk", "tile", "gemv")
     return ("wgmma", "tile", "gemv") if problem.m >= 2 * FEW_ROWS else ("tile", "gemv")
 
 
@@ -111,11 +113,12 @@ def _check(problem: LinearProblem, variant: Variant) -> None:
 # Candidates of a row, at most, of each kernel: most of those that win at so many rows of X. On sm_90a, stream was
 # faster than gemv wherever both were timed; wgmma takes 48 rows of X at least.
 _MOST: tuple[tuple[int, dict[str, int]], ...] = (
-    (gemv.MAX_ROWS, {"stream": 48, "slice": 24, "gemv": 6, "tile": 16, "wgmma": 2}),
-    (FEW_ROWS, {"stream": 36, "slice": 24, "tile": 36, "wgmma": 4}),
+    (gemv.MAX_ROWS, {"stream": 48, "slice": 24, "gemv": 6, "tile": 16, "wgmma": 2, "splitk": 1}),
+    (FEW_ROWS, {"stream": 36, "slice": 24, "tile": 36, "wgmma": 4, "splitk": 4}),
+    (4 * FEW_ROWS, {"splitk": 40, "tile": 36, "wgmma": 20}),
 )
 _MOST_OTHERWISE = 60
-_MOST_OF_MANY = {"wgmma": 40, "tile": 60}
+_MOST_OF_MANY = {"wgmma": 40, "tile": 50, "splitk": 10}
 
 
 def candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:

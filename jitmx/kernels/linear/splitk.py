@@ -1,4 +1,4 @@
-"""`linear.splitk`: 33 to some hundred rows of X on sm_90a; clusters of blocks share a tile of Y, each with a slice of k.
+"""`linear.splitk`: some dozen to a hundred rows of X on sm_90a; blocks of a cluster share a tile, a slice of k each.
 
 Weights are decoded in registers as one operand of wgmma. X reaches shared memory as it lies in memory, and a block's
 weights are on their way there before the previous kernel has ended: a launch needs no workspace and waits for no other
@@ -22,8 +22,7 @@ from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-MAX_ROWS = 1024
-RELEASES = ("start", "loads", "products")
+MAX_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,11 @@ class SplitKKnobs(Knobs):
     groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
-    stages: int = knob(6, choices=(4, 6, 8, 10), doc="steps of 64 k of X that a block has room for")
+    stages: int = knob(8, choices=(4, 6, 8, 10), doc="steps of 64 k of X that a block has room for")
     movers: int = knob(4, choices=(4, 8), doc="warps that bring X, each a step at a time")
-    chunk: int = knob(2, choices=(1, 2, 3, 4, 5, 6, 8, 10), doc="steps of 64 k of W that a warp asks for at once")
-    ring: int = knob(3, low=1, high=12, doc="such chunks that a warp has room for")
-    exchange: str = knob("push", choices=("push", "pull"), doc="how blocks of a cluster bring their sums together")
-    release: str = knob(
-        "start", choices=RELEASES,
-        doc="when the next launch may ask for its weights: at once, when all X is asked for, or after all products",
-    )  # fmt: skip
-    blocks_per_sm: int = knob(1, low=1, high=2, doc="blocks that must fit a multiprocessor: caps registers")
+    chunk: int = knob(4, choices=(1, 2, 3, 4, 5, 6, 8, 10), doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(2, low=1, high=12, doc="such chunks that a warp has room for")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
-
-
-# A multiprocessor's shared memory, and what the system keeps of it for every block, bytes.
-_MULTIPROCESSOR_BYTES, _KEPT_BYTES = 228 << 10, 1 << 10
 
 
 def threads(knobs: SplitKKnobs) -> int:
@@ -62,7 +51,7 @@ def threads(knobs: SplitKKnobs) -> int:
 
 def launch_registers(knobs: SplitKKnobs) -> int:
     """Registers a thread at launch; warpgroups that multiply then take some from those that bring X."""
-    return min(248, 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8)
+    return min(248, 65536 // threads(knobs) // 8 * 8)
 
 
 def multiplying_registers(knobs: SplitKKnobs) -> int:
@@ -71,22 +60,16 @@ def multiplying_registers(knobs: SplitKKnobs) -> int:
     return min(240, pool // (knobs.groups * 128) // 8 * 8)
 
 
-def laid_out_bytes(knobs: SplitKKnobs) -> int:
-    """Shared memory that struct Shared of the template takes, bytes."""
+def shared_bytes(knobs: SplitKKnobs) -> int:
+    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     x, warps, slots = knobs.stages * knobs.tile_m * 128, knobs.groups * 4, knobs.ring * knobs.chunk
     columns, received = knobs.tile_m // 8, 0
-    if knobs.split_k > 1 and (knobs.exchange == "pull" or columns > slots):
+    if knobs.split_k > 1 and columns > slots:
         x = max(x, warps * columns * 512)  # sums take the place of X
-    if knobs.split_k > 1 and knobs.exchange == "push":
+    if knobs.split_k > 1:
         received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
     size = -(-x // 1024) * 1024 + warps * (slots * TILE_BYTES + knobs.ring * 8) + received + knobs.stages * 16
     return -(-size // 1024) * 1024
-
-
-def shared_bytes(knobs: SplitKKnobs) -> int:
-    """Dynamic shared memory of a launch, bytes: so much that no more blocks fit a multiprocessor than are asked for."""
-    fewest = _MULTIPROCESSOR_BYTES // (knobs.blocks_per_sm + 1) - _KEPT_BYTES
-    return max(laid_out_bytes(knobs), (fewest // 1024 + 1) * 1024)
 
 
 # A thread's registers beside sums: fragments of two steps, words of one, addresses.
@@ -99,11 +82,9 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
     need, have = knobs.tile_m // 2 + _WORKING, multiplying_registers(knobs)
     if need > have:
         raise KnobError(
-            f"tile_m={knobs.tile_m} with groups={knobs.groups} and blocks_per_sm={knobs.blocks_per_sm} takes about "
-            f"{need} registers a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
+            f"tile_m={knobs.tile_m} with groups={knobs.groups} and movers={knobs.movers} takes about {need} registers "
+            f"a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
         )
-    if knobs.release != "start" and not knobs.pdl:
-        raise KnobError(f"release={knobs.release!r} selects nothing with pdl=0; leave it at 'start'")
     if knobs.stages % knobs.chunk:
         nearest = max(chunk for chunk in range(1, knobs.chunk) if knobs.stages % chunk == 0)
         raise KnobError(
@@ -111,14 +92,14 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
         )
     if knobs.movers > knobs.stages:
         raise KnobError(
-            f"movers={knobs.movers} are over stages={knobs.stages}, one of which each fills; the nearest legal value is "
-            "movers=4"
+            f"movers={knobs.movers} are over stages={knobs.stages}, one of which each fills; the nearest legal value "
+            "is movers=4"
         )
     if knobs.ring * knobs.chunk % knobs.stages:
         grain = knobs.stages // knobs.chunk
         raise KnobError(
-            f"ring={knobs.ring} chunks of {knobs.chunk} steps are not a multiple of stages={knobs.stages}; the nearest "
-            f"legal value is ring={-(-knobs.ring // grain) * grain}"
+            f"ring={knobs.ring} chunks of {knobs.chunk} steps are not a multiple of stages={knobs.stages}; the "
+            f"nearest legal value is ring={-(-knobs.ring // grain) * grain}"
         )
 
 
@@ -128,8 +109,9 @@ def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
         max_registers=launch_registers(knobs),
         max_spill_bytes=0,
         require=(
-            # Products in pairs: the compiler, where it sees a hazard, ends every one of them with a group of its own.
-            rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$",
+            # Products of two steps are under way at once: where the compiler sees a hazard, it waits for each.
+            rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\]",
+            r"WARPGROUP\.DEPBAR\.LE gsb0, 0x4",
             r"\bUBLKCP\b",
             r"\bLDGSTS\.E\b",
         ),
@@ -183,15 +165,17 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
         )
 
 
-# Clusters of so many blocks, a block a multiprocessor, that find no place where all multiprocessors are asked for: those of
-# a part of the chip are not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
+# Clusters of so many blocks that find no place where all multiprocessors are asked for: those of a part of the chip are
+# not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
 _SPARE = {1: 0, 2: 0, 3: 5, 4: 1, 5: 4, 6: 4, 7: 4, 8: 1}
 
-# Microseconds of a launch, of a warpgroup's step, and of that for each row of X, fitted to launches of 108 to 120 blocks.
+# Microseconds of a launch, of a warpgroup's step, and of that for each row of X, fitted to 108 to 120 blocks.
 _LAUNCH_US, _STEP_US, _ROW_US = 3.7, 0.1, 0.00125
 
 # Stages, movers, chunk and ring worth trying, the best guess first: few weights are to be in the way of the first X.
-_DEPTHS = ((8, 4, 4, 2), (8, 8, 4, 2), (8, 4, 8, 1), (6, 4, 3, 2), (4, 4, 4, 2), (6, 4, 2, 3), (4, 4, 2, 2), (8, 8, 2, 4))
+_DEPTHS = (
+    (8, 4, 4, 2), (8, 8, 4, 2), (8, 4, 8, 1), (6, 4, 3, 2), (4, 4, 4, 2), (6, 4, 2, 3), (4, 4, 2, 2), (8, 8, 2, 4),
+)  # fmt: skip
 
 
 def _microseconds(problem: LinearProblem, knobs: SplitKKnobs, multiprocessors: int) -> float:
@@ -214,8 +198,8 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
         (3, 4, 2), dict.fromkeys((whole, half)), splits, enumerate(_DEPTHS)
     ):
         tuned = {
-            "groups": groups, "tile_m": tile_m, "split_k": split, "stages": stages, "movers": movers, "chunk": chunk, "ring": ring,
-            "exchange": "push", "release": "start", "blocks_per_sm": 1, "pdl": True,
+            "groups": groups, "tile_m": tile_m, "split_k": split, "stages": stages, "movers": movers,
+            "chunk": chunk, "ring": ring, "pdl": True,
         }  # fmt: skip
         try:
             variant = SPEC.variant(arch, **fixed, **tuned)
@@ -235,7 +219,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone row and feature; ragged tiles of rows and of features; slices that go round both rings, and uneven ones."""
+    """A lone row and feature; ragged tiles of rows and of features; slices that go round both rings, uneven ones."""
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
     around = max(knobs.stages, knobs.ring * knobs.chunk) + 2
