@@ -372,8 +372,9 @@ class Copies:
         word = races.block.take(lanes) << COLUMNS | ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | column
         if writing:
             races.check(m, space, cells.writers, lanes, where, line, strong, "copies to", "written")
-            races.check(m, space, cells.readers, lanes, where, line, strong, "copies to", "read")
+            for last in cells.readers(races.settled(space)):
+                races.check(m, space, last, lanes, where, line, strong, "copies to", "read")
             cells.write(word)
         else:
-            cells.read(column % shadow.slots, word)
+            cells.read(column % shadow.slots, word, races.settled(space))
         return time

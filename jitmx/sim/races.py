@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.knowledge import Knowledge, Said, merge
-from jitmx.sim.shadow import LINE, Shadow, halves
+from jitmx.sim.shadow import LINE, WHO, Shadow, halves
 
 if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
@@ -29,7 +29,6 @@ STRONG = 1 << 30
 ASYNCHRONOUS = 1 << 62
 _TIME = (1 << 30) - 1
 _COLUMN = (1 << COLUMNS) - 1
-WHO = (1 << 30) - 1
 
 
 class Races:
@@ -79,7 +78,7 @@ class Races:
         else:
             slot = space.cluster.slots(at, each)
         last = cells.writers
-        cells.read(slot, self.ids.take(each) | now)
+        cells.read(slot, self.ids.take(each) | now, self.settled(space))
         self.check(m, space, last, each, at, line, strong, "reads", "written")
         if space.cluster is not None:
             space.cluster.visit(where, lanes, self.time)
@@ -99,7 +98,8 @@ class Races:
         at, each, size = halves(where, lanes, size)
         cells = shadow.find(at, size)
         self.check(m, space, cells.writers, each, at, line, strong, "writes", "written")
-        self.check(m, space, cells.readers, each, at, line, strong, "writes", "read")
+        for last in cells.readers(self.settled(space)):
+            self.check(m, space, last, each, at, line, strong, "writes", "read")
         mine = self.ids.take(each) | now
         cells.write(mine)
         if space.cluster is not None:
@@ -117,6 +117,12 @@ class Races:
         """Remember strong writes that need no check."""
         self.shadows[space.name].find(where, size).write(self.ids[lanes] | self.tick(line) << 32 | STRONG)
 
+    def settled(self, space: Space) -> int:
+        """The largest word of which every access is sure to have happened before what comes now."""
+        # Shared memory is of one block, so that its barriers settle most entries of threads; elsewhere all count.
+        barriers = space.spread is not None and not self.foreigners
+        return (self.lowest + 1 << 32) - 1 if barriers else 0
+
     def check(
         self,
         m: Machine,
@@ -130,9 +136,7 @@ class Races:
         past: str,
     ) -> None:
         """Error unless each of `last` [lanes, n] happened before the access of its lane."""
-        # Shared memory is of one block, so that its barriers settle most entries of threads; elsewhere all count.
-        barriers = space.spread is not None and not self.foreigners
-        settled = (self.lowest + 1 << 32) - 1 if barriers else 0
+        settled = self.settled(space)
         if int(np.maximum.reduce(last, None)) <= settled:
             return
         if 1 < last.shape[1] <= LINE and not np.count_nonzero(last[:, 1:] != last[:, :1]):

@@ -76,6 +76,36 @@ def test_readers_must_be_done_before_the_word_is_written_again() -> None:
         launch(body.replace("{order}", ""), [], Memory(), declare=TILE, block=64)
 
 
+ALL, OTHER, WRITER = (f"{guard}ld.shared.u32 r6, [tile];\n" for guard in ("", "@p1 ", "@p0 "))
+
+
+@pytest.mark.parametrize(
+    ("readers", "writer", "other"),
+    [
+        (ALL, 3, 31),
+        (ALL, 31, 30),
+        (ALL + WRITER, 3, 31),
+        (ALL + WRITER + WRITER, 31, 30),
+        (OTHER, 3, 9),
+        (OTHER + WRITER, 3, 9),
+        (WRITER + OTHER + WRITER + "@p0 ld.shared.u8 r6, [tile];\n", 3, 9),
+    ],
+)
+def test_a_writer_that_has_read_the_word_itself_hides_no_other_reader_of_its_warp(
+    readers: str, writer: int, other: int
+) -> None:
+    body = f"{HERE} setp.eq.u32 p0, r0, {writer}; setp.eq.u32 p1, r0, 9; @p1 st.shared.u32 [tile], r0; bar.sync 0;\n"
+    write = "@p0 st.shared.u32 [tile], r0;"
+    launch(body + readers + "bar.warp.sync -1;" + write, [], Memory(), declare=TILE, block=32)
+    with pytest.raises(SimulationError, match=rf"thread {writer}: writes .* which thread {other} has read"):
+        launch(body + readers + write, [], Memory(), declare=TILE, block=32)
+
+
+def test_the_only_reader_of_a_word_may_write_it() -> None:
+    launch(HERE + "st.shared.u32 [r3], r0;\nld.shared.u32 r6, [r3];\nld.shared.u32 r6, [r3];\nst.shared.u32 [r3], r6;",
+           [], Memory(), declare=TILE, block=64)  # fmt: skip
+
+
 @pytest.mark.parametrize("arriving", ["setp.eq.u32 p2, r0, 0;", "elect.sync _|p2, -1;"])
 def test_an_arrival_speaks_for_its_warp_behind_the_warp_s_barrier_and_else_for_its_thread(arriving: str) -> None:
     """One warp stores, one of its lanes arrives at an mbarrier, and the other warp waits and reads."""

@@ -6,39 +6,62 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitmx.sim.shadow import LINE, Shadow, halves
+from jitmx.sim.shadow import LINE, WHO, Shadow, halves
 
 BYTES, WARPS = 64, 2
 
 _sizes, _places = st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, BYTES - 1)
-_access = st.tuples(_sizes, _places, st.integers(0, WARPS - 1), st.booleans())
+_lanes = st.lists(st.tuples(st.integers(0, 3), _places, st.integers(0, WARPS - 1)), min_size=1, max_size=4)
+_access = st.tuples(_sizes, _lanes, st.booleans(), st.booleans())
+
+
+def _expected(history: list[int], settled: int) -> tuple[int, int]:
+    """The last reader, and the last that was another; 0 where settled."""
+    others = [word for word in history if word & WHO != history[-1] & WHO]
+    return (history or [0])[-1], others[-1] if others and others[-1] > settled else 0
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_access, max_size=20), st.sampled_from([1, 2, 4]))
-def test_each_byte_has_its_last_writer_and_readers(
-    accesses: list[tuple[int, int, int, bool]], granule: int
+def test_each_byte_has_its_last_writer_and_in_each_slot_its_last_two_readers(
+    accesses: list[tuple[int, list[tuple[int, int, int]], bool, bool]], granule: int
 ) -> None:
     shadow = Shadow(BYTES, granule, WARPS)
-    writer, readers = np.zeros(BYTES, np.int64), np.zeros((WARPS, BYTES), np.int64)
-    for word, (size, at, warp, writing) in enumerate(accesses, 1):
+    writer, settled = np.zeros(BYTES, np.int64), 0
+    history: list[list[list[int]]] = [[[] for _ in range(BYTES)] for _ in range(WARPS)]
+    for time, (size, lanes, writing, settling) in enumerate(accesses, 1):
         size = max(size, granule)
-        at = at // size * size
-        cells = shadow.find(np.array([at]), size)
-        here = slice(at, at + size, granule)
-        times = LINE // granule
-        assert times % cells.writers.shape[1] == 0
-        spread = np.repeat(cells.writers[0], max(size // granule, 1) // cells.writers.shape[1])
-        np.testing.assert_array_equal(spread, writer[here])
-        found = cells.readers.reshape(WARPS, -1)
-        np.testing.assert_array_equal(found.repeat((size // granule) // found.shape[1], 1), readers[:, here])
+        who, at, warps = np.array(lanes).T
+        at, words = at // size * size, time << 32 | who
+        cells = shadow.find(at, size)
+        readers = [table.reshape(len(at), WARPS, -1) for table in cells.readers(settled)]
+        readers += [np.zeros_like(readers[0])] * (2 - len(readers))
+        for i, place in enumerate(at.tolist()):
+            times = LINE // granule
+            assert times % cells.writers.shape[1] == 0
+            here = slice(place, place + size, granule)
+            spread = np.repeat(cells.writers[i], max(size // granule, 1) // cells.writers.shape[1])
+            np.testing.assert_array_equal(spread, writer[here])
+            for warp in range(WARPS):
+                wanted = [_expected(told, settled) for told in history[warp][here]]
+                found = np.array([table[i, warp] for table in readers])
+                found = found.repeat((size // granule) // found.shape[1], 1)
+                found[1, found[1] <= settled] = 0
+                assert list(zip(*found.tolist(), strict=True)) == wanted
         if writing:
-            cells.write(np.array([word]))
-            writer[at : at + size] = word
-            assert cells.left().tolist() == [word]
+            cells.write(words)
         else:
-            cells.read(np.array([warp]), np.array([word]))
-            readers[warp, at : at + size] = word
+            cells.read(warps, words, settled)
+        for word, warp, place in zip(words.tolist(), warps.tolist(), at.tolist(), strict=True):
+            if writing:
+                writer[place : place + size] = word
+            else:
+                for told in history[warp][place : place + size]:
+                    told.append(word)
+        if writing:
+            assert cells.left().tolist() == writer[at].tolist()
+        if settling:
+            settled = (time + 1 << 32) - 1
 
 
 def test_lanes_of_one_access_on_one_line_are_told_apart() -> None:
