@@ -86,7 +86,7 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
 def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
     qkv = Linear("sm_90a", None, 64, 5120, 2880, "bf16", True, "mxfp4", "swizzle", "normal", norm=True)
     fused = {variant.spec.name for variant in variants(qkv) if getattr(variant.knobs, "norm", False)}
-    assert fused == {"stream"} and any(variant.spec.name == "tile" for variant in variants(qkv))
+    assert fused == {"stream"} and any(variant.spec.name == "splitk" for variant in variants(qkv))
     o = replace(qkv, n=2880, k=4096, norm=False, residual=True)
     assert all(variant.knobs.residual for variant in variants(o))
     experts = variants(replace(LAYER, norm=True, residual=True))
