@@ -193,10 +193,18 @@ class Copies:
         """Tensor copy from global to shared memory; what lies outside the tensor arrives as zeros."""
         self._aligned(lane, target, line)
         addresses, inside = box.elements(at)
-        content = np.zeros((len(addresses), box.item), np.uint8)
-        if inside.any():
-            found = addresses[inside]
-            content[inside] = self._read(np.full(len(found), lane), found, box.item, line)
+        # What fills a chunk and starts on one in global memory is read whole, the rest element by element.
+        items = CHUNK // box.item
+        runs, within = addresses.reshape(-1, items), inside.reshape(-1, items)
+        whole = within.all(axis=1) & (runs[:, 0] % CHUNK == 0)
+        content = np.zeros((len(runs), items, box.item), np.uint8)
+        if whole.any():
+            found = runs[whole, 0]
+            content[whole] = self._read(np.full(len(found), lane), found, CHUNK, line).reshape(-1, items, box.item)
+        apart = within & ~whole[:, None]
+        if apart.any():
+            found = runs[apart]
+            content[apart] = self._read(np.full(len(found), lane), found, box.item, line)
         chunks = box.chunks(target)
         lanes, told, goals = (np.full(len(chunks), value) for value in (lane, barrier, ranks))
         self._deliver(lanes, chunks, content.reshape(-1, CHUNK), told, line, goals)

@@ -154,7 +154,10 @@ class Shadow:
                 self.tables[level] = tables
             before, times = self._place[fresh], 1 << level - old
             for table, coarse in self._used(self.tables[level], old):
-                table[first:last] = coarse[before].repeat(times, -1)
+                words = coarse[before]
+                if words.any():  # what comes new to a table is zeros
+                    finer = table[first:last]
+                    finer.reshape(*words.shape, times)[...] = words[..., None]
             self.crowded[level] = max(self.crowded[level], self.crowded[old])
             self._level[fresh], self._place[fresh] = level, np.arange(first, last)
 
