@@ -14,10 +14,12 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import Launch, LinearKernel
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
@@ -77,8 +79,7 @@ _WORKING = 72
 
 
 def _check(knobs: SplitKKnobs, arch: Arch) -> None:
-    if "wgmma" not in arch.features:
-        raise KnobError(f"linear.splitk needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
+    warpgroups.require_wgmma("splitk", arch)
     need, have = knobs.tile_m // 2 + _WORKING, multiplying_registers(knobs)
     if need > have:
         raise KnobError(
@@ -130,11 +131,6 @@ SPEC = KernelSpec(
 )
 
 
-def tiles(knobs: SplitKKnobs, m: int, n: int) -> int:
-    """Tiles of Y."""
-    return -(-n // (knobs.groups * 64)) * -(-m // knobs.tile_m)
-
-
 def launch(knobs: SplitKKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """A cluster for each tile of Y, or a block."""
     return Launch(tiles(knobs, m, n) * knobs.split_k, shared_bytes(knobs), knobs.split_k)
@@ -142,27 +138,7 @@ def launch(knobs: SplitKKnobs, m: int, n: int, k: int, multiprocessors: int) -> 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them."""
-    require_plain("splitk", problem, "residual")
-    if problem.dtype != "bf16":
-        raise KnobError(f"linear.splitk does not take dtype={problem.dtype!r}, only 'bf16'; linear.tile takes both")
-    if problem.scale_range != "normal":
-        raise KnobError(
-            f"linear.splitk does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as it "
-            "decodes them; linear.tile takes both"
-        )
-    return {
-        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "encoding": problem.encoding,
-        "scale_range": problem.scale_range,
-    }  # fmt: skip
-
-
-def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    steps = packed_tiles(problem.n, problem.k)[1]
-    if variant.knobs.split_k > steps:
-        raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}; "
-            f"the nearest legal value is {steps}"
-        )
+    return warpgroups.fixed("splitk", problem)
 
 
 # Clusters of so many blocks that find no place where all multiprocessors are asked for: those of a part of the chip are
@@ -234,13 +210,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """A tile of m rows of X by n of W; steps of k are always 64."""
-    if k not in (None, TILE_K):
-        raise KnobError(f"linear.splitk takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
-    if n not in (128, 192, 256):
-        nearest = min((128, 192, 256), key=lambda legal: abs(legal - n))
-        raise KnobError(f"linear.splitk takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
     depth = stages or 6
-    return {"tile_m": m, "groups": n // 64, "stages": depth, "chunk": 2, "ring": depth // 2}
+    return warpgroups.tile("splitk", m, n, k) | {"stages": depth, "chunk": 2, "ring": depth // 2}
 
 
 KERNEL = LinearKernel(
@@ -250,8 +221,8 @@ KERNEL = LinearKernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=_check_problem,
+    check=warpgroups.check_problem,
     candidates=_candidates,
-    runs_on=lambda arch: "wgmma" in arch.features,
+    runs_on=warpgroups.runs_on,
     tile=_tile,
 )

@@ -13,10 +13,12 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import Launch, LinearKernel
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.matrix import MatrixMap
@@ -83,8 +85,7 @@ def _needed_registers(knobs: WgmmaKnobs) -> int:
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
-    if "wgmma" not in arch.features:
-        raise KnobError(f"linear.wgmma needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
+    warpgroups.require_wgmma("wgmma", arch)
     need, have = _needed_registers(knobs), multiplying_registers(knobs)
     if need > have:
         grain = 16 * knobs.split_k
@@ -136,11 +137,6 @@ SPEC = KernelSpec(
 )
 
 
-def tiles(knobs: WgmmaKnobs, m: int, n: int) -> int:
-    """Tiles of Y."""
-    return -(-n // (knobs.groups * 64)) * -(-m // knobs.tile_m)
-
-
 def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
     """Room for counters, the same for every shape, and X padded to whole tiles."""
     return _COUNTER_BYTES + -(-m // knobs.tile_m) * packed_tiles(1, k)[1] * knobs.tile_m * 128
@@ -160,18 +156,7 @@ def launch(knobs: WgmmaKnobs, m: int, n: int, k: int, multiprocessors: int) -> L
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them."""
-    require_plain("wgmma", problem, "residual")
-    if problem.dtype != "bf16":
-        raise KnobError(f"linear.wgmma does not take dtype={problem.dtype!r}, only 'bf16'; linear.tile takes both")
-    if problem.scale_range != "normal":
-        raise KnobError(
-            f"linear.wgmma does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as it "
-            "decodes them; linear.tile takes both"
-        )
-    return {
-        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "encoding": problem.encoding,
-        "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return warpgroups.fixed("wgmma", problem)
 
 
 # Warpgroups, rows of X a tile, and blocks that share one: what is worth trying.
@@ -236,15 +221,6 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return found
 
 
-def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    steps = packed_tiles(problem.n, problem.k)[1]
-    if variant.knobs.split_k > steps:
-        raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}; "
-            f"the nearest legal value is {steps}"
-        )
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """A lone row and feature; ragged tiles, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
@@ -261,12 +237,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """A tile of m rows of X by n of W; steps of k are always 64."""
-    if k not in (None, TILE_K):
-        raise KnobError(f"linear.wgmma takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
-    if n not in (128, 192, 256):
-        nearest = min((128, 192, 256), key=lambda legal: abs(legal - n))
-        raise KnobError(f"linear.wgmma takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
-    return {"tile_m": m, "groups": n // 64, "stages": stages or 6}
+    return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
 
 
 KERNEL = LinearKernel(
@@ -276,8 +247,8 @@ KERNEL = LinearKernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=_check_problem,
+    check=warpgroups.check_problem,
     candidates=_candidates,
-    runs_on=lambda arch: "wgmma" in arch.features,
+    runs_on=warpgroups.runs_on,
     tile=_tile,
 )

@@ -16,6 +16,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear import wgmma
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Buffer
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -75,7 +76,7 @@ def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
     launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
     assert launch.blocks <= multiprocessors
     assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
-    items = wgmma.tiles(knobs, problem.m, problem.n) * (packed_tiles(1, problem.k)[1] if knobs.deal == "steps" else 1)
+    items = tiles(knobs, problem.m, problem.n) * (packed_tiles(1, problem.k)[1] if knobs.deal == "steps" else 1)
     assert launch.blocks // launch.cluster <= items
 
 
