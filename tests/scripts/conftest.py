@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,3 +38,14 @@ def run(tmp_path: Path) -> Run:
         return done
 
     return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a checkpoint as far as a stand-in for vLLM looks into one: its sizes."""
+    from scripts.protocol.sizes import PRESETS, config
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config(PRESETS["tiny"])))
+    return folder

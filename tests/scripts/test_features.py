@@ -12,17 +12,9 @@ pytest.importorskip("torch", reason="an adapter is drawn with torch")
 pytest.importorskip("safetensors", reason="an adapter is a safetensors file: pip install safetensors")
 
 from scripts.protocol import features
-from scripts.protocol.sizes import PRESETS, config
+from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config(PRESETS["tiny"])))
-    return folder
 
 
 def asked(run: Any, model: Path, out: Path, *words: str, code: int = 0, **told: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from scripts.protocol.report import SCHEMA_VERSION
-from scripts.protocol.sizes import PRESETS, config
+from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
 LAYERS = PRESETS["tiny"].layers
@@ -27,14 +27,6 @@ JITMX = {"jitmx_moe_decode": LAYERS, "jitmx_linear_gemv": 2 * LAYERS + 1, "jitmx
 TRITON = {"_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 9}
 MARLIN = {"void marlin_moe_wna16::Marlin<1125899906909960l, 128, 1, 4, 8, false, 4, 2>(int4 const*)": 4}
 KERNELS = {ALL: JITMX, "triton": TRITON, "marlin": MARLIN}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config(PRESETS["tiny"])))
-    return folder
 
 
 @pytest.fixture
