@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,15 +77,8 @@ def correctness(
     chosen: dict[str, list[list[int]]] = {}
     startup: dict[str, Any] = {}
     report.results["startup"] = startup
-    with contextlib.ExitStack() as stack:
-        results = [
-            stack.enter_context(engines.running(place, item, tasks(item.name)))
-            if together
-            else functools.partial(engines.run, place, item, tasks(item.name))
-            for item in every
-        ]
-        for item, result in zip(every, results, strict=True):
-            found = result()
+    with engines.each(place, every, tasks, together=together) as results:
+        for item, found in results:
             chosen[item.name], startup[item.name] = found["greedy"], found["startup"]
             known = found["cached"]["known"]
             wanted = [len(prompt) - 1 for prompt in cached]

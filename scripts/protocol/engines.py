@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,30 @@ def running(
             return found | {"startup": took | startup((place.out / f"{name}.log").read_text(errors="replace"))}
 
         yield result
+
+
+@contextlib.contextmanager
+def each(
+    place: Place,
+    configurations: Sequence[Configuration],
+    tasks: Callable[[str], list[dict[str, Any]]],
+    *,
+    together: bool,
+) -> Iterator[Iterator[tuple[Configuration, dict[str, Any]]]]:
+    """Every configuration in turn, and what `run` gives for it. On the way out all engines are ended.
+
+    Args:
+        tasks: those of a configuration, by its name.
+        together: start the engines at once; they share the card. Else each starts when the one before has ended.
+    """
+    with contextlib.ExitStack() as stack:
+        results = [
+            stack.enter_context(running(place, item, tasks(item.name)))
+            if together
+            else functools.partial(run, place, item, tasks(item.name))
+            for item in configurations
+        ]
+        yield ((item, result()) for item, result in zip(configurations, results, strict=True))
 
 
 def reference(place: Place, tasks: list[dict[str, Any]], device: str) -> dict[str, Any]:

@@ -7,8 +7,6 @@ measure: with an adapter, after a prefix that the cache knows, and after a promp
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import json
 from dataclasses import replace
@@ -63,16 +61,9 @@ def features(asked: Asked, stock: Configuration, *, steps: int = 64, together: b
             {"task": "greedy", "prompts": short, "tokens": steps, "groups": [1] * 4 + [4], "adapter": str(adapter)},
         ]  # fmt: skip
 
-    found, both = {}, (asked.ours, stock)
-    with contextlib.ExitStack() as stack:
-        results = [
-            stack.enter_context(engines.running(place, item, tasks(item.name)))
-            if together
-            else functools.partial(engines.run, place, item, tasks(item.name))
-            for item in both
-        ]
-        for item, result in zip(both, results, strict=True):
-            found[item.name] = result()
+    both = asked.ours, stock
+    with engines.each(place, both, tasks, together=together) as results:
+        found = {item.name: result for item, result in results}
     tables = {
         (what, item.name): np.load(place.out / f"{item.name}.{what}.npy")
         for what in ("short", "adapter", "unknown", "known", "known, with others", "long")
