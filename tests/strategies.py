@@ -1,4 +1,4 @@
-"""Legal variants of every kernel, for properties that hold for all of them."""
+"""Problems and legal variants of kernels, for properties that hold for all of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from jitmx import kernels
 from jitmx.arch import SUPPORTED, Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
+from jitmx.kernels.linear.kernel import LinearKernel
+from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import MoeProblem
 from jitmx.registry.spec import KernelSpec, Variant
 
@@ -33,6 +35,30 @@ SMALL_LAYERS = st.builds(
     encoding=st.sampled_from(["swizzle", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
+
+
+def linear_problems(max_rows: int) -> st.SearchStrategy[LinearProblem]:
+    """Products of up to so many rows with what kernels of warpgroups serve."""
+    return st.builds(
+        LinearProblem,
+        m=st.integers(1, max_rows),
+        n=st.integers(1, 300_000),
+        k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
+        bias=st.booleans(),
+        residual=st.booleans(),
+        encoding=st.sampled_from(["swizzle", "nibble"]),
+    )
+
+
+def assert_legal_and_serving(kernel: LinearKernel, problem: LinearProblem, arch: Arch, multiprocessors: int) -> None:
+    """The heuristic and every candidate are legal and serve the problem; the heuristic is the first of 60 at most."""
+    fixed = kernel.fixed(problem)
+    chosen = kernel.heuristic(problem, arch, multiprocessors)
+    candidates = kernel.candidates(problem, arch, multiprocessors)
+    assert candidates[0] == chosen and len(candidates) <= 60
+    for knobs in candidates:
+        assert not knobs.keys() & fixed.keys()
+        kernel.check(problem, kernel.spec.variant(arch, **knobs, **fixed))
 
 
 def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:

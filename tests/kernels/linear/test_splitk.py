@@ -18,17 +18,10 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 from jitmx.toolchain import cubin, nvrtc
+from strategies import assert_legal_and_serving, linear_problems
 
 HOPPER = arch.parse("sm_90")
-PROBLEMS = st.builds(
-    LinearProblem,
-    m=st.integers(1, splitk.MAX_ROWS),
-    n=st.integers(1, 300_000),
-    k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
-    bias=st.booleans(),
-    residual=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
-)
+PROBLEMS = linear_problems(splitk.MAX_ROWS)
 
 
 def variant(**knobs: Any) -> Variant:
@@ -44,13 +37,7 @@ def variant(**knobs: Any) -> Variant:
 def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
     problem: LinearProblem, multiprocessors: int
 ) -> None:
-    fixed = splitk.KERNEL.fixed(problem)
-    chosen = splitk.KERNEL.heuristic(problem, HOPPER, multiprocessors)
-    candidates = splitk.KERNEL.candidates(problem, HOPPER, multiprocessors)
-    assert candidates[0] == chosen and len(candidates) <= 60
-    for knobs in candidates:
-        assert not knobs.keys() & fixed.keys()
-        splitk.KERNEL.check(problem, variant(**knobs, **fixed))
+    assert_legal_and_serving(splitk.KERNEL, problem, HOPPER, multiprocessors)
 
 
 @given(

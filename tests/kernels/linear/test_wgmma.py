@@ -25,6 +25,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import TensorMap
 from jitmx.sim.verify import Verdict, encode
 from jitmx.toolchain import cubin, nvrtc
+from strategies import assert_legal_and_serving, linear_problems
 
 LOOPS = (
     {},
@@ -36,15 +37,7 @@ LOOPS = (
 DEALS = ({}, {"split_k": 2}, {"deal": "steps"})
 HOPPER = arch.parse("sm_90")
 SHARED = 232_448
-PROBLEMS = st.builds(
-    LinearProblem,
-    m=st.integers(1, wgmma.MAX_ROWS),
-    n=st.integers(1, 300_000),
-    k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
-    bias=st.booleans(),
-    residual=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
-)
+PROBLEMS = linear_problems(wgmma.MAX_ROWS)
 
 
 def variant(**knobs: Any) -> Variant:
@@ -59,13 +52,7 @@ def variant(**knobs: Any) -> Variant:
 def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
     problem: LinearProblem, multiprocessors: int
 ) -> None:
-    fixed = wgmma.KERNEL.fixed(problem)
-    chosen = wgmma.KERNEL.heuristic(problem, HOPPER, multiprocessors)
-    candidates = wgmma.KERNEL.candidates(problem, HOPPER, multiprocessors)
-    assert candidates[0] == chosen and len(candidates) <= 60
-    for knobs in candidates:
-        assert not knobs.keys() & fixed.keys()
-        wgmma.KERNEL.check(problem, variant(**knobs, **fixed))
+    assert_legal_and_serving(wgmma.KERNEL, problem, HOPPER, multiprocessors)
 
 
 @given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), deal=st.sampled_from(DEALS))
