@@ -7,6 +7,7 @@ frozen dataclasses whose fields carry their choices, so that a variant which exi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -30,8 +31,16 @@ class Fields:
     """Base of what is chosen or asked for. Making one checks every field against its type, choices and bounds."""
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            _check(type(self).__name__, item, getattr(self, item.name))
+        owner: Any = type(self)
+        for item, name, kind, choices, low, high in _rules(owner):
+            value = getattr(self, name)
+            if (
+                type(value) is not kind
+                or (choices is not None and value not in choices)
+                or (low is not None and value < low)
+                or (high is not None and value > high)
+            ):
+                _check(owner.__name__, item, value)
 
     def as_dict(self) -> dict[str, Any]:
         """Name to value, in declaration order."""
@@ -69,6 +78,16 @@ def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
         except ValueError:
             raise KnobError(f"{owner}.{item.name}={text!r} is not a whole number") from None
     return text
+
+
+@functools.cache
+def _rules(owner: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], Any, Any, Any], ...]:
+    """Fields with name, type, choices and bounds, taken apart once: a heuristic makes hundreds of knobs a call."""
+    return tuple(
+        (item, item.name, type(item.default), item.metadata.get("choices"), item.metadata.get("low"),
+         item.metadata.get("high"))
+        for item in dataclasses.fields(owner)
+    )  # fmt: skip
 
 
 def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
