@@ -120,3 +120,6 @@ MUTATIONS = tuple(
     }.items()
     for name, old, new in faults
 )  # fmt: skip
+
+# What no case can see, with the reason; by `Mutation.id`.
+ESCAPES: tuple[tuple[str, str], ...] = ()

@@ -45,6 +45,10 @@ VARIANTS = {
         "linear", "stream", "sm_90a", scaling="bare", warps=4, split_k=2, cluster=2, unroll=1, predecode=1
     ),
     "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
+    "slice-cluster": variant(
+        "linear", "slice", "sm_90a", m=8, cluster=2, warps=2, tiles=2, window=1, bias=True, residual=True
+    ),
+    "slice-async": variant("linear", "slice", "sm_80", m=1, warps=2, tiles=2, copy="async", pdl=False),
 }  # fmt: skip
 
 MUTATIONS = tuple(
@@ -281,6 +285,62 @@ MUTATIONS = tuple(
             ("a slice is stored over one that is not read",
              "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
         ),
+        "slice-cluster": (
+            ("a row of tiles is not awaited", "mbarrier_wait(shared_address(full + r * kPieces), 0);", ""),
+            ("the window never moves on", "for (int c = kWindow; c < copies; ++c) {",
+             "for (int c = copies; c < copies; ++c) {"),
+            ("fewer bytes are expected than come", "tiles_of(c) * (kCodeBytes + kScaleBytes)",
+             "tiles_of(c) * kCodeBytes"),
+            ("more bytes are expected than come", "tiles_of(c) * (kCodeBytes + kScaleBytes)",
+             "(tiles_of(c) + 1) * (kCodeBytes + kScaleBytes)"),
+            ("scales of a row are those of the row before", "(r * longest + from) * kScaleBytes)",
+             "(max(r - 1, 0) * longest + from) * kScaleBytes)"),
+            ("rows of tiles of other clusters are taken", "const int row_begin = cluster * base + min(cluster, more)",
+             "const int row_begin = cluster * base"),
+            ("slices of k overlap", "const int first = tiles_k * rank / kCluster,",
+             "const int first = max(tiles_k * rank / kCluster - 1, 0),"),
+            ("the ragged tile of k is dropped", "tiles_k = (args.k + 63) / 64,", "tiles_k = max(args.k / 64, 2),"),
+            ("a part of a row's sums is left out", "for (int p = 1; p < kWarps; ++p)",
+             "for (int p = 1; p < kWarps - 1; ++p)"),
+            ("parts of warps that have no tiles are added", "      if (p < parts) plus(", "      plus("),
+            ("sums are given before all warps have left theirs", "    mbarrier_wait(given, 0);\n", ""),
+            ("a warp tells before its lanes have left their sums",
+             "    __syncwarp();\n    if (elected()) mbarrier_arrive(given);",
+             "    if (elected()) mbarrier_arrive(given);"),
+            ("sums of the other block are not awaited", "    mbarrier_wait(arrived, 0);\n", ""),
+            ("sums of the other block are left out", "for (int p = 0; p < kCluster - 1; ++p) plus(sum, slots[",
+             "for (int p = 1; p < kCluster - 1; ++p) plus(sum, slots["),
+            ("fewer sums are expected than come", "mbarrier_expect(arrived, mine * (kCluster - 1) * kSlot * 16);",
+             "mbarrier_expect(arrived, mine * (kCluster - 1) * kSlot * 8);"),
+            ("sums go to the wrong row", "(row / kCluster * (kCluster - 1)", "((row / kCluster ^ 1) * (kCluster - 1)"),
+            ("blocks do not meet before they send", "  cluster_arrive();\n  cluster_wait();\n", ""),
+            ("the other warps' sums are not awaited", "  }\n  __syncthreads();\n\n  const SumEpilogue",
+             "  }\n\n  const SumEpilogue"),
+            ("X is read before the previous kernel ends", "  wait_for_previous();\n  if (run > 0)", "  if (run > 0)"),
+            ("the tail of X is read", "kWhole || v < left ?", "true ?"),
+            ("rows of X past the last are read", "min(c * 4 + g % 4, rows - 1) * vectors", "(c * 4 + g % 4) * vectors"),
+            ("halves of lines are not exchanged", "first = low ? first : other;", ";"),
+            ("a warp goes on from its first row's scales", "marks_at += longest * kScaleBytes;", ""),
+            ("bias of rows g + 8 is that of rows g", "high = biases[r * 16 + row + 8];",
+             "high = biases[r * 16 + row];"),
+            ("the tail of the bias is read", "row_begin * 16 + i < args.n ? T::widen(", "true ? T::widen("),
+        ),
+        "slice-async": (
+            ("copies are not awaited", "  copy_wait<0>();\n  __syncthreads();", "  __syncthreads();"),
+            ("copies of other threads are not awaited", "  copy_wait<0>();\n  __syncthreads();", "  copy_wait<0>();"),
+            ("scales are copied by too few threads", "i < length * (kScaleBytes / 16); i += kThreads",
+             "i < length; i += kThreads"),
+            ("a lane reads its neighbour's codes", "begin * kCodeBytes + lane * 16,",
+             "begin * kCodeBytes + (lane ^ 1) * 16,"),
+            ("sums are stored where lanes still read codes",
+             "__syncwarp();  // every lane has read what sums replace\n",
+             ""),
+            ("a warp without tiles leaves sums", "  if (run > 0) {\n    if (whole)", "  {\n    if (whole)"),
+            ("the wrong lanes hold sums", "if (t < kHolders)", "if (t >= 4 - kHolders)"),
+        ),
     }.items()
     for name, old, new in faults
 )  # fmt: skip
+
+# What no case can see, with the reason; by `Mutation.id`.
+ESCAPES: tuple[tuple[str, str], ...] = ()
