@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import struct
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -47,15 +49,48 @@ def _ptx(variant: Variant) -> str:
     return nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
 
 
-def _storages() -> dict[int, torch.UntypedStorage]:
-    """Memory of all tensors there are, by where it starts."""
-    tensors = (item for item in gc.get_objects() if _is_real(type(item)) and not item.is_meta)
-    return {storage.data_ptr(): storage for storage in (item.untyped_storage() for item in tensors) if storage.nbytes()}
+class Storages:
+    """Memory of the tensors there are, by address. Of all objects of a process few are tensors, and most launches take
+    such as are new or were met before: the others are looked through only where an address is in none of these.
+    """
+
+    _met: ClassVar[list[weakref.ref[torch.Tensor]]] = []
+
+    def __init__(self) -> None:
+        self._by_start: dict[int, torch.UntypedStorage] = {}
+        self._add(item for item in (reference() for reference in self._met) if item is not None)
+        for young in (0, 1):
+            self._add(_tensors(gc.get_objects(generation=young)))
+
+    def holding(self, address: int) -> tuple[int, torch.UntypedStorage]:
+        """The storage that an address lies in, and where it starts."""
+        found = self._at(address)
+        if found is None:
+            tensors = list(_tensors(gc.get_objects()))
+            Storages._met = [weakref.ref(item) for item in tensors]
+            self._add(tensors)
+            found = self._at(address)
+        assert found is not None, f"{address:#x} lies in no tensor"
+        return found
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for storage in (item.untyped_storage() for item in tensors if not item.is_meta):
+            if storage.nbytes():
+                self._by_start[storage.data_ptr()] = storage
+
+    def _at(self, address: int) -> tuple[int, torch.UntypedStorage] | None:
+        start = max((at for at in self._by_start if at <= address), default=0)
+        storage = self._by_start.get(start)
+        return (start, storage) if storage is not None and address < start + storage.nbytes() else None
 
 
-def _is_real(kind: type) -> bool:
-    """Whether it is a tensor or a parameter, and no tensor of a tracer."""
-    return kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)
+def _tensors(objects: list[Any]) -> Iterator[Any]:
+    """Those of them that are tensors or parameters, and no tensors of a tracer."""
+    kinds, left = {torch.Tensor}, [torch.nn.Parameter]
+    while left:
+        kinds.add(kind := left.pop())
+        left += kind.__subclasses__()
+    return itertools.compress(objects, map(kinds.__contains__, map(type, objects)))
 
 
 @dataclass
@@ -84,16 +119,15 @@ class Launcher:
 
     def __call__(self, stream: int, *arguments: Any) -> None:
         letters = "".join(letter * int(count or 1) for count, letter in re.findall(r"(\d*)([PQif])", self._layout))
-        memory, storages = Memory(), _storages()
-        there: dict[int, int] = {}
+        memory, storages = Memory(), Storages()
+        there: dict[int, tuple[int, torch.UntypedStorage]] = {}
         fields = []
         for letter, value in zip(letters, arguments, strict=True):
             if letter == "P" and value:
-                start = max((at for at in storages if at <= value), default=0)
-                assert start and value < start + storages[start].nbytes(), f"{value:#x} lies in no tensor"
+                start, storage = storages.holding(value)
                 if start not in there:
-                    there[start] = memory.upload(_bytes(storages[start]).numpy(), writable=True)
-                value = there[start] + value - start
+                    there[start] = memory.upload(_bytes(storage).numpy(), writable=True), storage
+                value = there[start][0] + value - start
             fields.append(value)
         Launcher.card.launched.append(self.variant)
         spec, shape = self.variant.spec, self._geometry
@@ -103,9 +137,8 @@ class Launcher:
             packed, memory, entry=spec.entry, shared_bytes=shape["shared_bytes"],
             cluster=shape.get("cluster", 1),
         )  # fmt: skip
-        for start, at in there.items():
-            data = memory.download(at, "uint8", (storages[start].nbytes(),))
-            _bytes(storages[start]).copy_(torch.from_numpy(data))
+        for at, storage in there.values():
+            _bytes(storage).copy_(torch.from_numpy(memory.download(at, "uint8", (storage.nbytes(),))))
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
