@@ -180,7 +180,10 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
         CompileError, ToolchainError: as `compile`.
     """
     virtual = tuple(f"-arch=compute_{match[1]}" if (match := _ARCH.fullmatch(option)) else option for option in options)
-    with _included_program(source, tuple(options)) as handle:
+    _refuse(source, tuple(options))
+    pool = headers.pool()
+    # Nothing is kept of PTX, so that headers which are never included do no harm: asking which are takes a scan.
+    with _program(source, {name: pool.text(name) for name in pool.closure(source)}) as handle:
         _run(handle, source, virtual)
         return _fetch(handle, "PTX").rstrip(b"\0").decode()
 
