@@ -64,7 +64,7 @@ def assert_legal_and_serving(kernel: LinearKernel, problem: LinearProblem, arch:
 def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
     """Every legal value of one knob."""
     if isinstance(item.default, bool):
-        return False, True
+        return tuple(item.metadata["choices"] or (False, True))
     if item.metadata["choices"] is not None:
         return tuple(item.metadata["choices"])
     return tuple(range(item.metadata["low"], item.metadata["high"] + 1))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from jitmx.registry.spec import flags, read_flag
+
 if TYPE_CHECKING:
     from jitmx.kernels import Problem
 
@@ -61,16 +63,18 @@ def read(op: str, problem: type[Problem], words: tuple[str, ...], **sizes: Any) 
     Raises:
         click.UsageError: words that are no fields, or a field given twice.
     """
-    fields = {item.name: item.default for item in dataclasses.fields(problem)}
+    items = {item.name: item for item in dataclasses.fields(problem)}
+    fields = {name: item.default for name, item in items.items()}
     found: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     for name, text in pairs(words, op, list(fields), "field").items():
         if name in found:
             raise click.UsageError(f"{name} is given twice, as {name}={text} and as -{name}; give it once")
         word = f"{name}={text}"
         if isinstance(fields[name], bool):
-            if text.lower() not in ("0", "1", "false", "true"):
-                raise click.UsageError(f"{word!r}: {name} is 0 or 1")
-            found[name] = text.lower() in ("1", "true")
+            value = read_flag(items[name], text)
+            if value is None:
+                raise click.UsageError(f"{word!r}: {name} is {' or '.join(flags(items[name]))}")
+            found[name] = value
         elif isinstance(fields[name], int):
             if not text.isdecimal() or int(text) < 1:
                 raise click.UsageError(f"{word!r}: {name} is a whole number of 1 or more")

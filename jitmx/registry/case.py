@@ -83,6 +83,14 @@ def relative_l2(found: Array, wanted: Array) -> float:
     return float(np.linalg.norm(found - wanted)) / scale if scale else float(np.linalg.norm(found))
 
 
+def pair_l2(found: Array, wanted: Array) -> float:
+    """`relative_l2` of what both tensors of a pair [2, ...] come to; infinite where the second is no rounding's loss."""
+    kept, lost = found.astype(np.float64)
+    if (np.abs(lost) > np.abs(kept) * 2.0**-8).any():
+        return float("inf")
+    return relative_l2(kept + lost, wanted)
+
+
 def mismatches(found: Array, wanted: Array) -> float:
     """Share of elements that differ, for outputs that must be exact."""
     return float(np.mean(found != wanted)) if found.size else 0.0

@@ -22,7 +22,10 @@ from jitmx.registry.contract import Contract
 def knob(
     default: Any, *, choices: tuple[Any, ...] | None = None, low: int | None = None, high: int | None = None, doc: str
 ) -> Any:
-    """A dataclass field for one knob: its default, its choices or bounds, and one line of documentation."""
+    """A dataclass field for one knob: its default, its choices or bounds, and one line of documentation.
+
+    A flag (a bool by default) may have words among its choices, for a third way of doing what it turns on.
+    """
     return field(default=default, metadata={"choices": choices, "low": low, "high": high, "doc": doc})
 
 
@@ -67,11 +70,23 @@ class Knobs(Fields):
         return dataclasses.replace(base, **values) if base is not None else cls(**values)
 
 
+def flags(item: dataclasses.Field[Any]) -> dict[str, bool | str]:
+    """Texts of the values of a flag, to these."""
+    words = [choice for choice in item.metadata["choices"] or () if isinstance(choice, str)]
+    return {"0": False, "1": True, **{word: word for word in words}}
+
+
+def read_flag(item: dataclasses.Field[Any], text: str) -> bool | str | None:
+    """The value of a flag that a text says, or None where it says none."""
+    return flags(item).get({"false": "0", "true": "1"}.get(text.lower(), text))
+
+
 def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
     if isinstance(item.default, bool):
-        if text.lower() in ("1", "true", "0", "false"):
-            return text.lower() in ("1", "true")
-        raise KnobError(f"{owner}.{item.name}={text!r} is not 0 or 1")
+        value = read_flag(item, text)
+        if value is None:
+            raise KnobError(f"{owner}.{item.name}={text!r} is not {' or '.join(flags(item))}")
+        return value
     if isinstance(item.default, int):
         try:
             return int(text)
@@ -91,6 +106,8 @@ def _rules(owner: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], An
 
 
 def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
+    if isinstance(item.default, bool) and isinstance(value, str) and value in (item.metadata["choices"] or ()):
+        return
     if isinstance(item.default, bool) != isinstance(value, bool) or not isinstance(value, type(item.default)):
         raise KnobError(f"{owner}.{item.name}={value!r} is not a {type(item.default).__name__}")
     choices, low, high = (item.metadata.get(part) for part in ("choices", "low", "high"))

@@ -9,7 +9,7 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
 from jitmx.registry.spec import knob
 
 ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
@@ -31,7 +31,9 @@ class LinearProblem(Problem):
     activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
-    residual: bool = knob(False, doc="add [m, n] values on the way out")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, n] values on the way out; with pair these and Y are pairs"
+    )  # fmt: skip
     argmax: bool = knob(False, doc="yield the index of each row's largest value in place of Y")
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class LinearProblem(Problem):
                 f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale; "
                 f"the nearest legal value is {nearest}"
             )
+        if self.argmax and self.residual == "pair":
+            raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none: use True")
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> LinearProblem:

@@ -219,6 +219,8 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     if problem.activation == "none":
         raise KnobError("linear.scaled does not take activation='none', only mxfp8, mxfp6 or mxfp4")
     require_plain("scaled", problem, "activation", "residual")
+    if problem.residual == "pair":
+        raise KnobError("linear.scaled does not take residual='pair', only residual=True or residual=False")
     return {
         "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
         "encoding": problem.encoding, "activation": problem.activation, "scale_rule": problem.scale_rule,

@@ -16,7 +16,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
@@ -35,7 +35,9 @@ class SliceKnobs(Knobs):
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool = knob(False, doc="add [m, n] values")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, n] values; with pair these and Y are pairs"
+    )  # fmt: skip
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")

@@ -8,7 +8,16 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.kernel import Launch, has_clusters
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import (
+    DTYPES,
+    ENCODINGS,
+    RESIDUALS,
+    SCALE_RANGES,
+    TILE_BYTES,
+    TILE_K,
+    TILE_ROWS,
+    packed_tiles,
+)  # fmt: skip
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
@@ -35,7 +44,9 @@ class StreamKnobs(Knobs):
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool = knob(False, doc="add [m, n] values")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, n] values; with pair these and Y are pairs"
+    )  # fmt: skip
     norm: bool = knob(False, doc="RMSNorm of X, whose product with the norm's weight is rounded once as it is staged")
     argmax: bool = knob(False, doc="no Y, but the n of each row's largest sum, compared in fp32 with all that is added")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")

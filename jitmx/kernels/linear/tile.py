@@ -11,7 +11,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, spread
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
 from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
@@ -29,7 +29,9 @@ class TileKnobs(Knobs):
 
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool = knob(False, doc="add [m, n] values, before Y is rounded")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, n] values, before Y is rounded; with pair these and Y are pairs"
+    )  # fmt: skip
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word; swizzle with mxfp8")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")

@@ -16,7 +16,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
@@ -39,7 +39,9 @@ class WgmmaKnobs(Knobs):
 
     dtype: str = knob("bf16", choices=("bf16",), doc="type of X, Y, bias and residual")
     bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool = knob(False, doc="add [m, n] values on the way out")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, n] values on the way out; with pair these and Y are pairs"
+    )  # fmt: skip
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
     groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import combine_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
@@ -24,7 +25,9 @@ class CombineKnobs(Knobs):
     """Compile-time choices of `moe.combine`."""
 
     top: int = knob(4, low=1, high=MAX_TOP, doc="parts a row")
-    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
+    )  # fmt: skip
     warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 

@@ -19,7 +19,15 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import (
+    ENCODINGS,
+    RESIDUALS,
+    SCALE_RANGES,
+    TILE_BYTES,
+    TILE_K,
+    TILE_ROWS,
+    packed_tiles,
+)  # fmt: skip
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
@@ -42,7 +50,9 @@ class DecodeKnobs(Knobs):
     columns: int = knob(1, choices=COLUMNS, doc="rows of x an item: an expert with more is read again")
     activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="both products have a bias")
-    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
+    )  # fmt: skip
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     warps: int = knob(8, choices=WARPS, doc="warps a block that multiply, each a slice of k")

@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.kernels.moe.arguments import GATE, Routing, random_weight, residual_of
+from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, random_weight, residual_of, stream_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.kernel import Launch
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.routing import capacity
-from jitmx.registry.case import Buffer, Case, relative_l2
+from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.spec import Variant
 
 # x, weight, its scales, bias (of combine the residual), pairs, schedule, weights, ids, map, y; alpha, limit; rows, top,
@@ -114,11 +114,12 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     there = (local >= 0) & (local < problem.experts)
     parts = generator.standard_normal((rows, top, problem.hidden)).astype(ml_dtypes.bfloat16)
     residual = residual_of(variant.knobs, rows, problem.hidden, generator)
-    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1) + residual.astype(np.float64)
+    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1) + stream_of(residual)
     parts[~there] = np.nan
+    pair = variant.knobs.residual == "pair"
 
     def check(outputs: Any) -> float:
-        return relative_l2(outputs[0], wanted)
+        return (pair_l2 if pair else relative_l2)(outputs[0], wanted)
 
     return Case(
         name=f"rows={rows} top={top} hidden={problem.hidden} grid={launch.blocks}",
@@ -128,9 +129,9 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         arguments=(
             Buffer(parts), 0, 0, Buffer(residual) if variant.knobs.residual else 0, 0, 0, 0,
             Buffer(routing.ids), 0 if routing.map is None else Buffer(routing.map),
-            Buffer(np.empty((rows, problem.hidden), ml_dtypes.bfloat16), output=True), ALPHA, LIMIT, rows, top,
-            problem.experts, 0 if routing.map is None else len(routing.map), problem.hidden, 0, 0,
+            Buffer(np.empty_like(residual), output=True), ALPHA, LIMIT, rows, top, problem.experts,
+            0 if routing.map is None else len(routing.map), problem.hidden, 0, 0,
         ),
         check=check,
-        gate=GATE,
+        gate=PAIR_GATE if pair else GATE,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
 from jitmx.registry.spec import knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
@@ -46,7 +46,9 @@ class MoeProblem(Problem):
     reduction: str = knob(
         "ordered", choices=REDUCTIONS, doc="of a row's experts: in the order of its slots, or by atomics in none"
     )
-    residual: bool = knob(False, doc="add [m, hidden] values before y is rounded")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [m, hidden] values before y is rounded; with pair these and y are pairs"
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +60,8 @@ class MoeProblem(Problem):
                     f"MoeProblem.{name}={size} is not a multiple of {formats.BLOCK}, the values that share a scale; "
                     f"the nearest legal value is {nearest}"
                 )
+        if self.residual == "pair" and self.reduction == "atomic":
+            raise KnobError("MoeProblem.reduction='atomic' adds to y in bf16, which is no pair; use reduction='ordered'")
 
     @property
     def overridable(self) -> bool:

@@ -27,7 +27,15 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import (
+    ENCODINGS,
+    RESIDUALS,
+    SCALE_RANGES,
+    TILE_BYTES,
+    TILE_K,
+    TILE_ROWS,
+    packed_tiles,
+)  # fmt: skip
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
@@ -58,7 +66,9 @@ class StreamKnobs(Knobs):
     columns: int = knob(4, choices=COLUMNS, doc="rows of x an item at most: an expert with more is read again")
     activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="both products have a bias")
-    residual: bool = knob(False, doc="add [rows, hidden] values before y is rounded")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
+    )  # fmt: skip
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
     scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes, or sums of blocks (post, bare)")
