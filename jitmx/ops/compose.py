@@ -53,6 +53,12 @@ def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tenso
     return torch.nn.functional.rms_norm(x.float(), norm.shape, norm.float(), epsilon).to(x.dtype)
 
 
+def pair(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A float32 tensor as a pair [2, ...] of `dtype`: its values rounded, and what that lost, rounded."""
+    kept = total.to(dtype)
+    return torch.stack([kept, (total - kept.float()).to(dtype)])
+
+
 def rounded(x: torch.Tensor, activation: str) -> torch.Tensor:
     """What the codes of x in a format stand for, in x's dtype."""
     return dequantize(quantize(x, ACTIVATIONS[activation]), x.dtype)

@@ -78,23 +78,29 @@ def run(
     norm: torch.Tensor | None = None,
     epsilon: float = 1e-5,
     activation: str | None = None,
+    lost: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`linear` on plain tensors."""
+    """`linear` on plain tensors.
+
+    Args:
+        lost: like the residual, which then is a pair: its values, and what their rounding lost. Y is such a pair,
+            [2, ..., n].
+    """
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
         dtype, device = x.dtype, x.get_device()
         plan, shape, apart = weight.plans[
-            x.shape, dtype, device, bias is None, residual is None, norm is None, activation
+            x.shape, dtype, device, bias is None, residual is None, norm is None, activation, lost is None
         ]
     except (KeyError, AttributeError, TypeError):
-        plan, shape, apart = _plan(x, weight, bias, residual, norm, activation)
+        plan, shape, apart = _plan(x, weight, bias, residual, norm, activation, lost)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
     added = 0 if bias is None else vector("bias", bias, weight.n, x)
-    carried = scaled = 0
+    carried = scaled = finer = 0
     if residual is not None:
         if not _is(residual, dtype, device, shape):
             raise _mismatch("residual", residual, shape, x)
@@ -102,6 +108,9 @@ def run(
         if carried & 15 or residual.requires_grad:
             checks.require_layout("residual", residual)
             checks.require_no_grad("residual", residual)
+    if lost is not None:
+        finer = _second(lost, residual)
+        shape = torch.Size((2, *shape))
     if norm is not None:
         scaled = vector("norm", norm, weight.k, x)
         require_norm(norm, epsilon)
@@ -123,12 +132,12 @@ def run(
     if carried and target == carried:
         raise InputError("out is residual itself; a product cannot be written over what it adds: pass another tensor")
     if apart:
-        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation)
+        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost)
     if device == torch._C._cuda_getDevice():
-        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
+        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer)
     else:
         with torch.cuda.device(device):
-            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon)
+            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer)
     return out
 
 
@@ -142,6 +151,7 @@ def _run_apart(
     norm: torch.Tensor | None,
     epsilon: float,
     activation: str | None,
+    lost: torch.Tensor | None,
 ) -> torch.Tensor:
     """The same where some steps are not fused; all that came in was checked."""
     device = x.get_device()
@@ -153,9 +163,13 @@ def _run_apart(
         fused = residual is not None and "residual" not in apart
         carried = residual.data_ptr() if residual is not None and fused else 0
         scaled = 0 if norm is None else norm.data_ptr()
-        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon)
+        finer = lost.data_ptr() if lost is not None and fused else 0
+        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer)
         if residual is not None and not fused:
-            out.add_(residual)
+            if lost is None:
+                out.add_(residual)
+            else:  # the product is where the first tensor of Y is to be
+                out.copy_(compose.pair(out[0].float() + residual.float() + lost.float(), x.dtype))
     return out
 
 
@@ -166,6 +180,7 @@ def _plan(
     residual: torch.Tensor | None,
     norm: torch.Tensor | None,
     activation: str | None,
+    lost: torch.Tensor | None,
 ) -> tuple[Plan, torch.Size, tuple[str, ...]]:
     """Check what a plan rests on, make it and remember it with the weight."""
     require_product(x, weight, bias, norm)
@@ -174,13 +189,15 @@ def _plan(
     shape = torch.Size((*x.shape[:-1], weight.n))
     if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):
         raise _mismatch("residual", residual, shape, x)
-    wanted = {"bias": bias is not None, "residual": residual is not None, "norm": norm is not None}
+    wanted: dict[str, Any] = {"bias": bias is not None, "residual": residual is not None, "norm": norm is not None}
+    if lost is not None:
+        wanted["residual"] = "pair"
     extras = wanted | {"activation": activation or "none"}
     rows, device = x.numel() // weight.k, x.get_device()
     with torch.cuda.device(x.device):
         apart = compose.apart(weight, rows, x.dtype, device, extras)
         entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), shape, apart
-    key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation
+    key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation, lost is None
     remember(weight, key, entry)
     return entry
 
@@ -234,6 +251,21 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
     if tensor.requires_grad:
         checks.require_no_grad(name, tensor)
     return int(tensor.data_ptr())
+
+
+def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
+    """Address of the second tensor of a residual.
+
+    Raises:
+        InputError: there is no first, or they are not alike.
+    """
+    if residual is None:
+        raise InputError("lost is what a residual has lost; give that residual too")
+    if not _is(lost, residual.dtype, residual.get_device(), residual.shape):
+        raise _mismatch("lost", lost, tuple(residual.shape), residual)
+    checks.require_layout("lost", lost)
+    checks.require_no_grad("lost", lost)
+    return int(lost.data_ptr())
 
 
 def _is(tensor: object, dtype: torch.dtype, device: int, shape: tuple[int, ...]) -> bool:

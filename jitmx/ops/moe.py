@@ -12,7 +12,17 @@ from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.ops import custom, expert_operand
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
-from jitmx.ops.moe_checks import Chosen, Recipe, require_data, require_experts, require_layer, require_like, taken_apart
+from jitmx.ops.moe_checks import (
+    Chosen,
+    Recipe,
+    is_pair,
+    require_data,
+    require_experts,
+    require_layer,
+    require_like,
+    require_residual,
+    taken_apart,
+)
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
 from jitmx.ops.moe_plan import Call, Plan, plan, problem_of
 from jitmx.ops.plan import remember
@@ -90,11 +100,12 @@ def moe(
             at least as many ids as there are experts at hand, and at most 512.
         count: int32, one element: rows that count; the others have no experts, and y is zero or their residual. For
             batches padded to the rows of a graph.
-        residual: like x; added before y is rounded.
-        out: like x; written and returned. It must overlap neither x nor residual.
+        residual: like x; added before y is rounded. Or a pair [2, ..., hidden]: values, and what their rounding to
+            bf16 lost. y is such a pair then, so that a stream of residuals keeps 16 bits of a value.
+        out: like x, or like a residual that is a pair; written and returned. It must overlap neither x nor residual.
 
     Returns:
-        [..., hidden] bfloat16.
+        [..., hidden] bfloat16, or a pair of them.
 
     Raises:
         InputError: a device, dtype, shape or layout that the kernel cannot take, or a tensor that requires a gradient;
@@ -135,14 +146,16 @@ def run(
         require_experts(w13, w2, recipe)
         top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring)
         if residual is not None:
-            require_like("residual", residual, x)
+            require_residual(residual, x)
     named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
     named |= {"weights": weights, "residual": residual}
     require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
+    pair = residual is not None and is_pair(residual, x)
+    like = residual if pair and residual is not None else x
     if out is None:
-        out = torch.empty_like(x)
+        out = torch.empty_like(like)
     else:
-        require_like("out", out, x)
+        require_like("out", out, like)
         for name, read in (("x", x), ("residual", residual)):
             if read is not None and out.data_ptr() == read.data_ptr() and x.numel():
                 raise InputError(
@@ -151,7 +164,8 @@ def run(
     device = x.get_device()
     with torch.cuda.device(device):
         if found is None:
-            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map, residual is not None), w2
+            added = "pair" if pair else residual is not None
+            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map, added), w2
             remember(w13, key, found)  # with w2, whose identity is part of the key
         made, _ = found
         if made is not None:
@@ -168,7 +182,7 @@ def run(
 
 def _plan(
     x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, bias: bool, expert_map: torch.Tensor | None,
-    residual: bool,
+    residual: bool | str,
 ) -> Plan | None:
     """The launches of a call; None where there are no rows."""
     rows = x.numel() // w13.k
@@ -264,9 +278,10 @@ def _fake_operator(
     w2 = expert_operand.without_data(words2, hidden, intermediate, layout2)
     require_experts(w13, w2, recipe)
     require_layer(x, (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring)
-    if residual is not None:
-        require_like("residual", residual, x)
-    return x.new_empty(x.shape)
+    if residual is None:
+        return x.new_empty(x.shape)
+    require_residual(residual, x)
+    return x.new_empty(residual.shape)
 
 
 def _run_into(*arguments: Any) -> None:
@@ -274,8 +289,7 @@ def _run_into(*arguments: Any) -> None:
 
 
 def _fake_into(x: torch.Tensor, *arguments: Any) -> None:
-    _fake_operator(x, *arguments)
-    require_like("out", _parted(arguments[10:])[3], x)
+    require_like("out", _parted(arguments[10:])[3], _fake_operator(x, *arguments))
 
 
 _ARGUMENTS = (

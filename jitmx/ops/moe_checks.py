@@ -167,6 +167,20 @@ def require_like(name: str, tensor: Any, x: torch.Tensor) -> None:
     _require(name, tensor, x, (torch.bfloat16,), tuple(x.shape))
 
 
+def is_pair(residual: torch.Tensor | None, x: torch.Tensor) -> bool:
+    """Whether a residual is one, and has two tensors of x's shape."""
+    return isinstance(residual, torch.Tensor) and tuple(residual.shape) == (2, *x.shape)
+
+
+def require_residual(residual: Any, x: torch.Tensor) -> None:
+    """A residual is like x, or a pair of such tensors.
+
+    Raises:
+        InputError: it is not.
+    """
+    _require("residual", residual, x, (torch.bfloat16,), (2, *x.shape) if is_pair(residual, x) else tuple(x.shape))
+
+
 def require_data(**tensors: torch.Tensor | None) -> None:
     """Tensors lie on a GPU, contiguous, and no gradient is asked of them; 16-bit ones start on 16 bytes.
 

@@ -37,7 +37,7 @@ class Call:
         b13, b2: biases.
         expert_map, map_size: the map, and how many ids it has.
         count: rows that count.
-        residual: [rows, hidden], added to y.
+        residual: [rows, hidden], added to y; or a pair [2, rows, hidden], as which y is left then.
         alpha, limit: of the activation.
     """
 
@@ -93,7 +93,7 @@ Plan = LayerPlan | GroupedPlan
 
 def problem_of(
     w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True,
-    residual: bool = False, **more: str,
+    residual: bool | str = False, **more: str,
 ) -> MoeProblem:
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"

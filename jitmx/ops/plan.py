@@ -10,6 +10,7 @@ import torch
 
 from jitmx import settings
 from jitmx.dispatch.choose import split
+from jitmx.errors import KnobError
 from jitmx.kernels.linear import LinearProblem, launch_of
 from jitmx.kernels.linear.arguments import LAYOUT
 from jitmx.ops import checks, scratch
@@ -56,6 +57,11 @@ class Plan:
         if rows:
             asked = problem(weight, rows, dtype, extras)
             self.steps = _steps(asked, device, tuple((knobs or {}).items()), settings.current())
+            if asked.residual == "pair" and len(self.steps) > 1:
+                raise KnobError(
+                    f"{self.steps[0].launcher.variant.name} takes {rows} rows in {len(self.steps)} launches, and "
+                    "residual='pair' is served by one: choose a kernel that takes all rows"
+                )
         self.launch = _launch_of(self.steps, weight.addresses)
 
     def over(self, weight: Weight) -> Plan:
@@ -65,13 +71,18 @@ class Plan:
         return other
 
     def __call__(
-        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
-    ) -> None:
-        """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks."""
-        self.launch(stream, x, y, bias, residual, norm, epsilon)
+        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
+        lost: int = 0,
+    ) -> None:  # fmt: skip
+        """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks.
+
+        Args:
+            residual, lost: both tensors, where the residual is a pair; those of y lie one behind the other.
+        """
+        self.launch(stream, x, y, bias, residual, norm, epsilon, lost)
 
 
-_Launch = Callable[[int, int, int, int, int, int, float], None]
+_Launch = Callable[[int, int, int, int, int, int, float, int], None]
 
 
 def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
@@ -80,16 +91,16 @@ def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
     if len(steps) == 1 and not steps[0].scratch:
         call, (rows, n, k) = steps[0].launcher.__call__, steps[0].shape  # as a method: quicker than calling the object
 
-        def one(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float) -> None:
-            call(stream, x, words, scales, bias, residual, norm, y, 0, 0, epsilon, rows, n, k)
+        def one(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int) -> None:
+            call(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon, rows, n, k)
 
         return one
 
-    def several(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float) -> None:
+    def several(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int) -> None:
         for step in steps:
             memory = scratch.memory(step.scratch, step.kind, step.device, stream) if step.scratch else None
             workspace = 0 if memory is None else memory.data_ptr()
-            step.launcher(stream, x, words, scales, bias, residual, norm, y, workspace, 0, epsilon, *step.shape)
+            step.launcher(stream, x, words, scales, bias, residual, norm, y, workspace, lost, epsilon, *step.shape)
             x += step.x_bytes
             y += step.y_bytes
             residual += step.y_bytes if residual else 0

@@ -12,7 +12,7 @@ import torch
 from jitmx import resources
 from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
-from jitmx.errors import DriverError
+from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.ops import compose, measure
 from jitmx.ops.benchmarks import calls_of, random_weight, rotated
@@ -125,6 +125,8 @@ class Bench:
             self._shape = shape
         if problem == self._problem:
             return
+        if problem.residual == "pair":
+            raise InputError("residual='pair' is served by the knobs of residual=1: tune these")
         dtype, m, n, k = _TYPES[problem.dtype], problem.m, problem.n, problem.k
         x = torch.randn(m, k, device="cuda").to(dtype)
         self._inputs = {"x": x}

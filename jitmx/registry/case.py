@@ -84,7 +84,7 @@ def relative_l2(found: Array, wanted: Array) -> float:
 
 
 def pair_l2(found: Array, wanted: Array) -> float:
-    """`relative_l2` of what both tensors of a pair [2, ...] come to; infinite where the second is no rounding's loss."""
+    """`relative_l2` of the sum of a pair [2, ...]; infinite where the second tensor is not what rounding loses."""
     kept, lost = found.astype(np.float64)
     if (np.abs(lost) > np.abs(kept) * 2.0**-8).any():
         return float("inf")

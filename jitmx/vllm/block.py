@@ -4,8 +4,10 @@ vLLM's block adds and normalises twice, each time in a launch of its own between
 on: for one row QKV and the router normalise what they read; O and the experts add what they are given. For more rows
 the norm is still a launch of its own, in the same operators.
 
-The last block of a rank leaves its experts' outcome and the residual apart, as vLLM's do: the final norm, or the next
-rank, adds them. States that a draft model reads between blocks are the stream itself.
+The stream is a pair of bf16 tensors: values, and what their rounding lost, which together keep 16 bits of a value. O
+and the experts add to both and leave both; norms read the first. They are the two tensors that vLLM's blocks hand on
+as well, of which the stream is the sum: the final norm adds them, the next rank gets them, and states that a draft
+model reads between blocks are the first, which their sum in bf16 rounds to.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.distributed import get_pp_group
-from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
@@ -44,28 +44,32 @@ _WORDS = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
 
 _decide: Callable[[Block], bool] | None = None
 
+# The fused block that was made last: whose model's configuration, and which layer.
+_made: tuple[int, int] | None = None
+
 
 class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
     """vLLM's block; with its norms in its products where the policy says so. Arguments are those of vLLM's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        global _made
         super().__init__(*args, **kwargs)
         self.jitmx_fused = _decide is not None and _decide(_facts(self))
+        signature = inspect.signature(gpt_oss.TransformerBlock.__init__)
+        config = id(signature.bind(self, *args, **kwargs).arguments["vllm_config"])
+        # What another kind of block, or another rank, hands on may be any two tensors.
+        self.jitmx_joins = _made != (config, self.layer_idx - 1)
+        _made = (config, self.layer_idx) if self.jitmx_fused else None
         if not self.jitmx_fused:
             return
-        signature = inspect.signature(gpt_oss.TransformerBlock.__init__)
-        config = signature.bind(self, *args, **kwargs).arguments["vllm_config"].model_config.hf_config
-        group = get_pp_group()
-        _, end = get_pp_indices(config.num_hidden_layers, group.rank_in_group, group.world_size)
-        self.jitmx_last = self.layer_idx == end - 1
-        self.attn.qkv_proj.quant_method.extras = ("norm",)
-        self.attn.o_proj.quant_method.extras = ("residual",)
-        self.mlp.experts.routed_experts.quant_method.in_block(adds=not self.jitmx_last)
+        self.attn.qkv_proj.quant_method.extras = {"norm": True}
+        self.attn.o_proj.quant_method.extras = {"residual": "pair"}
+        self.mlp.experts.routed_experts.quant_method.in_block()
 
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The block's outcome, which is the whole stream unless a second tensor is to be added to it.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream behind the block: rounded, and what that lost.
 
         Args:
             hidden_states: [tokens, hidden].
@@ -73,19 +77,22 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
             residual: what hidden_states lack of the stream, like them, or None.
         """
         if not self.jitmx_fused:
-            stock: tuple[torch.Tensor, torch.Tensor | None] = super().forward(hidden_states, positions, residual)
+            stock: tuple[torch.Tensor, torch.Tensor] = super().forward(hidden_states, positions, residual)
             return stock
-        x = hidden_states if residual is None else hidden_states + residual
+        x, lost = hidden_states, residual
+        if lost is not None and self.jitmx_joins:
+            x, lost = torch.ops.jitmx.vllm_pair(x, lost).unbind()
         attn, norm = self.attn, self.input_layernorm
         qkv = attn.qkv_proj.quant_method.apply_in_block(
             attn.qkv_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
         )
         q, k, v = qkv.split([attn.q_size, attn.kv_size, attn.kv_size], dim=-1)
         q, k = attn.rotary_emb(positions, q, k)
-        x = attn.o_proj.quant_method.apply_in_block(attn.o_proj, attn.attn(q, k, v), residual=x)
+        stream = attn.o_proj.quant_method.apply_in_block(attn.o_proj, attn.attn(q, k, v), residual=x, lost=lost)
         norm, experts = self.post_attention_layernorm, self.mlp.experts.routed_experts
-        y = experts.quant_method.apply_in_block(experts, x, norm.weight.data, norm.variance_epsilon)
-        return y, x if self.jitmx_last else None
+        stream = experts.quant_method.apply_in_block(experts, stream, norm.weight.data, norm.variance_epsilon)
+        x, lost = stream.unbind()
+        return x, lost
 
 
 def install(decide: Callable[[Block], bool]) -> None:

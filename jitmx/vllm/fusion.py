@@ -50,7 +50,7 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
         return plain
     kept: dict[str, Any] = {}
     for name in wanted:
-        more = {**kept, name: True}
+        more = {**kept, name: getattr(problem, name)}
         if kernel in family.serving(replace(plain, **more), arch):
             kept = more
     return replace(plain, **kept)

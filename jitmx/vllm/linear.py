@@ -87,7 +87,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         stock: the method whose parameters the checkpoint is loaded into; vLLM's for bf16 linear layers by default.
 
     Attributes:
-        extras: "norm" or "residual", where the layer's block gives them to the product (`apply_in_block`).
+        extras: norm or residual, as in `LinearProblem`, where the layer's block gives them to the product
+            (`apply_in_block`).
 
     Raises:
         InputError: an unknown format.
@@ -100,7 +101,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         if format not in WEIGHTS:
             raise InputError(f"{prefix}: format={format!r} is not one of {', '.join(WEIGHTS)}")
         self.format, self.prefix = format, prefix
-        self.extras: tuple[str, ...] = ()
+        self.extras: dict[str, Any] = {}
         self.stock = UnquantizedLinearMethod() if stock is None else stock
 
     def create_weights(
@@ -184,22 +185,24 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply_in_block(
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
-        norm: torch.Tensor | None = None, epsilon: float = 0.0,
+        lost: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
     ) -> torch.Tensor:  # fmt: skip
         """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is.
 
         Args:
             x: [tokens, k] in the layer's dtype.
             residual: [tokens, n].
+            lost: what its rounding lost, likewise; None for nothing.
             norm, epsilon: of the RMSNorm; the weight is [k].
 
         Returns:
-            [tokens, n].
+            [tokens, n]; with a residual a pair [2, tokens, n]: rounded, and what that lost.
         """
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
-            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, norm, epsilon
-        )
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, lost, norm,
+            epsilon,
+        )  # fmt: skip
         return y
 
 

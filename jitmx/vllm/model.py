@@ -10,6 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jitmx import arch as arches
 from jitmx import formats
@@ -87,7 +88,9 @@ def layers(
         and fusion.gains(target, model.hidden_size, q + 2 * kv, served["qkv"])
     )  # fmt: skip
 
-    def linear(kind: str, n: int, k: int, bias: bool, **extras: bool) -> Linear:
+    added = "pair" if in_block else False
+
+    def linear(kind: str, n: int, k: int, bias: bool, **extras: Any) -> Linear:
         return Linear(target.name, None, tokens, n, k, "bf16", bias, served[kind], encoding, "normal", **extras)
 
     formats_of = {format for kind, format in served.items() if kind != "moe"}
@@ -96,7 +99,7 @@ def layers(
         found.append(linear("qkv", q + 2 * kv, model.hidden_size, model.attention_bias, norm=in_block))
     if "o" in served:  # the first rank adds the bias
         for bias in {model.attention_bias, model.attention_bias and ranks == 1}:
-            found.append(linear("o", model.hidden_size, q, bias, residual=in_block))
+            found.append(linear("o", model.hidden_size, q, bias, residual=added))
     if "lm_head" in served:
         whole = -(-model.vocab_size // _PADDING) * _PADDING
         found.append(linear("lm_head", whole // ranks, model.hidden_size, False))
@@ -107,9 +110,7 @@ def layers(
             top=model.num_experts_per_tok, hidden=model.hidden_size,
             intermediate=-(-shard // formats.BLOCK) * formats.BLOCK, bias=True, encoding=encoding,
             scale_range="normal", scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora,
-            x_format=policy.X_FORMATS[asked.moe_activation], norm=in_block,
+            x_format=policy.X_FORMATS[asked.moe_activation], norm=in_block, residual=added,
         )  # fmt: skip
-        # Blocks before the last of a rank add the residual.
-        adds = (False, True) if in_block and model.num_hidden_layers > 1 else (False,)
-        found += [dataclasses.replace(experts, residual=add) for add in adds]
+        found.append(experts)
     return found

@@ -55,16 +55,12 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             self.gate.taken = True
         self._x_format = x_format
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
-        self._in_block = self._adds = False
+        self._in_block = False
 
-    def in_block(self, *, adds: bool) -> None:
-        """From now on, before weights are loaded, the layer is served by `apply_in_block`.
-
-        Args:
-            adds: what comes in is added to what goes out.
-        """
+    def in_block(self) -> None:
+        """From now on, before weights are loaded, the layer is served by `apply_in_block`."""
         assert self.gate is not None, "a block normalises for the router as well, which has to be taken over"
-        self._in_block, self._adds = True, adds
+        self._in_block = True
 
     @property
     def is_monolithic(self) -> bool:
@@ -176,19 +172,19 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         chosen = topk_ids.to(torch.int32).contiguous(), topk_weights.to(torch.float32).contiguous()
         return self._serve(layer, x, chosen, _scoring(layer))
 
-    def apply_in_block(self, layer: Any, x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """The layer behind its RMSNorm, routing and all; and x more, if `in_block` said so.
+    def apply_in_block(self, layer: Any, stream: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """The stream with what the layer behind its RMSNorm, routing and all, adds to it.
 
         Args:
-            x: [tokens, hidden], bfloat16.
+            stream: [2, tokens, hidden], bfloat16: a pair of values and what their rounding lost.
             norm, epsilon: of the RMSNorm.
         """
         gate = self.gate
         assert gate is not None
         y: torch.Tensor = torch.ops.jitmx.vllm_experts(
-            x.contiguous(), norm, epsilon, gate.weight, gate.bias, layer.w13_weight, layer.w13_weight_scale,
+            stream, norm, epsilon, gate.weight, gate.bias, layer.w13_weight, layer.w13_weight_scale,
             layer.w2_weight, layer.w2_weight_scale, *layer.jitmx_packed, getattr(layer, "w13_bias", None),
-            getattr(layer, "w2_bias", None), layer.top_k, _scoring(layer), self._x_format, self._adds,
+            getattr(layer, "w2_bias", None), layer.top_k, _scoring(layer), self._x_format,
         )  # fmt: skip
         return y
 
@@ -222,7 +218,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
             scale_range=_scale_range(self._packed),
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
-            router_bias=self.gate is not None and self.gate.bias is not None, norm=self._in_block, residual=self._adds,
+            router_bias=self.gate is not None and self.gate.bias is not None, norm=self._in_block,
+            residual="pair" if self._in_block else False,
         )  # fmt: skip
 
 

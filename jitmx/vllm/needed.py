@@ -58,7 +58,7 @@ class Linear(Needed):
     encoding: str
     scale_range: str
     norm: bool = False
-    residual: bool = False
+    residual: bool | str = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """One, or several where a kernel takes only some of the rows."""
@@ -99,7 +99,8 @@ class Experts(Needed):
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
-        norm, residual: an RMSNorm of the hidden states goes before the layer, and they are added to what it makes.
+        norm, residual: an RMSNorm of the hidden states goes before the layer, and they are added to what it makes; with
+            "pair" these, and what comes of it, are pairs.
     """
 
     experts: int
@@ -116,7 +117,7 @@ class Experts(Needed):
     router_bias: bool
     x_format: str = "bf16"
     norm: bool = False
-    residual: bool = False
+    residual: bool | str = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """The routing, the lists where the experts read some, and the experts."""

@@ -34,23 +34,31 @@ def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tenso
 
 def run_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
-    residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
+    residual: torch.Tensor | None, lost: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Y = RMSNorm(X) W^T (+ bias) (+ residual), in one launch where the product's kernel has all of it."""
-    x, bias, residual, norm = map(custom.plain, (x, bias, residual, norm))
+    """Y = RMSNorm(X) W^T (+ bias), in one launch where the product's kernel has all of it.
+
+    A residual is added with what its rounding lost, where something was; Y is such a pair then, [2, ..., n].
+    """
+    x, bias, residual, lost, norm = map(custom.plain, (x, bias, residual, lost, norm))
     weight = operand.find(words, scales, n, k, layout)
     fused = _fused(weight, max(x.numel() // k, 1), x, bias is not None, residual is not None, norm is not None)
     if norm is not None and not fused.norm:
         x, norm = rms_norm(x, norm, epsilon), None
-    carried = residual if fused.residual else None
-    y = product.run(x, weight, bias, None, carried, norm, epsilon)
-    return y if residual is None or fused.residual else y.add_(residual)
+    if residual is None:
+        return product.run(x, weight, bias, None, None, norm, epsilon)
+    lost = torch.zeros_like(residual) if lost is None else lost
+    if fused.residual:
+        return product.run(x, weight, bias, None, residual, norm, epsilon, None, lost)
+    y = product.run(x, weight, bias, None, None, norm, epsilon)
+    return compose.pair(y.float() + residual.float() + lost.float(), y.dtype)
 
 
 def _fused(
     weight: operand.Operand, rows: int, x: torch.Tensor, bias: bool, residual: bool, norm: bool
 ) -> LinearProblem:
-    problem = plan.problem(weight, rows, x.dtype, {"bias": bias, "residual": residual, "norm": norm})
+    extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
+    problem = plan.problem(weight, rows, x.dtype, extras)
     device = x.get_device()
     return _of(problem, checks.device_arch(device), checks.multiprocessors(device), settings.current())
 
@@ -64,21 +72,33 @@ def _fake_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
 ) -> torch.Tensor:
     product.require_columns(x, n, k)
-    return x.new_empty((*x.shape[:-1], n))
+    _, residual, *_ = rest
+    return x.new_empty((*(() if residual is None else (2,)), *x.shape[:-1], n))
+
+
+def run_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    """The sum of two tensors as a pair [2, ...]: rounded, and what that lost."""
+    return compose.pair(x.float() + more.float(), x.dtype)
+
+
+def _fake_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((2, *x.shape))
 
 
 def run_experts(
-    x: torch.Tensor, norm: torch.Tensor, epsilon: float, router: torch.Tensor, router_bias: torch.Tensor | None,
+    stream: torch.Tensor, norm: torch.Tensor, epsilon: float, router: torch.Tensor, router_bias: torch.Tensor | None,
     words13: torch.Tensor, scales13: torch.Tensor, words2: torch.Tensor, scales2: torch.Tensor, hidden: int,
     intermediate: int, layout13: str, layout2: str, b13: torch.Tensor | None, b2: torch.Tensor | None, top: int,
-    scoring: str, x_format: str, add: bool,
+    scoring: str, x_format: str,
 ) -> torch.Tensor:  # fmt: skip
-    """The experts of RMSNorm(x), which its router chooses; and x more where that is to be added.
+    """A stream, a pair [2, tokens, hidden], and what the experts of its RMSNorm, whom its router chooses, add to it.
 
-    One row is two launches: the routing normalises it and writes what the experts read. More are normalised first.
+    The norm sees the pair's first tensor. One row is two launches: the routing normalises it and writes what the
+    experts read. More are normalised first.
     """
     monitor.look()
-    x, norm, router, router_bias, b13, b2 = map(custom.plain, (x, norm, router, router_bias, b13, b2))
+    stream, norm, router, router_bias, b13, b2 = map(custom.plain, (stream, norm, router, router_bias, b13, b2))
+    x = stream[0]
     w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     ids: torch.Tensor
@@ -96,24 +116,25 @@ def run_experts(
         ids = torch_linear(seen, router, router_bias)
     return moe.run(
         seen, (ids, weights), w13, w2, b13, b2, None, None, top if weights is None else None, scoring,
-        Recipe(x_format=x_format), ALPHA, LIMIT, None, x if add else None,
+        Recipe(x_format=x_format), ALPHA, LIMIT, None, stream,
     )  # fmt: skip
 
 
-def _fake_experts(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return torch.empty_like(x)
+def _fake_experts(stream: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(stream)
 
 
 custom.define(
     "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
-    "Tensor? norm, float epsilon) -> Tensor",
+    "Tensor? lost, Tensor? norm, float epsilon) -> Tensor",
     run_linear,
     _fake_linear,
 )
 custom.define(
-    "vllm_experts(Tensor x, Tensor norm, float epsilon, Tensor router, Tensor? router_bias, Tensor words13, "
+    "vllm_experts(Tensor stream, Tensor norm, float epsilon, Tensor router, Tensor? router_bias, Tensor words13, "
     "Tensor scales13, Tensor words2, Tensor scales2, int hidden, int intermediate, str layout13, str layout2, "
-    "Tensor? b13, Tensor? b2, int top, str scoring, str x_format, bool add) -> Tensor",
+    "Tensor? b13, Tensor? b2, int top, str scoring, str x_format) -> Tensor",
     run_experts,
     _fake_experts,
 )
+custom.define("vllm_pair(Tensor x, Tensor more) -> Tensor", run_pair, _fake_pair)

@@ -71,7 +71,7 @@ def linear(layer: Any) -> None:
         Linear(
             arch.name, device_of(layer.weight.device), config.scheduler_config.max_num_batched_tokens, n, k,
             DTYPES[layer.weight.dtype], bias, weight, encoding, scale_range,
-            **dict.fromkeys(layer.quant_method.extras, True),
+            **layer.quant_method.extras,
         )
     )  # fmt: skip
 

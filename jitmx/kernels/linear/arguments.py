@@ -16,8 +16,8 @@ from jitmx.registry.spec import Variant
 if TYPE_CHECKING:
     from jitmx.kernels.linear.kernel import Launch
 
-# x, weight, scales, bias, residual, norm, y, workspace, spare (of a residual that is a pair, its second tensor); epsilon,
-# rows, n, k; padded as a compiler pads.
+# x, weight, scales, bias, residual, norm, y, workspace, spare (of a residual that is a pair, its second tensor);
+# epsilon, rows, n, k; padded as a compiler pads.
 LAYOUT = "@PPPPPPPPPfiii0P"
 EPSILON = 1e-5
 GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included

@@ -61,7 +61,7 @@ class MoeProblem(Problem):
                     f"the nearest legal value is {nearest}"
                 )
         if self.residual == "pair" and self.reduction == "atomic":
-            raise KnobError("MoeProblem.reduction='atomic' adds to y in bf16, which is no pair; use reduction='ordered'")
+            raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair: use 'ordered'")
 
     @property
     def overridable(self) -> bool:
