@@ -13,6 +13,7 @@ from jitmx.arch import SUPPORTED, Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.kernel import LinearKernel
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import MoeProblem
 from jitmx.registry.spec import KernelSpec, Variant
@@ -45,7 +46,7 @@ def linear_problems(max_rows: int) -> st.SearchStrategy[LinearProblem]:
         n=st.integers(1, 300_000),
         k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
         bias=st.booleans(),
-        residual=st.booleans(),
+        residual=st.sampled_from(RESIDUALS),
         encoding=st.sampled_from(["swizzle", "nibble"]),
     )
 

@@ -106,7 +106,7 @@ def _rules(owner: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], An
 
 
 def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
-    if isinstance(item.default, bool) and isinstance(value, str) and value in (item.metadata["choices"] or ()):
+    if isinstance(item.default, bool) and isinstance(value, str) and value in flags(item).values():
         return
     if isinstance(item.default, bool) != isinstance(value, bool) or not isinstance(value, type(item.default)):
         raise KnobError(f"{owner}.{item.name}={value!r} is not a {type(item.default).__name__}")

@@ -12,7 +12,7 @@ import jitmx
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.stream import COLUMNS, SCALINGS
-from jitmx.ops import checks, moe_plan
+from jitmx.ops import checks, compose, moe_plan
 from jitmx.registry.spec import Variant
 
 GATE = 0.006
@@ -331,6 +331,15 @@ def test_a_residual_is_added_eagerly_and_replayed_from_a_graph(large: Layer, m: 
     residual.neg_()
     graph.replay()
     assert error(y, wanted + 2 * residual.double()) <= gate
+
+
+@pytest.mark.parametrize("m", [1, 5, 64, 200])
+def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(large: Layer, m: int) -> None:
+    x, routing = torch.randn(m, 2880, device="cuda").bfloat16(), routed(m, 4, 32)
+    residual = compose.pair(torch.randn(m, 2880, device="cuda") * 200, torch.bfloat16)
+    wanted = large.wanted(x, routing) + residual.double().sum(0)
+    y = large(x, routing, residual=residual)
+    assert torch.equal(y.sum(0), y[0]) and error(y.double().sum(0), wanted) <= GATE / 10
 
 
 def test_no_rows_are_no_launch(small: Layer) -> None:

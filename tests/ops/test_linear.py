@@ -48,8 +48,9 @@ class Emulated:
         return self.__call__
 
     def __call__(
-        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0
-    ) -> None:
+        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
+        lost: int = 0,
+    ) -> None:  # fmt: skip
         if not self.rows:
             return
         asked = {name: bool(self.extras.get(name)) for name in ("bias", "residual", "norm")}
@@ -63,6 +64,11 @@ class Emulated:
             found = found + memory(bias, N, dtype=self.dtype).double()
         if residual:
             found = found + memory(residual, self.rows, N, dtype=self.dtype).double()
+        assert bool(lost) == (self.extras.get("residual") == "pair")
+        if lost:
+            found = found + memory(lost, self.rows, N, dtype=self.dtype).double()
+            memory(y, 2, self.rows, N, dtype=self.dtype).copy_(compose.pair(found.float(), self.dtype))
+            return
         if self.extras.get("argmax"):
             memory(y, self.rows, dtype=torch.int64).copy_(found.nan_to_num(nan=-torch.inf).argmax(-1))
         else:
@@ -252,6 +258,31 @@ def test_another_weight_of_the_same_shape_has_plans_of_its_own(weight: PackedWei
     other = jitmx.PackedWeight(weight.words.clone(), weight.scales, N, K, weight.encoding, weight.scale_range)
     jitmx.linear(x, other)
     assert len(weight.plans) == len(other.plans) == 1 and weight.plans is not other.plans
+
+
+@pytest.mark.parametrize("has", [(), ("residual",)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(
+    has: tuple[str, ...], dtype: torch.dtype, weight: PackedWeight, fused: Any
+) -> None:
+    fused(*has)
+    tensors = inputs(5, dtype)
+    total = torch.randn(5, N, generator=torch.Generator().manual_seed(1)) * 100
+    residual, lost = compose.pair(total, dtype).unbind()
+    for _ in range(2):  # planned, then warm
+        y = linear.run(tensors["x"], weight, tensors["bias"], residual=residual, lost=lost)
+        assert y.shape == (2, 5, N) and y.dtype == dtype and torch.equal(y.sum(0), y[0]) and y[1].any()
+        whole = wanted(tensors["x"], bias=tensors["bias"]) + residual.double() + lost.double()
+        # Apart, the product itself is rounded before it is added.
+        gate = 2.0**-16 if has else 0.0005
+        assert (y.double().sum(0) - whole).norm() / whole.norm() < gate
+    assert Emulated.made == [{"bias": True, "residual": "pair" if has else False, "norm": False, "activation": "none"}]
+    plain = linear.run(tensors["x"], weight, tensors["bias"], residual=residual)
+    assert plain.shape == (5, N)
+    with pytest.raises(InputError, match="give that residual too"):
+        linear.run(tensors["x"], weight, lost=lost)
+    with pytest.raises(InputError, match=r"lost is .*\[4, 48\]"):
+        linear.run(tensors["x"], weight, residual=residual, lost=lost[:4])
 
 
 def test_operators_in_eager_code_compute_the_same(weight: PackedWeight) -> None:

@@ -14,9 +14,9 @@ from torch.library import opcheck
 import jitmx
 from jitmx import formats
 from jitmx import settings as jitmx_settings
-from jitmx.errors import InputError
+from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe import layout
-from jitmx.ops import expert_operand, moe_plan
+from jitmx.ops import compose, expert_operand, moe_plan
 from simulated_card import Card
 
 GATE = 0.008  # with parts in bf16
@@ -141,6 +141,24 @@ def test_a_residual_is_added_before_the_one_rounding(m: int, reduction: str, car
         ulp = np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64) * 2.0**16
         assert (np.abs(y.double().numpy() - wanted) <= 0.5 * ulp + 0.03).all()
     assert sum(getattr(variant.knobs, "residual", False) for variant in card.launched) == (reduction == "ordered")
+
+
+@pytest.mark.parametrize("card", ["sm_80", "sm_90a"], indirect=True)
+@pytest.mark.parametrize("m", [1, 4, 70])
+def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(m: int, card: Card) -> None:
+    layer = Layer(3, 96, 64, encoding="swizzle")
+    x, logits = layer.x(m), scores(m, 3)
+    total = torch.randn(m, 96, generator=torch.Generator().manual_seed(9)).mul(1000)
+    residual = compose.pair(total, torch.bfloat16)
+    chosen, ids = logits.topk(2)
+    wanted = layer.wanted(x, ids, chosen.softmax(-1)) + residual.double().sum(0).numpy()
+    y = layer(x, logits, top=2, residual=residual)
+    assert y.shape == (2, m, 96) and torch.equal(y.sum(0), y[0])
+    # Sixteen bits of a value, and what h was rounded by.
+    assert (np.abs(y.double().sum(0).numpy() - wanted) <= np.abs(wanted) * 2.0**-16 + 0.03).all()
+    assert [variant.knobs.residual for variant in card.launched if hasattr(variant.knobs, "residual")] == ["pair"]
+    with pytest.raises(KnobError, match="reduction='atomic' adds to y in bf16"):
+        layer(x, logits, top=2, residual=residual, reduction="atomic")
 
 
 def test_a_residual_of_another_shape_or_that_is_written_over_is_refused(card: Card) -> None:

@@ -17,6 +17,7 @@ from jitmx.cli import targets
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.gemv import SPEC as GEMV
 from jitmx.kernels.linear.gemv import GemvKnobs
+from jitmx.kernels.moe.combine import CombineKnobs
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 from strategies import ARCHES, SPEC_NAMES, SPECS, arches_of, changed, usual, values, variants
 
@@ -129,6 +130,7 @@ def test_text_is_read_back_as_the_value_it_was_written_from(spec: KernelSpec, da
         ({"m": "two"}, "GemvKnobs.m='two' is not a whole number"),
         ({"bias": "maybe"}, "GemvKnobs.bias='maybe' is not 0 or 1"),
         ({"m": "3"}, "GemvKnobs.m=3 is not one of 1, 2, 4, 8; the nearest is 2"),
+        ({"m": "1", "bias": "pair"}, "GemvKnobs.bias='pair' is not 0 or 1"),
         ({"engine": "wgmma"}, "GemvKnobs.engine='wgmma' is not one of fma, mma"),
     ],
 )
@@ -136,6 +138,17 @@ def test_text_that_is_no_value_of_its_knob_is_refused(pairs: dict[str, str], sai
     with pytest.raises(KnobError) as error:
         GemvKnobs.from_text(pairs)
     assert str(error.value) == said
+
+
+def test_a_flag_with_a_word_beside_it_takes_that_and_no_other() -> None:
+    for text, value in (("0", False), ("true", True), ("pair", "pair")):
+        assert CombineKnobs.from_text({"residual": text}).residual == value
+    with pytest.raises(KnobError, match="CombineKnobs.residual='both' is not 0 or 1 or pair"):
+        CombineKnobs.from_text({"residual": "both"})
+    for value in ("both", 1):
+        with pytest.raises(KnobError, match=f"CombineKnobs.residual={value!r} is not"):
+            CombineKnobs(residual=value)  # type: ignore[arg-type]
+
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)

@@ -54,9 +54,9 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
     some = [
         replace(LAYER, arch=target, encoding=encoding, rows=600),
         Linear(target, None, 300, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal"),
-        Linear(target, None, 300, 2880, 4096, "bf16", True, "mxfp4", encoding, "normal", residual=True),
+        Linear(target, None, 300, 2880, 4096, "bf16", True, "mxfp4", encoding, "normal", residual="pair"),
         Linear(target, None, 300, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal", norm=True),
-        replace(LAYER, arch=target, encoding=encoding, rows=300, norm=True, residual=True),
+        replace(LAYER, arch=target, encoding=encoding, rows=300, norm=True, residual="pair"),
     ]
     found = [names(asked) for asked in some]
     monkeypatch.setattr(needed, "_rows", lambda most: range(1, most + 1))
@@ -87,10 +87,10 @@ def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
     qkv = Linear("sm_90a", None, 64, 5120, 2880, "bf16", True, "mxfp4", "swizzle", "normal", norm=True)
     fused = {variant.spec.name for variant in variants(qkv) if getattr(variant.knobs, "norm", False)}
     assert fused == {"stream"} and any(variant.spec.name == "splitk" for variant in variants(qkv))
-    o = replace(qkv, n=2880, k=4096, norm=False, residual=True)
-    assert all(variant.knobs.residual for variant in variants(o))
-    experts = variants(replace(LAYER, norm=True, residual=True))
-    adding = {variant.spec.name for variant in experts if getattr(variant.knobs, "residual", False)}
+    o = replace(qkv, n=2880, k=4096, norm=False, residual="pair")
+    assert {variant.knobs.residual for variant in variants(o)} == {"pair"}
+    experts = variants(replace(LAYER, norm=True, residual="pair"))
+    adding = {variant.spec.name for variant in experts if getattr(variant.knobs, "residual", False) == "pair"}
     assert adding == {"stream", "combine"}
     # Of one token; more are normalised by vLLM's kernel.
     assert {variant.knobs.normalized for variant in experts if variant.spec.name == "route"} == {True, False}

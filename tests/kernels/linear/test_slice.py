@@ -17,6 +17,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
 from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.slice import KERNEL, MAX_ROWS, SPEC, launch
 from jitmx.registry.render import render
@@ -36,7 +37,7 @@ PROBLEMS = st.builds(
     k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
-    residual=st.booleans(),
+    residual=st.sampled_from(RESIDUALS),
     encoding=st.sampled_from(["swizzle", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
@@ -50,6 +51,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
         "residual": True,
     },
     "two columns of MMA": {"m": 16, "scaling": "halves", "warps": 4, "tiles": 3},
+    "pair": {"m": 8, "scaling": "halves", "warps": 4, "tiles": 3, "bias": True, "residual": "pair"},
     "tiles of two rows decoded early": {"m": 16, "warps": 4, "tiles": 2, "predecode": 3},
     "32 rows, whose sums have a place of their own": {"m": 32, "warps": 4, "tiles": 2, "predecode": 2, "bias": True},
     "eight rows of any scale": {"m": 8, "scaling": "post", "scale_range": "full", "warps": 2, "predecode": 1},

@@ -132,6 +132,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         {"tile_m": 48, "split_k": 8, "chunk": 8, "ring": 1},
         {"tile_m": 128, "stages": 6, "chunk": 3, "residual": True, "bias": True},
         {"groups": 4, "movers": 8, "residual": True},
+        {"tile_m": 128, "stages": 6, "chunk": 3, "residual": "pair", "bias": True},
     ],
     ids=str,
 )
@@ -149,6 +150,8 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
         {"groups": 4, "tile_m": 32, "split_k": 8, "movers": 8, "chunk": 1, "ring": 8},
         {"tile_m": 96, "stages": 4, "chunk": 2, "pdl": False, "residual": True, "bias": True},
         {"groups": 2, "tile_m": 16, "split_k": 8, "stages": 4},
+        {"groups": 2, "tile_m": 32, "stages": 6, "chunk": 3, "split_k": 5, "residual": "pair", "bias": True},
+        {"groups": 2, "split_k": 1, "stages": 4, "residual": "pair"},
     ],
     ids=str,
 )

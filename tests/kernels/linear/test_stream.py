@@ -55,6 +55,11 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "two columns of MMA, two rows of tiles": {"m": 16, "tile_rows": 2, "warps": 2, "split_k": 2, "unroll": 1},
     "eight rows of any scale": {"m": 8, "scaling": "post", "scale_range": "full", "warps": 4, "late": True},
     "streamed": {"m": 2, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "bias": True, "residual": True},
+    "pair": {"m": 4, "scaling": "post", "warps": 4, "split_k": 2, "bias": True, "residual": "pair"},
+    "pair, streamed, with a norm": {
+        "m": 2, "dtype": "fp16", "scaling": "post", "share": False, "warps": 2, "chunk": 2, "norm": True, "bias": True,
+        "residual": "pair",
+    },
     "streamed, two rows of tiles": {
         "m": 32, "share": False, "warps": 2, "chunk": 2, "stages": 3, "tile_rows": 2, "unroll": 1,
     },

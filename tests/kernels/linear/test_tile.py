@@ -17,6 +17,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import tile as tiles
 from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, make_case
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.tile import KERNEL, SPEC, TileKnobs, launch, shared_bytes, stage_bytes
@@ -35,7 +36,7 @@ PROBLEMS = st.builds(
     k=st.integers(1, 2048).map(lambda blocks: 32 * blocks),
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
-    residual=st.booleans(),
+    residual=st.sampled_from(RESIDUALS),
     encoding=st.sampled_from(["swizzle", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
     weight=st.sampled_from(["mxfp4", "mxfp8"]),
@@ -50,6 +51,14 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "mxfp8 with residual": {
         "tile_n": 32, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 3, "weight": "mxfp8", "residual": True,
         "fetch": "late",
+    },
+    "pair, two slices": {
+        "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1, "stages": 3, "split_k": 2, "bias": True,
+        "residual": "pair",
+    },
+    "pair in fp16 beside mxfp8": {
+        "tile_n": 32, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 3, "weight": "mxfp8", "dtype": "fp16",
+        "residual": "pair",
     },
     "fp16 nibbles of any scale, three slices": {
         "tile_n": 16, "tile_m": 8, "tile_k": 128, "warps_n": 1, "warps_m": 1, "stages": 4, "split_k": 3,

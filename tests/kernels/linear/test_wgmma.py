@@ -195,6 +195,7 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
         {"groups": 4, "tile_m": 64, "ring": 8},
         {"groups": 2, "tile_m": 64, "ring": 2, "stages": 2, "split_k": 2, "bias": True},
         {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "residual": True},
+        {"groups": 2, "tile_m": 80, "stages": 3, "bias": True, "residual": "pair"},
         {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "deal": "steps", "bias": True},
         {"tile_m": 80, "stages": 3, "deal": "steps", "order": "x_first", "encoding": "nibble", "residual": True},
         {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "x": "image"},

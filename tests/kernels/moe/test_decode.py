@@ -128,6 +128,8 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "all scales, nibbles": ("sm_120a", {"scale_range": "full", "encoding": "nibble", "stages": 2}),
     "residual": ("sm_90a", {"residual": True, "teams": 2, "inputs": 9}),
     "residual of a cluster": ("sm_90a", {"residual": True, "cluster": 2, "columns": 4, "bias": False}),
+    "pair": ("sm_90a", {"residual": "pair", "teams": 2, "inputs": 9}),
+    "pair of a cluster": ("sm_90a", {"residual": "pair", "cluster": 2, "columns": 4, "bias": False}),
     "one warp": ("sm_121a", {"encoding": "nibble", "warps": 1, "chunk": 2, "stages": 2, "activation": "silu"}),
 }
 

@@ -67,6 +67,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "eight columns, fold": {"columns": 8, "warps": 4, "chunk": 7, "unroll": 7, "scaling": "fold"},
     "residual": {"columns": 4, "warps": 12, "chunk": 9, "residual": True},
     "residual, counters": {"columns": 2, "warps": 4, "chunk": 3, "residual": True, "handshake": "counters"},
+    "pair": {"columns": 4, "warps": 12, "chunk": 9, "residual": "pair"},
     "chunks of a row and more": {"columns": 1, "warps": 4, "chunk": 45, "stages": 1, "unroll": 9},
 }  # fmt: skip
 
