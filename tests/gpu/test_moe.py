@@ -339,7 +339,7 @@ def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(large: Layer, 
     residual = compose.pair(torch.randn(m, 2880, device="cuda") * 200, torch.bfloat16)
     wanted = large.wanted(x, routing) + residual.double().sum(0)
     y = large(x, routing, residual=residual)
-    assert torch.equal(y.sum(0), y[0]) and error(y.double().sum(0), wanted) <= GATE / 10
+    assert bool((y[1].abs() <= y[0].abs() * 2.0**-8).all()) and error(y.double().sum(0), wanted) <= GATE / 10
 
 
 def test_no_rows_are_no_launch(small: Layer) -> None:

@@ -271,7 +271,8 @@ def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(
     residual, lost = compose.pair(total, dtype).unbind()
     for _ in range(2):  # planned, then warm
         y = linear.run(tensors["x"], weight, tensors["bias"], residual=residual, lost=lost)
-        assert y.shape == (2, 5, N) and y.dtype == dtype and torch.equal(y.sum(0), y[0]) and y[1].any()
+        assert y.shape == (2, 5, N) and y.dtype == dtype and y[1].any()
+        assert bool((y[1].abs() <= y[0].abs() * 2.0**-8).all())
         whole = wanted(tensors["x"], bias=tensors["bias"]) + residual.double() + lost.double()
         # Apart, the product itself is rounded before it is added.
         gate = 2.0**-16 if has else 0.0005

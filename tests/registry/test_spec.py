@@ -143,7 +143,7 @@ def test_text_that_is_no_value_of_its_knob_is_refused(pairs: dict[str, str], sai
 def test_a_flag_with_a_word_beside_it_takes_that_and_no_other() -> None:
     for text, value in (("0", False), ("true", True), ("pair", "pair")):
         assert CombineKnobs.from_text({"residual": text}).residual == value
-    with pytest.raises(KnobError, match="CombineKnobs.residual='both' is not 0 or 1 or pair"):
+    with pytest.raises(KnobError, match=r"CombineKnobs\.residual='both' is not 0 or 1 or pair"):
         CombineKnobs.from_text({"residual": "both"})
     for value in ("both", 1):
         with pytest.raises(KnobError, match=f"CombineKnobs.residual={value!r} is not"):

@@ -151,7 +151,7 @@ def test_a_rank_of_a_pipeline_takes_and_leaves_what_stock_blocks_do(host: Any) -
         with vllm_world.world(), torch.no_grad():
             y, lost = first(x, positions, None)
             assert launches(card) == BLOCK
-            assert torch.equal(y + lost, y) and lost.abs().sum() > 0
+            assert lost.any() and bool((lost.abs() <= y.abs() * 2.0**-8).all())
             wanted = second(y, positions, lost)
             # Behind another rank, or a block of vLLM's, the stream may be split in any way.
             second.jitmx_joins = True
