@@ -9,13 +9,13 @@ import torch
 
 from jitmx import formats
 from jitmx.errors import InputError
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
-from jitmx.ops.packed import Packed, pack_weight
+from jitmx.ops.pack import pack
+from jitmx.ops.packed import Packed
 
 ROWS = ("as_is", "halves")
-_AT_ONCE = 1 << 27  # bytes of codes that are packed together: packing takes several times as many
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,7 @@ def pack_experts(
     Raises:
         InputError: wrong format, dtype, shape or device.
         CaptureError: a CUDA graph is being captured.
+        NotWarmedError: on a GPU, the kernel that packs is not in the cache, and JITMX_MODE=required.
     """
     if isinstance(weight, tuple) and len(weight) == 2:
         codes, scales = weight
@@ -104,25 +105,11 @@ def pack_experts(
         raise InputError(f"weight has shape {list(weight.shape)}; experts' weights are [experts, n, k], each 1 or more")
     if rows not in ROWS:
         raise InputError(f"rows={rows!r} is not one of {', '.join(ROWS)}")
-    experts, n, k = weight.shape
+    _, n, k = weight.shape
     if rows == "halves" and n % 2:
         raise InputError(f"rows='halves' of n={n} rows: gates and ups must be as many; n must be even")
 
-    padded = -(-n // TILE_ROWS) * TILE_ROWS
-    group = max(1, _AT_ONCE // (n * k // 2))
-    parts = []
-    for first in range(0, experts, group):
-        codes, scales = (t[first : first + group] for t in (weight.codes, weight.scales))
-        if rows == "halves":
-            codes, scales = (t.unflatten(1, (2, n // 2)).transpose(1, 2).flatten(1, 2) for t in (codes, scales))
-        if padded != n:
-            codes = torch.nn.functional.pad(codes, (0, 0, 0, padded - n))
-            scales = torch.nn.functional.pad(scales, (0, 0, 0, padded - n), value=formats.SCALE_ONE)
-        parts.append(pack_weight(MXTensor(codes.flatten(0, 1), scales.flatten(0, 1)), encoding=encoding))
-    tiles = packed_tiles(n, k)
-    words = torch.cat([part.words for part in parts]).view(experts, *tiles, 32, 4)
-    packed = torch.cat([part.scales for part in parts]).view(experts, *tiles, 8)
-    if words.is_cuda:
-        torch.cuda.current_stream(words.device).synchronize()
-    full = any(part.scale_range == "full" for part in parts)
-    return PackedExperts(words, packed, n, k, parts[0].encoding, "full" if full else "normal")
+    words, scales, encoding, scale_range = pack(
+        weight.codes, weight.scales, "mxfp4", encoding, halves=rows == "halves"
+    )
+    return PackedExperts(words, scales, n, k, encoding, scale_range)

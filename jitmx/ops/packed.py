@@ -12,18 +12,12 @@ from typing import Any
 import torch
 
 from jitmx import formats
-from jitmx.errors import CaptureError, InputError
-from jitmx.kernels.linear.layout import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, preferred_encoding
+from jitmx.errors import InputError
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
-from jitmx.ops.packed_mxfp8 import pack_mxfp8_weight
-
-ENCODINGS = ("swizzle", "nibble")
-
-# Where pair i of a half-word goes in the swizzled encoding: lowest magnitude bit and sign bit.
-_SWIZZLE_MAGNITUDE = (6, 3, 0, 9)
-_SWIZZLE_SIGN = (15, 12, 14, 13)
+from jitmx.ops.pack import pack
 
 
 class Packed:
@@ -94,7 +88,7 @@ class PackedWeight(Packed):
             raise InputError(
                 f"words are on {self.words.device} and scales on {self.scales.device}; put both on one device"
             )
-        if self.encoding not in ENCODINGS or self.scale_range not in ("normal", "full"):
+        if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
             raise InputError(
                 f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
             )
@@ -122,6 +116,8 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
 
     Raises:
         InputError: wrong format, dtype, shape or device.
+        CaptureError: a CUDA graph is being captured.
+        NotWarmedError: on a GPU, the kernel that packs is not in the cache, and JITMX_MODE=required.
     """
     if isinstance(weight, tuple) and len(weight) == 2:
         codes, scales = weight
@@ -132,68 +128,17 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         raise InputError(
             f"weight is a {type(weight).__name__}; pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)"
         )
-    if weight.codes.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise CaptureError(
-            "pack_weight was called while a CUDA graph is captured; pack weights when the model is loaded"
-        )
-    if weight.format == "mxfp8":
-        words, packed, scale_range = pack_mxfp8_weight(weight)
-        return PackedWeight(words, packed, weight.shape[0], weight.shape[1], "swizzle", scale_range, "mxfp8")
-    if weight.format != "mxfp4":
+    if weight.format not in WEIGHTS:
         raise InputError(
-            f"weight is {weight.format}; linear kernels take mxfp4 and mxfp8 weights (jitmx.quantize(w, 'mxfp4'))"
+            f"weight is {weight.format}; linear kernels take {' and '.join(WEIGHTS)} weights "
+            "(jitmx.quantize(w, 'mxfp4'))"
         )
     if len(weight.shape) != 2:
         raise InputError(f"weight has shape {list(weight.shape)}; a linear weight is [n, k]")
     n, k = weight.shape
     if n == 0 or k == 0:
         raise InputError(f"weight has shape [{n}, {k}]; n and k must be 1 or more")
-    if encoding is None:
-        on_gpu = weight.device.type == "cuda"
-        encoding = preferred_encoding(checks.device_arch(weight.device.index)) if on_gpu else "swizzle"
-    if encoding not in ENCODINGS:
-        raise InputError(f"encoding={encoding!r} is not one of swizzle, nibble")
-
-    codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
-    # A block of zeros is zero at any scale but NaN: give it scale 1, so that stray zero bytes cost no slow path.
-    empty = (codes.view(n, k // 32, 16) & 0x77).amax(dim=-1) == 0
-    scales = torch.where(empty & (scales != formats.SCALE_NAN), formats.SCALE_ONE, scales)
-    low, high = NORMAL_SCALES
-    full = bool(((scales < low) | (scales > high)).any())
-
-    tile_rows, tiles_k = packed_tiles(n, k)
-    rows, columns = tile_rows * TILE_ROWS - n, tiles_k * TILE_K - k
-    codes = torch.nn.functional.pad(codes, (0, columns // 2, 0, rows))
-    scales = torch.nn.functional.pad(scales, (0, columns // 32, 0, rows), value=formats.SCALE_ONE)
-
-    words = codes.view(torch.int32).view(tile_rows, 2, 8, tiles_k, 2, 4)  # row tile, half, g, k tile, block, t
-    words = words.permute(0, 3, 2, 5, 4, 1).contiguous()
-    words = _encode(words, encoding).view(tile_rows, tiles_k, 32, 4)
-    scales = scales.view(tile_rows, 2, 8, tiles_k, 2).permute(0, 3, 2, 1, 4).contiguous()
-    packed = scales.view(tile_rows, tiles_k, 32).view(torch.int32)
-    if words.is_cuda:
-        torch.cuda.current_stream(words.device).synchronize()
-    return PackedWeight(words, packed, n, k, encoding, "full" if full else "normal")
-
-
-def _encode(words: torch.Tensor, encoding: str) -> torch.Tensor:
-    """From eight nibbles in order of k to even k in the low half-word and odd k in the high one, in `encoding`."""
-    even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    low, high = _squeeze(even), _squeeze(odd)
-    if encoding == "swizzle":
-        low, high = _swizzle(low), _swizzle(high)
-    return low | high << 16
-
-
-def _squeeze(nibbles: torch.Tensor) -> torch.Tensor:
-    """The low nibbles of four bytes side by side in 16 bits."""
-    pairs = (nibbles | nibbles >> 4) & 0x00FF00FF
-    return (pairs | pairs >> 8) & 0xFFFF
-
-
-def _swizzle(half: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(half)
-    for i, (magnitude, sign) in enumerate(zip(_SWIZZLE_MAGNITUDE, _SWIZZLE_SIGN, strict=True)):
-        code = half >> 4 * i
-        out |= (code & 7) << magnitude | (code >> 3 & 1) << sign
-    return out
+    if weight.format == "mxfp8":
+        encoding = "swizzle"
+    words, scales, encoding, scale_range = pack(weight.codes[None], weight.scales[None], weight.format, encoding)
+    return PackedWeight(words[0], scales[0], n, k, encoding, scale_range, weight.format)

@@ -27,7 +27,8 @@ from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import operand
-from jitmx.ops.packed import PackedWeight, pack_weight
+from jitmx.ops import pack as packing
+from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import warmup
@@ -41,7 +42,7 @@ logger = init_logger("vllm.plugins.jitmx")
 # An attribute of the parameters that a checkpoint is loaded into; whoever ties weights puts another in their place.
 _OURS = "jitmx_source"
 
-# Values that are packed at a time: what packing needs beside the weight stays below 300 MB for any vocabulary.
+# Values that are quantized and packed at a time: what that needs beside the weight, 36 MB, does not grow with it.
 _VALUES = 1 << 25
 
 
@@ -215,19 +216,12 @@ def pack(weight: torch.Tensor, format: str) -> PackedWeight:
     """
     n, k = weight.shape
     rows = max(1, _VALUES // (k * TILE_ROWS)) * TILE_ROWS
-    if n <= rows:
-        return pack_weight(quantize(weight.contiguous(), format))
-    words = scales = weight.new_empty(0)
-    full, start = False, 0
-    for some in weight.split(rows):
-        part = pack_weight(quantize(some.contiguous(), format))
-        if not start:
-            tile_rows = -(-n // TILE_ROWS)
-            words = part.words.new_empty((tile_rows, *part.words.shape[1:]))
-            scales = part.scales.new_empty((tile_rows, *part.scales.shape[1:]))
-        end = start + len(part.words)
-        words[start:end], scales[start:end] = part.words, part.scales
-        full, start = full or part.scale_range == "full", end
-    if words.is_cuda:  # kernels prefetch weights, ahead of their place in the stream
-        torch.cuda.current_stream(words.device).synchronize()
-    return PackedWeight(words, scales, n, k, part.encoding, "full" if full else "normal", format)
+    words, scales = packing.room(1, n, k, format, weight.device)
+    seen = packing.watch(weight.device)
+    encoding = packing.encoding_for(weight.device, format)
+    for start, some in zip(range(0, n, rows), weight.split(rows), strict=True):
+        part = quantize(some.contiguous(), format)
+        tiles = slice(start // TILE_ROWS, -(-(start + len(some)) // TILE_ROWS))
+        packing.into(part.codes[None], part.scales[None], words[:, tiles], scales[:, tiles], seen, format, encoding)
+    # Waits: kernels prefetch weights, ahead of their place in the stream.
+    return PackedWeight(words[0], scales[0], n, k, encoding, packing.scale_range(seen), format)

@@ -12,12 +12,12 @@ from vllm.model_executor.utils import replace_parameter
 
 from jitmx import formats
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
-from jitmx.ops.experts import PackedExperts, pack_experts
+from jitmx.ops import pack
+from jitmx.ops.experts import PackedExperts
 from jitmx.vllm.plugin import logger
 
-# Bytes of codes that are packed together: packing takes several times as many beside them.
+# Bytes of codes that are copied and packed together, where they cannot be packed as they lie.
 _AT_ONCE = 1 << 26
-
 
 _took: list[float] = []
 
@@ -40,8 +40,8 @@ def say() -> None:
 def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:
     """Pack the parameters `<name>_weight` and `<name>_weight_scale` of a layer, and put the outcome in their place.
 
-    Experts are packed some at a time, each into its own memory (`make_room`): loading needs that of the model, and of
-    some experts. Parameters that are laid out in another way are packed into new memory.
+    Experts are packed into their own memory (`make_room`): loading needs that of the model, and of a copy of some
+    experts where no launch can do without. Parameters that are laid out in another way are packed into new memory.
 
     Args:
         layer: with codes uint8 [experts, n, k / 2] and scales uint8 [experts, n, k / 32], on any device.
@@ -57,18 +57,16 @@ def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:
     tiles = packed_tiles(n, k)
     words = _memory(codes, (experts, *tiles, 32, 4))
     packed = _memory(scales, (experts, *tiles, 8))
-    group = max(1, _AT_ONCE // (n * k // 2))
-    full = False
-    for first in range(0, experts, group):
-        some = slice(first, first + group)
-        part = pack_experts((codes[some].contiguous(), scales[some].contiguous()), encoding=encoding)
-        words[some], packed[some] = part.words, part.scales
-        full = full or part.scale_range == "full"
-    if words.is_cuda:  # kernels prefetch weights, ahead of their place in the stream
-        torch.cuda.current_stream(words.device).synchronize()
+    at_once = experts if pack.in_place(codes, scales, words, packed, "mxfp4") else max(1, _AT_ONCE // (n * k // 2))
+    seen = pack.watch(codes.device)
+    for first in range(0, experts, at_once):
+        some = slice(first, first + at_once)
+        pack.into(codes[some], scales[some], words[some], packed[some], seen, "mxfp4", encoding)
+    # Waits: kernels prefetch weights, ahead of their place in the stream.
+    scale_range = pack.scale_range(seen)
     replace_parameter(layer, f"{name}_weight", words)
     replace_parameter(layer, f"{name}_weight_scale", packed)
-    return PackedExperts(words, packed, n, k, encoding, "full" if full else "normal")
+    return PackedExperts(words, packed, n, k, encoding, scale_range)
 
 
 def make_room(layer: Any, name: str) -> None:

@@ -1,0 +1,205 @@
+"""`pack`: MXFP4 and MXFP8 weights to the layout that every product reads (docs/packed-layout.md).
+
+Kernels:
+    pack   codes and scales to words and scales, padded to whole tiles; into other memory, or into their own
+
+Shapes: codes [experts, n, k / 2] (mxfp8: k) and scales [experts, n, k / 32], words and scales tile by tile. Floor:
+bytes read plus bytes written over the memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jitmx import formats
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels import Family, Problem
+from jitmx.kernels.linear import layout, mxfp8
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.problem import WEIGHTS
+from jitmx.kernels.moe.layout import interleave
+from jitmx.registry.case import Buffer, Case, mismatches
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+Bytes = npt.NDArray[np.uint8]
+
+LAYOUT = "@PPPPPQQQQiiiiii"  # Arguments in the template
+_CHUNK_BYTES = 36 * 1024  # of codes that a block takes where it need not take whole rows
+
+
+@dataclass(frozen=True)
+class PackKnobs(Knobs):
+    """Compile-time choices of `pack.pack`."""
+
+    format: str = knob("mxfp4", choices=WEIGHTS, doc="element format")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
+    block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
+
+
+def _check(knobs: PackKnobs, arch: Arch) -> None:
+    if knobs.format != "mxfp4" and knobs.encoding != "swizzle":
+        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 words; {knobs.format} has one layout: 'swizzle'")
+
+
+PACK = KernelSpec(
+    family="pack",
+    name="pack",
+    knobs=PackKnobs,
+    contract=lambda knobs, arch: Contract(max_registers=42, require=(r"\bLDGSTS\.", r"\bSTG\.E\..*128")),
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs.format, 1),
+    threads=lambda knobs: knobs.block,
+    entry="jitmx_pack",
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a launch.
+
+    Attributes:
+        chunk: tiles of k that a block takes.
+        blocks: of the grid.
+        shared_bytes: dynamic shared memory a block.
+    """
+
+    chunk: int
+    blocks: int
+    shared_bytes: int
+
+
+def shared_bytes(format: str, chunk: int) -> int:
+    """Shared memory of a block that takes `chunk` tiles of k: codes of 16 rows, each padded, and scales."""
+    row = chunk * TILE_K // formats.get(format).codes_per_byte + (16 if format == "mxfp4" else 32)
+    return TILE_ROWS * (row + chunk * TILE_K // formats.BLOCK)
+
+
+def geometry(format: str, experts: int, n: int, k: int, *, whole: bool) -> Geometry:
+    """Of the launch that packs [experts, n, k].
+
+    Args:
+        whole: a block takes whole rows, which is what makes packing into the same memory safe.
+    """
+    tile_rows, tiles = packed_tiles(n, k)
+    chunks = 1 if whole else -(-shared_bytes(format, tiles) // _CHUNK_BYTES)
+    chunk = -(-tiles // chunks)
+    return Geometry(chunk, experts * tile_rows * -(-tiles // chunk), shared_bytes(format, chunk))
+
+
+def reference(codes: Bytes, scales: Bytes, format: str, encoding: str) -> tuple[Any, Any, bool]:
+    """What a weight is packed to.
+
+    Args:
+        codes: [n, k], one a byte.
+        scales: [n, k / 32].
+
+    Returns:
+        Words and scales as in docs/packed-layout.md, and whether a scale is outside what decoding folds in.
+    """
+    magnitudes = (codes & (7 if format == "mxfp4" else 127)).reshape(*scales.shape, formats.BLOCK)
+    empty = (magnitudes.max(-1) == 0) & (scales != formats.SCALE_NAN)
+    scales = np.where(empty, np.uint8(formats.SCALE_ONE), scales)
+    if format == "mxfp4":
+        words, packed = layout.pack(codes, scales, encoding)
+        low, high = layout.NORMAL_SCALES
+    else:
+        words, packed = mxfp8.pack_mxfp8(codes, scales)
+        low, high = mxfp8.MXFP8_NORMAL_SCALES
+    found = packed.view(np.uint8)
+    return words, packed, bool(((found < low) | (found > high)).any())
+
+
+# Experts, n, k, most tiles a block, bytes between rows of scales beyond them, and whether rows come in halves.
+_SHAPES = ((1, 16, 64, 1, 0, False), (2, 21, 96, 1, 1, False), (2, 26, 224, 3, 2, True), (1, 13, 4256, 99, 0, False))
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    for number, shape in enumerate(_SHAPES):
+        for scales in ("folded in", "any"):
+            yield _case(variant, *shape, scales=scales, seed=number)
+
+
+def _case(
+    variant: Variant, experts: int, n: int, k: int, most: int, apart: int, halves: bool, *, scales: str, seed: int
+) -> Case:
+    """Packing into other memory, from rows that lie `apart` and whose neighbours hold anything."""
+    format, encoding = variant.knobs.format, variant.knobs.encoding
+    generator, item = np.random.default_rng(seed), formats.get(format)
+    low, high = layout.NORMAL_SCALES if format == "mxfp4" else mxfp8.MXFP8_NORMAL_SCALES
+    codes: Bytes = generator.integers(0, 1 << item.bits, (experts, n, k + 32 * apart)).astype(np.uint8)
+    if format == "mxfp8" and scales != "any":
+        codes[codes & 0x7F == 0x7F] = 0x7E
+    blocks = codes.reshape(experts, n, -1, formats.BLOCK)
+    zeros = generator.choice(np.array([0, 1 << item.bits - 1], np.uint8), blocks.shape)
+    blocks[:] = np.where(generator.random((*blocks.shape[:3], 1)) < 0.3, zeros, blocks)
+    bounds = (low, high + 1) if scales != "any" else (0, 256)
+    given = generator.integers(*bounds, (experts, n, k // formats.BLOCK + apart)).astype(np.uint8)
+    if scales == "any":
+        given[generator.random(given.shape) < 0.2] = generator.choice([low - 1, low, high, high + 1, 255])
+    taken = codes[..., :k], given[..., : k // formats.BLOCK]
+    rows = [interleave(array).astype(np.uint8) for array in taken] if halves else taken
+    packed = [reference(*expert, format, encoding) for expert in zip(rows[0], rows[1], strict=True)]
+    words, bytes_of_scales = (np.stack([expert[part] for expert in packed]) for part in (0, 1))
+    full = any(expert[2] for expert in packed)
+    stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
+    tile_rows, tiles = packed_tiles(n, k)
+    chunk = min(most, tiles)
+
+    def check(found: Sequence[npt.NDArray[Any]]) -> float:
+        beyond = float(found[2][0] != full)
+        return mismatches(found[0], words) + mismatches(found[1], bytes_of_scales) + beyond
+
+    return Case(
+        name=f"[{experts}, {n}, {k}], scales {scales}" + ", rows in halves" * halves,
+        grid=experts * tile_rows * -(-tiles // chunk),
+        shared_bytes=shared_bytes(format, chunk),
+        layout=LAYOUT,
+        arguments=(
+            Buffer(stored), Buffer(given), Buffer(words, output=True), Buffer(bytes_of_scales, output=True),
+            Buffer(np.zeros(1, np.uint32), output=True, scratch=True),
+            stored.shape[2], stored[0].size, given.shape[2], given[0].size,
+            n, k // formats.BLOCK, n // 2 * halves, tile_rows, tiles, chunk,
+        ),
+        check=check,
+        gate=0.0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackProblem(Problem):
+    """One weight to be packed; its shape makes no difference to the kernel."""
+
+    format: str = knob("mxfp4", choices=WEIGHTS, doc="element format")
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
+
+    @classmethod
+    def on(cls, arch: Arch, **shape: Any) -> PackProblem:
+        """By default what the target's kernels read."""
+        format = shape.get("format", "mxfp4")
+        return cls(**({"encoding": encoding_on(arch, format)} | shape))
+
+
+def encoding_on(arch: Arch, format: str) -> str:
+    """The encoding that weights of a format have on a target."""
+    return layout.preferred_encoding(arch) if format == "mxfp4" else "swizzle"
+
+
+FAMILY = Family(
+    name="pack",
+    summary="MXFP4 and MXFP8 weights to the layout that products read",
+    specs=(PACK,),
+    problem=PackProblem,
+    typical=lambda arch: tuple(PackProblem.on(arch, format=format) for format in WEIGHTS),
+    serving=lambda problem, arch: ("pack",),
+    fixed=lambda problem, kernel: problem.as_dict(),
+    heuristic=lambda problem, arch, multiprocessors: ("pack", {}),
+    tuned=lambda problem, arch, multiprocessors, kernel: {},
+    cases=_cases,
+)
