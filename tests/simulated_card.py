@@ -29,6 +29,7 @@ from jitmx.ops import (
     moe_grouped,
     moe_plan,
     operand,
+    pack,
     plan,
     quantize,
     routing_calls,
@@ -112,7 +113,7 @@ class Launcher:
     def __init__(
         self, variant: Variant, device: Any, *, layout: str, pdl: bool, matrix: MatrixMap | None = None, **geometry: int
     ) -> None:
-        assert pdl == variant.knobs.pdl
+        assert pdl == getattr(variant.knobs, "pdl", False)
         self._matrix = matrix
         self.variant, self._layout = variant, layout
         self._geometry = geometry
@@ -159,7 +160,7 @@ def on_cpu(target: str = "sm_121a") -> Iterator[Card]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launcher, "card", Card(), raising=False)
-        for module in (quantize, plan, moe_plan, moe_grouped, routing_plan):
+        for module in (pack, quantize, plan, moe_plan, moe_grouped, routing_plan):
             patch.setattr(module, "Launcher", Launcher)
         for module in (linear, moe, routing_calls):
             patch.setattr(module, "_raw_stream", lambda _device: 7)
@@ -176,7 +177,7 @@ def on_cpu(target: str = "sm_121a") -> Iterator[Card]:
         # What was planned on another card, or will be on this one, is of no use elsewhere.
         for module, kept in ((scratch, "_of_streams"), (routing_calls, "_plans"), (operand, "_known")):
             patch.setattr(module, kept, {})
-        planned = quantize._variant, quantize._launcher, plan._steps, moe_plan._plan
+        planned = pack._launcher, quantize._variant, quantize._launcher, plan._steps, moe_plan._plan
         for cached in planned:
             cached.cache_clear()
         strict = torch.are_deterministic_algorithms_enabled()

@@ -40,7 +40,7 @@ class PackKnobs(Knobs):
 
     format: str = knob("mxfp4", choices=WEIGHTS, doc="element format")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
-    block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
+    block: int = knob(256, choices=(256, 512), doc="threads a block")
 
 
 def _check(knobs: PackKnobs, arch: Arch) -> None:

@@ -99,7 +99,7 @@ def into(
             seen |= full
         return
     own = words.data_ptr() == codes.data_ptr() or packed.data_ptr() == scales.data_ptr()
-    if own and not in_place(codes, scales, words, packed, format):
+    if own and (halves or not in_place(codes, scales, words, packed, format)):
         codes, scales, own = _copy(codes), _copy(scales), False
     codes = codes if _readable(codes) else _copy(codes)
     scales = scales if scales.stride(2) == 1 else _copy(scales)

@@ -20,7 +20,7 @@ BYTE_ORDER = (2, 0, 3, 1)
 def pack_mxfp8(
     codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """The packed layout in NumPy, as `pack_mxfp8_weight` makes it on a device.
+    """The packed layout in NumPy, as `jitmx.pack_weight` makes it.
 
     A block that holds a NaN code gets the NaN scale, which makes the same outputs NaN: those of its row.
 
