@@ -16,8 +16,9 @@ from jitmx import arch as arches
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.kernels.pack import encoding_on
 from jitmx.vllm import fusion, policy
-from jitmx.vllm.needed import Experts, Linear, Needed, Quantizer
+from jitmx.vllm.needed import Experts, Linear, Needed, Packer, Quantizer
 
 # Rows that vLLM pads a vocabulary to.
 _PADDING = 64
@@ -95,6 +96,9 @@ def layers(
 
     formats_of = {format for kind, format in served.items() if kind != "moe"}
     found: list[Needed] = [Quantizer(target.name, None, 1, format, "bf16") for format in sorted(formats_of)]
+    found += [
+        Packer(target.name, None, 1, format, encoding_on(target, format)) for format in sorted(set(served.values()))
+    ]
     if "qkv" in served:
         found.append(linear("qkv", q + 2 * kv, model.hidden_size, model.attention_bias, norm=in_block))
     if "o" in served:  # the first rank adds the bias

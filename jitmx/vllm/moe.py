@@ -107,6 +107,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         arch, _ = facts.target()
         assert arch is not None, "the policy lets no layer come here without a target"
         encoding = preferred_encoding(arch)
+        warmup.packer(arch, layer.w13_weight.device, "mxfp4")
         self._clear_rest(layer)
         with timed():
             w13 = pack_layer(layer, "w13", encoding)

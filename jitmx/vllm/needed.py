@@ -12,6 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import MoeProblem
+from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
@@ -87,6 +88,23 @@ class Quantizer(Needed):
         """One, whatever the number of rows."""
         problem = QuantizeProblem("quantize", self.format, self.dtype)
         yield choose.choose("quantize", problem, arch, multiprocessors=multiprocessors).variant
+
+
+@dataclass(frozen=True)
+class Packer(Needed):
+    """What packs weights while they are loaded.
+
+    Attributes:
+        format, encoding: as in `PackProblem`.
+    """
+
+    format: str
+    encoding: str
+
+    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """One, whatever the number of rows."""
+        problem = PackProblem(self.format, self.encoding)
+        yield choose.choose("pack", problem, arch, multiprocessors=multiprocessors).variant
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import build, settings
+from jitmx.arch import Arch
 from jitmx.errors import JitmxError
+from jitmx.kernels.pack import encoding_on
 from jitmx.ops import operand
 from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import facts, monitor, packing
-from jitmx.vllm.needed import Linear, Needed, Quantizer, variants
+from jitmx.vllm.needed import Linear, Needed, Packer, Quantizer, variants
 from jitmx.vllm.plugin import logger
 
 _SILENT = 5.0  # seconds between two lines of progress
@@ -77,10 +79,16 @@ def linear(layer: Any) -> None:
 
 
 def quantizer(weight: torch.Tensor, format: str) -> None:
-    """The same for what quantizes a weight of a layer to `format`."""
+    """The same for what quantizes a weight of a layer to `format`, and packs it."""
     arch, _ = facts.target()
     if arch is not None and get_current_vllm_config_or_none() is not None:
         prepare(Quantizer(arch.name, device_of(weight.device), 1, format, DTYPES[weight.dtype]))
+        packer(arch, weight.device, format)
+
+
+def packer(arch: Arch, device: torch.device, format: str) -> None:
+    """The same for what packs weights of a format."""
+    prepare(Packer(arch.name, device_of(device), 1, format, encoding_on(arch, format)))
 
 
 def _prepare(kernels: Iterable[Kernel], started: float) -> None:

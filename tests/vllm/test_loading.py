@@ -23,6 +23,7 @@ import jitmx
 from jitmx.errors import InputError
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import moe, packing
+from jitmx.vllm.needed import Experts, Packer
 from jitmx.vllm.packing import make_room, pack_layer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -53,7 +54,8 @@ def test_a_checkpoint_is_loaded_and_packed(host: Any, checkpoint: Checkpoint) ->
             assert same(packed, jitmx.pack_experts(raw(checkpoint[1], index, name), encoding="swizzle"))
             assert packed.words.data_ptr() == getattr(layer, f"{parameter}_weight").data_ptr()
         assert torch.equal(layer.w13_bias, checkpoint[1][f"model.layers.{index}.mlp.experts.gate_up_proj_bias"])
-    assert len(set(host.warmed)) == 1 and len(host.warmed) == 2
+    # Of each layer, what packs it and what serves it.
+    assert [type(asked) for asked in host.warmed] == [Packer, Experts] * 2 and len(set(host.warmed)) == 2
 
 
 def reloaded(model: Any, changed: dict[str, torch.Tensor]) -> None:

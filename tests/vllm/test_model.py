@@ -96,7 +96,7 @@ def test_layers_of_two_ranks_by_sizes_are_those_that_vllm_builds_in_two_processe
     outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     found = {line for rank in range(2) for line in Path(f"{meeting}.{rank}").read_text().splitlines()}
-    assert found == set(map(repr, by_sizes(host.folder, ALL, tokens=512, ranks=2))) and len(found) == 5
+    assert found == set(map(repr, by_sizes(host.folder, ALL, tokens=512, ranks=2))) and len(found) == 6
 
 
 def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may_be_compiled(
@@ -139,9 +139,9 @@ def test_a_model_by_name_has_the_sizes_of_its_published_configuration() -> None:
 def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none(tmp_path: Path) -> None:
     for options in ({"mxfp4_layers": "qkv,o,lm_head"}, ALL | {"moe_kernel": "marlin"}):
         found = model.layers(model.Model(), TARGET, policy.request(options), tokens=64)
-        assert [type(item) for item in found] == [needed.Quantizer] + [needed.Linear] * 3
+        assert [type(item) for item in found] == [needed.Quantizer, needed.Packer] + [needed.Linear] * 3
     assert model.layers(model.Model(), TARGET, policy.request({"mxfp4_layers": "none"}), tokens=64) == []
-    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 6
+    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 7
 
 
 def test_what_is_no_model_or_cannot_be_split_is_refused(tmp_path: Path) -> None:

@@ -17,12 +17,15 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 
+from jitmx import arch as arches
 from jitmx import build, settings
+from jitmx.dispatch.choose import default_variants
 from jitmx.errors import NotWarmedError
+from jitmx.kernels.pack import encoding_on
 from jitmx.runtime import load
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import monitor, needed, warmup
-from jitmx.vllm.needed import Experts, Linear, variants
+from jitmx.vllm import moe, monitor, needed, warmup
+from jitmx.vllm.needed import Experts, Linear, Packer, variants
 
 LAYER = Experts(
     "sm_90a", None, 4096, 128, 128, False, 4, 2880, 2880, True, "swizzle", "normal", "softmax_topk", "hidden", True
@@ -130,6 +133,26 @@ def test_required_serves_from_a_warm_cache_without_a_compiler_and_else_names_the
     warmup.prepare(SMALL)
 
 
+def test_a_cache_without_what_packs_is_an_error_before_weights_are_touched(
+    host: Any, cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "prepare", host.prepare)
+    monkeypatch.setattr(moe, "pack_layer", None)
+    monkeypatch.setenv("JITMX_MODE", "required")
+    settings.reload()
+    with pytest.raises(NotWarmedError, match=r"jitmx warmup --arch sm_90a --variant pack\.pack$"):
+        host.build(load=True)
+
+
+def test_one_kernel_packs_all_weights_of_a_format_on_a_target() -> None:
+    wanted = {("sm_90a", "mxfp4"): "pack.pack", ("sm_121a", "mxfp4"): "pack.pack.nibble",
+              ("sm_121a", "mxfp8"): "pack.pack.mxfp8"}  # fmt: skip
+    for (target, format), name in wanted.items():
+        arch = arches.parse(target)
+        (made,) = names(Packer(target, None, 1, format, encoding_on(arch, format)))
+        assert made == name and made in {variant.name for variant in default_variants("pack", arch)}
+
+
 def test_vllms_warm_up_knows_every_kernel_once_and_ends_with_a_seal(
     host: Any, cold: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,9 +161,9 @@ def test_vllms_warm_up_knows_every_kernel_once_and_ends_with_a_seal(
     registry = JitWarmupRegistry(config)
     with vllm_world.world(), set_current_vllm_config(config), registry.activate():
         get_model(vllm_config=config)
-    assert len(registry) == 1
+    assert len(registry) == 2  # what packs a layer, and what serves it
     asked = [message for _, message in host.said if "are ready after" in message]
-    assert len(asked) == 1 and "kernels for sm_90a" in asked[0]
+    assert len(asked) == 2 and all("kernels for sm_90a" in message for message in asked)
     assert monitor._sealed is None
     monkeypatch.setattr(nvrtc, "compile", None)
     registry.warmup()
