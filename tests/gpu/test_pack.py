@@ -25,13 +25,15 @@ SHAPES = [(8, 5760, 2880), (8, 2880, 2880), (8, 2880, 736), (1, 5120, 2880), (1,
 Evidence = Callable[[object, float | None, str], None]
 
 
-def weights(experts: int, n: int, k: int, format: str, low: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of any bits, a fiftieth of the blocks zeros, and scales from `low` on."""
+def weights(
+    experts: int, n: int, k: int, format: str, low: int = 0, high: int = 256
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of any bits, a fiftieth of the blocks zeros, and scales from `low` to below `high`."""
     width = k // 2 if format == "mxfp4" else k
     codes = torch.randint(0, 256, (experts, n, width), dtype=torch.uint8, device=CUDA)
     empty = torch.rand((experts, n, k // 32, 1), device=CUDA) < 0.02
     codes.unflatten(-1, (k // 32, -1)).masked_fill_(empty, 0x80)
-    return codes, torch.randint(low, 256, (experts, n, k // 32), dtype=torch.uint8, device=CUDA)
+    return codes, torch.randint(low, high, (experts, n, k // 32), dtype=torch.uint8, device=CUDA)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -106,8 +108,9 @@ def test_packing_while_a_graph_is_captured_is_an_error() -> None:
 
 @pytest.mark.alone
 @pytest.mark.skipif("H200" not in torch.cuda.get_device_name(), reason="figures are stated for the H200")
-def test_experts_are_packed_in_place_at_80_percent_of_a_copy() -> None:
-    codes, scales = weights(128, 5760, 2880, "mxfp4")
+@pytest.mark.parametrize(("low", "high"), [(110, 128), (0, 256)], ids=["folded in", "beyond"])
+def test_experts_are_packed_in_place_at_80_percent_of_a_copy(low: int, high: int) -> None:
+    codes, scales = weights(128, 5760, 2880, "mxfp4", low, high)
     assert checks.device_arch(0).name == "sm_90a"
     words = codes.view(-1).view(torch.int32).view(128, 360, 45, 32, 4)
     packed = scales.view(-1).view(torch.int32).view(128, 360, 45, 8)

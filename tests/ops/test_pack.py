@@ -161,6 +161,17 @@ def test_rows_that_no_block_holds_are_packed_in_parts_and_by_way_of_a_copy(card:
     assert same(found, seen, given.by_torch())
 
 
+def test_in_its_own_memory_a_row_is_one_blocks_where_elsewhere_it_is_several(card: Card) -> None:
+    given = Weights(1, 16, 2 * 70, "mxfp4", "swizzle")
+    assert kernel.geometry("mxfp4", 1, 16, given.k, whole=False).blocks == 2
+    codes, scales = (tensor.clone() for tensor in given.made)
+    words, packed = codes.view(torch.int32).view(1, 1, 70, 32, 4), scales.view(torch.int32).view(1, 1, 70, 8)
+    assert in_place(codes, scales, words, packed, "mxfp4")
+    seen = watch(HOST)
+    into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+    assert same((words, packed), seen, given.by_torch())
+
+
 def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(card: Card) -> None:
     given = Weights(2, 20, 2, "mxfp4", "swizzle")  # rows of 20 fill no tile: experts lie elsewhere when packed
     codes, scales = (torch.cat([tensor.flatten(), tensor.flatten()])[: tensor.numel()] for tensor in given.made)

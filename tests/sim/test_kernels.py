@@ -12,7 +12,7 @@ from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
-FAMILIES = ("bandwidth", "linear", "quantize")
+FAMILIES = ("bandwidth", "linear", "pack", "quantize")
 DEFAULTS = [v for target in TARGETS for family in FAMILIES for v in default_variants(family, arch.parse(target))]
 
 
