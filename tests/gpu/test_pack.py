@@ -114,13 +114,13 @@ def test_experts_are_packed_in_place_at_80_percent_of_a_copy(low: int, high: int
     assert checks.device_arch(0).name == "sm_90a"
     words = codes.view(-1).view(torch.int32).view(128, 360, 45, 32, 4)
     packed = scales.view(-1).view(torch.int32).view(128, 360, 45, 8)
-    seen, times = watch(CUDA), []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    seen, calls = watch(CUDA), 8  # behind one another, so that the host is not timed
+    into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
         into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    moved = 2 * (codes.numel() + scales.numel())
-    assert moved / sorted(times)[2] >= 0.8 * measure.copy_bandwidth()
+    end.record()
+    torch.cuda.synchronize()
+    moved = 2 * (codes.numel() + scales.numel()) * calls
+    assert moved / start.elapsed_time(end) * 1e3 >= 0.8 * measure.copy_bandwidth()
