@@ -36,8 +36,8 @@ def correctness(
     """Level 2: logits and greedy tokens of jitmx, stock backends, and transformers in float32.
 
     Greedy tokens are judged by how far two stock engines part that differ wherever jitmx differs from the first of
-    them. Two compiled backends share every dense layer, and what a compiled graph rounds: they measure experts. For
-    dense layers the second one runs uncompiled.
+    them. Two compiled backends share every dense layer, the router, and what a compiled graph rounds, so the second
+    one runs uncompiled.
 
     Args:
         stock: two stock backends.
@@ -52,8 +52,7 @@ def correctness(
 
     ours = tuple(dict.fromkeys((asked.ours, *also)))
     apart = stock[0], replace(stock[1], eager=True)
-    measure = {item.name: stock if item.served == {"moe"} else apart for item in ours}
-    every = tuple(dict.fromkeys((*ours, *stock, *(one for pair in measure.values() for one in pair))))
+    every = tuple(dict.fromkeys((*ours, *stock, *apart)))
     said = reference.name if isinstance(reference, Path) else reference
     report = asked.report(
         "2", sets=[item.name for item in ours], stock=[item.name for item in stock], steps=steps, reference=said
@@ -104,7 +103,7 @@ def correctness(
     for item in ours:
         agreement.judge_logits(report, tables["logits"], item.name, (first, second))
         agreement.judge_logits(report, tables["cached"], item.name, (first, second), "logits of one token")
-        agreement.judge_greedy(report, chosen, item.name, [one.name for one in measure[item.name]], steps)
+        agreement.judge_greedy(report, chosen, item.name, [one.name for one in apart], steps)
     return report
 
 

@@ -170,9 +170,12 @@ def _warm_start(report: Report, ours: str, starts: dict[str, list[dict[str, Any]
     """What jitmx adds to a start whose kernels are in its cache."""
     compiled = sum(run["compiled"] for run in starts[ours])
     report.check("a warm start compiles nothing", compiled == 0, f"{compiled} kernels were compiled again")
-    added = figures.added(starts[ours], [runs for name, runs in starts.items() if name != ours])
-    report.results["startup_added_s"] = None if added is None else round(added, 3)
-    seen = "a log does not say how long loading took" if added is None else f"{added:.2f} s beside the quickest stock"
+    others = [runs for name, runs in starts.items() if name != ours]
+    added = figures.added(starts[ours], others)
+    loading = figures.added(starts[ours], others, ("plugins_s", "loading_s"))
+    for what, seconds in (("startup_added_s", added), ("loading_added_s", loading)):
+        report.results[what] = None if seconds is None else round(seconds, 3)
+    seen = "a log does not say how long it took" if added is None else f"{added:.2f} s beside the quickest stock"
     report.check(
         "start-up", added is not None and added <= figures.STARTUP, f"{seen}; at most {figures.STARTUP:.0f} s wanted"
     )

@@ -141,7 +141,7 @@ def test_dense_layers_are_judged_by_stock_engines_that_differ_in_them_and_expert
     assert report["about"]["sets"] == ["jitmx-moe", OURS]
     judged = {name: item["stock"] for name, item in report["results"]["greedy"]["judged"].items()}
     assert judged == {
-        "jitmx-moe": ["stock-triton", "stock-marlin"], OURS: ["stock-triton", "stock-marlin-eager"]
+        "jitmx-moe": ["stock-triton", "stock-marlin-eager"], OURS: ["stock-triton", "stock-marlin-eager"]
     }  # fmt: skip
     beside = report["results"]["greedy"]["judged"][OURS]["chance_beside"]
     assert len(beside) == 3 and beside["stock-triton and stock-marlin-eager"] >= 0.01
@@ -219,6 +219,8 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     [
         ({"loading": {ALL: 1.4, "triton": 0.5, "marlin": 9.0}}, []),
         ({"loading": {ALL: 1.6, "triton": 0.5, "marlin": 9.0}}, ["start-up"]),
+        ({"loading": {ALL: 2.0}, "warmup": {ALL: 3.4, "triton": 25.6, "marlin": 5.0}}, []),
+        ({"loading": {ALL: 2.0}, "warmup": {ALL: 5.0, "triton": 25.6, "marlin": 5.4}}, ["start-up"]),
         ({"loading": {"marlin": None}}, ["start-up"]),
         ({"warm": False}, ["a warm start compiles nothing"]),
     ],

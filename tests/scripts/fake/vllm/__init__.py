@@ -6,6 +6,7 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     kernels  configuration to {kernel name: launches a pass}, what a profiler is to see
     slow     configuration to the seconds of a decode step
     loading  configuration to the seconds that it says loading took (0.5 by default; null: it says nothing)
+    warmup   the same of warm-up (7.65)
     warm     whether jitmx's kernels are in its cache (true by default)
     meet     a folder and a number: an engine starts when so many have come there
     fail     configurations whose engine does not start
@@ -112,7 +113,8 @@ def say_start(name: str) -> None:
     loading = TOLD.get("loading", {}).get(name, 0.5)
     if loading is not None:
         print(f"(MainProcess pid=7) INFO 11-21 19:01:59 Model loading took 3.86 GiB memory and {loading:.6f} seconds")
-    print("init engine (profile, create kv cache, warmup model) took 7.65 s (compilation: 2.99 s)", flush=True)
+    warmup = TOLD.get("warmup", {}).get(name, 7.65)
+    print(f"init engine (profile, create kv cache, warmup model) took {warmup:.2f} s (compilation: 2.99 s)", flush=True)
 
 
 class LLM:
