@@ -75,6 +75,7 @@ def _record(verdicts: Verdicts, path: Path) -> None:
 
 @click.command(
     "verify",
+    short_help="Run kernels on the CPU and compare them with references.",
     epilog="""\b
 Examples:
   jitmx verify --arch sm_121
