@@ -163,7 +163,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         f"static_assert({wgmma.multiplying_registers(one.knobs)} % 8 == 0);\n"
     )
     assert f"take_registers<{wgmma.multiplying_registers(one.knobs)}>" in source
-    nvrtc.compile_ptx(source, nvrtc.options(HOPPER))
+    nvrtc.scan(source, nvrtc.options(HOPPER))
 
 
 @pytest.mark.parametrize(
