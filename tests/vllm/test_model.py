@@ -141,7 +141,7 @@ def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none(tmp_path: P
         found = model.layers(model.Model(), TARGET, policy.request(options), tokens=64)
         assert [type(item) for item in found] == [needed.Quantizer, needed.Packer] + [needed.Linear] * 3
     assert model.layers(model.Model(), TARGET, policy.request({"mxfp4_layers": "none"}), tokens=64) == []
-    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 7
+    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 6
 
 
 def test_what_is_no_model_or_cannot_be_split_is_refused(tmp_path: Path) -> None:
