@@ -5,8 +5,9 @@
 
 namespace jitmx {
 
-// As WeightStream, but lanes read what their quad has loaded: a slot is the whole warp's. In it lie side by side the words of
-// those lanes that have the same place in their quads: what lanes read at once is 128 bytes without a gap.
+// As WeightStream, but lanes read what their quad has loaded: a slot is the whole warp's. Words keep the order that they have
+// in memory but for an exchange within quads (the 64-byte swizzle of tensor copies): copies write whole lines, and what
+// lanes read at once, the words of one place in each quad, lies in different banks.
 template <class Encoding, int Slots, class Rows> class QuadStream : public WeightStream<Slots, Rows> {
   using Base = WeightStream<Slots, Rows>;
 
@@ -17,13 +18,13 @@ template <class Encoding, int Slots, class Rows> class QuadStream : public Weigh
   };
 
   __device__ __forceinline__ QuadStream(const Rows& rows, u8* slots, int lane)
-      : Base(rows, slots, lane, lane % 4 * 8 + lane / 4), quad_(shared_address(slots) + lane / 4 * 16), decoder_(lane % 4) {}
+      : Base(rows, slots, lane, lane ^ lane / 8), quad_(shared_address(slots) + lane / 4 * 64 + lane / 8 * 16), decoder_(lane % 4) {}
 
   __device__ __forceinline__ void read(int i, Tile& tile) const {
     copy_wait<Slots - 1>();
     __syncwarp();
 #pragma unroll
-    for (int s = 0; s < 4; ++s) tile.words[s] = load_shared(quad_ + i * kSlotBytes + s * 128);
+    for (int s = 0; s < 4; ++s) tile.words[s] = load_shared((quad_ ^ s * 16) + i * kSlotBytes);
     tile.scales = load_shared_word(this->marks_ + i * kSlotBytes);
   }
 
