@@ -211,7 +211,8 @@ class Translator(Emitter):
         if block is not None:
             self._members(block)
         self._access.picks = ins.opcode[0] == "prmt"
-        source = ins.operands[1] if ins.opcode[0] == "mov" else None
+        plain = ins.opcode[0] == "mov" and isinstance(ins.operands[0], Register)  # one that unpacks a register is not
+        source = ins.operands[1] if plain else None
         if isinstance(source, Register) and source.name in self.entry.registers:
             self._access.copy = source.name
         self._quiet = self._access.copy is not None or ins.opcode[0] == "wgmma"

@@ -77,7 +77,7 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
     size = knobs.stages * knobs.tile_m * 128 + knobs.groups * (4 * knobs.ring * 640 + 64 * 144)
     if knobs.split_k > 1:
         size += knobs.groups * (knobs.tile_m // knobs.split_k * 256 + 16)
-    size += 16 * knobs.stages + 8 * (knobs.x == "image")
+    size += 16 * knobs.stages + 8 + 8 * (knobs.x == "image")
     return -(-size // 1024) * 1024
 
 

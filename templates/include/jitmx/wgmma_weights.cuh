@@ -83,6 +83,8 @@ template <int Slots, class Rows> class WeightStream {
 // Stages of activations in shared memory, 64 k each: where they and their mbarriers lie, and which one is next.
 template <int Stages, int Bytes> class StageRing {
  public:
+  static constexpr bool kSpare = false;
+
   __device__ __forceinline__ StageRing(const u8* x, const u64* full, const u64* empty)
       : image_(matrix_descriptor(shared_address(x))), full_(shared_address(full)), empty_(shared_address(empty)) {}
 
@@ -108,6 +110,43 @@ template <int Stages, int Bytes> class StageRing {
   u32 round_ = 0;
 };
 
+// The same, but where the next stage lies is stepped, not computed. Behind the mbarriers of empty stages there is a spare one: the
+// first step of a run, before which no stage is to be released, arrives there.
+template <int Stages, int Bytes> class SteppedRing {
+ public:
+  static constexpr bool kSpare = true;
+
+  // `empty` follows `full`.
+  __device__ __forceinline__ SteppedRing(const u8* x, const u64* full, const u64* empty)
+      : image_(u32(matrix_descriptor(shared_address(x)))), full_(shared_address(full)), end_(full_ + Stages * 8),
+        past_(shared_address(empty + Stages)), spare_(past_) {}
+
+  __device__ __forceinline__ u64 matrix() const {
+    u64 out;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(out) : "r"(image_), "r"(u32(matrix_descriptor(0u) >> 32)));
+    return out;
+  }
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full_, parity_); }
+  __device__ __forceinline__ void release(int lane) {
+    if (lane == 0) arrive_at(past_);
+    past_ = spare_;
+  }
+  __device__ __forceinline__ void next() {
+    past_ = full_ + Stages * 8;
+    full_ += 8;
+    image_ += Bytes / 16;
+    if (full_ == end_) {
+      full_ -= Stages * 8;
+      image_ -= Stages * (Bytes / 16);
+      parity_ ^= 1u;
+    }
+  }
+
+ private:
+  u32 image_;  // low half of a descriptor
+  u32 full_, end_, past_, spare_, parity_ = 0;
+};
+
 // Adds the products of `steps` stages to `sums`, with `Buffers` fragments of W, 32 k each: products of all but one are under
 // way. multiply(sums, fragment, matrix) starts those of one fragment.
 template <class Encoding, int Slots, int Buffers, int Count, class Weights, class Stages, class Multiply>
@@ -126,7 +165,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
     wgmma_commit();
     wgmma_wait<Buffers - 1>();
     hold(high);
-    if (Buffers == 2 && !first) stages.release(lane);
+    if (Buffers == 2 && (Stages::kSpare || !first)) stages.release(lane);
     weights.template decode<Encoding, 1>(tile, high);
     weights.load(i);
     wgmma_fence();
@@ -134,7 +173,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
     wgmma_commit();
     wgmma_wait<Buffers - 1>();
     hold(a[(2 * i + 2) % Buffers]);
-    if (Buffers == 3 && !first) stages.release(lane);
+    if (Buffers == 3 && (Stages::kSpare || !first)) stages.release(lane);
     stages.next();
   };
   int left = steps;
