@@ -125,6 +125,7 @@ wgmma.fence.sync.aligned;
 """
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {f0, f1, f2, f3}, {r4, r4, r4, r4}, d1, 1, 1, 1, 0;\n"
 DONE = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
+UNPACKED = ".reg .b16 low, high; mov.b32 {{low, high}}, {};\n"
 STORE = "mul.wide.u32 d2, r0, 4; add.u64 d2, d0, d2; st.global.f32 [d2], f{n};\nret;\n}}\n"
 
 
@@ -142,6 +143,7 @@ def assemble(body: str, n: int = 0) -> None:
         "add.u32 r4, r4, 1;\n" + PRODUCT + DONE,  # what makes A may come after the fence
         "mov.f32 f1, 0f3F800000; mov.f32 f9, f2; mov.f32 f2, f9;\n" + PRODUCT + DONE,  # constants need no fence
         PRODUCT + DONE + "add.f32 f0, f0, f1;\nwgmma.fence.sync.aligned;\n" + PRODUCT + DONE,
+        PRODUCT + UNPACKED.format("r0") + DONE,  # a move into halves is none of the plain ones
     ],
 )
 def test_what_compilers_do_to_accumulators_passes(body: str) -> None:
@@ -152,6 +154,7 @@ def test_what_compilers_do_to_accumulators_passes(body: str) -> None:
     ("body", "message"),
     [
         (PRODUCT + "add.f32 f9, f2, f2;\n" + DONE, r"reads register f2, which the wgmma at PTX line 13 still writes"),
+        (PRODUCT + UNPACKED.format("f2") + DONE, r"reads register f2, which the wgmma at PTX line 13 still writes"),
         (PRODUCT + "mov.f32 f3, 0f00000000;\n" + DONE, r"overwrites register f3, which the wgmma .* still writes"),
         (PRODUCT + "add.u32 r4, r4, 1;\n" + DONE, r"overwrites register r4, which the wgmma .* still reads"),
         (PRODUCT + "mov.f32 f8, f1; add.f32 f9, f8, f8;\n" + DONE, r"reads register f8, .* still writes"),
