@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from jitmx.errors import InputError
+from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import MAX_ROWS
-from jitmx.ops import custom, expert_operand
+from jitmx.ops import checks, custom, expert_operand
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.moe_checks import (
@@ -24,9 +26,9 @@ from jitmx.ops.moe_checks import (
     taken_apart,
 )
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
-from jitmx.ops.moe_plan import Call, Plan, plan, problem_of
+from jitmx.ops.moe_plan import Call, LayerPlan, Plan, plan, problem_of
 from jitmx.ops.plan import remember
-from jitmx.ops.routing_calls import kind, run_route
+from jitmx.ops.routing_calls import kind, logits_type, run_route, scoring_of
 from jitmx.ops.routing_plan import Routing
 
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -164,8 +166,11 @@ def run(
     device = x.get_device()
     with torch.cuda.device(device):
         if found is None:
-            added = "pair" if pair else residual is not None
-            found = _plan(x, top_found, w13, w2, recipe, b13 is not None, expert_map, added), w2
+            more: dict[str, Any] = {"bias": b13 is not None, "residual": "pair" if pair else residual is not None}
+            if weights is None:
+                rows, mapped = x.numel() // w13.k, expert_map is not None
+                more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
+            found = _plan(x, top_found, w13, w2, recipe, expert_map, more), w2
             remember(w13, key, found)  # with w2, whose identity is part of the key
         made, _ = found
         if made is not None:
@@ -181,16 +186,16 @@ def run(
 
 
 def _plan(
-    x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, bias: bool, expert_map: torch.Tensor | None,
-    residual: bool | str,
-) -> Plan | None:
-    """The launches of a call; None where there are no rows."""
+    x: torch.Tensor, top: int, w13: Experts, w2: Experts, recipe: Recipe, expert_map: torch.Tensor | None,
+    more: Mapping[str, Any],
+) -> Plan | None:  # fmt: skip
+    """The launches of a call, `more` of whose problem is given; None where there are no rows."""
     rows = x.numel() // w13.k
     if rows == 0:
         return None
     if rows > MAX_ROWS:
         check_lists(w13.experts, expert_map)
-    made = plan(problem_of(w13, w2, rows, top, bias=bias, residual=residual, **recipe._asdict()), x.get_device())
+    made = plan(problem_of(w13, w2, rows, top, **more, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
     return made
@@ -200,8 +205,12 @@ def _routed(
     made: Plan, chosen: Chosen, w13: Experts, expert_map: torch.Tensor | None, count: torch.Tensor | None,
     top: int | None, scoring: str,
 ) -> Routing:  # fmt: skip
-    """Ids and weights of a call, and the lists where its launches read some."""
+    """Ids and weights of a call, and the lists where its launches read some; or logits, where they read these."""
     ids, weights = chosen
+    if isinstance(made, LayerPlan) and made.routing != "ids":
+        if ids.data_ptr() & 15:  # read several at a time
+            checks.require_layout("router logits", ids)
+        return Routing(ids, None, None, None, None, None)
     if weights is None:
         assert top is not None
         logits = ids.view(-1, ids.shape[-1])

@@ -12,6 +12,7 @@ from jitmx.dispatch.choose import Choice, choose
 from jitmx.dispatch.choose import following as following_of
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import LAYOUT
+from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.ops import checks, scratch
@@ -55,7 +56,11 @@ class Call:
 
 
 class LayerPlan:
-    """A layer in one launch."""
+    """A layer in one launch.
+
+    Attributes:
+        routing: what it reads: "ids" and weights, or router logits of this type.
+    """
 
     tile: int | None = None  # of lists: it reads none
     adds = False
@@ -70,6 +75,7 @@ class LayerPlan:
         self._sizes = problem.m, problem.top, problem.experts, problem.hidden, problem.intermediate
         self._scratch, self._device = geometry.workspace, device
         self._kind = variant.identity, self._sizes
+        self.routing = reads(variant)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -77,12 +83,13 @@ class LayerPlan:
         return (self.launcher.variant,)
 
     def __call__(self, stream: int, call: Call, found: Routing) -> None:
-        """Launch on the CUstream `stream`, torch's current one."""
-        assert found.weights is not None
+        """Launch on the CUstream `stream`, torch's current one; from logits, they are the ids of `found`."""
+        weights = 0 if found.weights is None else found.weights.data_ptr()
+        assert weights or self.routing != "ids"
         rows, top, experts, hidden, intermediate = self._sizes
         memory = scratch.memory(self._scratch, self._kind, self._device, stream)
         self.launcher(
-            stream, call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), found.weights.data_ptr(),
+            stream, call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), weights,
             call.expert_map, call.count, call.residual, call.y, memory.data_ptr(), call.alpha, call.limit, rows, top,
             experts, call.map_size, hidden, intermediate,
         )  # fmt: skip

@@ -106,7 +106,7 @@ def run_route(
             h=8 if weight is None else x.shape[1], source="logits" if weight is None else "hidden",
             dtype=_DTYPES[x.dtype], bias="none" if bias is None else f"bias_{_DTYPES[bias.dtype]}",
             norm=norm is not None, normalized=normalized,
-            scoring="softmax_all" if scoring == "softmax_all" else "softmax_topk", tile=tile,
+            scoring=scoring_of(scoring), tile=tile,
         )  # fmt: skip
         plan = _remember(key, call)
     return _run(plan, x, weight, bias, norm, expert_map, None, epsilon, out)
@@ -161,6 +161,16 @@ def require_scoring(scoring: str) -> None:
     """Raise KnobError unless there is such a scoring."""
     if scoring not in SCORING:
         raise KnobError(f"scoring={scoring!r} is not one of {', '.join(SCORING)}")
+
+
+def scoring_of(scoring: str) -> str:
+    """The knob of a scoring: softmax over all that is renormalized is softmax over the chosen."""
+    return "softmax_all" if scoring == "softmax_all" else "softmax_topk"
+
+
+def logits_type(dtype: torch.dtype) -> str:
+    """The knob of a type of logits."""
+    return _DTYPES[dtype]
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

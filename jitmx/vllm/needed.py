@@ -12,6 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import MoeProblem
+from jitmx.kernels.moe.choice import logits_of, reads
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
@@ -139,17 +140,20 @@ class Experts(Needed):
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """The routing, the lists where the experts read some, and the experts."""
+        own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
             scale_range=self.scale_range, x_format=self.x_format, residual=self.residual,
+            **own,
         )  # fmt: skip
-        tile = 0
+        tile, chooses = 0, False
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
             if isinstance(choice.problem, RoutingProblem):  # of all experts at hand, while these may be some of more
                 tile = choice.problem.tile
             else:
                 yield choice.variant
-        for problem in self._routing(m, tile):
+                chooses = chooses or reads(choice.variant) != "ids"
+        for problem in () if chooses else self._routing(m, tile):
             yield choose.choose("routing", problem, arch, multiprocessors=multiprocessors).variant
 
     def _routing(self, m: int, tile: int) -> Iterator[RoutingProblem]:

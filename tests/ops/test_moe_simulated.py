@@ -105,6 +105,24 @@ def test_logits_of_every_type_and_scoring(card: Card) -> None:
     assert error(y, layer.wanted(x, ids, weights)) <= GATE
 
 
+@pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scoring", ["softmax_topk", "softmax_all"])
+def test_one_row_of_logits_is_one_launch_and_has_the_bits_of_two(
+    dtype: torch.dtype, scoring: str, card: Card
+) -> None:
+    layer = Layer(5, 64, 32, encoding="swizzle")
+    x, logits = layer.x(1), scores(1, 5).to(dtype)
+    y = layer(x, logits, top=2, scoring=scoring)
+    assert card.kernels == ["moe.token"]
+    again = layer(x, jitmx.route(logits, k=2, scoring=scoring))
+    assert card.kernels == ["moe.token", "routing.topk", "moe.token"]
+    assert torch.equal(y, again)
+    # Of logits for more experts than are at hand, the choice is a launch of its own.
+    layer(x, scores(1, 9).to(dtype), top=2, expert_map=torch.arange(9, dtype=torch.int32) - 4)
+    assert card.kernels[3:] == ["routing.topk", "moe.token"]
+
+
 @pytest.mark.parametrize("m", [3, 67])
 def test_a_map_takes_logits_of_all_experts_to_those_at_hand(m: int, card: Card) -> None:
     layer = Layer(4, 64, 32)

@@ -1,6 +1,7 @@
 """`moe`: a mixture of experts, y[t] = sum over slots of w[t, slot] (W2[e] act(W13[e] x[t] + b13[e]) + b2[e]).
 
 Kernels, a module and a template each:
+    token     one row, sm_90 and newer: both products in one persistent launch without a barrier; from logits too
     stream    at most 64 rows, sm_90 and newer: both products in one persistent launch, a stream of weights a warp
     decode    the same on any target: a stream of weights a block
     grouped   any number of rows, by expert: one of the two products
@@ -23,7 +24,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, stream, tiles, wgmma
+from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -31,9 +32,8 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
 
-KERNELS: dict[str, MoeKernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (stream, decode, grouped, scaled, gather, wgmma, combine)
-}
+MODULES = token, stream, decode, grouped, scaled, gather, wgmma, combine
+KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
@@ -98,12 +98,12 @@ def by_expert(problem: MoeProblem) -> str:
 def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
     """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory.
 
-    Little shared memory is better spent on one ring a block (decode) than on one a warp (stream).
+    Little shared memory is better spent on one ring a block (decode) than on one a warp (token, stream).
     """
     if problem.m > MAX_ROWS:
         return None
     able = serving(problem, arch)
-    for name in ("stream", "decode") if arch.shared_bytes >= ROOM_FOR_STREAM else ("decode",):
+    for name in ("token", "stream", "decode") if arch.shared_bytes >= ROOM_FOR_STREAM else ("decode",):
         if name in able:
             kernel = KERNELS[name]
             knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)

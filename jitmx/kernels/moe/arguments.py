@@ -32,11 +32,15 @@ class Routing:
         ids: [rows, top], before the map.
         map: from those ids to the experts at hand, or None.
         count: rows that count, or None.
+        logits: [rows, ids there are], which a launch gets instead of ids and weights.
+        weights: [rows, top], of the ids; random ones where there are none.
     """
 
     ids: npt.NDArray[np.int32]
     map: npt.NDArray[np.int32] | None = None
     count: int | None = None
+    logits: npt.NDArray[Any] | None = None
+    weights: npt.NDArray[Any] | None = None
 
     @property
     def local(self) -> npt.NDArray[np.int32]:
@@ -59,6 +63,9 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    if routing.weights is not None:
+        weights = routing.weights.astype(np.float32)
+    chosen = (Buffer(routing.ids), Buffer(weights)) if routing.logits is None else (Buffer(routing.logits), 0)
     w13, packed13 = random_weight(knobs, experts, 2 * inner, hidden, generator)
     w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
@@ -83,7 +90,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         arguments=(
             Buffer(x), *map(Buffer, (*packed13, *packed2)),
             *((Buffer(b13), Buffer(b2)) if knobs.bias else (0, 0)),
-            Buffer(routing.ids), Buffer(weights),
+            *chosen,
             Buffer(routing.map) if routing.map is not None else 0,
             Buffer(np.array([routing.count], np.int32)) if counted else 0,
             Buffer(residual) if knobs.residual else 0,

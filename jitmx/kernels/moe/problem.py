@@ -10,6 +10,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.routing_knobs import SCORINGS
 from jitmx.registry.spec import knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
@@ -19,6 +20,7 @@ WEIGHT_ON = ("output", "input")
 REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
 MAX_ROWS = 64  # of a layer in one launch
+ROUTINGS = ("ids", "bf16", "fp16", "fp32")  # ids and weights, or router logits
 PRODUCTS = ("layer", "gather", "up", "down", "combine")
 
 
@@ -49,6 +51,8 @@ class MoeProblem(Problem):
     residual: bool | str = knob(
         False, choices=RESIDUALS, doc="add [m, hidden] values before y is rounded; with pair these and y are pairs"
     )  # fmt: skip
+    routing: str = knob("ids", choices=ROUTINGS, doc="ids and weights, or router logits of this type")
+    scoring: str = knob(SCORINGS[0], choices=SCORINGS, doc="of logits: softmax over the chosen, or over all experts")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -80,9 +80,14 @@ class StreamKnobs(Knobs):
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
 
+def ring_bytes(chunk: int, stages: int) -> int:
+    """Shared memory of a warp's ring: codes, and scales with room for the step of 32 bytes at which they start."""
+    return stages * (chunk * CODE_BYTES + -(-(chunk * SCALE_BYTES + 96) // 128) * 128)
+
+
 def _fixed_bytes(knobs: StreamKnobs) -> int:
     """Shared memory that does not depend on the shape, as struct Shared of the template lays it out."""
-    rings = knobs.warps * knobs.stages * (knobs.chunk * CODE_BYTES + -(-(knobs.chunk * SCALE_BYTES + 96) // 128) * 128)
+    rings = knobs.warps * ring_bytes(knobs.chunk, knobs.stages)
     heads = knobs.warps * 512
     items = -(-(ENTRIES * (4 + 4 + 2 + 2 + 2) + (ENTRIES + 2) * 2 + 4) // 16) * 16
     items += 4 if knobs.handshake == "data" else 0

@@ -1,0 +1,211 @@
+"""`moe.token`: one row of x, the whole layer in one persistent launch, from its experts or from router logits.
+
+What bounds it, by the arithmetic of gpt-oss-120b on 132 multiprocessors: 53 MB of weights, 12.6 us at the read
+bandwidth, and all else should hide behind them.
+
+- A warp streams tiles through a ring of its own, as in `moe.stream`. Blocks take whole rows of the first product, 11 of
+  them, and a block's warps equal numbers of tiles.
+- A row of y is dealt as one row of tiles of every expert, 1.4 of them a block, a warp's share of one expert. So a block
+  adds up its rows in shared memory, and all that it needs of another is the end of one row, which that one makes first.
+  In exchange a block reads all of h, 23 KB.
+- A warp's steps, tiles of one row that are a stage of its ring, are found by its lanes side by side.
+- From logits, every warp chooses the experts for itself, exactly as `routing.topk` does, which saves a launch.
+- The shape is compiled in, and divisions are made before the previous kernel has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.formats import BLOCK
+from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_K, TILE_ROWS
+from jitmx.kernels.moe import layer
+from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
+from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.layer import COUNTER_BYTES, MAPPED, RESIDENT_THREADS, require_room
+from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, MoeProblem
+from jitmx.kernels.moe.stream import ring_bytes
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+
+WARPS = (3, 4, 7, 8, 10, 11, 12, 14, 15, 16, 19)
+MOST_BLOCKS = 512  # of 32 columns
+LARGE = 4096  # tiles of a first product of which few cases are enough
+# Warps, tiles a stage, stages and unrolling worth timing.
+GEOMETRIES = (
+    (12, 9, 2, 3), (12, 9, 2, 9), (12, 9, 2, 5), (12, 10, 2, 5), (12, 12, 2, 3), (12, 12, 2, 4), (12, 9, 3, 3),
+    (16, 9, 2, 3), (16, 5, 3, 5), (8, 15, 2, 5), (20, 7, 2, 3), (24, 5, 2, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TokenKnobs(Knobs):
+    """Compile-time choices of `moe.token`."""
+
+    hidden_blocks: int = knob(90, low=1, high=MOST_BLOCKS, doc="columns of x and y, in blocks of 32")
+    inner_blocks: int = knob(90, low=1, high=MOST_BLOCKS, doc="features of h, in blocks of 32")
+    top: int = knob(4, low=1, high=MAX_TOP, doc="experts a row")
+    routing: str = ROUTING
+    experts: int = LOGITS
+    scoring: str = SCORING
+    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    bias: bool = knob(True, doc="both products have a bias")
+    residual: bool | str = knob(
+        False, choices=RESIDUALS, doc="add [1, hidden] values before y is rounded; with pair these and y are pairs"
+    )  # fmt: skip
+    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
+    chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
+    stages: int = knob(2, low=1, high=8, doc="stages of a ring")
+    unroll: int = knob(3, low=1, high=45, doc="tiles that a warp takes at once")
+    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+
+    @property
+    def hidden(self) -> int:
+        """Columns of x and y."""
+        return self.hidden_blocks * BLOCK
+
+    @property
+    def intermediate(self) -> int:
+        """Features of h."""
+        return self.inner_blocks * BLOCK
+
+
+def _tiles(knobs: TokenKnobs) -> tuple[int, int]:
+    """Tiles of a row in both products."""
+    return -(-knobs.hidden // TILE_K), -(-knobs.intermediate // TILE_K)
+
+
+def shared_bytes(knobs: TokenKnobs, blocks: int) -> int:
+    """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
+    up, down = _tiles(knobs)
+    size = knobs.warps * ring_bytes(knobs.chunk, knobs.stages) + (up + knobs.warps * knobs.chunk) * TILE_K * 2
+    size += (2 * knobs.warps * knobs.stages + 1) * 8 + 4
+    up_rows = -(-knobs.top * (knobs.intermediate // 8) // blocks)
+    pairs = -(-knobs.top * -(-knobs.hidden // TILE_ROWS) // blocks)
+    y_rows = (pairs + knobs.top - 2) // knobs.top + 1
+    units = up_rows * -(-up // knobs.chunk) + pairs * -(-down // knobs.chunk)
+    size = -(-size // 16) * 16 + units * (TILE_ROWS * 4 + 8) + (up_rows + pairs + 2 * y_rows) * TILE_ROWS * 2
+    return size + (up_rows + y_rows) * 12
+
+
+def _check(knobs: TokenKnobs, arch: Arch) -> None:
+    if "tma" not in arch.features:
+        raise KnobError(f"moe.token needs bulk copies, sm_90 or newer; on {arch} use kernel=decode")
+    if knobs.unroll > knobs.chunk:
+        raise KnobError(f"unroll={knobs.unroll} is more than chunk={knobs.chunk}; lower it")
+    check_choice(knobs)
+
+
+def _contract(knobs: TokenKnobs, arch: Arch) -> Contract:
+    return Contract(
+        max_registers=min(255, 65536 // (knobs.warps * 32 + 32) // 8 * 8),
+        max_spill_bytes=0,
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bUBLKCP\b"),
+    )
+
+
+SPEC = KernelSpec(
+    family="moe",
+    name="token",
+    knobs=TokenKnobs,
+    contract=_contract,
+    check=_check,
+    shared_bytes=lambda knobs: shared_bytes(knobs, 1 << 20),
+    threads=lambda knobs: knobs.warps * 32 + 32,
+    entry="jitmx_moe_token",
+)
+
+
+def launch(knobs: TokenKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
+    """A block a multiprocessor, all of them resident at once: they wait for one another."""
+    hidden_bytes = -(-problem.top * problem.intermediate * 2 // 128) * 128
+    workspace = COUNTER_BYTES + 2 * hidden_bytes + multiprocessors * TILE_ROWS * 4  # launches take turns with h
+    return Launch(multiprocessors, shared_bytes(knobs, multiprocessors), 1, workspace)
+
+
+def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    if problem.m != 1:
+        raise KnobError(f"moe.token takes one row, not m={problem.m}; use stream or decode")
+    if max(problem.hidden, problem.intermediate) > MOST_BLOCKS * BLOCK:
+        raise KnobError(
+            f"moe.token takes at most {MOST_BLOCKS * BLOCK} columns, not hidden={problem.hidden}, "
+            f"intermediate={problem.intermediate}; use stream or decode"
+        )
+    blocks = {"hidden_blocks": problem.hidden // BLOCK, "inner_blocks": problem.intermediate // BLOCK}
+    return layer.fixed("token", problem) | choice_of(problem) | blocks | {"top": problem.top}
+
+
+def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
+    whole = TokenKnobs(**(knobs | _fixed(problem)))
+    return shared_bytes(whole, min(multiprocessors, arch.multiprocessors)) <= arch.shared_bytes
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """The longest rings that fit."""
+    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
+    for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 3), (4, 1)):
+        knobs |= {"warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
+        if _fits(knobs, problem, arch, multiprocessors):
+            return knobs
+    return knobs
+
+
+def _check_problem(problem: MoeProblem, variant: Variant) -> None:
+    """Activations fit shared memory beside the rings."""
+    require_room(problem, variant, lambda knobs: shared_bytes(knobs, variant.arch.multiprocessors), "chunk")
+
+
+def _cases(variant: Variant) -> Iterator[Case]:
+    """All slots with an expert, one twice; ids that are no expert's; a map, a count; no expert at all.
+
+    Rows of y are shared by two blocks or by many, rows of tiles by warps; of a small layer some have nothing to do.
+    """
+    knobs = variant.knobs
+    slots = np.arange(knobs.top, dtype=np.int32)[None]
+    gaps = np.where(slots % 2 == 0, 1 - slots // 2 % 2, np.where(slots % 4 == 1, -1, 7)).astype(np.int32)
+    routings = [Routing(slots % 2), Routing(gaps)]
+    routings += [Routing((slots % 3).astype(np.int32), MAPPED)] * 2
+    routings += [Routing(np.full_like(slots, -1)), Routing(slots % 2, count=0)]
+    if knobs.routing != "ids":
+        routings = list(routings_of(knobs))
+    resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
+    grids: tuple[int, ...] = (3, 5, 1, 8, 2, 2)
+    if knobs.intermediate // 8 * _tiles(knobs)[0] * knobs.top > LARGE:
+        grids = (resident, resident)  # each takes minutes, and few blocks have no room for so many rows
+    problem = MoeProblem(1, 2, knobs.top, knobs.hidden, knobs.intermediate)
+    for seed, (routing, blocks) in enumerate(zip(routings, grids, strict=False)):
+        geometry = launch(knobs, problem, min(blocks, resident))
+        if geometry.shared_bytes <= variant.arch.shared_bytes:
+            yield make_case(variant, geometry, problem, routing, seed)
+
+
+def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs worth timing: warps, lengths and numbers of stages."""
+    base = _heuristic(problem, arch, multiprocessors)
+    found = [base]
+    names = "warps", "chunk", "stages", "unroll"
+    found += [base | dict(zip(names, geometry, strict=True)) for geometry in GEOMETRIES]
+    return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
+
+
+KERNEL = MoeKernel(
+    spec=SPEC,
+    max_rows=1,
+    fixed=_fixed,
+    launch=launch,
+    heuristic=_heuristic,
+    cases=_cases,
+    check=_check_problem,
+    candidates=_candidates,
+    runs_on=lambda arch: "tma" in arch.features,
+)
