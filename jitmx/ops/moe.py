@@ -69,7 +69,7 @@ def moe(
     expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
     rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
     `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
-    is one launch before them.
+    is one launch before them; of one row, where its experts are all at hand, it is part of the one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.

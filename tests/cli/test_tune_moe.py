@@ -34,8 +34,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
         knobs = candidate.knobs
         asked.append((problem.m, problem.product, dict(knobs)))
         tuning_moe.knobs_of(problem, candidate)  # a whole layer can be made of it
-        if candidate.kernel in ("decode", "stream"):
-            return {"decode": 5.0, "stream": 7.0}[candidate.kernel] + knobs["stages"] / 10
+        if candidate.kernel in ("decode", "stream", "token"):
+            return {"decode": 5.0, "stream": 7.0, "token": 9.0}[candidate.kernel] + knobs["stages"] / 10
         return 10.0 + abs(knobs["tile_m"] - 32) + abs(knobs["stages"] - (3 if problem.product == "down" else 6)) / 10
 
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))

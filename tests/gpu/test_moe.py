@@ -118,8 +118,8 @@ def ask(environment: Callable[..., None]) -> Ask:
 
     def use(kernel: str, **knobs: Any) -> None:
         chip = checks.device_arch(0)
-        if kernel == "stream" and ("tma" not in chip.features or chip.shared_bytes < 200 << 10):
-            pytest.skip("rings of moe.stream need bulk copies, and more shared memory")
+        if kernel in ("stream", "token") and ("tma" not in chip.features or chip.shared_bytes < 200 << 10):
+            pytest.skip(f"rings of moe.{kernel} need bulk copies, and more shared memory")
         environment(JITMX_MOE_KNOBS=",".join(f"{name}={value}" for name, value in {"kernel": kernel, **knobs}.items()))
 
     return use
@@ -212,8 +212,9 @@ def test_decode_is_within_the_gate_where_it_is_asked_for(
     hold(ragged, 2, "decode", 160, evidence, "half tiles")
 
 
-@pytest.mark.parametrize("kernel", ["stream", "decode"])
-@pytest.mark.parametrize("m", [1, 9, 64])
+@pytest.mark.parametrize(
+    ("kernel", "m"), [("token", 1), *((kernel, m) for kernel in ("stream", "decode") for m in (1, 9, 64))]
+)
 def test_layers_in_one_launch_take_any_routing(kernel: str, m: int, small: Layer, ask: Ask) -> None:
     """All experts in use, one for all rows, holes; and in between, on the same memory, rows without any."""
     ask(kernel)
@@ -382,6 +383,7 @@ def test_activations_biases_and_scales_of_every_kind(activation: str, bias: bool
 
 # Rows and, where it is not to be the usual kernel, which one with what knobs.
 ASKED: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
     (1, {"kernel": "stream", "columns": 1}),
     (5, {"kernel": "stream", "columns": 2}),
     (16, {}),

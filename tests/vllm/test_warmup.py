@@ -72,13 +72,13 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     kinds = {tuple(name.split(".")[:2]) for name in names(LAYER)}
     assert kinds == {
         ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "stream"),
-        ("moe", "grouped"), ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
+        ("moe", "token"), ("moe", "grouped"), ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
     }  # fmt: skip
     for routing, first in (("hidden", "route"), ("logits", "topk")):
         few = names(replace(LAYER, rows=64, routing=routing))
-        assert {name.split(".")[1] for name in few} == {first, "stream"}
+        assert {name.split(".")[1] for name in few} == {first, "stream", "token"}
     assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
-        "sort", "stream", "grouped", "gather", "wgmma", "combine"
+        "sort", "stream", "token", "grouped", "gather", "wgmma", "combine"
     }  # fmt: skip
     scaled = names(replace(LAYER, arch="sm_121a", encoding="nibble", rows=64, x_format="mxfp8"))
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
@@ -94,7 +94,7 @@ def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
     assert {variant.knobs.residual for variant in variants(o)} == {"pair"}
     experts = variants(replace(LAYER, norm=True, residual="pair"))
     adding = {variant.spec.name for variant in experts if getattr(variant.knobs, "residual", False) == "pair"}
-    assert adding == {"stream", "combine"}
+    assert adding == {"stream", "token", "combine"}
     # Of one token; more are normalised by vLLM's kernel.
     assert {variant.knobs.normalized for variant in experts if variant.spec.name == "route"} == {True, False}
 

@@ -1,16 +1,21 @@
 """`moe.token`: one row of x, the whole layer in one persistent launch, from its experts or from router logits.
 
-What bounds it, by the arithmetic of gpt-oss-120b on 132 multiprocessors: 53 MB of weights, 12.6 us at the read
-bandwidth, and all else should hide behind them.
+What bounds it, by the arithmetic of gpt-oss-120b on 132 multiprocessors: 53 MB of weights, 12.4 us at the copy bandwidth.
+In `moe.stream` all of h comes at the end of the first product, since its warps take about a row of tiles each, and all
+wait until the last of it is there. Here nothing but h itself stands between the products:
 
-- A warp streams tiles through a ring of its own, as in `moe.stream`. Blocks take whole rows of the first product, 11 of
-  them, and a block's warps equal numbers of tiles.
-- A row of y is dealt as one row of tiles of every expert, 1.4 of them a block, a warp's share of one expert. So a block
-  adds up its rows in shared memory, and all that it needs of another is the end of one row, which that one makes first.
-  In exchange a block reads all of h, 23 KB.
-- A warp's steps, tiles of one row that are a stage of its ring, are found by its lanes side by side.
+- A unit is a few tiles of one row of tiles. A block's units go to its warps in turn, so that rows are done one after
+  the other, and all blocks make h from its first features to its last. What a unit has summed up lies in shared memory,
+  and the warp that brings the last one of a row completes it.
+- Units of W2 follow those of W13 through the same rings, those of the first features of h before those of the last,
+  which are still being made.
+- A warp multiplies, or asks for tiles: a bulk copy holds up the warp that asks for it while others are under way, by
+  half a microsecond each. One warp does nothing else, with a lane for each ring.
+- Units of the largest layer are as many for each of eleven warps, and with the one that asks they are three a
+  scheduler.
+- A row of y is made by the block with its first expert, and all it needs of another is the end of one row.
 - From logits, every warp chooses the experts for itself, exactly as `routing.topk` does, which saves a launch.
-- The shape is compiled in, and divisions are made before the previous kernel has ended.
+- The shape is compiled in, and what a block does is found before the previous kernel has ended.
 """
 
 from __future__ import annotations
@@ -36,13 +41,13 @@ from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-WARPS = (3, 4, 7, 8, 10, 11, 12, 14, 15, 16, 19)
+WARPS = (3, 4, 7, 8, 11, 12, 14, 15)
 MOST_BLOCKS = 512  # of 32 columns
 LARGE = 4096  # tiles of a first product of which few cases are enough
 # Warps, tiles a stage, stages and unrolling worth timing.
 GEOMETRIES = (
-    (12, 9, 2, 3), (12, 9, 2, 9), (12, 9, 2, 5), (12, 10, 2, 5), (12, 12, 2, 3), (12, 12, 2, 4), (12, 9, 3, 3),
-    (16, 9, 2, 3), (16, 5, 3, 5), (8, 15, 2, 5), (20, 7, 2, 3), (24, 5, 2, 1),
+    (11, 9, 3, 3), (11, 9, 2, 3), (11, 9, 3, 9), (11, 8, 3, 4), (11, 10, 3, 5), (11, 12, 2, 3), (11, 15, 2, 3),
+    (12, 9, 2, 3), (15, 9, 2, 3), (14, 9, 2, 3), (7, 15, 3, 3), (7, 9, 3, 3),
 )  # fmt: skip
 
 
@@ -63,9 +68,9 @@ class TokenKnobs(Knobs):
     )  # fmt: skip
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
-    warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
-    chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
-    stages: int = knob(2, low=1, high=8, doc="stages of a ring")
+    warps: int = knob(11, choices=WARPS, doc="warps a block that multiply, each with a ring")
+    chunk: int = knob(9, low=1, high=45, doc="tiles a unit, which is a stage of a ring")
+    stages: int = knob(3, low=1, high=8, doc="stages of a ring")
     unroll: int = knob(3, low=1, high=45, doc="tiles that a warp takes at once")
     pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
 
@@ -153,8 +158,8 @@ def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessor
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """The longest rings that fit."""
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
-    for warps, chunk in ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 3), (4, 1)):
-        knobs |= {"warps": warps, "chunk": chunk, "unroll": min(chunk, 3)}
+    for warps, chunk, stages in ((11, 9, 3), (11, 9, 2), (11, 6, 2), (7, 9, 2), (7, 5, 2), (3, 5, 2), (3, 1, 2)):
+        knobs |= {"warps": warps, "chunk": chunk, "stages": stages, "unroll": min(chunk, 3)}
         if _fits(knobs, problem, arch, multiprocessors):
             return knobs
     return knobs

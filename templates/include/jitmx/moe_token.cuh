@@ -29,8 +29,6 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenDe
   static constexpr u32 kUpRows = kIntermediate / 8, kUpTiles = (kHidden + 63) / 64, kUpSize = kUpRows * kUpTiles;
   static constexpr u32 kDownRows = (kHidden + 15) / 16, kDownTiles = (kIntermediate + 63) / 64, kDownSize = kDownRows * kDownTiles;
   static constexpr int kUpUnits = (kUpTiles + kChunk - 1) / kChunk, kDownUnits = (kDownTiles + kChunk - 1) / kChunk;
-  // Units of all pairs that come first: while they are multiplied, the last features of h are made.
-  static constexpr int kEarly = kDownUnits / 2;
 
   __device__ __forceinline__ TokenDeal()
       : most_up_((kTop * kUpRows + gridDim.x - 1u) / gridDim.x), most_down_((kTop * kDownRows + gridDim.x - 1u) / gridDim.x),
@@ -60,16 +58,8 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenDe
       const int row = i / kUpUnits, part = i - row * kUpUnits;
       return {u32(up_row(row)) * kUpTiles + u32(part * kChunk), packed(row, part, up_slot(row))};
     }
-    const int early = pairs() * kEarly, late = downs - early;
-    int pair, part;
-    if (late < 0) {
-      part = downs / pairs();
-      pair = downs - part * pairs();
-    } else {
-      pair = late / (kDownUnits - kEarly);
-      part = late - pair * (kDownUnits - kEarly) + kEarly;
-    }
-    const int whole = first_pair() + pair;
+    // Those of the first features of h come first: the last ones are still being made.
+    const int part = downs / pairs(), pair = downs - part * pairs(), whole = first_pair() + pair;
     return {u32(whole / kTop) * kDownTiles + u32(part * kChunk), packed(pair, part, whole % kTop) | 0x80000000u};
   }
   // Its first tile, among those of all experts.
