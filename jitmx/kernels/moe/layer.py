@@ -1,4 +1,4 @@
-"""What kernels that make a whole layer of few rows in one launch have in common: `moe.decode`, `moe.stream` and `moe.token`."""
+"""What kernels that make a layer of few rows in one launch have in common: `moe.decode`, `moe.stream`, `moe.token`."""
 
 from __future__ import annotations
 

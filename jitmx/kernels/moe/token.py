@@ -1,7 +1,7 @@
 """`moe.token`: one row of x, the whole layer in one persistent launch, from its experts or from router logits.
 
-What bounds it, by the arithmetic of gpt-oss-120b on 132 multiprocessors: 53 MB of weights, 12.4 us at the copy bandwidth.
-In `moe.stream` all of h comes at the end of the first product, since its warps take about a row of tiles each, and all
+What bounds it, by the arithmetic of gpt-oss-120b on 132 multiprocessors: 53 MB of weights, 12.4 us at the copy rate. In
+`moe.stream` all of h comes at the end of the first product, since its warps take about a row of tiles each, and all
 wait until the last of it is there. Here nothing but h itself stands between the products:
 
 - A unit is a few tiles of one row of tiles. A block's units go to its warps in turn, so that rows are done one after
