@@ -50,6 +50,7 @@ class Case:
         gate: largest error that passes.
         cluster: blocks a cluster.
         matrix: what a tensor map before the argument struct says of the first argument, where the kernel has one.
+        resident: blocks that must run side by side, or None: as many as the simulator likes.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Case:
     gate: float
     cluster: int = 1
     matrix: MatrixMap | None = None
+    resident: int | None = None
 
     def pack(self, addresses: Sequence[int], encode: Encode) -> bytes:
         """The argument struct, with the addresses of the buffers in their order.

@@ -84,6 +84,7 @@ def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, list
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,
         cluster=case.cluster,
+        resident_blocks=case.resident,
         programmatic=getattr(variant.knobs, "pdl", False),
     )
     return report, memory, addresses

@@ -20,6 +20,7 @@ wait until the last of it is there. Here nothing but h itself stands between the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 WARPS = (3, 4, 7, 8, 11, 12, 14, 15)
 MOST_BLOCKS = 512  # of 32 columns
-LARGE = 4096  # tiles of a first product of which few cases are enough
+LARGE, LARGE_GRID = 4096, 33  # tiles of a first product of which few cases are enough, and their blocks
 # Warps, tiles a stage, stages and unrolling worth timing.
 GEOMETRIES = (
     (11, 9, 3, 3), (11, 9, 2, 3), (11, 9, 3, 9), (11, 8, 3, 4), (11, 10, 3, 5), (11, 12, 2, 3), (11, 15, 2, 3),
@@ -186,12 +187,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     grids: tuple[int, ...] = (3, 5, 1, 8, 2, 2)
     if knobs.intermediate // 8 * _tiles(knobs)[0] * knobs.top > LARGE:
-        grids = (resident, resident)  # each takes minutes, and few blocks have no room for so many rows
+        resident = LARGE_GRID  # few blocks have no room for so many rows
+        grids = (resident, resident)
     problem = MoeProblem(1, 2, knobs.top, knobs.hidden, knobs.intermediate)
     for seed, (routing, blocks) in enumerate(zip(routings, grids, strict=False)):
         geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
-            yield make_case(variant, geometry, problem, routing, seed)
+            case = make_case(variant, geometry, problem, routing, seed)
+            yield dataclasses.replace(case, resident=geometry.blocks)
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
