@@ -1,8 +1,8 @@
 """`linear.splitk`: some dozen to a hundred rows of X on sm_90a; blocks of a cluster share a tile, a slice of k each.
 
-Weights are decoded in registers as one operand of wgmma. X reaches shared memory as it lies in memory, and a block's
-weights are on their way there before the previous kernel has ended: a launch needs no workspace and waits for no other
-blocks than those of a cluster.
+Weights are decoded in registers as one operand of wgmma. X comes by tensor copies and is put into their order of k in
+shared memory, and a block's weights are on their way there before the previous kernel has ended: a launch needs no
+workspace and waits for no other blocks than those of a cluster.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 256
+_MOVING = 56  # registers a thread of the warps that bring X
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class SplitKKnobs(Knobs):
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
     stages: int = knob(8, choices=(4, 6, 8, 10), doc="steps of 64 k of X that a block has room for")
-    movers: int = knob(4, choices=(4, 8), doc="warps that bring X, each a step at a time")
+    movers: int = knob(4, choices=(4, 8), doc="warps that bring X, the rows of each step shared")
     chunk: int = knob(4, choices=(1, 2, 3, 4, 5, 6, 8, 10), doc="steps of 64 k of W that a warp asks for at once")
     ring: int = knob(2, low=1, high=12, doc="such chunks that a warp has room for")
     pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
@@ -60,7 +62,7 @@ def launch_registers(knobs: SplitKKnobs) -> int:
 
 def multiplying_registers(knobs: SplitKKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    pool = launch_registers(knobs) * threads(knobs) - 32 * 32 * knobs.movers
+    pool = launch_registers(knobs) * threads(knobs) - _MOVING * 32 * knobs.movers
     return min(240, pool // (knobs.groups * 128) // 8 * 8)
 
 
@@ -72,12 +74,12 @@ def shared_bytes(knobs: SplitKKnobs) -> int:
         x = max(x, warps * columns * 512)  # sums take the place of X
     if knobs.split_k > 1:
         received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
-    size = -(-x // 1024) * 1024 + warps * (slots * TILE_BYTES + knobs.ring * 8) + received + knobs.stages * 16
+    size = -(-x // 1024) * 1024 + warps * (slots * TILE_BYTES + knobs.ring * 8) + received + knobs.stages * 24
     return -(-size // 1024) * 1024
 
 
 # A thread's registers beside sums: fragments of two steps, words of one, addresses.
-_WORKING = 72
+_WORKING = 66
 
 
 def _check(knobs: SplitKKnobs, arch: Arch) -> None:
@@ -87,22 +89,6 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
         raise KnobError(
             f"tile_m={knobs.tile_m} with groups={knobs.groups} and movers={knobs.movers} takes about {need} registers "
             f"a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
-        )
-    if knobs.stages % knobs.chunk:
-        nearest = max(chunk for chunk in range(1, knobs.chunk) if knobs.stages % chunk == 0)
-        raise KnobError(
-            f"chunk={knobs.chunk} does not divide stages={knobs.stages}; the nearest legal value is chunk={nearest}"
-        )
-    if knobs.movers > knobs.stages:
-        raise KnobError(
-            f"movers={knobs.movers} are over stages={knobs.stages}, one of which each fills; the nearest legal value "
-            "is movers=4"
-        )
-    if knobs.ring * knobs.chunk % knobs.stages:
-        grain = knobs.stages // knobs.chunk
-        raise KnobError(
-            f"ring={knobs.ring} chunks of {knobs.chunk} steps are not a multiple of stages={knobs.stages}; the "
-            f"nearest legal value is ring={-(-knobs.ring // grain) * grain}"
         )
 
 
@@ -116,7 +102,7 @@ def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
             rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\]",
             r"WARPGROUP\.DEPBAR\.LE gsb0, 0x4",
             r"\bUBLKCP\b",
-            r"\bLDGSTS\.E\b",
+            r"\bUTMALDG\b",
         ),
     )
 
@@ -135,7 +121,8 @@ SPEC = KernelSpec(
 
 def launch(knobs: SplitKKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """A cluster for each tile of Y, or a block."""
-    return Launch(tiles(knobs, m, n) * knobs.split_k, shared_bytes(knobs), knobs.split_k)
+    matrix = MatrixMap(m, k, knobs.tile_m)
+    return Launch(tiles(knobs, m, n) * knobs.split_k, shared_bytes(knobs), knobs.split_k, matrix=matrix)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
