@@ -37,6 +37,7 @@ KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for modu
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
+CHOSEN_FROM = (128, 32)
 ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
 
 
@@ -46,12 +47,14 @@ def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> La
 
 
 def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
-    """Layers of gpt-oss-120b; those of 20b run the same variants."""
+    """Layers of gpt-oss-120b; those of 20b run the same variants, but where experts are chosen within."""
     encoding = preferred_encoding(arch)
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
-    return plain + tuple(
+    chosen = tuple(MoeProblem(1, experts, encoding=encoding, routing="bf16") for experts in CHOSEN_FROM)
+    quantized = (
         MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
     )
+    return (*plain, *chosen, *quantized)
 
 
 def asked(problem: MoeProblem, kernel: str) -> MoeProblem:
