@@ -177,6 +177,7 @@ def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
         entry=variant.spec.entry,
         shared_bytes=case.shared_bytes,
         cluster=case.cluster,
+        resident_blocks=case.resident,
     )
     return [
         memory.download(address, buffer.data.dtype, buffer.data.shape)
