@@ -44,6 +44,8 @@ def draw(
     from matplotlib import pyplot
 
     shapes = list(dict.fromkeys((row["name"], row["n"], row["k"]) for row in rows))
+    # A library looks the same in every panel, and some of them lack a library.
+    marks = {library: (marker, f"C{i}") for i, (library, marker) in enumerate(zip(lines(rows), _MARKERS, strict=False))}
     figure, axes = pyplot.subplots(
         2, len(shapes), figsize=(4.2 * len(shapes) + 1, 7), layout="constrained", squeeze=False, sharex="col"
     )
@@ -57,9 +59,10 @@ def draw(
         for axis, amount in ((axes[0][column], bytes_of), (axes[1][column], flops_of)):
             axis.loglog(counts, [amount[m] / floor[m] / 1e12 for m in counts], color="black", linestyle="--",
                         label="roofline of this run")  # fmt: skip
-            for (library, points), marker in zip(lines(mine).items(), _MARKERS, strict=False):
+            for library, points in lines(mine).items():
+                marker, color = marks[library]
                 axis.loglog([m for m, _ in points], [amount[m] / us / 1e6 for m, us in points], marker=marker,
-                            label=library)  # fmt: skip
+                            color=color, label=library)  # fmt: skip
             axis.grid(which="both", alpha=0.2)
         axes[0][column].set(title=(f"{name} [{n}, {k}]" if n else name).strip(), ylabel=counted)
         axes[1][column].set(xlabel="rows of X", ylabel="TFLOP/s")
