@@ -50,7 +50,7 @@ def test_packed_experts_are_those_of_the_layout(experts: int, n: int, blocks: in
 def test_packing_in_groups_of_experts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_experts(5, 16, 64)
     whole = jitmx.pack_experts(weight)
-    monkeypatch.setattr("jitmx.ops.experts._AT_ONCE", 2 * 16 * 32)
+    monkeypatch.setattr("jitmx.ops.pack._AT_ONCE", 2 * 16 * 32)
     parts = jitmx.pack_experts(weight)
     assert torch.equal(whole.words, parts.words) and torch.equal(whole.scales, parts.scales)
 

@@ -244,7 +244,7 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
         # X of over 16 rows leaves no registers for blocks of the next launch, whose weights could be in the way.
         windows = (1, 3) if rows <= 16 else (1, 0)
         if 8 < rows <= 16:
-            yield from ({**early, name: 2} for early in earlies[1:3] for name in ("pieces", "chains"))
+            yield from ({**early, name: 2} for early in earlies[:2] for name in ("pieces", "chains"))
         yield from ({**early, "window": window} for window in windows for early in earlies[:2])
     yield from earlies[2:]
 
