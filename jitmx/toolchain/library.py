@@ -1,4 +1,4 @@
-"""The NVRTC library: where it lies, what it is, and that a process uses this one and no other.
+"""The NVRTC library: where it lies, what it is, and that code kept under its digest is its own.
 
 The digest of 150 MB takes a quarter of a second, so it is kept in `<cache>/toolchain.json` under what the kernel of
 the operating system says about the files: device, inode, size, modification and change time. The change time can't
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import filecmp
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ from jitmx.errors import ToolchainError
 from jitmx.toolchain import wheels
 
 _WHEEL = "nvidia-cuda-nvrtc"
+_BUILTINS = "libnvrtc-builtins.so.*"
+_RTLD_DI_LINKMAP = 2
 _REINSTALL = f"pip install --force-reinstall {_WHEEL}"
 _SCHEMA = 1
 _KEPT = 16
@@ -33,8 +36,7 @@ _SETTLED_NS = 2_000_000_000
 def locate() -> Path:
     """The NVRTC library of this process: the one already loaded, else the wheel's.
 
-    A library that came first (another package's, or one from LD_LIBRARY_PATH) can't be replaced within a process, so
-    it is the one whose digest goes into keys.
+    Where several are loaded it is the one that came first, which is the one that others find, too.
 
     Raises:
         ToolchainError: no wheel has it.
@@ -47,14 +49,15 @@ def locate() -> Path:
 
 def files(path: Path) -> tuple[Path, ...]:
     """The library at `path` and the one beside it that holds its built-in declarations."""
-    return (path, *sorted(path.parent.glob("libnvrtc-builtins.so.*")))
+    return (path, *sorted({file.resolve() for file in path.parent.glob(_BUILTINS)}))
 
 
 def preload(path: Path) -> ctypes.CDLL:
-    """Load the library at `path` and its companions, so that whoever asks for them by name gets these.
+    """Load the library at `path` and its companions; those of other libraries may be loaded as well.
 
     Raises:
-        ToolchainError: it does not load, or the process has another one loaded.
+        ToolchainError: it does not load; it was replaced on disk since it did; or it would take its built-in
+            declarations, which it asks for by name, from a file with other contents that came first.
     """
     try:
         for companion in files(path)[1:]:
@@ -62,13 +65,34 @@ def preload(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ToolchainError(f"NVRTC does not load: {error}; {_REINSTALL}") from error
-    others = [mapped for mapped in _mapped() if not any(_same(mapped, file) for file in files(path))]
-    if others:
+    replaced = [str(file) for file in files(path) if f"{file} (deleted)" in _mapped()]
+    if replaced:
         raise ToolchainError(
-            f"this process has NVRTC loaded from {', '.join(others)} besides {path}, and code of one would be kept "
-            "under the digest of the other; remove it from LD_LIBRARY_PATH, or import jitmx first"
+            f"{', '.join(replaced)} was replaced on disk while this process had it loaded, and its code would be kept "
+            "under the digest of what lies there now; start the process again"
         )
+    for companion in path.parent.glob(_BUILTINS):
+        found = _loaded(companion.name)
+        if found is not None:
+            require_same(found, companion, f"NVRTC asks for {companion.name} by name")
     return library
+
+
+def require_same(found: Path, wanted: Path, why: str) -> None:
+    """Check that a library that is used in the place of `wanted` is that file or has its contents.
+
+    Raises:
+        ToolchainError: it is another one; `why` says what makes the process use it.
+    """
+    try:
+        if found.samefile(wanted) or filecmp.cmp(found, wanted, shallow=False):
+            return
+    except OSError:
+        pass
+    raise ToolchainError(
+        f"this process uses {found} in the place of {wanted}: {why}, and its code would be kept under the digest of "
+        "the other; remove it from LD_LIBRARY_PATH, or run `jitmx warmup` before, so that nothing is left to compile"
+    )
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -175,40 +199,25 @@ def _private(directory: Path) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-class _DlInfo(ctypes.Structure):
-    _fields_ = [
-        ("fname", ctypes.c_char_p),
-        ("fbase", ctypes.c_void_p),
-        ("sname", ctypes.c_char_p),
-        ("saddr", ctypes.c_void_p),
-    ]
+class _LinkMap(ctypes.Structure):
+    """The start of what glibc keeps of a loaded file."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
 
 
 def _loaded(name: str) -> Path | None:
-    """The file that the process has loaded under the name `name`, if any."""
+    """The file that a process gets that opens a library by `name`, if one is loaded under it."""
     try:
         library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
-    info = _DlInfo()
-    address = ctypes.cast(library.nvrtcVersion, ctypes.c_void_p)
-    if not ctypes.CDLL(None).dladdr(address, ctypes.byref(info)) or not info.fname:
+    found = ctypes.POINTER(_LinkMap)()
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(found)):
         return None
-    return Path(os.fsdecode(info.fname)).resolve()
+    return Path(os.fsdecode(found.contents.name)).resolve()
 
 
-def _mapped() -> list[str]:
-    """NVRTC libraries of this CUDA major that the process has mapped."""
-    major = wheels.NVRTC.rpartition(".")[2]
-    names = (wheels.NVRTC, f"libnvrtc-builtins.so.{major}.")
+def _mapped() -> set[str]:
+    """NVRTC's files that the process has mapped, as the kernel names them: "... (deleted)" where replaced on disk."""
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as stream:
-        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in stream if "libnvrtc" in line}
-    return sorted(path for path in paths if Path(path).name.startswith(names))
-
-
-def _same(mapped: str, file: Path) -> bool:
-    # A library replaced on disk shows as "... (deleted)", which is no file: rightly another one.
-    try:
-        return file.samefile(mapped)
-    except OSError:
-        return False
+        return {line.split(maxsplit=5)[5].rstrip("\n") for line in stream if "libnvrtc" in line}

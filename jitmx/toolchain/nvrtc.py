@@ -26,7 +26,7 @@ from typing import Any
 from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.errors import ArchError, CompileError, ToolchainError
-from jitmx.toolchain import cupy_cache, diagnostics, headers, library
+from jitmx.toolchain import cupy_binding, diagnostics, headers, library
 
 # It ends up in the machine code, so it must not change from compile to compile.
 _PROGRAM = "jitmx.cu"
@@ -312,19 +312,7 @@ def _native() -> ctypes.CDLL:
 
 @functools.cache
 def _load() -> Any:
-    _native()
-    cupy_cache.ensure()
-    try:
-        from cupy_backends.cuda.libs import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:
-        raise ToolchainError(
-            f"CuPy's NVRTC binding cannot be used: {type(error).__name__}: {error}; pip install -U cupy-cuda13x"
-        ) from error
-    # CuPy looks the library up by itself, so see whether it found the same.
-    library.preload(identity().path)
-    return nvrtc
+    return cupy_binding.bind(_native(), identity().path)
 
 
 def _binding() -> Any:

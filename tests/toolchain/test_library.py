@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -223,20 +224,33 @@ def test_mode_off_leaves_no_memo(python: Callable[..., str], tmp_path: Path) -> 
 
 
 _COMPILE = """
-    import ctypes
+    import ctypes, re, shutil
     from jitmx import arch
     from jitmx.toolchain import nvrtc
     from jitmx.errors import ToolchainError
+    source, options = 'extern "C" __global__ void k(int* a) {{ *a = 1; }}', nvrtc.options(arch.parse("sm_90a"))
     {first}
     identity = nvrtc.identity()
     {then}
-    options = nvrtc.options(arch.parse("sm_90a"))
     try:
-        image = nvrtc.compile('extern "C" __global__ void k(int* a) {{ *a = 1; }}', options).image
-        print(identity.path, len(image) > 0, identity.digest)
+        built = re.search(r"V13[.0-9]+", nvrtc.compile_ptx(source, options))[0]
+        print(identity.path, built, len(nvrtc.compile(source, options).image) > 0, identity.digest)
     except ToolchainError as error:
         print(error)
 """
+_CUPY = "from cupy_backends.cuda.libs import nvrtc as cupys; cupys.getVersion()"  # it looks for NVRTC only now
+
+
+def _release(path: Path) -> bytes:
+    """What the library at `path` writes into PTX for its release."""
+    found = re.search(rb"V13\.\d+\.\d+", path.read_bytes())
+    assert found is not None
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def release() -> str:
+    return _release(nvrtc.identity().path).decode()
 
 
 @pytest.fixture(scope="module")
@@ -249,26 +263,77 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / nvrtc.identity().path.name
 
 
-def test_a_library_loaded_before_is_the_one_that_keys_tell_of(python: Callable[..., str], copied: Path) -> None:
-    printed = python(_COMPILE.format(first=f"other = ctypes.CDLL({str(copied)!r})", then=""))
-    assert printed == f"{copied} True {nvrtc.identity().digest}"
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, release: str) -> Path:
+    """A copy that says of itself, in the code that it makes, that it is another release."""
+    path = tmp_path_factory.mktemp("other") / nvrtc.identity().path.name
+    mark = f"V13.9{release[5:]}"
+    path.write_bytes(nvrtc.identity().path.read_bytes().replace(release.encode(), mark.encode()))
+    return path
 
 
-def test_a_second_library_in_the_process_is_an_error_and_no_wrong_key(python: Callable[..., str], copied: Path) -> None:
-    printed = python(_COMPILE.format(first="", then=f"other = ctypes.CDLL({str(copied)!r})"))
-    assert str(copied) in printed
-    assert "under the digest of the other" in printed
-    assert "import jitmx first" in printed
+def test_a_library_loaded_before_is_the_one_that_keys_tell_of(
+    python: Callable[..., str], copied: Path, release: str
+) -> None:
+    printed = python(_COMPILE.format(first=f"before = ctypes.CDLL({str(copied)!r})", then=""))
+    assert printed == f"{copied} {release} True {nvrtc.identity().digest}"
 
 
-def test_a_second_library_that_comes_in_with_cupy_is_noticed_too(python: Callable[..., str], copied: Path) -> None:
-    # What CuPy does just before it opens NVRTC stands in for CuPy opening another one.
-    load = f"nvrtc.cupy_cache.ensure = lambda: globals().update(other=ctypes.CDLL({str(copied)!r}))"
-    assert "under the digest of the other" in python(_COMPILE.format(first="", then=load))
+@pytest.mark.parametrize(
+    "when", ["after a compile", "before jitmx's", "between jitmx's and CuPy", "by cuda.pathfinder"]
+)
+def test_another_library_in_the_process_compiles_nothing_of_jitmx_s(
+    python: Callable[..., str], other: Path, release: str, when: str
+) -> None:
+    load = f"loaded = ctypes.CDLL({str(other)!r})"
+    first, then = {
+        "after a compile": (f"nvrtc.compile(source, options); {load}", ""),
+        "before jitmx's": ("", load),
+        "between jitmx's and CuPy": ("", f"nvrtc._native(); {load}"),
+        "by cuda.pathfinder": ("", f"{load}; from cuda import pathfinder; pathfinder.load_nvidia_dynamic_lib('nvrtc')"),
+    }[when]
+    code = _COMPILE.format(first=first, then=then)
+    identity = nvrtc.identity()
+    assert python(code) == f"{identity.path} {release} True {identity.digest}"
 
 
-def test_library_paths_in_the_environment_do_not_decide(python: Callable[..., str], copied: Path) -> None:
+def test_what_cupy_was_bound_to_before_is_used_where_it_has_the_same_contents(
+    python: Callable[..., str], copied: Path, release: str
+) -> None:
+    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(copied)!r}); {_CUPY}"))
+    assert printed == f"{nvrtc.identity().path} {release} True {nvrtc.identity().digest}"
+
+
+def test_what_cupy_was_bound_to_before_is_an_error_where_it_is_another_release(
+    python: Callable[..., str], other: Path
+) -> None:
+    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(other)!r}); {_CUPY}"))
+    assert printed.startswith(f"this process uses {other} in the place of {nvrtc.identity().path}: CuPy compiles")
+    assert "under the digest of the other" in printed and "jitmx warmup" in printed
+
+
+def test_built_in_declarations_of_another_release_are_an_error(python: Callable[..., str], tmp_path: Path) -> None:
+    companion = library.files(nvrtc.identity().path)[1]
+    changed = tmp_path / companion.name
+    changed.write_bytes(companion.read_bytes() + b"changed")
+    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(changed)!r})"))
+    assert printed.startswith(f"this process uses {changed} in the place of {companion}: NVRTC asks for")
+
+
+def test_a_library_replaced_while_it_is_loaded_is_an_error(python: Callable[..., str], tmp_path: Path) -> None:
+    for file in library.files(nvrtc.identity().path):
+        shutil.copy(file, tmp_path)
+    path = tmp_path / nvrtc.identity().path.name
+    replace = f"shutil.copy({str(path)!r}, 'new'); import os; os.replace('new', {str(path)!r})"
+    printed = python(_COMPILE.format(first=f"before = ctypes.CDLL({str(path)!r})", then=replace), cwd=tmp_path)
+    assert printed.startswith(f"{path} was replaced on disk") and "start the process again" in printed
+
+
+def test_library_paths_in_the_environment_do_not_decide(
+    python: Callable[..., str], copied: Path, release: str
+) -> None:
     root = copied.parent.parent
     env = {"LD_LIBRARY_PATH": str(copied.parent), "CUDA_PATH": str(root), "CUDA_HOME": str(root)}
     identity = nvrtc.identity()
-    assert python(_COMPILE.format(first="", then=""), **env) == f"{identity.path} True {identity.digest}"
+    printed = python(_COMPILE.format(first="", then=""), **env)
+    assert printed == f"{identity.path} {release} True {identity.digest}"
