@@ -23,7 +23,7 @@ from jitmx.arch import Arch
 from jitmx.kernels import Family, Problem
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 DTYPES = ("bf16", "fp16", "fp32")
 VALUES_A_VECTOR = 8
@@ -38,7 +38,7 @@ class QuantizeKnobs(Knobs):
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
     block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
     vectors: int = knob(4, choices=(1, 2, 4, 8), doc="vectors of 8 values a thread")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DequantizeKnobs(Knobs):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of the values")
     block: int = knob(256, choices=(128, 256, 512), doc="threads a block")
     vectors: int = knob(4, choices=(1, 2, 4, 8), doc="vectors of 8 values a thread")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 def _contract(require: str) -> Contract:

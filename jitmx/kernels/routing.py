@@ -35,7 +35,7 @@ from jitmx.kernels.linear.kernel import Launch
 from jitmx.kernels.routing_problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 # x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
 # epsilon, m, h.
@@ -60,7 +60,7 @@ class RouteKnobs(Knobs):
     cluster: bool = knob(True, doc="partial logits meet in shared memory of a cluster, not in the workspace")
     parts: int = knob(4, choices=(1, 2, 4, 8, 16, 32), doc="warps of a block that share 16 experts, each with a slice")
     depth: int = knob(3, low=1, high=12, doc="chunks of 32 k a warp whose weights are under way at once")
-    pdl: bool = shared.PDL
+    pdl: bool = PDL
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TopkKnobs(Knobs):
     mapped: bool = MAPPED
     tile: int = TILE
     warps: int = knob(8, choices=(1, 4, 8, 16, 32), doc="warps a block")
-    pdl: bool = shared.PDL
+    pdl: bool = PDL
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SortKnobs(Knobs):
     tile: int = knob(64, choices=TILES[1:], doc="rows of a tile of the schedule, at most")
     warps: int = knob(16, choices=(1, 4, 8, 16, 32), doc="warps a block")
     cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks; more than one are a cluster")
-    pdl: bool = shared.PDL
+    pdl: bool = PDL
 
 
 def _check(knobs: Any, arch: Arch) -> None:

@@ -16,13 +16,13 @@ EXPERTS: Any = knob(128, low=1, high=MAX_EXPERTS, doc="experts")
 K: Any = knob(4, low=1, high=MAX_K, doc="experts a token")
 BIAS: Any = knob("none", choices=BIASES, doc="bias of the router, and its type")
 SCORING: Any = knob("softmax_topk", choices=SCORINGS, doc="softmax over the chosen, or over all experts")
-PDL: Any = knob(True, doc="programmatic dependent launch: router weights before the previous kernel's end")
 
 
 def check_k(owner: str, fields: Any) -> None:
     """Raise KnobError where more experts a token are asked for than there are."""
     if fields.k > fields.experts:
-        raise KnobError(f"{owner}.k={fields.k} is over experts={fields.experts}; the nearest legal value is that")
+        most = fields.experts
+        raise KnobError(f"{owner}.k={fields.k} is over experts={most}; the nearest legal value is {most}")
 
 
 def check_cluster(blocks: int, remedy: str, arch: Arch) -> None:

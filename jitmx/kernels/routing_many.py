@@ -12,7 +12,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import routing_knobs as shared
 from jitmx.kernels.linear.kernel import Launch
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
 _TOKENS, _SPLITS = (32, 64, 128, 256), (1, 2, 4, 8)
 _WARPS = (1, 2, 4, 8)
@@ -32,7 +32,7 @@ class ManyKnobs(Knobs):
     warps_t: int = knob(4, choices=_WARPS, doc="warps that share the tokens")
     warps_e: int = knob(2, choices=_WARPS, doc="warps that share the experts")
     stages: int = knob(3, low=2, high=8, doc="stages of the ring, 64 h each")
-    pdl: bool = shared.PDL
+    pdl: bool = PDL
 
 
 def _padded(knobs: ManyKnobs) -> int:

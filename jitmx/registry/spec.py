@@ -29,6 +29,13 @@ def knob(
     return field(default=default, metadata={"choices": choices, "low": low, "high": high, "doc": doc})
 
 
+# Knobs that mean the same in every kernel; a target may lack what they ask for (`_check_features`).
+COPY: Any = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+PDL: Any = knob(
+    True, doc="programmatic dependent launch: what takes nothing of the previous kernel is done before it ends"
+)
+
+
 @dataclass(frozen=True)
 class Fields:
     """Base of what is chosen or asked for. Making one checks every field against its type, choices and bounds."""

@@ -150,7 +150,6 @@ def test_a_flag_with_a_word_beside_it_takes_that_and_no_other() -> None:
             CombineKnobs(residual=value)  # type: ignore[arg-type]
 
 
-
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
 @given(data=st.data())
 def test_two_variants_share_name_or_identity_only_if_they_are_equal(spec: KernelSpec, data: st.DataObject) -> None:

@@ -13,11 +13,12 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.knobs import BIAS, DTYPE
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 ACTIVATIONS = ("mxfp8", "mxfp6", "mxfp4")
 TILES_N, TILES_M = (64, 128, 256), (8, 16, 32, 64, 128)
@@ -72,8 +73,8 @@ class ScaledKnobs(Geometry, Knobs):
 
     scale_range: ClassVar[str] = "full"
 
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
+    dtype: str = DTYPE
+    bias: bool = BIAS
     residual: bool = knob(False, doc="add [rows, n] values")
     encoding: str = knob("nibble", choices=ENCODINGS, doc="order of the bits in a packed word")
     activation: str = knob("mxfp8", choices=ACTIVATIONS, doc="format that X is rounded to: E4M3, E2M3 or E2M1")
@@ -88,7 +89,7 @@ class ScaledKnobs(Geometry, Knobs):
     warps_m: int = knob(1, choices=(1, 2), doc="warps side by side along the tokens")
     split_k: int = knob(1, low=1, high=MOST_SPLIT, doc="blocks that share an output tile, each with a slice of k")
     blocks_per_sm: int = knob(1, low=1, high=MOST_BLOCKS, doc="blocks that must fit a multiprocessor: caps registers")
-    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
     @property
     def registers(self) -> int:

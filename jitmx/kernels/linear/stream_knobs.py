@@ -8,19 +8,11 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.kernel import Launch, has_clusters
-from jitmx.kernels.linear.layout import (
-    DTYPES,
-    ENCODINGS,
-    RESIDUALS,
-    SCALE_RANGES,
-    TILE_BYTES,
-    TILE_K,
-    TILE_ROWS,
-    packed_tiles,
-)  # fmt: skip
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, knob
+from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
@@ -42,15 +34,13 @@ class StreamKnobs(Knobs):
     """Compile-time choices of `linear.stream`."""
 
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values; with pair these and Y are pairs"
-    )  # fmt: skip
+    dtype: str = DTYPE
+    bias: bool = BIAS
+    residual: bool | str = RESIDUAL
     norm: bool = knob(False, doc="RMSNorm of X, whose product with the norm's weight is rounded once as it is staged")
     argmax: bool = knob(False, doc="no Y, but the n of each row's largest sum, compared in fp32 with all that is added")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     scaling: str = knob(
         "fold",
         choices=("fold", "halves", "post", "bare"),
@@ -65,7 +55,7 @@ class StreamKnobs(Knobs):
     tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
     chunk: int = knob(4, low=1, high=16, doc="without share: tiles a copy, of each row of tiles (544 B each)")
     stages: int = knob(2, low=1, high=8, doc="without share: copies that a warp keeps in flight")
-    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    copy: str = COPY
     unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
     predecode: int = knob(0, low=0, high=4, doc="with share: tiles that a warp decodes before the wait for X")
     ahead: int = knob(
@@ -74,7 +64,7 @@ class StreamKnobs(Knobs):
     )  # fmt: skip
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
     late: bool = knob(False, doc="let the next launch start once X is here, so that its weights do not delay X")
-    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
 
 def _groups(knobs: StreamKnobs, n: int) -> int:

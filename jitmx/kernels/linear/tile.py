@@ -11,13 +11,14 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, spread
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
 from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
 COLUMN = 8  # tokens of an MMA
@@ -27,14 +28,12 @@ COLUMN = 8  # tokens of an MMA
 class TileKnobs(Knobs):
     """Compile-time choices of `linear.tile`."""
 
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values, before Y is rounded; with pair these and Y are pairs"
-    )  # fmt: skip
+    dtype: str = DTYPE
+    bias: bool = BIAS
+    residual: bool | str = RESIDUAL
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word; swizzle with mxfp8")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")
+    scale_range: str = SCALE_RANGE
     tile_n: int = knob(128, choices=tuple(range(16, 257, 16)), doc="rows of W a block")
     tile_m: int = knob(128, choices=tuple(range(8, 129, 8)), doc="rows of X a block")
     tile_k: int = knob(64, choices=(64, 128, 256), doc="columns of X and W a stage")
@@ -56,7 +55,7 @@ class TileKnobs(Knobs):
     footprint: int = knob(
         0, low=0, high=227, doc="KiB of shared memory that a block takes at least: fewer share a multiprocessor"
     )
-    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
 
 def stage_bytes(knobs: TileKnobs) -> int:

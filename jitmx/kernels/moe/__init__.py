@@ -98,15 +98,21 @@ def by_expert(problem: MoeProblem) -> str:
     return "grouped" if problem.x_format == "bf16" else "scaled"
 
 
-def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
-    """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory.
+def of_one_launch(arch: Arch) -> tuple[str, ...]:
+    """Names of the kernels that make layers in one launch on a target, the quickest first.
 
     Little shared memory is better spent on one ring a block (decode) than on one a warp (token, stream).
     """
+    names = ("token", "stream", "decode") if arch.shared_bytes >= ROOM_FOR_STREAM else ("decode",)
+    return tuple(name for name in names if KERNELS[name].runs_on(arch))
+
+
+def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
+    """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory."""
     if problem.m > MAX_ROWS:
         return None
     able = serving(problem, arch)
-    for name in ("token", "stream", "decode") if arch.shared_bytes >= ROOM_FOR_STREAM else ("decode",):
+    for name in of_one_launch(arch):
         if name in able:
             kernel = KERNELS[name]
             knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)

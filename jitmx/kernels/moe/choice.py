@@ -55,7 +55,7 @@ def check_choice(knobs: Any) -> None:
             said = ", ".join(f"{name}={value}" for name, value in told.items())
             raise KnobError(f"{said} is of logits, and routing=ids; say by routing= what they are, or leave it out")
     elif knobs.top > knobs.experts:
-        raise KnobError(f"top={knobs.top} is over experts={knobs.experts}; the nearest legal value is that")
+        raise KnobError(f"top={knobs.top} is over experts={knobs.experts}; the nearest legal value is {knobs.experts}")
 
 
 def routings_of(knobs: Any) -> Iterator[Routing]:

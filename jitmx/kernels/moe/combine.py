@@ -10,14 +10,14 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import combine_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.knobs import RESIDUAL
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,9 @@ class CombineKnobs(Knobs):
     """Compile-time choices of `moe.combine`."""
 
     top: int = knob(4, low=1, high=MAX_TOP, doc="parts a row")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
-    )  # fmt: skip
+    residual: bool | str = RESIDUAL
     warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 SPEC = KernelSpec(

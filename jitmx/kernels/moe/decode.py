@@ -19,23 +19,16 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import (
-    ENCODINGS,
-    RESIDUALS,
-    SCALE_RANGES,
-    TILE_BYTES,
-    TILE_K,
-    TILE_ROWS,
-    packed_tiles,
-)  # fmt: skip
+from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
-from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
 
 COLUMNS = (1, 2, 4, 8)
 WARPS = (1, 2, 4, 5, 8, 9, 10, 12, 14, 15, 16)
@@ -48,13 +41,11 @@ class DecodeKnobs(Knobs):
     """Compile-time choices of `moe.decode`."""
 
     columns: int = knob(1, choices=COLUMNS, doc="rows of x an item: an expert with more is read again")
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
-    bias: bool = knob(True, doc="both products have a bias")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    activation: str = ACTIVATION
+    bias: bool = BIASES
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     warps: int = knob(8, choices=WARPS, doc="warps a block that multiply, each a slice of k")
     teams: int = knob(1, choices=TEAMS, doc="teams of warps, which take rows of tiles in turn")
     chunk: int = knob(6, low=1, high=16, doc="tiles that a warp takes at once")
@@ -62,8 +53,8 @@ class DecodeKnobs(Knobs):
     inputs: int = knob(4, low=1, high=32, doc="rows of activations in shared memory")
     blocks_per_sm: int = knob(1, low=1, high=2, doc="blocks that must fit a multiprocessor: caps registers")
     cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of y, each with its items")
-    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    copy: str = COPY
+    pdl: bool = PDL
 
 
 def _fixed_bytes(knobs: DecodeKnobs) -> int:
@@ -104,23 +95,11 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
 
 
-def _contract(knobs: DecodeKnobs, arch: Arch) -> Contract:
-    threads = (knobs.warps + HELPERS) * 32
-    return Contract(
-        max_registers=min(255, 65536 // (threads * knobs.blocks_per_sm) // 8 * 8),
-        max_spill_bytes=0,
-        require=(
-            r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b",
-            r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128",
-        ),
-    )  # fmt: skip
-
-
 SPEC = KernelSpec(
     family="moe",
     name="decode",
     knobs=DecodeKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: layer.contract((knobs.warps + HELPERS) * 32 * knobs.blocks_per_sm, knobs.copy),
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(hidden=TILE_K, intermediate=TILE_K), 2),
     threads=lambda knobs: (knobs.warps + HELPERS) * 32,

@@ -18,7 +18,7 @@ from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GatherKnobs(Knobs):
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most; 16 a warp")
     spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule, each with a slice of k")
     at_once: int = knob(3, low=1, high=4, doc="steps of 64 k whose loads a warp has under way")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 def _check(knobs: GatherKnobs, arch: Arch) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import product_case
@@ -24,7 +25,7 @@ from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
 COLUMN = 8  # rows of x of an MMA
@@ -42,8 +43,8 @@ class GroupedKnobs(Knobs):
     bias: bool = knob(True, doc="the product has a bias")
     weight_on: str = knob("output", choices=WEIGHT_ON, doc="whether the router's weight multiplies W2 h + b2 or W13 x")
     reduction: str = knob("ordered", choices=REDUCTIONS, doc="parts of y by pair for moe.combine, or atomics on y")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: those that fold into decoding, or all")
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     tile_n: int = knob(128, choices=(32, 64, 96, 128, 192, 256), doc="rows of W a block")
     tile_m: int = knob(64, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     warps_n: int = knob(4, low=1, high=8, doc="warps that share tile_n")
@@ -51,7 +52,7 @@ class GroupedKnobs(Knobs):
     stages: int = knob(4, low=3, high=8, doc="stages of the ring")
     group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of rows that take turns at a tile of weights")
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 def stage_bytes(knobs: GroupedKnobs) -> int:

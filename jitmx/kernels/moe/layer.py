@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jitmx.errors import KnobError
 from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP, MoeProblem
+from jitmx.registry.contract import Contract
 from jitmx.registry.spec import Variant, fitting
 
 ENTRIES = MAX_ROWS * MAX_TOP  # pairs of a row and an expert
@@ -30,6 +31,18 @@ def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
         "activation": problem.activation, "bias": problem.bias, "residual": problem.residual,
         "encoding": problem.encoding, "scale_range": problem.scale_range,
     }  # fmt: skip
+
+
+def contract(threads: int, copy: str = "bulk") -> Contract:
+    """What these kernels promise with so many resident threads a multiprocessor, and weights brought by such copies."""
+    return Contract(
+        max_registers=min(255, 65536 // threads // 8 * 8),
+        max_spill_bytes=0,
+        require=(
+            r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b",
+            r"\bUBLKCP\b" if copy == "bulk" else r"\bLDGSTS\.E\..*128",
+        ),
+    )  # fmt: skip
 
 
 def few_rows(problem: MoeProblem) -> MoeProblem:

@@ -32,7 +32,7 @@ from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 TILES_N, TILES_M = dense.TILES_N, dense.TILES_M
 STAGES = 4  # of the ring of the second product
@@ -65,7 +65,7 @@ class ScaledKnobs(dense.Geometry, Knobs):
     stages: int = knob(STAGES, low=2, high=8, doc="chunks of h in shared memory, in the second product")
     group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of rows that take turns at a tile of weights")
     blocks_per_sm: int = knob(1, low=1, high=dense.MOST_BLOCKS, doc="blocks that must fit a multiprocessor")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
     @property
     def registers(self) -> int:

@@ -27,23 +27,16 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import (
-    ENCODINGS,
-    RESIDUALS,
-    SCALE_RANGES,
-    TILE_BYTES,
-    TILE_K,
-    TILE_ROWS,
-    packed_tiles,
-)  # fmt: skip
+from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
-from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 COLUMNS = (1, 2, 4, 8)
 WARPS = (4, 8, 10, 12, 14, 16)
@@ -56,7 +49,6 @@ GEOMETRIES = (
     (16, 6, 2, 1), (14, 9, 2, 1), (16, 9, 2, 1), (12, 15, 2, 3), (12, 12, 2, 3),
 )  # fmt: skip
 MANY_ROWS = 16  # up to so many, hardly an expert of a large layer has more than four
-CODE_BYTES, SCALE_BYTES = 512, TILE_BYTES - 512  # of a tile
 
 
 @dataclass(frozen=True)
@@ -64,20 +56,18 @@ class StreamKnobs(Knobs):
     """Compile-time choices of `moe.stream`."""
 
     columns: int = knob(4, choices=COLUMNS, doc="rows of x an item at most: an expert with more is read again")
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
-    bias: bool = knob(True, doc="both products have a bias")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    activation: str = ACTIVATION
+    bias: bool = BIASES
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     scaling: str = knob("bare", choices=SCALINGS, doc="what scales multiply: codes, or sums of blocks (post, bare)")
     warps: int = knob(12, choices=WARPS, doc="warps a block, each with a ring")
     chunk: int = knob(9, low=1, high=45, doc="tiles a stage of a ring")
     stages: int = knob(2, low=1, high=8, doc="stages of a ring")
     unroll: int = knob(3, low=1, high=9, doc="tiles that a warp takes at once")
     handshake: str = knob("data", choices=HANDSHAKES, doc="what says that h and sums are there: they do, or counters")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 def ring_bytes(chunk: int, stages: int) -> int:
@@ -130,19 +120,11 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
         raise KnobError(f"scaling={knobs.scaling} takes scale_range=normal only; use post or bare")
 
 
-def _contract(knobs: StreamKnobs, arch: Arch) -> Contract:
-    return Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32) // 8 * 8),
-        max_spill_bytes=0,
-        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bUBLKCP\b"),
-    )
-
-
 SPEC = KernelSpec(
     family="moe",
     name="stream",
     knobs=StreamKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: layer.contract(knobs.warps * 32),
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1),
     threads=lambda knobs: knobs.warps * 32,

@@ -30,17 +30,18 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.formats import BLOCK
-from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, MAPPED, RESIDENT_THREADS, require_room
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, MoeProblem
+from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
 from jitmx.kernels.moe.stream import ring_bytes
 from jitmx.registry.case import Case
-from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 WARPS = (3, 4, 7, 8, 11, 12, 14, 15)
 MOST_BLOCKS = 512  # of 32 columns
@@ -62,18 +63,16 @@ class TokenKnobs(Knobs):
     routing: str = ROUTING
     experts: int = LOGITS
     scoring: str = SCORING
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
-    bias: bool = knob(True, doc="both products have a bias")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [1, hidden] values before y is rounded; with pair these and y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    activation: str = ACTIVATION
+    bias: bool = BIASES
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     warps: int = knob(11, choices=WARPS, doc="warps a block that multiply, each with a ring")
     chunk: int = knob(9, low=1, high=45, doc="tiles a unit, which is a stage of a ring")
     stages: int = knob(3, low=1, high=8, doc="stages of a ring")
     unroll: int = knob(3, low=1, high=45, doc="tiles that a warp takes at once")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
     @property
     def hidden(self) -> int:
@@ -112,19 +111,11 @@ def _check(knobs: TokenKnobs, arch: Arch) -> None:
     check_choice(knobs)
 
 
-def _contract(knobs: TokenKnobs, arch: Arch) -> Contract:
-    return Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32 + 32) // 8 * 8),
-        max_spill_bytes=0,
-        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bUBLKCP\b"),
-    )
-
-
 SPEC = KernelSpec(
     family="moe",
     name="token",
     knobs=TokenKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: layer.contract(knobs.warps * 32 + 32),
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1 << 20),
     threads=lambda knobs: knobs.warps * 32 + 32,

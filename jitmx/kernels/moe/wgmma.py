@@ -15,15 +15,17 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_K
+from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 # Rows of an expert, on average, from which decoding a weight once for all of them costs less than the other kernel's
 # products: by the count of instructions, not yet measured.
@@ -39,16 +41,16 @@ class WgmmaKnobs(Knobs):
     """Compile-time choices of `moe.wgmma`."""
 
     product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
-    activation: str = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of gate and up")
+    activation: str = ACTIVATION
     bias: bool = knob(True, doc="the product has a bias")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
+    encoding: str = ENCODING
+    scale_range: str = NORMAL_SCALE_RANGE
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(6, low=2, high=16, doc="steps of 64 k of activations that a block keeps in shared memory")
     ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
-    pdl: bool = knob(True, doc="programmatic dependent launch: blocks are in place when the previous kernel ends")
+    pdl: bool = PDL
 
 
 def _groups(knobs: WgmmaKnobs) -> int:
