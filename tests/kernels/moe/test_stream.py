@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,10 +26,11 @@ from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.sim import machine
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES, SMALL_LAYERS, variants
+
+Orders = Callable[[], Iterator[None]]
 
 FAMILY = kernels.family("moe")
 HOPPER = arch.parse("sm_90")
@@ -121,18 +121,8 @@ def source(reversed_blocks: bool = False) -> str:
     return nvrtc.compile_ptx(text, nvrtc.options(HOPPER))
 
 
-def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Three orders in which the machine takes groups of lanes: the lowest place first, as usual, the highest, any."""
-    generator = random.Random(0)
-    for order in (min, max, lambda groups: generator.choice(sorted(groups))):
-        monkeypatch.setattr(machine, "min", order, raising=False)
-        yield
-
-
 @pytest.mark.parametrize("shape", SHARED)
-def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(shape: str, orders: Orders) -> None:
     experts, hidden, intermediate, routing, blocks = SHARED[shape]
     problem = MoeProblem(len(routing.ids), experts, routing.ids.shape[1], hidden, intermediate)
     case = make_case(small(), launch_of(small(), problem, blocks), problem, routing, 0)
@@ -143,7 +133,7 @@ def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
         return case.check(outputs)
 
     for ptx in (source(), source(reversed_blocks=True)):
-        for _ in orders(monkeypatch):
+        for _ in orders():
             assert run(dataclasses.replace(case, check=kept), small(), ptx)[0] <= case.gate
     assert len(found) == 6 and all(np.array_equal(one, found[0]) for one in found)
 
@@ -162,7 +152,7 @@ def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(
     ids=["counted h", "all blocks", "h", "sums", "rows of two blocks", "rows of two warps", "weights"],
 )
 def test_what_is_not_waited_for_or_added_is_found(
-    monkeypatch: pytest.MonkeyPatch, handshake: str, old: str, new: str
+    monkeypatch: pytest.MonkeyPatch, orders: Orders, handshake: str, old: str, new: str
 ) -> None:
     from jitmx.sim import verify as verifying
 
@@ -175,7 +165,7 @@ def test_what_is_not_waited_for_or_added_is_found(
     monkeypatch.setattr(verifying, "render", broken)
     one = dataclasses.replace(small(), knobs=dataclasses.replace(small().knobs, handshake=handshake))
     # What is read too early may be there by luck: in one order of blocks and warps, and not in another.
-    assert any(not verifying.verify(one).passed for _ in orders(monkeypatch))
+    assert any(not verifying.verify(one).passed for _ in orders())
 
 
 # Rows of each expert; the last routing is to experts of which a map knows some.
