@@ -60,6 +60,11 @@ def _bulk_load(
     Copies.of(m).load(lanes, given[0], given[1], given[2], given[3], given[4], line)
 
 
+def _bulk_ask(m: Machine, mask: Any, source: Array, size: Array, line: int) -> None:
+    for lane, origin, count in _each(m, mask, source, size):
+        Copies.of(m).ask(lane, origin, count, line)
+
+
 def _bulk_pass(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
     for lane, to, origin, count, mbarrier in _each(m, mask, target, source, size, barrier):
         Copies.of(m).pass_on(lane, to, origin, count, mbarrier, line)
@@ -146,6 +151,8 @@ def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> 
         names = [part for part in names[1:] if part not in ("tile", "1d", "2d", "3d", "4d", "5d")]
     where = f"m, {t.mask}"
     if names[:1] == ["prefetch"]:
+        if not tensor:
+            t.emit(f"{t.const(_bulk_ask)}({where}, {_address(t, given[0])}, {t.read(given[1], 'u4')}, {t.line})")
         return
     many = "multicast::cluster" in names and names[:1] == ["shared::cluster"]
     names = [name for name in names if not many or name != "multicast::cluster"]

@@ -173,6 +173,14 @@ class Copies:
         content = self._read(each, sources[owner] + offsets, CHUNK, line)
         self._deliver(each, targets[owner] + offsets, content, barriers[owner], line, ranks[owner])
 
+    def ask(self, lane: int, source: int, size: int, line: int) -> None:
+        """Bulk prefetch: of global memory that there is, and that a copy could take."""
+        self._size(lane, size, line)
+        starts = (source + np.arange(size // CHUNK) * CHUNK).astype(np.uint64)
+        memory, lanes = self.m.memory, np.full(len(starts), lane)
+        where = memory.locate(self.m, starts, 0, lanes, CHUNK, line, "prefetches")
+        memory.check_initialised(self.m, where, lanes, CHUNK, line)
+
     def pass_on(self, lane: int, target: int, source: int, size: int, barrier: int, line: int) -> None:
         """Bulk copy from the block's own shared memory to that of a block of its cluster."""
         self._size(lane, size, line)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
+
+
 @dataclass
 class _Entry:
     barrier: Mbarrier

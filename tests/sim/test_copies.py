@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import Any
 
@@ -254,6 +255,14 @@ def test_a_bulk_copy_out_of_bounds_is_an_error() -> None:
     memory, _, source, target = buffers(60)
     with pytest.raises(SimulationError, match="out of bounds"):
         launch(kernel(START + INIT + BULK + WAIT, "in out"), 64, source, target, memory=memory)
+
+
+@pytest.mark.parametrize(("bytes", "reason"), [(16, ""), (272, "out of bounds"), (24, "multiple of 16"), (0, "of 16")])
+def test_a_bulk_prefetch_is_of_memory_that_a_copy_could_take(bytes: int, reason: str) -> None:
+    memory, _, source, target = buffers()
+    body = START + f"cp.async.bulk.prefetch.L2.global [%in], {bytes};\n"
+    with pytest.raises(SimulationError, match=reason) if reason else contextlib.nullcontext():
+        launch(kernel(body, "in out"), 64, source, target, memory=memory)
 
 
 FILL = """

@@ -21,7 +21,7 @@ griddepcontrol.launch_dependents;
 griddepcontrol.wait;
 prefetch.global.L2 [%out];
 prefetch.tensormap [%out];
-cp.async.bulk.prefetch.L2.global [%out], 64;
+cp.async.bulk.prefetch.L2.global [%out], 16;
 createpolicy.fractional.L2::evict_first.b64 %x1, 0f3f800000;
 setmaxnreg.inc.sync.aligned.u32 240;
 st.global.L2::cache_hint.u32 [%out], 5, %x1;
@@ -30,7 +30,7 @@ st.global.L2::cache_hint.u32 [%out], 5, %x1;
 
 def run(body: str, *, programmatic: bool = False) -> int:
     memory = Memory()
-    out = memory.allocate(4, "out")
+    out = memory.upload(np.zeros(4, np.uint32), "out", writable=True)
     text = kernel(body.replace("st.global", "@!%p1 st.global"))
     simulate(text, (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=programmatic)
     return int(memory.download(out, np.uint32, (1,))[0])
