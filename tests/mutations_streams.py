@@ -48,6 +48,8 @@ VARIANTS = {
     "slice-cluster": variant(
         "linear", "slice", "sm_90a", m=8, cluster=2, warps=2, tiles=2, window=1, bias=True, residual=True
     ),
+    "slice-sixteen": variant("linear", "slice", "sm_90a", m=16, cluster=2, warps=2, tiles=2, window=1, pieces=2),
+    "slice-ahead": variant("linear", "slice", "sm_90a", m=4, scaling="bare", warps=2, tiles=4, predecode=3),
     "slice-async": variant("linear", "slice", "sm_80", m=1, warps=2, tiles=2, copy="async", pdl=False),
 }  # fmt: skip
 
@@ -324,6 +326,19 @@ MUTATIONS = tuple(
             ("bias of rows g + 8 is that of rows g", "high = biases[r * 16 + row + 8];",
              "high = biases[r * 16 + row];"),
             ("the tail of the bias is read", "row_begin * 16 + i < args.n ? T::widen(", "true ? T::widen("),
+        ),
+        "slice-sixteen": (
+            ("fewer bytes are expected than come", "mbarrier_expect(barrier, count * (kCodeBytes + kScaleBytes));",
+             "mbarrier_expect(barrier, count * kCodeBytes);"),
+            ("a share of the sums is never given", "(parts - 1 - warp) * 32 + lane;", "(parts - warp) * 32 + lane;"),
+            ("only the window is asked for", "for (int c = kWindow; c < copies; ++c) {",
+             "for (int c = copies; c < copies; ++c) {"),
+        ),
+        "slice-ahead": (
+            ("the next row's first tiles are this row's", "if (i + kAhead == kTiles) next();", ""),
+            ("a tile is read again", "read((i + kAhead) % kTiles)", "read(i)"),
+            ("tiles after those decoded early are not read",
+             "if (kAhead < kTiles && i + kAhead < kTiles) read(i + kAhead);", ""),
         ),
         "slice-async": (
             ("copies are not awaited", "  copy_wait<0>();\n  __syncthreads();", "  __syncthreads();"),

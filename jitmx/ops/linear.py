@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from jitmx.errors import InputError
+from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops import checks, compose, custom, operand
 from jitmx.ops.operand import Operand, Weight
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import DTYPES, Plan, remember
+from jitmx.ops.plan import DTYPES, Plan, Prefetch, remember
 
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -26,13 +27,14 @@ def linear(
     norm: torch.Tensor | None = None,
     epsilon: float = 1e-5,
     activation: str | None = None,
+    prefetch: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Y = X W^T (+ bias) (+ residual), accumulated in fp32 and rounded once.
 
     Runs on the current stream of x's device. It works under `torch.cuda.graph` once the shape has been called before
     capture, and under `torch.compile`, where it is the operator `torch.ops.jitmx.linear`.
 
-    On sm_90, blocks of a product of more than 32 rows may take a multiprocessor each and wait for one another: do not
+    On sm_90, blocks of a product of more than 16 rows may take a multiprocessor each and wait for one another: do not
     run two of them, or one and a `jitmx.moe`, at a time on two streams.
 
     With `norm`, X is first x / sqrt(mean(x^2) + epsilon) * norm over k, in fp32. With `activation`, it is then
@@ -53,6 +55,9 @@ def linear(
         norm: [k], x's dtype: the weight of an RMSNorm of x.
         epsilon: of that RMSNorm, 0 or more.
         activation: "mxfp8", "mxfp6" or "mxfp4": the format that X is quantized to on the way in; None leaves it.
+        prefetch: the weight of a product that comes later, behind work that leaves memory idle, such as attention.
+            Kernels for few rows (`linear.gemv` and `linear.stream`, from sm_90 on) prefetch it to the L2 as they end;
+            others do not. It is not freed before the launch is over. Y is the same.
 
     Returns:
         [..., n] in x's dtype.
@@ -65,8 +70,12 @@ def linear(
     Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
-        return _traced(x, weight, bias, out, residual, norm, epsilon, activation)
-    return run(x, weight, bias, out, residual, norm, epsilon, activation)
+        return _traced(x, weight, bias, out, residual, norm, epsilon, activation, prefetch)
+    told = NO_PREFETCH
+    if prefetch is not None:
+        _require_prefetch(prefetch, weight)
+        told = operand.prefetch(prefetch.words, prefetch.scales)
+    return run(x, weight, bias, out, residual, norm, epsilon, activation, None, told)
 
 
 def run(
@@ -79,10 +88,12 @@ def run(
     epsilon: float = 1e-5,
     activation: str | None = None,
     lost: torch.Tensor | None = None,
+    prefetch: Prefetch = NO_PREFETCH,
 ) -> torch.Tensor:
     """`linear` on plain tensors.
 
     Args:
+        prefetch: `operand.prefetch` of a later product's weight.
         lost: like the residual, which then is a pair: its values, and what their rounding lost. Y is such a pair,
             [2, ..., n].
     """
@@ -132,12 +143,12 @@ def run(
     if carried and target == carried:
         raise InputError("out is residual itself; a product cannot be written over what it adds: pass another tensor")
     if apart:
-        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost)
+        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost, prefetch)
     if device == torch._C._cuda_getDevice():
-        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer)
+        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer, prefetch)
     else:
         with torch.cuda.device(device):
-            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer)
+            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer, prefetch)
     return out
 
 
@@ -152,6 +163,7 @@ def _run_apart(
     epsilon: float,
     activation: str | None,
     lost: torch.Tensor | None,
+    prefetch: Prefetch,
 ) -> torch.Tensor:
     """The same where some steps are not fused; all that came in was checked."""
     device = x.get_device()
@@ -164,7 +176,7 @@ def _run_apart(
         carried = residual.data_ptr() if residual is not None and fused else 0
         scaled = 0 if norm is None else norm.data_ptr()
         finer = lost.data_ptr() if lost is not None and fused else 0
-        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer)
+        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer, prefetch)
         if residual is not None and not fused:
             if lost is None:
                 out.add_(residual)
@@ -253,6 +265,20 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
     return int(tensor.data_ptr())
 
 
+def _require_prefetch(prefetch: PackedWeight, weight: Weight) -> None:
+    """A weight that a product may prefetch.
+
+    Raises:
+        InputError: it is no packed weight on the GPU of this product's.
+    """
+    if not isinstance(prefetch, PackedWeight):
+        raise InputError(
+            f"prefetch is a {type(prefetch).__name__}; pass the packed weight that a later product reads, or None"
+        )
+    if prefetch.device != weight.device:
+        raise InputError(f"prefetch is on {prefetch.device} and the weight on {weight.device}; put both on one GPU")
+
+
 def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
     """Address of the second tensor of a residual.
 
@@ -305,23 +331,30 @@ def _traced(
     norm: torch.Tensor | None,
     epsilon: float,
     activation: str | None,
+    prefetch: PackedWeight | None,
 ) -> torch.Tensor:
     """`linear` as an operator, which can be traced through."""
     if not isinstance(x, torch.Tensor) or not isinstance(weight, PackedWeight):
         require_product(x, weight, bias, norm)
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
+    told: tuple[torch.Tensor, ...] = ()
+    if prefetch is not None:
+        _require_prefetch(prefetch, weight)
+        told = prefetch.words, prefetch.scales
     if out is None:
-        y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation)
+        y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation, *told)
         return y
-    torch.ops.jitmx.linear_out(x, *packed, bias, residual, norm, epsilon, activation, out)
+    torch.ops.jitmx.linear_out(x, *packed, bias, residual, norm, epsilon, activation, out, *told)
     return out
 
 
 def _run_operator(
-    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
-) -> torch.Tensor:
-    bias, *others = rest
-    return run(custom.plain(x), operand.find(words, scales, n, k, layout), bias, None, *others)
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, activation: str | None, *told: Any,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    weight, prefetch = operand.find(words, scales, n, k, layout), operand.prefetch(*told)
+    return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
 
 
 def _fake_operator(
@@ -336,14 +369,14 @@ def _fake_operator(
 def _run_into(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
 ) -> None:
-    bias, *others, out = rest
-    run(custom.plain(x), operand.find(words, scales, n, k, layout), bias, out, *others)
+    *others, out = rest[:6]
+    _run_operator(x, words, scales, n, k, layout, *others, *rest[6:], out=out)
 
 
 def _fake_into(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
 ) -> None:
-    *others, out = rest
+    *others, out = rest[:6]
     y = _fake_operator(x, words, scales, n, k, layout, *others)
     if out.dtype is not y.dtype or out.shape != y.shape:
         raise _mismatch("out", out, tuple(y.shape), x)
@@ -353,5 +386,6 @@ _ARGUMENTS = (
     "Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, Tensor? norm, "
     "float epsilon, str? activation"
 )
-custom.define(f"linear({_ARGUMENTS}) -> Tensor", _run_operator, _fake_operator)
-custom.define(f"linear_out({_ARGUMENTS}, Tensor(a!) out) -> ()", _run_into, _fake_into)
+_PREFETCH = "Tensor? prefetch_words=None, Tensor? prefetch_scales=None"
+custom.define(f"linear({_ARGUMENTS}, {_PREFETCH}) -> Tensor", _run_operator, _fake_operator)
+custom.define(f"linear_out({_ARGUMENTS}, Tensor(a!) out, {_PREFETCH}) -> ()", _run_into, _fake_into)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitmx.errors import InputError
+from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.packed import PackedWeight
 
 _T = TypeVar("_T")
@@ -64,6 +65,13 @@ def parts(layout: str) -> tuple[str, str, str]:
 def place(words: torch.Tensor, scales: torch.Tensor) -> tuple[Any, ...]:
     """What tells a packed weight from every other that lives at the same time."""
     return words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape
+
+
+def prefetch(words: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> tuple[int, int, int, int]:
+    """What a launch is told of a weight to prefetch: addresses of words and scales, and their bytes; zeros for none."""
+    if words is None or scales is None:
+        return NO_PREFETCH
+    return words.data_ptr(), scales.data_ptr(), words.nbytes, scales.nbytes
 
 
 def known(key: tuple[Any, ...], make: Callable[[], _T]) -> _T:

@@ -12,7 +12,7 @@ from jitmx import settings
 from jitmx.dispatch.choose import split
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import LinearProblem, launch_of
-from jitmx.kernels.linear.arguments import LAYOUT
+from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH
 from jitmx.ops import checks, scratch
 from jitmx.ops.operand import Weight
 from jitmx.registry.spec import Variant
@@ -20,6 +20,9 @@ from jitmx.runtime.launch import Launcher
 
 # Row counts vary from call to call where prompts are read: what is kept for them has a limit.
 _MOST_PROBLEMS, _MOST_PLANS = 2048, 1024
+
+# Addresses of words and scales of a weight, and their bytes.
+Prefetch = tuple[int, int, int, int]
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -72,17 +75,18 @@ class Plan:
 
     def __call__(
         self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
-        lost: int = 0,
+        lost: int = 0, prefetch: Prefetch = NO_PREFETCH,
     ) -> None:  # fmt: skip
         """Launch on the CUstream `stream`; the rest are device addresses, 0 for what the call lacks.
 
         Args:
             residual, lost: both tensors, where the residual is a pair; those of y lie one behind the other.
+            prefetch: of a weight that a later product reads: kernels that can bring it to the L2 as they end.
         """
-        self.launch(stream, x, y, bias, residual, norm, epsilon, lost)
+        self.launch(stream, x, y, bias, residual, norm, epsilon, lost, prefetch)
 
 
-_Launch = Callable[[int, int, int, int, int, int, float, int], None]
+_Launch = Callable[[int, int, int, int, int, int, float, int, Prefetch], None]
 
 
 def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
@@ -91,16 +95,25 @@ def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
     if len(steps) == 1 and not steps[0].scratch:
         call, (rows, n, k) = steps[0].launcher.__call__, steps[0].shape  # as a method: quicker than calling the object
 
-        def one(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int) -> None:
-            call(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon, rows, n, k)
+        def one(
+            stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int,
+            prefetch: Prefetch,
+        ) -> None:  # fmt: skip
+            call(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon, rows, n, k, *prefetch)
 
         return one
 
-    def several(stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int) -> None:
-        for step in steps:
+    def several(
+        stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int,
+        prefetch: Prefetch,
+    ) -> None:  # fmt: skip
+        for number, step in enumerate(steps, 1):
+            told = prefetch if number == len(steps) else NO_PREFETCH
             memory = scratch.memory(step.scratch, step.kind, step.device, stream) if step.scratch else None
             workspace = 0 if memory is None else memory.data_ptr()
-            step.launcher(stream, x, words, scales, bias, residual, norm, y, workspace, lost, epsilon, *step.shape)
+            step.launcher(
+                stream, x, words, scales, bias, residual, norm, y, workspace, lost, epsilon, *step.shape, *told
+            )  # fmt: skip
             x += step.x_bytes
             y += step.y_bytes
             residual += step.y_bytes if residual else 0

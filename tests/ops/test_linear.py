@@ -37,6 +37,7 @@ class Emulated:
 
     values: torch.Tensor
     made: list[dict[str, Any]]
+    told: list[tuple[int, ...]]  # where the next weight lies, call by call
 
     def __init__(self, weight: Any, rows: int, dtype: torch.dtype, _device: int, extras: dict[str, Any]) -> None:
         self.rows, self.dtype, self.extras = rows, dtype, extras
@@ -49,8 +50,9 @@ class Emulated:
 
     def __call__(
         self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
-        lost: int = 0,
+        lost: int = 0, prefetch: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
+        Emulated.told.append(prefetch)
         if not self.rows:
             return
         asked = {name: bool(self.extras.get(name)) for name in ("bias", "residual", "norm")}
@@ -96,7 +98,8 @@ def weight(monkeypatch: pytest.MonkeyPatch, fused: Any) -> PackedWeight:
     """A random weight [48, 96] on a card that computes on the host."""
     generator = torch.Generator().manual_seed(4)
     monkeypatch.setattr(Emulated, "values", torch.randn(N, K, generator=generator, dtype=torch.float64), raising=False)
-    monkeypatch.setattr(Emulated, "made", [], raising=False)
+    for notes in ("made", "told"):
+        monkeypatch.setattr(Emulated, notes, [], raising=False)
     for module in (linear, argmax):
         monkeypatch.setattr(module, "Plan", Emulated)
     monkeypatch.setattr(linear, "_raw_stream", lambda _device: 0)
@@ -301,6 +304,43 @@ def test_operators_in_eager_code_compute_the_same(weight: PackedWeight) -> None:
     assert torch.equal(jitmx.linear(parameter, weight), jitmx.linear(tensors["x"], weight))
 
 
+@pytest.mark.parametrize("has", [(), ("norm", "residual")], ids=str)
+def test_every_launch_is_told_where_the_next_weight_lies(
+    has: tuple[str, ...], weight: PackedWeight, fused: Any
+) -> None:
+    fused(*has)
+    later = jitmx.pack_weight((torch.zeros(32, 64, dtype=torch.uint8), torch.full((32, 4), 127, dtype=torch.uint8)))
+    place = later.words.data_ptr(), later.scales.data_ptr(), later.words.nbytes, later.scales.nbytes
+    tensors = inputs(4)
+    y = jitmx.linear(weight=weight, **tensors, prefetch=later)
+    jitmx.linear(weight=weight, **tensors, out=y, prefetch=later)
+    packed = weight.words, weight.scales, N, K, operand.layout(weight)
+    more = tensors["bias"], tensors["residual"], tensors["norm"], 1e-5, None
+    torch.ops.jitmx.linear(tensors["x"], *packed, *more, later.words, later.scales)
+    torch.ops.jitmx.linear_out(tensors["x"], *packed, *more, y, later.words, later.scales)
+    torch.compiler.reset()
+    torch.compile(lambda x: jitmx.linear(x, weight, prefetch=later), fullgraph=True, backend="aot_eager")(tensors["x"])
+    assert Emulated.told == [place] * 5
+    assert torch.equal(jitmx.linear(weight=weight, **tensors), y)
+    assert Emulated.told[-1] == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("prefetch", [torch.zeros(4), "o_proj", 7])
+def test_a_next_weight_that_is_not_packed_is_refused(prefetch: Any, weight: PackedWeight) -> None:
+    said = r"prefetch is a \w+; pass the packed weight that a later product reads, or None"
+    x = inputs(1)["x"]
+    for given in (x, torch.nn.Parameter(x, requires_grad=False)):  # a call and an operator
+        with pytest.raises(InputError, match=said):
+            jitmx.linear(given, weight, prefetch=prefetch)
+    assert not Emulated.told
+
+
+def test_a_next_weight_elsewhere_is_refused(weight: PackedWeight) -> None:
+    far = PackedWeight(*(t.to("meta") for t in (weight.words, weight.scales)), N, K, "swizzle", "normal")
+    with pytest.raises(InputError, match="prefetch is on meta and the weight on cpu; put both on one GPU"):
+        jitmx.linear(inputs(1)["x"], weight, prefetch=far)
+
+
 @pytest.mark.parametrize("has", [(), ("norm", "residual", "argmax")], ids=str)
 def test_operators_keep_what_they_promise_to_torch(has: tuple[str, ...], weight: PackedWeight, fused: Any) -> None:
     fused(*has)
@@ -312,6 +352,7 @@ def test_operators_keep_what_they_promise_to_torch(has: tuple[str, ...], weight:
         (ops.linear, (tensors["x"], *packed, None, None, None, 1e-5, None)),
         (ops.linear, (tensors["x"], *packed, *more)),
         (ops.linear_out, (tensors["x"], *packed, *more, out)),
+        (ops.linear_out, (tensors["x"], *packed, *more, out, *packed[:2])),
         (ops.linear_argmax, (tensors["x"], *packed, None, tensors["norm"], 1e-5)),
     ):
         checked = opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -60,14 +60,15 @@ def make(packed: PackedWeight, rows: int, **more: Any) -> Plan:
 
 def test_rows_beyond_what_a_kernel_takes_are_launches_that_follow_one_another_through_memory() -> None:
     packed = weight()
-    make(packed, 19)(STREAM, 1000, 5000, 11, 9000, 13, 1e-5)
+    prefetch = (21, 22, 23, 24)
+    make(packed, 19)(STREAM, 1000, 5000, 11, 9000, 13, 1e-5, 0, prefetch)
     calls = [call for launcher in Launcher.made for call in launcher.calls]
     words, scales = packed.addresses
     x_step, y_step = 8 * 96 * 2, 8 * 48 * 2
     assert calls == [
         (
             STREAM, 1000 + i * x_step, words, scales, 11, 9000 + i * y_step, 13, 5000 + i * y_step, 0, 0, 1e-5,
-            rows, 48, 96,
+            rows, 48, 96, *(prefetch if i == 2 else (0, 0, 0, 0)),  # once, by the last launch
         )
         for i, rows in enumerate((8, 8, 3))
     ]  # fmt: skip

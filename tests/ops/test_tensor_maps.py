@@ -11,7 +11,7 @@ import pytest
 from jitmx import arch
 from jitmx.errors import DriverError
 from jitmx.kernels.linear import wgmma
-from jitmx.kernels.linear.arguments import LAYOUT
+from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH
 from jitmx.registry.matrix import BYTES, MatrixMap
 from jitmx.runtime import driver, load
 from jitmx.runtime.launch import Launcher
@@ -64,7 +64,7 @@ def launcher() -> Launcher:
 
 
 def arguments(x: int, y: int) -> tuple[int | float, ...]:
-    return (x, 2, 3, 0, 0, 0, y, 0, 0, 1e-5, 300, 5120, 2880)
+    return (x, 2, 3, 0, 0, 0, y, 0, 0, 1e-5, 300, 5120, 2880, *NO_PREFETCH)
 
 
 def test_the_map_lies_before_the_arguments_and_shows_x_wherever_a_call_has_it(noted: Driver) -> None:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from jitmx.kernels.linear.kernel import Launch
 
 # x, weight, scales, bias, residual, norm, y, workspace, spare (of a residual that is a pair, its second tensor);
-# epsilon, rows, n, k; padded as a compiler pads.
-LAYOUT = "@PPPPPPPPPfiii0P"
+# epsilon, rows, n, k; words and scales of a weight to prefetch, and their bytes; padded as a compiler pads.
+LAYOUT = "@PPPPPPPPPfiiiPPii0P"
+NO_PREFETCH = 0, 0, 0, 0
 EPSILON = 1e-5
 GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included
 PAIR_GATE = 1e-4  # of a pair, where X is not rounded on its way
@@ -55,6 +56,8 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         Buffer(array) if has(name) else 0
         for name, array in (("bias", bias), ("residual", residual), ("norm", norm))
     ]
+    # Pieces for some lanes of some blocks, a short one last; kernels that bring nothing leave it alone.
+    later = [generator.integers(0, 256, size).astype(np.uint8) for size in (5 * 4096 + 512, 1056)]
     workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
 
     def check(outputs: Any) -> float:
@@ -69,7 +72,7 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         layout=LAYOUT,
         arguments=(
             Buffer(x), Buffer(words), Buffer(packed), *optional, Buffer(output, output=True), workspace,
-            Buffer(finer) if pair else 0, EPSILON, rows, n, k,
+            Buffer(finer) if pair else 0, EPSILON, rows, n, k, *map(Buffer, later), *map(len, later),
         ),
         check=check,
         gate=PAIR_GATE if pair and not has("norm") else GATE,

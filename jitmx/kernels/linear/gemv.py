@@ -11,19 +11,12 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
-from jitmx.kernels.linear.layout import (
-    DTYPES,
-    ENCODINGS,
-    SCALE_RANGES,
-    TILE_BYTES,
-    TILE_K,
-    TILE_ROWS,
-    packed_tiles,
-)  # fmt: skip
+from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, fitting, knob
+from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, fitting, knob
 
 MAX_ROWS = 8
 
@@ -34,21 +27,21 @@ class GemvKnobs(Knobs):
 
     m: int = knob(1, choices=(1, 2, 4, 8), doc="rows of X, at most")
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
-    bias: bool = knob(False, doc="add a bias of n values")
+    bias: bool = BIAS
     engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     warps: int = knob(8, choices=(1, 2, 4, 5, 8, 9, 12, 15, 16), doc="warps a block")
     split_k: int = knob(
         8, choices=(1, 2, 3, 4, 5, 8, 9, 15, 16), doc="warps that share a row of tiles, each with a slice of k"
     )
     chunk: int = knob(6, low=1, high=16, doc="tiles a copy (544 B each)")
     stages: int = knob(1, low=1, high=16, doc="copies that a warp keeps in flight")
-    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    copy: str = COPY
     unroll: int = knob(4, low=1, high=8, doc="tiles that the inner loop takes at once")
     blocks_per_sm: int = knob(3, low=1, high=16, doc="blocks that must fit a multiprocessor: caps registers")
     stage_x: bool = knob(True, doc="keep X in shared memory, for k up to what fits")
-    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
 
 def _ring_bytes(knobs: GemvKnobs) -> int:

@@ -9,7 +9,8 @@ from jitmx.arch import Arch
 
 TILE_ROWS = 16
 TILE_K = 64
-TILE_BYTES = 544  # 512 of codes, 32 of scales
+CODE_BYTES, SCALE_BYTES = 512, 32  # of a tile
+TILE_BYTES = CODE_BYTES + SCALE_BYTES
 
 DTYPES = ("bf16", "fp16")
 ENCODINGS = ("swizzle", "nibble")

@@ -9,7 +9,8 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
 from jitmx.registry.spec import knob
 
 ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
@@ -23,17 +24,15 @@ class LinearProblem(Problem):
     m: int = knob(1, low=1, doc="rows of X")
     n: int = knob(5120, low=1, doc="rows of W")
     k: int = knob(2880, low=formats.BLOCK, doc="columns of X and W, a multiple of 32")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
-    bias: bool = knob(False, doc="add a bias of n values")
+    dtype: str = DTYPE
+    bias: bool = BIAS
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values on the way out; with pair these and Y are pairs"
-    )  # fmt: skip
+    residual: bool | str = RESIDUAL
     argmax: bool = knob(False, doc="yield the index of each row's largest value in place of Y")
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from jitmx import arch, build
 from jitmx.arch import Arch
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
-from jitmx.kernels.linear.arguments import LAYOUT, make_case
+from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH, make_case
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
@@ -184,7 +184,7 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     for _ in range(2):
         y = memory.allocate(8 * len(x))
-        arguments = struct.pack(LAYOUT, *addresses, 0, 0, y, workspace, 0, 0.0, len(x), n, k)
+        arguments = struct.pack(LAYOUT, *addresses, 0, 0, y, workspace, 0, 0.0, len(x), n, k, *NO_PREFETCH)
         simulate(
             ptx, (geometry.blocks, 1, 1), (picked.spec.threads(picked.knobs), 1, 1), arguments, memory,
             entry=picked.spec.entry, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
