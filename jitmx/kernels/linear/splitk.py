@@ -1,8 +1,8 @@
 """`linear.splitk`: some dozen to a hundred rows of X on sm_90a; blocks of a cluster share a tile, a slice of k each.
 
 Weights are decoded in registers as one operand of wgmma. X comes by tensor copies and is put into their order of k in
-shared memory, and a block's weights are on their way there before the previous kernel has ended: a launch needs no
-workspace and waits for no other blocks than those of a cluster.
+shared memory, and a block's first weights are on their way there before the previous kernel has ended: a launch needs
+no workspace and waits for no other blocks than those of a cluster.
 """
 
 from __future__ import annotations
@@ -17,42 +17,39 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel
-from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
+from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.matrix import MatrixMap
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 256
-_MOVING = 56  # registers a thread of the warps that bring X
+_MOVERS, _MOVING = 4, 56  # warps that bring X, and registers a thread of them
 
 
 @dataclass(frozen=True)
 class SplitKKnobs(Knobs):
     """Compile-time choices of `linear.splitk`."""
 
-    dtype: str = knob("bf16", choices=("bf16",), doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values on the way out; with pair these and Y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
+    dtype: str = BF16
+    bias: bool = BIAS
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = NORMAL_SCALE_RANGE
     groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
     tile_m: int = knob(64, choices=tuple(range(16, 129, 16)), doc="rows of X that a block takes")
     split_k: int = knob(4, low=1, high=8, doc="blocks, a cluster, that share a tile, each with a slice of k")
-    stages: int = knob(8, choices=(4, 6, 8, 10), doc="steps of 64 k of X that a block has room for")
-    movers: int = knob(4, choices=(4, 8), doc="warps that bring X, the rows of each step shared")
-    chunk: int = knob(4, choices=(1, 2, 3, 4, 5, 6, 8, 10), doc="steps of 64 k of W that a warp asks for at once")
-    ring: int = knob(2, low=1, high=12, doc="such chunks that a warp has room for")
-    pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
+    chunk: int = knob(4, choices=(2, 4), doc="steps of 64 k of W that a warp asks for at once")
+    ring: int = knob(2, low=1, high=6, doc="such chunks that a block has room for, of W and of X")
+    pdl: bool = PDL
 
 
 def threads(knobs: SplitKKnobs) -> int:
     """Threads a block: those that multiply, and those that bring X."""
-    return knobs.groups * 128 + knobs.movers * 32
+    return knobs.groups * 128 + _MOVERS * 32
 
 
 def launch_registers(knobs: SplitKKnobs) -> int:
@@ -62,32 +59,42 @@ def launch_registers(knobs: SplitKKnobs) -> int:
 
 def multiplying_registers(knobs: SplitKKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    pool = launch_registers(knobs) * threads(knobs) - _MOVING * 32 * knobs.movers
+    pool = launch_registers(knobs) * threads(knobs) - _MOVING * 32 * _MOVERS
     return min(240, pool // (knobs.groups * 128) // 8 * 8)
+
+
+def _part_bytes(knobs: SplitKKnobs) -> int:
+    """A warp's sums of 16 rows of W by 8 of X on their way to another block: 24 bits each, or all where Y is a pair."""
+    return 512 if knobs.residual == "pair" else 384
 
 
 def shared_bytes(knobs: SplitKKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    x, warps, slots = knobs.stages * knobs.tile_m * 128, knobs.groups * 4, knobs.ring * knobs.chunk
-    columns, received = knobs.tile_m // 8, 0
-    if knobs.split_k > 1 and columns > slots:
-        x = max(x, warps * columns * 512)  # sums take the place of X
+    steps, warps, columns = knobs.chunk * knobs.ring, knobs.groups * 4, knobs.tile_m // 8
+    size = steps * (knobs.tile_m * 128 + 24) + warps * (steps * CODE_BYTES + knobs.ring * 8)
     if knobs.split_k > 1:
-        received = (knobs.split_k - 1) * warps * -(-columns // knobs.split_k) * 512 + warps * 8
-    size = -(-x // 1024) * 1024 + warps * (slots * TILE_BYTES + knobs.ring * 8) + received + knobs.stages * 24
+        size += warps * ((knobs.split_k - 1) * -(-columns // knobs.split_k) * _part_bytes(knobs) + 8)
     return -(-size // 1024) * 1024
 
 
+# Steps of X that a block has room for: two that are multiplied, and as many that are on their way.
+_LEAST_STEPS = 4
+
 # A thread's registers beside sums: fragments of two steps, words of one, addresses.
-_WORKING = 66
+_WORKING = 74
 
 
 def _check(knobs: SplitKKnobs, arch: Arch) -> None:
     warpgroups.require_wgmma("splitk", arch)
+    if knobs.chunk * knobs.ring < _LEAST_STEPS:
+        raise KnobError(
+            f"ring={knobs.ring} chunks of {knobs.chunk} steps are under the {_LEAST_STEPS} that X needs room for; "
+            f"the nearest legal value is ring={_LEAST_STEPS // knobs.chunk}"
+        )
     need, have = knobs.tile_m // 2 + _WORKING, multiplying_registers(knobs)
     if need > have:
         raise KnobError(
-            f"tile_m={knobs.tile_m} with groups={knobs.groups} and movers={knobs.movers} takes about {need} registers "
+            f"tile_m={knobs.tile_m} with groups={knobs.groups} takes about {need} registers "
             f"a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
         )
 
@@ -134,13 +141,12 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
 # not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
 _SPARE = {1: 0, 2: 0, 3: 5, 4: 1, 5: 4, 6: 4, 7: 4, 8: 1}
 
-# Microseconds of a launch, of a warpgroup's step, and of that for each row of X, fitted to 108 to 120 blocks.
-_LAUNCH_US, _STEP_US, _ROW_US = 3.7, 0.1, 0.00125
+# Microseconds of a launch, of a warpgroup's step, and of that for each row of X, fitted to 108 and 120 blocks and to 64
+# rows at most.
+_LAUNCH_US, _STEP_US, _ROW_US = 4.0, 0.03, 0.001
 
-# Stages, movers, chunk and ring worth trying, the best guess first: few weights are to be in the way of the first X.
-_DEPTHS = (
-    (8, 4, 4, 2), (8, 8, 4, 2), (8, 4, 8, 1), (6, 4, 3, 2), (4, 4, 4, 2), (6, 4, 2, 3), (4, 4, 2, 2), (8, 8, 2, 4),
-)  # fmt: skip
+# Chunk and ring worth trying, the best guess first: few weights are to be in the way of the first X.
+_DEPTHS = ((4, 2), (2, 3), (4, 1), (2, 4), (2, 2))
 
 
 def _microseconds(problem: LinearProblem, knobs: SplitKKnobs, multiprocessors: int) -> float:
@@ -159,12 +165,11 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     half = max(16, -(-whole // 32) * 16)
     found = []
     splits = range(1, min(8, steps) + 1)
-    for groups, tile_m, split, (place, (stages, movers, chunk, ring)) in itertools.product(
+    for groups, tile_m, split, (place, (chunk, ring)) in itertools.product(
         (3, 4, 2), dict.fromkeys((whole, half)), splits, enumerate(_DEPTHS)
     ):
         tuned = {
-            "groups": groups, "tile_m": tile_m, "split_k": split, "stages": stages, "movers": movers,
-            "chunk": chunk, "ring": ring, "pdl": True,
+            "groups": groups, "tile_m": tile_m, "split_k": split, "chunk": chunk, "ring": ring, "pdl": True,
         }  # fmt: skip
         try:
             variant = SPEC.variant(arch, **fixed, **tuned)
@@ -184,10 +189,10 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone row and feature; ragged tiles of rows and of features; slices that go round both rings, uneven ones."""
+    """A lone row and feature; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
-    around = max(knobs.stages, knobs.ring * knobs.chunk) + 2
+    around = knobs.ring * knobs.chunk + 2
     shapes = (
         (1, 1, split * TILE_K - 32),
         (knobs.tile_m + 3, features + 24, (split * 3 + split - 1) * TILE_K),
@@ -199,8 +204,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """A tile of m rows of X by n of W; steps of k are always 64."""
-    depth = stages or 6
-    return warpgroups.tile("splitk", m, n, k) | {"stages": depth, "chunk": 2, "ring": depth // 2}
+    return warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2}
 
 
 KERNEL = LinearKernel(

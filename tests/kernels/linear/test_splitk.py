@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jitmx import arch, build
+from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import splitk
 from jitmx.kernels.linear.problem import LinearProblem
@@ -73,9 +74,10 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"stages": 10, "chunk": 10, "ring": 1, "tile_m": 128}, "B of shared memory; a block on sm_90a has at most"),
+        ({"ring": 3, "tile_m": 128}, "B of shared memory; a block on sm_90a has at most"),
         ({"tile_m": 72}, "tile_m=72 is not one of"),
-        ({"tile_m": 128, "groups": 4}, "thread of 104; the nearest legal value is tile_m=64"),
+        ({"chunk": 2, "ring": 1}, "ring=1 chunks of 2 steps are under the 4 that X needs room for; the nearest legal "),
+        ({"tile_m": 128, "groups": 4}, "thread of 104; the nearest legal value is tile_m=48"),
     ],
 )
 def test_knobs_that_do_not_fit_are_refused_with_the_nearest_that_do(knobs: dict[str, Any], said: str) -> None:
@@ -95,7 +97,7 @@ def test_more_slices_than_steps_are_refused() -> None:
 
 def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> None:
     assert splitk.KERNEL.tile is not None
-    assert splitk.KERNEL.tile(64, 128, None, 4) == {"tile_m": 64, "groups": 2, "stages": 4, "chunk": 2, "ring": 2}
+    assert splitk.KERNEL.tile(64, 128, None, 4) == {"tile_m": 64, "groups": 2, "chunk": 2, "ring": 2}
     with pytest.raises(KnobError, match="takes steps of 64 k, not 128"):
         splitk.KERNEL.tile(64, 128, 128, None)
     with pytest.raises(KnobError, match="takes tiles of 128, 192 or 256 rows of W, not 100; the nearest is 128"):
@@ -106,9 +108,11 @@ def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> N
     "knobs",
     [
         {},
-        {"split_k": 1, "stages": 4, "chunk": 2, "ring": 4},
-        {"tile_m": 128, "stages": 6, "chunk": 3},
-        {"groups": 4, "tile_m": 32, "movers": 8, "chunk": 8, "ring": 1},
+        {"split_k": 1, "chunk": 2, "ring": 4},
+        {"tile_m": 128, "chunk": 2, "ring": 3},
+        {"groups": 4, "tile_m": 32, "ring": 1},
+        {"ring": 1},
+        {"tile_m": 80, "residual": "pair"},
     ],
     ids=str,
 )
@@ -126,10 +130,10 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         {},
         {"bias": True, "residual": True},
         {"encoding": "nibble", "split_k": 5},
-        {"tile_m": 48, "split_k": 8, "chunk": 8, "ring": 1},
-        {"tile_m": 128, "stages": 6, "chunk": 3, "residual": True, "bias": True},
-        {"groups": 4, "tile_m": 32, "movers": 8, "residual": True},
-        {"tile_m": 128, "stages": 6, "chunk": 3, "residual": "pair", "bias": True},
+        {"tile_m": 48, "split_k": 8, "ring": 1},
+        {"tile_m": 128, "chunk": 2, "ring": 3, "residual": True, "bias": True},
+        {"groups": 4, "tile_m": 32, "residual": True},
+        {"tile_m": 128, "chunk": 2, "ring": 3, "residual": "pair", "bias": True},
     ],
     ids=str,
 )
@@ -141,14 +145,14 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"groups": 2, "tile_m": 16, "stages": 4, "chunk": 1, "ring": 4, "split_k": 3, "bias": True},
-        {"groups": 2, "tile_m": 32, "stages": 6, "chunk": 3, "split_k": 5, "residual": True},
-        {"groups": 2, "split_k": 1, "stages": 4, "encoding": "nibble", "residual": True},
-        {"groups": 4, "tile_m": 32, "split_k": 8, "movers": 8, "chunk": 1, "ring": 8},
-        {"tile_m": 96, "stages": 4, "chunk": 2, "pdl": False, "residual": True, "bias": True},
-        {"groups": 2, "tile_m": 16, "split_k": 8, "stages": 4},
-        {"groups": 2, "tile_m": 32, "stages": 6, "chunk": 3, "split_k": 5, "residual": "pair", "bias": True},
-        {"groups": 2, "split_k": 1, "stages": 4, "residual": "pair"},
+        {"groups": 2, "tile_m": 16, "ring": 1, "split_k": 3, "bias": True},
+        {"groups": 2, "tile_m": 32, "chunk": 2, "ring": 3, "split_k": 5, "residual": True},
+        {"groups": 2, "split_k": 1, "ring": 1, "encoding": "nibble", "residual": True},
+        {"groups": 4, "tile_m": 32, "split_k": 8, "chunk": 2},
+        {"tile_m": 96, "chunk": 2, "pdl": False, "residual": True, "bias": True},
+        {"groups": 2, "tile_m": 16, "split_k": 8, "ring": 3},
+        {"groups": 2, "tile_m": 32, "chunk": 2, "ring": 3, "split_k": 5, "residual": "pair", "bias": True},
+        {"groups": 2, "split_k": 1, "chunk": 2, "residual": "pair"},
     ],
     ids=str,
 )
@@ -156,11 +160,22 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
     simulated(variant(**knobs))
 
 
-@pytest.mark.parametrize("knobs", [{}, {"tile_m": 128, "stages": 6, "chunk": 3}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 128, "chunk": 2, "ring": 3}], ids=str)
 def test_the_loop_over_k_addresses_products_by_uniform_registers_alone(knobs: dict[str, Any]) -> None:
     """Where the compiler takes the loop for divergent it moves every descriptor across."""
-    lines = cubin.sass(build.obtain(variant(**knobs)).image)
+    one = variant(**knobs)
+    lines = cubin.sass(build.obtain(one).image)
     products = [number for number, line in enumerate(lines) if "HGMMA" in line]
     loop = lines[products[0] : products[-1]]
-    assert len(products) == 8  # two steps
+    assert len(products) == 4 * one.knobs.chunk
     assert not [line for line in loop if "R2UR" in line]
+
+
+@pytest.mark.parametrize("m", [17, 32, 48, 64, 96, 128])
+@pytest.mark.parametrize(("n", "k"), [(5120, 2880), (2880, 4096)])
+def test_what_won_is_tried_early(n: int, k: int, m: int) -> None:
+    problem = LinearProblem.on(HOPPER, m=m, n=n, k=k)
+    shipped, fixed = choose("linear", problem, HOPPER).variant, splitk.KERNEL.fixed(problem)
+    assert shipped.spec is splitk.SPEC
+    found = [splitk.SPEC.variant(HOPPER, **fixed, **knobs) for knobs in splitk.KERNEL.candidates(problem, HOPPER, 132)]
+    assert shipped in found[:4]
