@@ -3,6 +3,9 @@
 X is copied as it lies in memory, by a tensor map, and lanes take what its order of k wants out of the packed words of
 their quads. Or all blocks first bring X into the order of the words, in the workspace, and wait for one another as they
 read it: where weights are many and rows of X few, the simpler decoding is worth that.
+
+Where tiles of 128 rows of W leave 64, pairs of blocks may share these (`deal=rest`), so that tiles and multiprocessors
+are as many.
 """
 
 from __future__ import annotations
@@ -16,17 +19,19 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel
-from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.warpgroups import tiles
+from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.matrix import MatrixMap
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 8192  # bounds the workspace, which may hold X and eight counters for each tile of rows
 _COUNTER_BYTES = 8192
 _FLAG_BYTES, _MOST_BLOCKS = 16384, 256  # of blocks that share steps: a word for each of up to 16 warps
+DEALS = ("tiles", "rest", "steps")
 ORDERS = ("weights_first", "x_first")
 
 # Weights of this many packed bytes stay in the L2 beside the rows of X that blocks share.
@@ -37,23 +42,21 @@ _L2_BYTES = 24 << 20
 class WgmmaKnobs(Knobs):
     """Compile-time choices of `linear.wgmma`."""
 
-    dtype: str = knob("bf16", choices=("bf16",), doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values on the way out; with pair these and Y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=("normal",), doc="E8M0 bytes: 2 to 128")
+    dtype: str = BF16
+    bias: bool = BIAS
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = NORMAL_SCALE_RANGE
     groups: int = knob(3, choices=(2, 3, 4), doc="warpgroups that multiply, 64 rows of W each")
-    tile_m: int = knob(128, choices=tuple(range(48, 257, 16)), doc="rows of X that a block takes at once")
+    tile_m: int = knob(128, choices=tuple(range(32, 257, 16)), doc="rows of X that a block takes at once")
     stages: int = knob(6, low=2, high=16, doc="steps of 64 k of X that a block keeps in shared memory")
     ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
     x: str = knob("tensor", choices=("tensor", "image"), doc="X copied as it lies, or once brought into the order of W")
     split_k: int = knob(1, choices=(1, 2), doc="blocks, a cluster, that share a tile, each with a slice of k")
-    deal: str = knob("tiles", choices=("tiles", "steps"), doc="what blocks share evenly: tiles, or their steps of k")
+    deal: str = knob("tiles", choices=DEALS, doc="what blocks share: tiles, these and rows left, or all steps")
     buffers: int = knob(2, choices=(2, 3), doc="decoded fragments; products of all but one are under way")
     order: str = knob("weights_first", choices=ORDERS, doc="which operand neighbouring blocks differ in")
-    pdl: bool = knob(True, doc="programmatic dependent launch: first weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
 
 def threads(knobs: WgmmaKnobs) -> int:
@@ -68,14 +71,16 @@ def launch_registers(knobs: WgmmaKnobs) -> int:
 
 def multiplying_registers(knobs: WgmmaKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    spare = 32 if knobs.x == "tensor" else 48
+    spare = 32 if knobs.x == "tensor" and knobs.deal != "rest" else 48
     return (launch_registers(knobs) * (knobs.groups + 1) - spare) // knobs.groups // 8 * 8
 
 
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     size = knobs.stages * knobs.tile_m * 128 + knobs.groups * (4 * knobs.ring * 640 + 64 * 144)
-    if knobs.split_k > 1:
+    if knobs.deal == "rest":
+        size += knobs.tile_m * 256 + 24
+    elif knobs.split_k > 1:
         size += knobs.groups * (knobs.tile_m // knobs.split_k * 256 + 16)
     size += 16 * knobs.stages + 8 + 8 * (knobs.x == "image")
     return -(-size // 1024) * 1024
@@ -90,21 +95,20 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     warpgroups.require_wgmma("wgmma", arch)
     need, have = _needed_registers(knobs), multiplying_registers(knobs)
     if need > have:
-        grain = 16 * knobs.split_k
-        legal = (knobs.tile_m - 2 * (need - have)) // grain * grain
+        legal = (knobs.tile_m - 2 * (need - have)) // 16 * 16
         raise KnobError(
             f"tile_m={knobs.tile_m} with groups={knobs.groups} and buffers={knobs.buffers} takes about {need} "
             f"registers a thread of {have}; the nearest legal value is tile_m={legal}"
-        )
-    if knobs.tile_m % (16 * knobs.split_k):
-        raise KnobError(
-            f"tile_m={knobs.tile_m} with split_k={knobs.split_k}: blocks that share a tile store 16 rows at a time; "
-            f"the nearest legal value is tile_m={knobs.tile_m + 16}"
         )
     if knobs.deal == "steps" and (knobs.x == "image" or knobs.split_k > 1):
         raise KnobError(
             f"deal='steps' with x={knobs.x!r} and split_k={knobs.split_k}: blocks that share steps read X as it is, "
             "and are no clusters; the nearest legal value is deal='tiles'"
+        )
+    if knobs.deal == "rest" and (knobs.x == "image" or knobs.groups != 2 or knobs.split_k != 2):
+        raise KnobError(
+            f"deal='rest' with x={knobs.x!r}, groups={knobs.groups} and split_k={knobs.split_k}: pairs of blocks share "
+            "what tiles of 128 rows of W leave, and read X as it is; the nearest legal value is deal='tiles'"
         )
     if knobs.buffers == 3 and knobs.ring != 3:
         raise KnobError(
@@ -146,14 +150,21 @@ def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
 
 def launch(knobs: WgmmaKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
     """A block or cluster for each tile, or as many as the multiprocessors hold where there are more."""
+    matrix = MatrixMap(m, k, knobs.tile_m // (2 if knobs.deal == "rest" else 1))
     if knobs.deal == "steps":
         blocks = max(1, min(multiprocessors, _MOST_BLOCKS, tiles(knobs, m, n) * packed_tiles(1, k)[1]))
         workspace = _FLAG_BYTES + blocks * knobs.groups * 64 * knobs.tile_m * 4
-        return Launch(blocks, shared_bytes(knobs), workspace=workspace, matrix=MatrixMap(m, k, knobs.tile_m))
+        return Launch(blocks, shared_bytes(knobs), workspace=workspace, matrix=matrix)
+    if knobs.deal == "rest":
+        units, tokens = -(-n // GROUP_ROWS), -(-m // knobs.tile_m)
+        items = tokens * (units // 2 + units % 2 * 2 * packed_tiles(1, k)[1])
+        blocks = max(1, min(items, multiprocessors // knobs.split_k)) * knobs.split_k
+        workspace = _FLAG_BYTES + max(2 * tokens, blocks) * GROUP_ROWS * knobs.tile_m * 2
+        return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace if units % 2 else 0, matrix)
     blocks = max(1, min(tiles(knobs, m, n), multiprocessors // knobs.split_k)) * knobs.split_k
     if knobs.x == "image":
         return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace_bytes(knobs, m, k))
-    return Launch(blocks, shared_bytes(knobs), knobs.split_k, matrix=MatrixMap(m, k, knobs.tile_m))
+    return Launch(blocks, shared_bytes(knobs), knobs.split_k, matrix=matrix)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -164,15 +175,20 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
 # Warpgroups, rows of X a tile, and blocks that share one: what is worth trying.
 _SHAPES = (
     (2, 256, 1), (2, 208, 1), (2, 192, 1), (2, 176, 1), (2, 160, 1), (2, 128, 1), (3, 192, 1), (3, 128, 1), (3, 64, 1),
-    (4, 64, 1), (2, 64, 2), (2, 128, 2), (3, 64, 2), (3, 128, 2),
+    (4, 64, 1), (4, 48, 1), (4, 32, 1), (2, 64, 2), (2, 128, 2), (2, 176, 2), (3, 64, 2), (3, 128, 2),
 )  # fmt: skip
 _MOST_STAGES = 8
 _IMAGE_ROWS = 128  # to which bringing X into another order pays, where weights are many
+_MOST_CANDIDATES = 60
+
+# Cycles of an H200's scheduler, at 1.87 GHz: what a warp decodes in a step of 64 k, and products of a row of X.
+_DECODING = {"tensor": 185, "image": 172}
+_PRODUCTS, _CYCLES_US = 2.2, 1870
 
 
-def _step_us(groups: int, tile_m: int) -> float:
-    """What a step of 64 k takes on an H200: a warp's share of decoding hides behind products of many rows only."""
-    return groups * max(240 + tile_m, 2.26 * tile_m) / 1870
+def _step_us(groups: int, tile_m: int, x: str) -> float:
+    """What a step of 64 k takes: a warp's decoding hides behind products of many rows only."""
+    return groups * max(_DECODING[x] + tile_m, _PRODUCTS * tile_m) / _CYCLES_US
 
 
 def _filled(knobs: dict[str, Any], arch: Arch) -> dict[str, Any]:
@@ -187,20 +203,29 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     """Knobs by rising time that whole waves of their tiles take."""
     rows, steps = packed_tiles(problem.n, problem.k)
     many = rows * steps * TILE_BYTES > _L2_BYTES
-    m = min(problem.m, MAX_ROWS)
+    m, units = min(problem.m, MAX_ROWS), -(-problem.n // GROUP_ROWS)
+    x = "image" if many and m <= _IMAGE_ROWS else "tensor"
 
-    def microseconds(shape: tuple[int, int, int]) -> float:
-        groups, tile_m, split = shape
-        waves = -(-(-(-problem.n // (groups * 64)) * -(-m // tile_m)) // max(1, multiprocessors // split))
-        return waves * (-(-steps // split) * _step_us(groups, tile_m) + 1.2 * split)
+    def microseconds(form: tuple[tuple[int, int, int], str]) -> float:
+        (groups, tile_m, split), deal = form
+        tokens, places = -(-m // tile_m), max(1, multiprocessors // split)
+        waves = -(-((units + (deal == "tiles") * (groups - 1)) // groups * tokens) // places)
+        spent = waves * (-(-steps // split) * _step_us(groups, tile_m, x) + 1.2 * split)
+        if deal == "rest":
+            each = -(-2 * tokens * steps // (places * split))
+            spent += 1.6 + each * _step_us(1, tile_m // 2, x)
+        return spent
 
-    legal = [shape for shape in _SHAPES if shape[2] <= min(steps, multiprocessors)]
+    forms = [(shape, "tiles") for shape in _SHAPES]
+    if units % 2:
+        forms += [(shape, "rest") for shape in _SHAPES if shape[0] == shape[2] == 2 and x == "tensor"]
+    legal = [form for form in forms if form[0][2] <= min(steps, multiprocessors)]
     return [
         _filled(arch=arch, knobs={
-            "groups": groups, "tile_m": tile_m, "ring": 4, "split_k": split, "deal": "tiles", "buffers": 2,
-            "x": "image" if many and m <= _IMAGE_ROWS else "tensor", "order": ORDERS[many], "pdl": True,
+            "groups": groups, "tile_m": tile_m, "ring": 4, "split_k": split, "deal": deal, "buffers": 2, "x": x,
+            "order": ORDERS[many], "pdl": True,
         })
-        for groups, tile_m, split in sorted(legal, key=microseconds)
+        for (groups, tile_m, split), deal in sorted(legal, key=microseconds)
     ]  # fmt: skip
 
 
@@ -219,20 +244,28 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
                 SPEC.variant(arch, **candidate)
             except KnobError:
                 continue
-            found.append(candidate)
-    return found
+            if candidate not in found:
+                found.append(candidate)
+    return found[:_MOST_CANDIDATES]
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
     """A lone row and feature; ragged tiles, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
-    features, split, ring = knobs.groups * 64, knobs.split_k, knobs.ring
-    shapes = (
+    features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.deal == "rest"
+    shapes = [
         (1, 1, split * TILE_K - 32, 132),
         (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, 2 * split),
-        (knobs.tile_m - 5, features - 7, split * (2 * ring + 1) * TILE_K - 32, 132),
-        (2 * knobs.tile_m + 1, 40, split * (ring - 1) * TILE_K, split),
-    )
+        (knobs.tile_m - 5, features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
+        (2 * knobs.tile_m + 1, 40 + features * rest, split * (ring - 1) * TILE_K, split),
+    ]
+    if knobs.tile_m == 32:  # of so few rows it takes more steps until a warp arranges several units
+        shapes.append((65, 40, split * 3 * ring * TILE_K, split))
+    if rest:
+        shapes += [
+            (2 * knobs.tile_m + 3, 2 * features + 24, split * 2 * ring * TILE_K, split),
+            (3, features - 7, split * TILE_K, split),
+        ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, rows, n, k, multiprocessors), rows, n, k, seed)
 

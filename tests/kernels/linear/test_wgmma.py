@@ -33,8 +33,9 @@ LOOPS = (
     {"groups": 4, "tile_m": 64, "x": "image"},
     {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
     {"groups": 2, "tile_m": 176, "buffers": 3, "ring": 3},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "deal": "rest"},
 )
-DEALS = ({}, {"split_k": 2}, {"deal": "steps"})
+DEALS = ({}, {"split_k": 2}, {"deal": "steps"}, {"deal": "rest", "groups": 2, "split_k": 2})
 HOPPER = arch.parse("sm_90")
 SHARED = 232_448
 PROBLEMS = linear_problems(wgmma.MAX_ROWS)
@@ -63,7 +64,12 @@ def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
     launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
     assert launch.blocks <= multiprocessors
     assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
-    items = tiles(knobs, problem.m, problem.n) * (packed_tiles(1, problem.k)[1] if knobs.deal == "steps" else 1)
+    items, steps = tiles(knobs, problem.m, problem.n), packed_tiles(1, problem.k)[1]
+    if knobs.deal == "steps":
+        items *= steps
+    elif knobs.deal == "rest":
+        whole, left = divmod(-(-problem.n // 64), 2)
+        items = -(-problem.m // knobs.tile_m) * (whole + 2 * left * steps)
     assert launch.blocks // launch.cluster <= items
 
 
@@ -82,11 +88,25 @@ def test_boxes_of_the_tensor_map_fill_a_stage_and_the_driver_takes_them(
     problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
 ) -> None:
     """`sim.tensormap` keeps the driver's rules."""
-    knobs = variant(**deal, tile_m=256, groups=2, stages=3).knobs
+    knobs = variant(**{"tile_m": 256, "groups": 2, "stages": 3, **deal}).knobs
     matrix = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors).matrix
     assert matrix is not None and (matrix.rows, matrix.columns) == (problem.m, problem.k)
     box = TensorMap.decode(encode(matrix, 4096))
-    assert box.box_bytes == knobs.tile_m * 128
+    assert box.box_bytes * (2 if knobs.deal == "rest" else 1) == knobs.tile_m * 128
+
+
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), tile_m=st.sampled_from([32, 176, 208]))
+def test_what_is_left_of_w_has_room_for_its_sums_and_counters(
+    problem: LinearProblem, multiprocessors: int, tile_m: int
+) -> None:
+    """Units of work are at most one a block, or one for each half of a tile of rows of X where blocks are fewer."""
+    knobs = variant(groups=2, tile_m=tile_m, split_k=2, deal="rest", stages=3).knobs
+    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    halves, left = 2 * -(-problem.m // tile_m), -(-problem.n // 64) % 2
+    units = halves * min(packed_tiles(1, problem.k)[1], max(1, launch.blocks // halves))
+    assert 4 * 4 * halves <= 16_384
+    assert launch.workspace >= left * (16_384 + units * 64 * tile_m // 2 * 4)
+    assert (launch.workspace > 0) == bool(left)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +136,8 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
         ({"buffers": 3, "ring": 4}, "the nearest legal value is ring=3"),
         ({"deal": "steps", "split_k": 2}, "are no clusters; the nearest legal value is deal='tiles'"),
         ({"deal": "steps", "x": "image"}, "read X as it is, and are no clusters; the nearest legal value is deal='"),
-        ({"tile_m": 112, "split_k": 2}, "the nearest legal value is tile_m=128"),
+        ({"deal": "rest"}, "groups=3 and split_k=1: pairs of blocks share what tiles of 128 rows"),
+        ({"deal": "rest", "groups": 2, "split_k": 2, "x": "image"}, "read X as it is; the nearest legal value is deal"),
         ({"stages": 16, "tile_m": 192}, "the nearest legal value is stages="),
         ({"stages": 1}, "stages=1 is below its limit; the nearest legal value is 2"),
         ({"tile_m": 100}, "tile_m=100 is not one of"),
@@ -152,7 +173,14 @@ def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> N
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"x": "image"}, {"split_k": 2, "stages": 3}, {"groups": 2, "tile_m": 80, "ring": 5}], ids=str
+    "knobs",
+    [
+        {"x": "image"},
+        {"split_k": 2, "stages": 3},
+        {"groups": 2, "tile_m": 80, "ring": 5},
+        {"groups": 2, "tile_m": 80, "ring": 5, "deal": "rest", "split_k": 2},
+    ],
+    ids=str,
 )
 def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
     """The compiler evaluates the template's own struct."""
@@ -178,6 +206,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         {"groups": 4, "tile_m": 64, "ring": 8, "x": "image"},
         {"split_k": 2, "stages": 4, "x": "image", "bias": True},
         {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
+        {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "deal": "rest", "bias": True, "residual": "pair"},
     ],
     ids=str,
 )
@@ -194,11 +223,14 @@ def test_machine_code_keeps_its_contract(knobs: dict[str, Any]) -> None:
         {"tile_m": 80, "order": "x_first", "encoding": "nibble", "pdl": False, "residual": True},
         {"groups": 4, "tile_m": 64, "ring": 8},
         {"groups": 2, "tile_m": 64, "ring": 2, "stages": 2, "split_k": 2, "bias": True},
-        {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "residual": True},
+        {"groups": 2, "tile_m": 80, "split_k": 2, "order": "x_first", "residual": True},
         {"groups": 2, "tile_m": 80, "stages": 3, "bias": True, "residual": "pair"},
         {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "deal": "steps", "bias": True},
         {"tile_m": 80, "stages": 3, "deal": "steps", "order": "x_first", "encoding": "nibble", "residual": True},
-        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "x": "image"},
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "split_k": 2, "deal": "rest"},
+        {"groups": 2, "tile_m": 80, "stages": 3, "deal": "rest", "split_k": 2, "bias": True, "residual": "pair"},
+        {"groups": 2, "tile_m": 64, "split_k": 2, "deal": "rest", "order": "x_first", "encoding": "nibble"},
+        {"groups": 2, "tile_m": 32, "ring": 2, "stages": 2, "x": "image"},
         {"tile_m": 80, "order": "x_first", "encoding": "nibble", "pdl": False, "residual": True, "x": "image"},
         {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "bias": True, "x": "image"},
     ],
@@ -210,7 +242,12 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
 
 @pytest.mark.parametrize(
     ("knobs", "counters"),
-    [({"x": "image"}, 8192), ({"x": "image", "split_k": 2}, 8192), ({"deal": "steps"}, 16384)],
+    [
+        ({"x": "image"}, 8192),
+        ({"x": "image", "split_k": 2}, 8192),
+        ({"deal": "steps"}, 16384),
+        ({"deal": "rest", "split_k": 2}, 16384),
+    ],
     ids=str,
 )
 def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(
