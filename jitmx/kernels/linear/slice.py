@@ -16,16 +16,16 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
-from jitmx.kernels.linear.layout import DTYPES, ENCODINGS, RESIDUALS, SCALE_RANGES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
+from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
-from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
 
-_CODE_BYTES, _SCALE_BYTES = 512, 32  # of a tile
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,16 @@ class SliceKnobs(Knobs):
     """Compile-time choices of `linear.slice`."""
 
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
-    bias: bool = knob(False, doc="add a bias of n values")
-    residual: bool | str = knob(
-        False, choices=RESIDUALS, doc="add [m, n] values; with pair these and Y are pairs"
-    )  # fmt: skip
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
-    scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
+    dtype: str = DTYPE
+    bias: bool = BIAS
+    residual: bool | str = RESIDUAL
+    encoding: str = ENCODING
+    scale_range: str = SCALE_RANGE
     scaling: str = knob("halves", choices=("halves", "post", "bare"), doc="as in linear.stream")
     warps: int = knob(8, choices=(2, 4, 8, 12, 16), doc="warps a block")
     tiles: int = knob(2, low=1, high=4, doc="tiles of k that a warp has at most, whose X it keeps in registers")
     cluster: int = knob(1, choices=(1, 2), doc="blocks that share rows of tiles, each with a slice of k")
-    copy: str = knob("bulk", choices=("bulk", "async"), doc="bulk copies on an mbarrier (sm_90 and newer), or cp.async")
+    copy: str = COPY
     window: int = knob(
         0, low=0, high=3,
         doc="copies that a block has on their way at once before the wait for X, so that no queue of weights delays "
@@ -54,7 +52,7 @@ class SliceKnobs(Knobs):
     chains: int = knob(1, choices=(1, 2), doc="sums that a warp's tiles of a row take in turn")
     pieces: int = knob(1, choices=(1, 2), doc="copies that a block's tiles of a row come in, each those of some warps")
     blocks_per_sm: int = knob(2, low=1, high=4, doc="blocks that must fit a multiprocessor: caps registers")
-    pdl: bool = knob(True, doc="programmatic dependent launch: weight loads before the previous kernel's end")
+    pdl: bool = PDL
 
 
 def _slot_bytes(knobs: SliceKnobs) -> int:
@@ -72,12 +70,12 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     """Dynamic shared memory of a launch of so many clusters, bytes."""
     rows, tiles = packed_tiles(n, k)
     most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
-    codes = -(-longest // knobs.tiles) * knobs.tiles * _CODE_BYTES
+    codes = -(-longest // knobs.tiles) * knobs.tiles * CODE_BYTES
     sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
-    if _slot_bytes(knobs) > knobs.tiles * _CODE_BYTES:  # sums do not fit where codes were
+    if _slot_bytes(knobs) > knobs.tiles * CODE_BYTES:  # sums do not fit where codes were
         sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
     barriers = (most * knobs.pieces + 3) // 2 * 16
-    return most * (codes + longest * _SCALE_BYTES + knobs.bias * TILE_ROWS * 4) + barriers + sums
+    return most * (codes + longest * SCALE_BYTES + knobs.bias * TILE_ROWS * 4) + barriers + sums
 
 
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
@@ -235,16 +233,17 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
     """What tuning varies of a way, the most promising first."""
     yield {}
     rows = _fixed(problem)["m"]
-    left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 30 - _x_registers(way["scaling"], rows, way["tiles"])
-    most = min(4, left // 16, 2 * way["tiles"])
-    best = 4 if rows <= 4 else 2
+    left = 65536 // (32 * way["warps"] * way["blocks_per_sm"]) - 16 - _x_registers(way["scaling"], rows, way["tiles"])
+    most = min(5, left // 16, 2 * way["tiles"])
+    best = 4.6 if rows <= 4 else 4.4 if rows == 8 else 2.4  # between the two that win most
     earlies = [{"predecode": early} for early in sorted(range(most + 1), key=lambda count: abs(count - best))]
     yield from earlies[:2]
     if way["window"]:
         # X of over 16 rows leaves no registers for blocks of the next launch, whose weights could be in the way.
         windows = (1, 3) if rows <= 16 else (1, 0)
         if 8 < rows <= 16:
-            yield from ({**early, name: 2} for early in earlies[:2] for name in ("pieces", "chains"))
+            splits: tuple[dict[str, Any], ...] = ({"pieces": 2, "chains": 2}, {"pieces": 2}, {"chains": 2})
+            yield from ({**early, **split} for early in earlies[:2] for split in splits)
         yield from ({**early, "window": window} for window in windows for early in earlies[:2])
     yield from earlies[2:]
 

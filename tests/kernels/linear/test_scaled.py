@@ -16,7 +16,7 @@ from jitmx import arch, build, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.layout import pack, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Buffer, Case, relative_l2
@@ -57,7 +57,7 @@ def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     found: list[Array] = []
     case = Case(
         "", launch.blocks, launch.shared_bytes, LAYOUT,
-        (Buffer(x), Buffer(words), Buffer(packed), 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k),
+        (Buffer(x), Buffer(words), Buffer(packed), 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k, *NO_PREFETCH),
         lambda outputs: found.append(outputs[0]) or 0.0, 0.0,
     )  # fmt: skip
     run(case, variant, ptx_of(variant))
@@ -252,7 +252,8 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
     for resident in (16, 1):  # side by side, and one after the other
         y = memory.allocate(rows * n * 2, "y")
         case = Case("", launch.blocks, launch.shared_bytes, LAYOUT, (), lambda outputs: 0.0, 0.0)
-        case = dataclasses.replace(case, arguments=(*inputs, 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k))
+        sizes = rows, n, k, *NO_PREFETCH
+        case = dataclasses.replace(case, arguments=(*inputs, 0, 0, 0, y, workspace, 0, EPSILON, *sizes))
         simulate(
             ptx_of(variant), (launch.blocks, 1, 1), (variant.knobs.threads, 1, 1), case.pack([], encode), memory,
             shared_bytes=launch.shared_bytes, resident_blocks=resident,

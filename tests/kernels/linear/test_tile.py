@@ -16,7 +16,7 @@ from jitmx import arch, build, formats, kernels
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import tile as tiles
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, make_case
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH, make_case
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
@@ -161,7 +161,7 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
         name="identity", grid=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
         arguments=(
             Buffer(np.eye(256).astype(stored)), Buffer(words), Buffer(packed), 0, 0, 0,
-            Buffer(np.empty((256, 16), stored), output=True), 0, 0, EPSILON, 256, 16, 256,
+            Buffer(np.empty((256, 16), stored), output=True), 0, 0, EPSILON, 256, 16, 256, *NO_PREFETCH,
         ),
         check=check, gate=0.0,
     )  # fmt: skip
