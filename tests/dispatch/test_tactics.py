@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,20 @@ def test_every_row_of_a_shipped_table_is_legal_and_met_by_some_problem(path: Pat
             first = next(other for other in table.rows if other.fits(problem))
             assert choose(path.stem, problem, target, knobs={"kernel": row.kernel}).variant == variant
             assert (choose(path.stem, problem, target).variant == variant) == (first is row)
+
+
+@pytest.mark.parametrize("residual", [False, True, "pair"])
+@pytest.mark.parametrize("path", [path for path in TABLES if path.stem == "linear"], ids=str)
+def test_every_row_serves_what_may_be_added_to_a_product(path: Path, residual: bool | str) -> None:
+    target = arch.parse(path.parent.name)
+    for row in load(path).rows:
+        if residual == "pair" and row.when.get("activation", "none") != "none":
+            continue  # no kernel of quantized activations adds a pair
+        for m, bias in itertools.product(row.when["m"], (False, True)):
+            shape = {**row.when, "m": m, "bias": bias, "residual": residual}
+            problem = LinearProblem.on(target, **shape)
+            chosen = choose("linear", problem, target)  # an illegal row is an error
+            assert chosen.variant.knobs.as_dict().get("residual", residual) == residual
 
 
 @pytest.mark.parametrize("path", [path for path in TABLES if path.stem == "linear"], ids=str)
