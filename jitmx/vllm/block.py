@@ -60,6 +60,8 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         # What another kind of block, or another rank, hands on may be any two tensors.
         self.jitmx_joins = _made != (config, self.layer_idx - 1)
         _made = (config, self.layer_idx) if self.jitmx_fused else None
+        if isinstance(self.attn.qkv_proj.quant_method, JitmxLinearMethod):
+            self.attn.qkv_proj.quant_method.prefetch = self.attn.o_proj  # attention, between them, leaves memory idle
         if not self.jitmx_fused:
             return
         self.attn.qkv_proj.quant_method.extras = {"norm": True}

@@ -90,6 +90,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
     Attributes:
         extras: norm or residual, as in `LinearProblem`, where the layer's block gives them to the product
             (`apply_in_block`).
+        prefetch: the layer whose weight the product prefetches to the L2: work that leaves memory idle lies between;
+            None for none.
 
     Raises:
         InputError: an unknown format.
@@ -103,6 +105,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             raise InputError(f"{prefix}: format={format!r} is not one of {', '.join(WEIGHTS)}")
         self.format, self.prefix = format, prefix
         self.extras: dict[str, Any] = {}
+        self.prefetch: torch.nn.Module | None = None
         self.stock = UnquantizedLinearMethod() if stock is None else stock
 
     def create_weights(
@@ -179,10 +182,10 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         """
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.linear(
-            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, None, None, 0.0, None
-        )
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, None, None, 0.0, None,
+            *self._prefetched(),
+        )  # fmt: skip
         return y
-
 
     def apply_in_block(
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
@@ -202,9 +205,14 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
             x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, lost, norm,
-            epsilon,
+            epsilon, *self._prefetched(),
         )  # fmt: skip
         return y
+
+    def _prefetched(self) -> tuple[torch.Tensor, ...]:
+        """Words and scales of that layer, where it has a packed weight."""
+        layer = self.prefetch
+        return () if layer is None or not hasattr(layer, "weight_packed") else (layer.weight_packed, layer.weight_scale)
 
 
 def pack(weight: torch.Tensor, format: str) -> PackedWeight:

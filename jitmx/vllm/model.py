@@ -88,7 +88,6 @@ def layers(
         asked.fuse_norm and not lora and ranks == 1 and served.keys() >= set(policy.OF_BLOCK)
         and fusion.gains(target, model.hidden_size, q + 2 * kv, served["qkv"])
     )  # fmt: skip
-
     added = "pair" if in_block else False
 
     def linear(kind: str, n: int, k: int, bias: bool, **extras: Any) -> Linear:
@@ -109,12 +108,11 @@ def layers(
         found.append(linear("lm_head", whole // ranks, model.hidden_size, False))
     if "moe" in served:
         shard = -(-model.intermediate_size // ranks)
-        experts = Experts(
+        found.append(Experts(
             target.name, None, tokens, experts=model.num_local_experts, local=model.num_local_experts, mapped=False,
             top=model.num_experts_per_tok, hidden=model.hidden_size,
             intermediate=-(-shard // formats.BLOCK) * formats.BLOCK, bias=True, encoding=encoding,
             scale_range="normal", scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora,
             x_format=policy.X_FORMATS[asked.moe_activation], norm=in_block, residual=added,
-        )  # fmt: skip
-        found.append(experts)
+        ))  # fmt: skip
     return found

@@ -34,11 +34,14 @@ def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tenso
 
 def run_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
-    residual: torch.Tensor | None, lost: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
+    residual: torch.Tensor | None, lost: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, *told: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Y = RMSNorm(X) W^T (+ bias), in one launch where the product's kernel has all of it.
 
     A residual is added with what its rounding lost, where something was; Y is such a pair then, [2, ..., n].
+
+    Args:
+        told: words and scales of the weight to prefetch, where there is one.
     """
     x, bias, residual, lost, norm = map(custom.plain, (x, bias, residual, lost, norm))
     weight = operand.find(words, scales, n, k, layout)
@@ -46,7 +49,7 @@ def run_linear(
     if norm is not None and not fused.norm:
         x, norm = rms_norm(x, norm, epsilon), None
     if residual is None:
-        return product.run(x, weight, bias, None, None, norm, epsilon)
+        return product.run(x, weight, bias, None, None, norm, epsilon, prefetch=operand.prefetch(*told))
     lost = torch.zeros_like(residual) if lost is None else lost
     if fused.residual:
         return product.run(x, weight, bias, None, residual, norm, epsilon, None, lost)
@@ -126,7 +129,7 @@ def _fake_experts(stream: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 custom.define(
     "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
-    "Tensor? lost, Tensor? norm, float epsilon) -> Tensor",
+    "Tensor? lost, Tensor? norm, float epsilon, Tensor? prefetch_words=None, Tensor? prefetch_scales=None) -> Tensor",
     run_linear,
     _fake_linear,
 )

@@ -24,6 +24,8 @@ from vllm.model_executor.models import gpt_oss
 
 import jitmx
 from jitmx import arch
+from jitmx.kernels.linear.arguments import NO_PREFETCH
+from jitmx.ops import operand
 from jitmx.ops.routing_plan import Routing
 from jitmx.vllm import block, facts, products
 from jitmx.vllm.needed import Experts, Linear
@@ -125,6 +127,24 @@ def test_a_prompt_of_few_tokens_takes_four_launches_a_block_and_comes_out_as_sto
     assert ("WARNING", f"vLLM normalises and adds the residual in launches of its own: {off}") in host.said
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_qkv_is_told_where_the_weight_of_o_lies(host: Any, monkeypatch: pytest.MonkeyPatch, fuse: bool) -> None:
+    told: list[Any] = []
+    run_product = products.product.run
+
+    def noted(*arguments: Any, **more: Any) -> torch.Tensor:
+        told.append(more.get("prefetch", NO_PREFETCH))
+        return run_product(*arguments, **more)
+
+    monkeypatch.setattr(products.product, "run", noted)
+    with simulated_card.on_cpu("sm_90a"):
+        model = build(host, additional_config={"jitmx": {**ALL, "fuse_norm": fuse}})
+        run(model, TOKENS[:1])
+        layers = [block.attn.o_proj for block in model.model.layers]
+    ahead = [operand.prefetch(o.weight_packed, o.weight_scale) for o in layers]
+    assert told == [prefetch for each in ahead for prefetch in (each, NO_PREFETCH)]
+
+
 def test_states_between_blocks_are_those_that_a_draft_model_is_trained_on(host: Any, checkpoint: Checkpoint) -> None:
     with simulated_card.on_cpu("sm_90a"):
         model = build(host)
@@ -187,7 +207,8 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
 ) -> None:
     # What the operators do is told elsewhere; here, that code is traced around them once.
     calls: list[tuple[int, int]] = []
-    def run_product(x: torch.Tensor, weight: Any, *rest: Any) -> torch.Tensor:
+
+    def run_product(x: torch.Tensor, weight: Any, *rest: Any, prefetch: Any = None) -> torch.Tensor:
         return x.new_ones((*((2,) if len(rest) > 5 else ()), *x.shape[:-1], weight.n))
 
     monkeypatch.setattr(products.product, "run", run_product)
@@ -315,7 +336,8 @@ def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
         launches(card)
         qkv, norm = layer.attn.qkv_proj, layer.input_layernorm.weight.data
         weight = (qkv.weight_packed, qkv.weight_scale, *qkv.jitmx_packed, qkv.bias)
-        opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5))
+        for later in ((), weight[:2]):
+            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, *later))
         o, attended = layer.attn.o_proj, torch.randn(1, 128).bfloat16()
         weight = (o.weight_packed, o.weight_scale, *o.jitmx_packed, o.bias)
         for lost in (None, x * 0.001):
