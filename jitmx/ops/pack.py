@@ -90,6 +90,9 @@ def into(
     """
     experts, n, blocks = scales.shape
     k = blocks * formats.BLOCK
+    own = words.data_ptr() == codes.data_ptr() or packed.data_ptr() == scales.data_ptr()
+    if own and (halves or not in_place(codes, scales, words, packed, format)):
+        codes, scales, own = _copy(codes), _copy(scales), False
     if not _by_kernel(codes):
         group = max(1, _AT_ONCE // (n * codes.shape[2]))
         for first in range(0, experts, group):
@@ -98,9 +101,6 @@ def into(
             words[some], packed[some] = made
             seen |= full
         return
-    own = words.data_ptr() == codes.data_ptr() or packed.data_ptr() == scales.data_ptr()
-    if own and (halves or not in_place(codes, scales, words, packed, format)):
-        codes, scales, own = _copy(codes), _copy(scales), False
     codes = codes if _readable(codes) else _copy(codes)
     scales = scales if scales.stride(2) == 1 else _copy(scales)
     launch, chunk = _launcher(PackProblem(format, encoding), codes.device.index, experts, n, k, own)

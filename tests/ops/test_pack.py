@@ -185,6 +185,21 @@ def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(c
     assert same(found, seen, given.by_torch())
 
 
+def test_in_host_memory_experts_that_lie_closer_than_packed_are_read_before_they_are_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pack, "_AT_ONCE", 1)  # an expert at a time
+    given = Weights(3, 20, 2, "mxfp4", "swizzle")
+    memory, scale_memory = (torch.zeros(3 * 32 * size, dtype=torch.uint8) for size in (32, 2))
+    for place, tensor in zip((memory, scale_memory), given.made, strict=True):
+        place[: tensor.numel()] = tensor.flatten()
+    lie = memory[: 3 * 20 * 32].view(3, 20, 32), scale_memory[: 3 * 20 * 2].view(3, 20, 2)
+    found = memory.view(torch.int32).view(3, 2, 1, 32, 4), scale_memory.view(torch.int32).view(3, 2, 1, 8)
+    seen = watch(HOST)
+    into(*lie, *found, seen, "mxfp4", "swizzle")
+    assert same(found, seen, given.by_torch())
+
+
 @pytest.mark.parametrize("start", [1, 4, 16])
 def test_codes_and_scales_at_any_address_are_taken(card: Card, start: int) -> None:
     given = Weights(1, 18, 3, "mxfp4", "swizzle")
