@@ -41,7 +41,6 @@ MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
 MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
 
 
-
 TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_CACHE_DIR",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 LAYER = ("experts", "top", "hidden", "intermediate")  # of moe, instead of -n and -k
+UNTIMED = ("residual", "routing", "scoring")  # fields of moe that no timed call has
 
 
 @click.command(
@@ -118,6 +119,7 @@ def command(
     given = sorted({"m", "n", "k", "product"} & asked.keys())
     if given:
         raise click.UsageError(f"{given[0]} is no field to give; rows and sizes are -m, -n and -k")
+    _require_timed(op, asked)
     sizes = _sizes(op, model, n, k, asked)
     if compile_only:
         (arch,) = targets.resolve(targets_asked)[:1]
@@ -275,6 +277,15 @@ def _require_no_override(op: str) -> None:
     for field in (f"{op}_knobs", f"{op}_tile"):
         if getattr(settings.current(), field):
             raise click.UsageError(f"{settings.origin(field)} overrides what is to be measured; unset it")
+
+
+def _require_timed(op: str, asked: dict[str, Any]) -> None:
+    """What no timed call has is not in its row either, which serves calls with and without it."""
+    untimed = [f"{name}={asked[name]}" for name in UNTIMED if name in asked] if op == "moe" else []
+    if asked.get("residual") == "pair":
+        untimed = ["residual=pair"]
+    if untimed:
+        raise click.UsageError(f"{untimed[0]} is not timed, and rows serve calls with and without it: leave it out")
 
 
 def _require_gpu() -> None:

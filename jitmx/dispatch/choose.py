@@ -125,7 +125,8 @@ def choose(
     if named != kernel:
         family.spec(named)
         if named not in able:
-            raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {_refusal(family, problem, named)}")
+            reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
+            raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
         base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
     tile, asked[1] = _tile(family, problem, kernel, asked[1])
@@ -246,7 +247,8 @@ def _environment(family: Family, problem: Problem) -> tuple[str, str, dict[str, 
     field = f"{family.name}_knobs"
     pairs = dict(getattr(settings.current(), field, ()))
     if not pairs:
-        return "environment", f"JITMX_{field.upper()}: none", None
+        said = f"JITMX_{field.upper()}: none" if hasattr(settings.current(), field) else "no variable sets its knobs"
+        return "environment", said, None
     if not problem.overridable:
         return "environment", f"{settings.origin(field)} is not for this launch", None
     return "environment", f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}", pairs
@@ -367,24 +369,23 @@ def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape:
     Raises:
         KnobError: `op` is no family, has no such field, or takes no such value.
     """
-    family = kernels.family(op)
-    return choose(op, family.problem.on(arch, **_asked(family, arch, shape)), arch, multiprocessors=multiprocessors)
+    return choose(op, _asked(op, arch, shape), arch, multiprocessors=multiprocessors)
 
 
 def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:
     """Every variant that a call with this shape launches on `arch`; fields left out as for `explain`."""
-    family = kernels.family(op)
-    problem = family.problem.on(arch, **_asked(family, arch, shape))
+    problem = _asked(op, arch, shape)
     return tuple(choice.variant for choice in launches(op, problem, arch, multiprocessors=multiprocessors))
 
 
-def _asked(family: Family, arch: Arch, shape: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(op: str, arch: Arch, shape: Mapping[str, Any]) -> Problem:
+    family = kernels.family(op)
     fields = [item.name for item in dataclasses.fields(family.problem)]
     for name in shape:
         if name not in fields:
             raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
     usual = next((problem.as_dict() for problem in family.typical(arch)), {})
-    return {**usual, **shape}
+    return family.problem.on(arch, **{**usual, **shape})
 
 
 def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None) -> tuple[Variant, ...]:

@@ -152,8 +152,7 @@ def run(
     named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
     named |= {"weights": weights, "residual": residual}
     require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
-    pair = residual is not None and is_pair(residual, x)
-    like = residual if pair and residual is not None else x
+    like = residual if is_pair(residual, x) else x
     if out is None:
         out = torch.empty_like(like)
     else:
@@ -166,7 +165,8 @@ def run(
     device = x.get_device()
     with torch.cuda.device(device):
         if found is None:
-            more: dict[str, Any] = {"bias": b13 is not None, "residual": "pair" if pair else residual is not None}
+            added = "pair" if is_pair(residual, x) else residual is not None
+            more: dict[str, Any] = {"bias": b13 is not None, "residual": added}
             if weights is None:
                 rows, mapped = x.numel() // w13.k, expert_map is not None
                 more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -167,7 +167,7 @@ def require_like(name: str, tensor: Any, x: torch.Tensor) -> None:
     _require(name, tensor, x, (torch.bfloat16,), tuple(x.shape))
 
 
-def is_pair(residual: torch.Tensor | None, x: torch.Tensor) -> bool:
+def is_pair(residual: Any, x: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Whether a residual is one, and has two tensors of x's shape."""
     return isinstance(residual, torch.Tensor) and tuple(residual.shape) == (2, *x.shape)
 

@@ -15,6 +15,7 @@ from jitmx.ops.routing_plan import Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
 
+
 def route(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,

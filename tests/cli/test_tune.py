@@ -130,6 +130,7 @@ def test_rows_of_another_card_stop_it_before_anything_is_timed(
         (("-n", "64", "-k", "65"), "k=65 is not a multiple of 32"),
         ((*SHAPE, "m=4"), "m is no field to give; rows and sizes are -m, -n and -k"),
         ((*SHAPE, "dtype=fp64"), "fp64"),
+        ((*SHAPE, "residual=pair"), "residual=pair is not timed, and rows serve calls with and without it: leave it"),
         ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
         ((*SHAPE, "-m", "0"), "'0' is no whole number of 1 or more"),
         ((*SHAPE, "--seconds", "0"), "--seconds"),

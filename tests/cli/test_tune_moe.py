@@ -118,6 +118,8 @@ def test_a_finished_run_of_layers_is_taken_from_its_journal(run: Any, timed: Tim
         (("--model", "gpt-oss-20b", "experts=16"), "experts is that of --model gpt-oss-20b"),
         (("-n", "64"), "-n and -k are of linear; a layer of experts has experts, top, hidden, intermediate"),
         ((*LAYER, "product=up"), "product is no field to give"),
+        ((*LAYER, "residual=1"), "residual=True is not timed, and rows serve calls with and without it: leave it out"),
+        ((*LAYER, "routing=bf16"), "routing=bf16 is not timed"),
         ((*LAYER[:3], "intermediate=100"), "intermediate=100 is not a multiple of 32"),
     ],
 )

@@ -14,6 +14,7 @@ from jitmx import arch, kernels, settings
 from jitmx.dispatch.choose import Choice, call_variants, choose, explain
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.pack import PackProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
 
@@ -90,6 +91,11 @@ def test_each_source_says_what_it_would_have_given(
     assert found["user table"] == ("measured on a card, 2026-01-02, 1.25 us", ROW["knobs"])
     assert "heuristic, not measured" in found["shipped table"][0] and found["shipped table"][1]
     assert choice.to_dict()["sources"][1]["knobs"] == {"stages": 3, "chunk": 2}
+
+
+def test_a_family_whose_knobs_no_variable_sets_says_so() -> None:
+    said = {source.name: source.detail for source in choose("pack", PackProblem(), SM_90).sources}
+    assert said["environment"] == "no variable sets its knobs"
 
 
 def test_what_an_override_leaves_open_comes_from_the_source_below_it(
@@ -255,6 +261,11 @@ def test_an_illegal_tile_is_refused_with_the_variable_the_limit_and_the_nearest_
     with pytest.raises(KnobError) as error:
         choose("linear", dataclasses.replace(ODD, m=64), SM_90)
     assert str(error.value) == f"JITMX_LINEAR_TILE={text}: {said}"
+
+
+def test_a_named_kernel_that_does_not_serve_is_refused_with_those_that_do() -> None:
+    with pytest.raises(KnobError, match=r"does not run on this target; on sm_121a these serve it: gemv$"):
+        choose("linear", QKV, arch.parse("sm_121"), knobs={"kernel": "wgmma"})
 
 
 def test_an_override_that_does_not_serve_the_shape_is_refused() -> None:
