@@ -15,11 +15,10 @@ from typing import Any
 import click
 
 from jitmx.cli import bench, tune
-from scripts.protocol import engines, hazards
+from scripts.protocol import engines, sanitize
 from scripts.protocol.report import ProtocolError, Report
 
 ROOT = engines.ROOT
-SANITIZER = "compute-sanitizer"
 _SIMULATOR = "test_simulator.py"
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _JITMX = (sys.executable, "-m", "jitmx.cli")
@@ -36,7 +35,6 @@ class Step:
         environment: variables over this process's own; `{out}` likewise.
         stdout: a file in the folder for what it prints to stdout; the log gets all of it otherwise.
         makes: files in the folder that it must have written.
-        judge: gives why an exit status and a log are bad, or None; without it the status must be 0.
     """
 
     name: str
@@ -45,7 +43,6 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     stdout: str | None = None
     makes: tuple[str, ...] = ()
-    judge: Callable[[int, str], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,12 @@ class Stage:
 
 
 def _needs_sanitizer() -> str | None:
-    return None if shutil.which(SANITIZER) else f"{SANITIZER} is not on PATH; it comes with the CUDA toolkit"
+    name = sanitize.SANITIZER
+    return None if shutil.which(name) else f"{name} is not on PATH; it comes with the CUDA toolkit"
 
 
 def _sanitize(tool: str) -> Step:
-    watched = (sys.executable, "-m", "scripts.protocol.launches")
-    # Without torch's pool each array is an allocation of its own, and what lies past its end is nobody's.
-    command = (SANITIZER, "--tool", tool, "--error-exitcode", str(hazards.FOUND), *watched)
-    judge = hazards.judge if tool == "racecheck" else None
-    return Step(tool, command, 600, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, judge=judge)
+    return Step(tool, (sys.executable, "-m", "scripts.protocol.sanitize", tool, "--out", "{out}"), 900)
 
 
 def _pytest(name: str, seconds: float, *arguments: str) -> Step:
@@ -138,7 +132,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "sanitizer", "no kernel touches memory that is not its own, races, or misuses a barrier",
-        tuple(_sanitize(tool) for tool in ("memcheck", "racecheck", "synccheck")), _needs_sanitizer,
+        tuple(map(_sanitize, sanitize.TOOLS)), _needs_sanitizer,
     ),
     Stage("tune", "tuning tables of this card", _tune()),
     Stage(
@@ -225,12 +219,8 @@ def _step(step: Step, out: Path, scale: float) -> dict[str, Any]:
         with engines.started(command, environment, log, cwd=ROOT, stdout=sink) as process:
             code = process.wait(step.seconds * scale)
         absent = [path.name for path in made if not path.is_file() or not path.stat().st_size]
-        if step.judge is None:
-            bad = f"exit status {code}; {log.name} says why" if code else None
-        else:
-            bad = step.judge(code, log.read_text(errors="replace"))
-        if bad:
-            status, reason = "failed", bad
+        if code:
+            status, reason = "failed", f"exit status {code}; {log.name} says why"
         elif absent:
             status, reason = "failed", f"it ended well but did not write {', '.join(absent)}"
     except subprocess.TimeoutExpired:

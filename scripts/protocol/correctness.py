@@ -48,8 +48,6 @@ def correctness(
             with the stock backends alone.
         together: start the engines at once; they share the card.
     """
-    import numpy as np
-
     ours = tuple(dict.fromkeys((asked.ours, *also)))
     apart = stock[0], replace(stock[1], eager=True)
     every = tuple(dict.fromkeys((*ours, *stock, *apart)))
@@ -85,17 +83,9 @@ def correctness(
             if item.layers:
                 late = ", ".join(found["late"]) or "nothing"
                 report.check(f"{item.name}, warm-up", not found["late"], f"loaded for a request: {late}")
-    tables = {
-        what: {item.name: np.load(place.out / f"{item.name}.{what}.npy") for item in every}
-        for what in ("logits", "cached")
-    }
     if isinstance(reference, str):
         kept = references.make(place, [*prompts, *cached], reference)
-    if kept is not None:
-        tables["logits"]["transformers"], tables["cached"]["transformers"] = np.split(kept, [len(prompts)])
-    for name in tables["logits"]:
-        bad = sum(int((~np.isfinite(table[name])).sum()) for table in tables.values())
-        report.check("logits are finite", bad == 0, f"{name}: {bad} are not")
+    tables = _tables(report, [place.out / item.name for item in every], kept, len(prompts))
     if any(item.served - {"moe"} for item in ours):
         # Where it is not, what is measured is also what rounding these weights to MXFP4 loses.
         report.results["dense_on_grid"] = metadata.field(lambda: _on_grid(place.model))
@@ -105,6 +95,27 @@ def correctness(
         agreement.judge_logits(report, tables["cached"], item.name, (first, second), "logits of one token")
         agreement.judge_greedy(report, chosen, item.name, [one.name for one in apart], steps)
     return report
+
+
+def _tables(report: Report, engines_out: Sequence[Path], kept: Any, whole: int) -> dict[str, dict[str, Any]]:
+    """Logits [prompts, vocabulary] by what was asked for and by engine, found finite or not.
+
+    Args:
+        engines_out: where each engine has left its own, without what was asked for and the suffix.
+        kept: those of transformers, of whole prompts and then of cached ones, or None.
+        whole: how many prompts are whole.
+    """
+    import numpy as np
+
+    tables = {
+        what: {path.name: np.load(f"{path}.{what}.npy") for path in engines_out} for what in ("logits", "cached")
+    }
+    if kept is not None:
+        tables["logits"]["transformers"], tables["cached"]["transformers"] = np.split(kept, [whole])
+    for name in tables["logits"]:
+        bad = sum(int((~np.isfinite(table[name])).sum()) for table in tables.values())
+        report.check("logits are finite", bad == 0, f"{name}: {bad} are not")
+    return tables
 
 
 def reference_prompts(model: Path, seed: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -70,7 +70,6 @@ def added(
     return first - min(others)
 
 
-
 def drift(runs: list[dict[str, float]]) -> float:
     """Largest distance of a decode rate between runs, relative to the slower."""
     keys = [key for key in runs[0] if key.startswith("decode_")]

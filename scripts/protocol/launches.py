@@ -1,12 +1,14 @@
 """Launch every kernel of this card once, on the first case of its first usual variant: for a sanitizer to watch.
 
     compute-sanitizer --tool memcheck python -m scripts.protocol.launches [FAMILY.KERNEL]…
+
+A fault takes the process's context with it, and the kernels behind it; `scripts.protocol.sanitize` gives each its own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -33,23 +35,33 @@ def alternatives(family: str, arch: Arch) -> Iterator[Variant]:
             yield variant
 
 
-def chosen(arch: Arch, only: list[str]) -> Iterator[tuple[Variant, Case]]:
-    """The first usual variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all.
+def usual(arch: Arch) -> Iterator[tuple[str, Variant]]:
+    """Usual variants of each kernel on `arch`, with the kernel's name, FAMILY.KERNEL.
 
     Default variants come first, then kernels that serve where they are asked for by name. What one family takes by
     default may be a kernel of another: experts of many rows are listed by routing.
     """
-    seen: set[str] = set()
     for variants in (default_variants, alternatives):
         for family in kernels.families():
             for variant in variants(family, arch):
-                kernel = f"{variant.spec.family}.{variant.spec.name}"
-                if kernel in seen or (only and kernel not in only):
-                    continue
-                case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
-                if case is not None:
-                    seen.add(kernel)
-                    yield variant, case
+                yield f"{variant.spec.family}.{variant.spec.name}", variant
+
+
+def names(arch: Arch, only: Sequence[str] = ()) -> list[str]:
+    """The kernels on `arch` that there are, or those of `only`."""
+    return [kernel for kernel in dict.fromkeys(name for name, _ in usual(arch)) if not only or kernel in only]
+
+
+def chosen(arch: Arch, only: Sequence[str] = ()) -> Iterator[tuple[Variant, Case]]:
+    """The first usual variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all."""
+    seen: set[str] = set()
+    for kernel, variant in usual(arch):
+        if kernel in seen or (only and kernel not in only):
+            continue
+        case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
+        if case is not None:
+            seen.add(kernel)
+            yield variant, case
 
 
 def launch(variant: Variant, case: Case) -> float:
@@ -85,7 +97,10 @@ def main() -> None:
 
     count = failed = 0
     for variant, case in chosen(device_arch(0), sys.argv[1:]):
-        error = launch(variant, case)
+        try:
+            error = launch(variant, case)
+        except Exception as fault:
+            sys.exit(f"{variant.name}, {case.name}: {type(fault).__name__}: {fault}\nnothing was launched after it")
         count, failed = count + 1, failed + (not error <= case.gate)
         print(f"{variant.name}, {case.name}: error {error:.3g}, gate {case.gate:g}", flush=True)
     if not count:
