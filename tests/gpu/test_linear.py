@@ -16,7 +16,9 @@ from jitmx import build
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import CaptureError, InputError, KnobError
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.arguments import PAIR_GATE
 from jitmx.ops import checks
+from jitmx.ops.linear import run
 from jitmx.runtime import load
 
 GATE = 0.005  # relative L2 of W4A16 against float64, rounding of the output included
@@ -186,6 +188,27 @@ def test_many_rows_of_gpt_oss_are_within_the_gate_eagerly_and_replayed(
     evidence(variant, max(eager, replayed), f"[{n}, {k}] m={m}, eager and graph replay")
 
 
+@pytest.mark.parametrize("residual", [False, True, "pair"])
+@pytest.mark.parametrize("shape", ["qkv", "o"])
+@pytest.mark.parametrize("m", [1, 2, 7, 13, 17, 32, 45, 64, 77, 128, 200, 300, 400, 509, 512])
+def test_bias_and_residuals_of_gpt_oss_are_added_at_every_number_of_rows(
+    m: int, shape: str, residual: bool | str, evidence: Evidence
+) -> None:
+    n, k = SHAPES[shape]
+    weight, x = Weight(n, k), torch.randn(m, k, device="cuda").bfloat16()
+    bias, carried = torch.randn(n, device="cuda").bfloat16(), torch.randn(m, n, device="cuda").bfloat16()
+    finer = carried * 2.0**-9
+    out = poisoned(*((2,) if residual == "pair" else ()), m, n)
+    given = {"residual": carried if residual else None, "lost": finer if residual == "pair" else None}
+    wanted = weight.times(x, bias) + sum(t.double() for t in given.values() if t is not None)
+    found = run(x, weight.packed, bias, out, **given)
+    worst = error(found.double().sum(0) if residual == "pair" else found, wanted)
+    assert worst <= (PAIR_GATE if residual == "pair" else GATE)
+    problem = LinearProblem(m, n, k, bias=True, residual=residual, encoding=weight.packed.encoding)
+    chosen = choose("linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    evidence(chosen.variant, worst, f"[{n}, {k}] m={m}")
+
+
 def test_k_too_long_for_shared_memory_is_read_from_global_memory() -> None:
     weight = Weight(64, 32768)
     x = torch.randn(8, 32768, device="cuda").bfloat16()
@@ -267,6 +290,19 @@ def test_calls_that_feed_one_another_wait_for_one_another() -> None:
     for _ in range(50):
         chained = jitmx.linear(chained, weight.packed)
     assert torch.equal(serial, chained)
+
+
+@pytest.mark.parametrize("m", [1, 3, 17, 64, 300])
+@pytest.mark.parametrize(("n", "k"), [(5120, 2880), (33, 96), (40000, 2880)])
+def test_bringing_another_weight_to_the_l2_changes_neither_product(m: int, n: int, k: int) -> None:
+    first, later = Weight(n, k), Weight(2880, 4096)
+    mxfp8 = jitmx.pack_weight(jitmx.quantize(torch.randn(17, 32, device="cuda"), "mxfp8"))
+    x, attended = (torch.randn(m, columns, device="cuda").bfloat16() for columns in (k, 4096))
+    wanted = jitmx.linear(x, first.packed)
+    for prefetch in (later.packed, mxfp8):
+        found = jitmx.linear(x, first.packed, out=poisoned(m, n), prefetch=prefetch)
+        assert torch.equal(found, wanted)
+    assert error(jitmx.linear(attended, later.packed, out=poisoned(m, 2880)), later.times(attended)) < GATE
 
 
 def test_a_stream_of_ones_own_and_threads_work() -> None:

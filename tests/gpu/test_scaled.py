@@ -12,7 +12,7 @@ import torch
 
 from jitmx import arch, formats
 from jitmx.kernels.linear import scaled
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.layout import pack
 from jitmx.ops import checks
 from jitmx.registry.spec import Variant
@@ -71,6 +71,7 @@ class Product:
         self.launcher(
             torch.cuda.current_stream().cuda_stream, x.data_ptr(), words.data_ptr(), scales.data_ptr(), *optional, 0,
             y.data_ptr(), self.workspace.data_ptr(), 0, EPSILON, self.rows, self.weight.n, self.weight.k,
+            *NO_PREFETCH,
         )  # fmt: skip
         return y
 

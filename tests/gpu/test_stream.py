@@ -13,7 +13,7 @@ import torch
 from jitmx import build, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, ROWS, SPEC, launch
@@ -120,6 +120,7 @@ def multiply(
     launcher(
         torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
         bias_, residual_, norm_, y.data_ptr(), workspace_, 0, EPSILON, rows, weight.n, weight.k,
+        *NO_PREFETCH,
     )  # fmt: skip
     return y
 

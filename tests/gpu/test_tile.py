@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jitmx import build, formats
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
@@ -69,7 +69,7 @@ class Product:
         self.launcher(
             torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
             0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, y.data_ptr(),
-            self.scratch.data_ptr(), 0, EPSILON, *self.shape,
+            self.scratch.data_ptr(), 0, EPSILON, *self.shape, *NO_PREFETCH,
         )  # fmt: skip
         return y
 

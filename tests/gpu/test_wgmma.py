@@ -10,7 +10,7 @@ import torch
 
 import jitmx
 from jitmx.kernels.linear import wgmma
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT
+from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.ops import checks
 from jitmx.registry.spec import Variant
@@ -60,7 +60,7 @@ class Product:
             torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.packed.words.data_ptr(),
             weight.packed.scales.data_ptr(), 0 if bias is None else bias.data_ptr(),
             0 if residual is None else residual.data_ptr(), 0, y.data_ptr(), self.scratch.data_ptr(), 0, EPSILON,
-            *self.shape,
+            *self.shape, *NO_PREFETCH,
         )  # fmt: skip
         return y
 
@@ -104,6 +104,8 @@ TILES: tuple[dict[str, Any], ...] = (
     {"groups": 2, "tile_m": 128, "split_k": 2},
     {"groups": 3, "tile_m": 64, "split_k": 2, "order": "x_first"},
     {"groups": 3, "tile_m": 128, "split_k": 2, "stages": 4},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "deal": "rest", "stages": 6, "ring": 4},
+    {"groups": 4, "tile_m": 32, "ring": 6, "order": "x_first", "x": "image"},
     {"groups": 2, "tile_m": 64, "deal": "steps"},
     {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
     {"groups": 3, "tile_m": 192, "deal": "steps", "order": "x_first"},
@@ -115,6 +117,7 @@ TILES: tuple[dict[str, Any], ...] = (
 RUNS: tuple[dict[str, Any], ...] = (
     {},
     {"groups": 2, "tile_m": 64, "split_k": 2},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "deal": "rest", "stages": 6, "ring": 4},
     {"groups": 2, "tile_m": 128, "deal": "steps"},
     {"groups": 2, "tile_m": 128, "x": "image"},
 )
