@@ -7,6 +7,7 @@ while the program is traced, and the kernels' own checks do when it runs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,14 @@ from jitmx.ops import checks
 
 _LIBRARY: Any = torch.library.Library("jitmx", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_schemas: set[str] = set()
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator under `jitmx::`.
+
+    Compiled code that torch keeps on disk names the operator and its arguments, and torch's key for it does not know
+    the schema: what an argument is called stays once it is released, and new ones come last, with defaults.
 
     Args:
         schema: such as `linear(Tensor x, Tensor words) -> Tensor`.
@@ -27,9 +32,15 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> No
         fake: the same for tensors without data: shapes, dtypes and strides of what comes back.
     """
     _LIBRARY.define(schema, tags=_TAGS)
+    _schemas.add(schema)
     name = schema.partition("(")[0]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jitmx::{name}", fake, lib=_LIBRARY)
+
+
+def digest() -> str:
+    """Of the schemas of all operators defined so far, for who keeps compiled code that calls them."""
+    return hashlib.sha256("\n".join(sorted(_schemas)).encode()).hexdigest()[:16]
 
 
 def refuse_gradients(**tensors: torch.Tensor | None) -> None:

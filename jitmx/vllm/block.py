@@ -18,6 +18,7 @@ import inspect
 import io
 import textwrap
 import tokenize
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,8 @@ _WORDS = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
 
 _decide: Callable[[Block], bool] | None = None
 
-# The fused block that was made last: whose model's configuration, and which layer.
-_made: tuple[int, int] | None = None
+# The fused block that was made last: whose model's configuration, which may be gone, and which layer.
+_made: tuple[weakref.ref[Any], int] | None = None
 
 
 class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
@@ -56,10 +57,10 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.jitmx_fused = _decide is not None and _decide(_facts(self))
         signature = inspect.signature(gpt_oss.TransformerBlock.__init__)
-        config = id(signature.bind(self, *args, **kwargs).arguments["vllm_config"])
+        config = signature.bind(self, *args, **kwargs).arguments["vllm_config"]
         # What another kind of block, or another rank, hands on may be any two tensors.
-        self.jitmx_joins = _made != (config, self.layer_idx - 1)
-        _made = (config, self.layer_idx) if self.jitmx_fused else None
+        self.jitmx_joins = _made is None or _made[0]() is not config or _made[1] != self.layer_idx - 1
+        _made = (weakref.ref(config), self.layer_idx) if self.jitmx_fused else None
         if isinstance(self.attn.qkv_proj.quant_method, JitmxLinearMethod):
             self.attn.qkv_proj.quant_method.prefetch = self.attn.o_proj  # attention, between them, leaves memory idle
         if not self.jitmx_fused:

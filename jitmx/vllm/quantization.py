@@ -77,10 +77,23 @@ def decide(layer: Layer, against_moe: str = "") -> Decision:
 
 
 def _into_compile_key(config: Any, kind: str, decision: Decision) -> None:
-    """Tell vLLM's cache of compiled code who serves a kind of layer: it does not look at the environment of jitmx."""
+    """Tell vLLM's cache of compiled code who serves a kind of layer, and by which operators.
+
+    vLLM's key looks neither at the environment of jitmx nor at code that is not traced, where the operators are.
+    """
     if isinstance(config.additional_config, dict):
-        served = config.additional_config.setdefault("jitmx_serves", {})
+        served = config.additional_config.setdefault("jitmx_serves", {"operators": _operators()})
         served[kind] = decision.format or served.get(kind, "")
+
+
+@functools.cache
+def _operators() -> str:
+    """The operators that compiled code of this version may call, by digest."""
+    import jitmx.operators
+    import jitmx.vllm.products  # noqa: F401 - both define operators
+    from jitmx.ops import custom
+
+    return custom.digest()
 
 
 def decide_lm_head(prefix: str, tied: bool) -> Decision:

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, 
 
 from jitmx import settings
 from jitmx.errors import SettingError
+from jitmx.ops import custom
 from jitmx.vllm import facts, quantization
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
@@ -214,6 +215,24 @@ def test_what_is_served_is_part_of_vllms_key_for_compiled_code(
         settings.reload()
         keys.add(host.build().vllm_config.compute_hash())
     assert len(keys) == 4
+
+
+def test_the_schemas_of_operators_are_part_of_vllms_key_for_compiled_code(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key() -> str:
+        quantization._operators.cache_clear()
+        found: str = host.build().vllm_config.compute_hash()
+        return found
+
+    first = key()
+    assert key() == first
+    renamed = {schema.replace("prefetch_words", "next_words") for schema in custom._schemas}
+    assert renamed != custom._schemas
+    with monkeypatch.context() as patched:
+        patched.setattr(custom, "_schemas", renamed)
+        assert key() != first
+    assert key() == first
 
 
 def test_each_experts_take_the_router_beside_them(host: Any) -> None:
