@@ -14,17 +14,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jitmx import logs, machine, settings
+from jitmx import logs, settings
 from jitmx.cache import store as stores
 from jitmx.cache.manifest import Inputs, Outputs, Record
 from jitmx.cache.store import Entry, Store
 from jitmx.cache.why import Subject, changes
-from jitmx.errors import ArchError, CompileError, ContractError, JitmxError, NotWarmedError, ToolchainError
+from jitmx.errors import ArchError, CompileError, ContractError, NotWarmedError, ToolchainError
 from jitmx.registry.key import SCHEMA, KeyInputs, digest, frame
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -63,12 +62,25 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A variant that could not be built, why, and how long it took to find out in milliseconds."""
+class Found:
+    """Machine code of a variant, looked up or compiled, whose contract may not have been checked.
+
+    Attributes:
+        source: rendered.
+        entry: of the cache.
+        status, milliseconds: as for `Built`.
+    """
 
     variant: Variant
-    error: JitmxError
+    source: str
+    entry: Entry
+    status: Status
     milliseconds: float
+
+    @property
+    def held(self) -> bool:
+        """Whether the record tells of the present contract: it is no part of the key, and may have changed."""
+        return self.entry.record.outputs["contract"] == _contract(self.variant)
 
 
 def key_inputs(variant: Variant) -> tuple[KeyInputs, str]:
@@ -80,7 +92,7 @@ def key_inputs(variant: Variant) -> tuple[KeyInputs, str]:
         RenderError, ArchError, ToolchainError, CompileError: its inputs cannot be had.
     """
     source = render(variant)
-    inputs = _inputs(variant, source, _store(), may_scan=True)
+    inputs = _inputs(variant, source, kernel_store(), may_scan=True)
     assert inputs is not None
     return inputs, source
 
@@ -104,63 +116,49 @@ def obtain(variant: Variant, *, allow_compile: bool | None = None, strict: bool 
         RenderError, ArchError, ToolchainError: it cannot be compiled here.
         CacheError: the cache directory must not be used.
     """
+    return hold(find(variant, allow_compile), strict)
+
+
+def find(variant: Variant, allow_compile: bool | None) -> Found:
+    """What `obtain` does before the contract is checked; it raises the same but ContractError."""
     started = time.perf_counter()
-    store = _store()
     source = render(variant)
     if allow_compile is None:
         allow_compile = settings.current().mode != "required"
-    entry, status = _find_or_compile(variant, source, store, allow_compile, strict)
+    entry, status = _find_or_compile(variant, source, kernel_store(), allow_compile)
+    return Found(variant, source, entry, status, (time.perf_counter() - started) * 1e3)
+
+
+def hold(found: Found, strict: bool, sass: list[str] | None = None) -> Built:
+    """What was found, held to its contract as `obtain` says.
+
+    Args:
+        sass: its instructions, where they are known already.
+
+    Raises:
+        ContractError, ToolchainError: as for `obtain`.
+    """
+    started = time.perf_counter()
+    variant, entry = found.variant, found.entry
     if strict:
-        store.keep_source(source)
-        entry = _judge_again(variant, source, entry, store)
-    built = Built(
-        variant, entry.record.key, entry.image, entry.record, status, milliseconds=(time.perf_counter() - started) * 1e3
-    )
+        store = kernel_store()
+        store.keep_source(found.source)
+        if not found.held:
+            if sass is None and variant.spec.contract(variant.knobs, variant.arch).needs_sass:
+                sass = cubin.sass(entry.image)
+            record = _judged(variant, entry.record, sass)
+            if entry.root in (store.root, None):
+                store.publish(record, entry.image, found.source)
+            entry = dataclasses.replace(entry, record=record)
+    took = found.milliseconds + (time.perf_counter() - started) * 1e3
+    built = Built(variant, entry.record.key, entry.image, entry.record, found.status, took)
     if built.breaches:
         message = f"{variant.name} for {variant.arch} breaks its contract: {'; '.join(built.breaches)}"
         if strict:
             raise ContractError(message)
-        if status == "compiled":
+        if found.status == "compiled":
             logger.warning("%s", message)
     return built
-
-
-def build_all(
-    variants: Iterable[Variant],
-    *,
-    jobs: int | None = None,
-    on_result: Callable[[Built | Failed], None] | None = None,
-    allow_compile: bool | None = True,
-    strict: bool = True,
-) -> list[Built | Failed]:
-    """Build many variants at once, in threads: NVRTC compiles without Python's lock.
-
-    Args:
-        jobs: compiles at once; by default JITMX_JOBS, else as many as cores and memory bear.
-        on_result: called in this thread with each result as it comes.
-        allow_compile, strict: as for `obtain`.
-
-    Returns:
-        The results in the order of `variants`; what could not be built is among them, not raised.
-
-    Raises:
-        CacheError: the cache directory must not be used.
-    """
-    _store()
-    ordered = list(variants)
-    workers = jobs or settings.current().jobs or machine.compiles_at_once()
-    results: list[Built | Failed | None] = [None] * len(ordered)
-    with ThreadPoolExecutor(max(1, min(workers, len(ordered))), thread_name_prefix="jitmx-build") as pool:
-        pending = {pool.submit(_attempt, variant, allow_compile, strict): i for i, variant in enumerate(ordered)}
-        try:
-            for future in as_completed(pending):
-                results[pending[future]] = result = future.result()
-                if on_result:
-                    on_result(result)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [result for result in results if result is not None]
 
 
 def named(inputs: KeyInputs) -> Inputs:
@@ -185,23 +183,18 @@ def header_digest(name: str) -> str | None:
         return None
 
 
-def _store() -> Store:
+def kernel_store() -> Store:
+    """Where kernels are kept as the settings are now.
+
+    Raises:
+        CacheError: the cache directory must not be used.
+    """
     now = settings.current()
     logs.follow(now)
     return _memory_only if now.mode == "off" else stores.current()
 
 
-def _attempt(variant: Variant, allow_compile: bool | None, strict: bool) -> Built | Failed:
-    started = time.perf_counter()
-    try:
-        return obtain(variant, allow_compile=allow_compile, strict=strict)
-    except JitmxError as error:
-        return Failed(variant, error, (time.perf_counter() - started) * 1e3)
-
-
-def _find_or_compile(
-    variant: Variant, source: str, store: Store, allow_compile: bool, strict: bool
-) -> tuple[Entry, Status]:
+def _find_or_compile(variant: Variant, source: str, store: Store, allow_compile: bool) -> tuple[Entry, Status]:
     try:
         inputs = _inputs(variant, source, store, may_scan=allow_compile)
     except CompileError:
@@ -223,7 +216,7 @@ def _find_or_compile(
     with _alone(store, key, lambda: store.lookup(key) is not None):
         if entry := store.lookup(key):
             return entry, "hit"
-        return _compile(variant, inputs, source, store, strict), "compiled"
+        return _compile(variant, inputs, source, store), "compiled"
 
 
 def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> KeyInputs | None:
@@ -271,7 +264,7 @@ def _by_source(variant: Variant, source: str, store: Store) -> Entry | None:
     return store.by_source(digest(source.encode()), variant.arch.name, nvrtc.options(variant.arch), present)
 
 
-def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store, strict: bool) -> Entry:
+def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store) -> Entry:
     keep = functools.partial(store.keep_failed, variant.name)
     compiled = nvrtc.compile(source, inputs.options, keep_source=keep)
     info = cubin.read(compiled.image)
@@ -302,10 +295,8 @@ def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store, str
         created=round(time.time(), 3),
         jitmx=_version(),
     )
-    try:
-        record = _judged(variant, record, compiled.image, disassemble=strict)
-    finally:
-        store.publish(record, compiled.image, source)
+    record = _judged(variant, record, None)
+    store.publish(record, compiled.image, source)
     logger.info(
         "compiled %s for %s in %.0f ms: %d registers, %d B spilled, %d B shared",
         variant.name, variant.arch, compiled.milliseconds, kernel.registers, kernel.spill_bytes, kernel.shared_bytes,
@@ -320,26 +311,19 @@ def _contract(variant: Variant) -> dict[str, Any]:
     return values
 
 
-def _judged(variant: Variant, record: Record, image: bytes, *, disassemble: bool) -> Record:
-    """`record` with the breaches of its contract; the contract itself is entered only where all of it was checked."""
+def _judged(variant: Variant, record: Record, sass: Sequence[str] | None) -> Record:
+    """`record` with the breaches of its contract; the contract itself is entered only where all of it was checked.
+
+    Args:
+        sass: the instructions; None where they are not known, and only registers and spills are.
+    """
     contract = variant.spec.contract(variant.knobs, variant.arch)
-    complete = disassemble or not contract.needs_sass
-    sass = cubin.sass(image) if contract.needs_sass and disassemble else []
+    complete = sass is not None or not contract.needs_sass
     held = contract if complete else dataclasses.replace(contract, require=(), forbid=())
     outputs = record.outputs
-    breaches = held.breaches(registers=outputs["registers"], spill_bytes=outputs["spill_bytes"], sass=sass)
+    breaches = held.breaches(registers=outputs["registers"], spill_bytes=outputs["spill_bytes"], sass=sass or ())
     stated = _contract(variant) if complete else {}
     return dataclasses.replace(record, outputs={**outputs, "contract": stated, "breaches": breaches})
-
-
-def _judge_again(variant: Variant, source: str, entry: Entry, store: Store) -> Entry:
-    """`entry`, held to the present contract, which is no part of the key: it may have changed or not been checked."""
-    if entry.record.outputs["contract"] == _contract(variant):
-        return entry
-    record = _judged(variant, entry.record, entry.image, disassemble=True)
-    if entry.root in (store.root, None):
-        store.publish(record, entry.image, source)
-    return dataclasses.replace(entry, record=record)
 
 
 def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> NotWarmedError:

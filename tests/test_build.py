@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from jitmx import build
-from jitmx.build import Built, Failed
+from jitmx import batch, build
+from jitmx.batch import Failed
+from jitmx.build import Built
 from jitmx.cache import layout
 from jitmx.cache import store as stores
 from jitmx.errors import (
@@ -546,7 +547,7 @@ def test_results_come_in_the_order_of_the_variants_with_failures_among_them(prob
     edit(probe.template, "if (i < n)", "{% if factor == 3 %} error {% endif %}\n    if (i < n)")
     variants = [probe.variant(factor=factor) for factor in (2, 3, 4)] + [probe.variant(registers=1)]
     told: list[tuple[str, int]] = []
-    results = build.build_all(
+    results = batch.build_all(
         variants, jobs=2, on_result=lambda result: told.append((result.variant.name, threading.get_ident()))
     )
     assert [result.variant for result in results] == variants
@@ -556,12 +557,72 @@ def test_results_come_in_the_order_of_the_variants_with_failures_among_them(prob
 
 
 def test_a_variant_asked_for_twice_is_compiled_once(probe: Any, compiles: list[str]) -> None:
-    results = build.build_all([probe.variant(factor=5)] * 6, jobs=6)
+    results = batch.build_all([probe.variant(factor=5)] * 6, jobs=6)
     assert [result.status for result in results].count("compiled") == len(compiles) == 1
 
 
+@pytest.fixture
+def disassembled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many cubins each run of nvdisasm from now on takes."""
+    really, sizes = cubin.sass_of, []
+
+    def sass_of(images: list[bytes], target: str) -> list[list[str]]:
+        sizes.append(len(images))
+        return really(images, target)
+
+    def sass(image: bytes) -> list[str]:
+        raise AssertionError("a kernel of a batch is disassembled by itself")
+
+    monkeypatch.setattr(cubin, "sass_of", sass_of)
+    monkeypatch.setattr(cubin, "sass", sass)
+    return sizes
+
+
+def test_contracts_of_many_are_checked_in_groups_and_once(probe: Any, disassembled: list[int]) -> None:
+    variants = [probe.variant(target, factor=factor) for target in ("sm_121a", "sm_90a") for factor in range(2, 13)]
+    for _ in range(2):
+        results = batch.build_all(variants, jobs=2)
+        assert [result.variant for result in results] == variants
+        assert all(result.record.outputs["contract"]["require"] for result in results)
+    assert sum(disassembled) == len(variants) and len(disassembled) == 4
+
+
+def test_each_of_a_group_is_held_to_its_own_code(
+    probe: Any, monkeypatch: pytest.MonkeyPatch, disassembled: list[int]
+) -> None:
+    def contract(knobs: Any, arch: Any) -> Contract:
+        own = rf"\b{knobs.factor}\b"
+        return Contract(require=(own,), forbid=(own,) if knobs.factor in (40, 50) else ())
+
+    monkeypatch.setattr(probe.module, "SCALE", dataclasses.replace(probe.module.SCALE, contract=contract))
+    results = batch.build_all([probe.variant(factor=factor) for factor in range(38, 54)], jobs=2)
+    broken = [result for result in results if isinstance(result, Failed)]
+    assert [result.variant.knobs.factor for result in broken] == [40, 50]
+    assert all("ruled out" in str(result.error) and "no instruction" not in str(result.error) for result in broken)
+    assert len(disassembled) == 2
+
+
+def test_what_nvdisasm_refuses_in_a_group_fails_by_itself(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = cubin.sass
+
+    def sass_of(images: list[bytes], target: str) -> list[list[str]]:
+        raise ToolchainError("refused")
+
+    def sass(image: bytes) -> list[str]:
+        if image == odd:
+            raise ToolchainError("nvdisasm refuses the image")
+        return really(image)
+
+    odd = build.obtain(probe.variant(factor=3)).image
+    monkeypatch.setattr(cubin, "sass_of", sass_of)
+    monkeypatch.setattr(cubin, "sass", sass)
+    results = batch.build_all([probe.variant(factor=factor) for factor in (2, 3, 4)])
+    assert [type(result) for result in results] == [Built, Failed, Built]
+    assert "refuses the image" in str(results[1].error)
+
+
 def test_nothing_to_build_is_no_error(probe: Any) -> None:
-    assert build.build_all([]) == []
+    assert batch.build_all([]) == []
 
 
 def test_no_more_compiles_run_at_once_than_were_asked_for(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,10 +643,10 @@ def test_no_more_compiles_run_at_once_than_were_asked_for(probe: Any, monkeypatc
 
     monkeypatch.setattr(nvrtc, "compile", compile)
     probe.set(JITMX_JOBS="3")
-    build.build_all([probe.variant(factor=factor) for factor in range(20, 30)], strict=False)
+    batch.build_all([probe.variant(factor=factor) for factor in range(20, 30)], strict=False)
     assert most <= 3
     most = 0
-    build.build_all([probe.variant(factor=factor) for factor in range(30, 36)], jobs=1, strict=False)
+    batch.build_all([probe.variant(factor=factor) for factor in range(30, 36)], jobs=1, strict=False)
     assert most == 1
 
 
@@ -594,7 +655,7 @@ def test_an_interrupt_ends_a_warm_up_at_once(probe: Any, compiles: list[str]) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build.build_all(
+        batch.build_all(
             [probe.variant(factor=factor) for factor in range(40, 60)], jobs=1, on_result=interrupt, strict=False
         )
     assert len(compiles) < 10
@@ -718,7 +779,7 @@ def test_a_refused_cache_ends_a_warm_up_before_it_begins(probe: Any, compiles: l
     probe.cache.chmod(0o777)
     probe.next_process()
     with pytest.raises(CacheError, match="written by others"):
-        build.build_all([probe.variant()])
+        batch.build_all([probe.variant()])
     assert compiles == []
 
 

@@ -17,7 +17,8 @@ from jitmx.errors import ContractError, JitmxError
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
-    from jitmx.build import Built, Failed
+    from jitmx.batch import Failed
+    from jitmx.build import Built
     from jitmx.cache.manifest import Record
     from jitmx.registry.spec import Variant
 
@@ -189,10 +190,10 @@ def command(
         if words or kernel or family_names or m or n or k:
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
         variants = _served(arches, model, layers, tokens, ranks, lora)
-    from jitmx import build
+    from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
-        results = build.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))
+        results = batch.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))
     rows = [_row(result) for result in results]
     counts = {status: sum(row["status"] == status for row in rows) for status in ("compiled", "hit", "failed")}
     wall = time.perf_counter() - started
@@ -213,7 +214,7 @@ def command(
     else:
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
         click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
-    failures = [(result.variant.name, result.error) for result in results if isinstance(result, build.Failed)]
+    failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
     codes = [_report(failures)] if failures else []
     if lost := _lost(results):
         click.echo(

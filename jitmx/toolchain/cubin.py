@@ -7,11 +7,12 @@ attribute codes below are those that `cuobjdump -elf` spells out; each figure ag
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jitmx.errors import ToolchainError
@@ -133,7 +134,30 @@ def sass(image: bytes) -> list[str]:
     Raises:
         ToolchainError: nvdisasm is missing, or refuses the image.
     """
-    return [match[1] for line in disassemble(image).splitlines() if (match := _LISTED.match(line)) and match[1]]
+    return _instructions(disassemble(image))
+
+
+def sass_of(images: Sequence[bytes], target: str) -> list[list[str]]:
+    """The instructions of each of several cubins for one target, by one run of nvdisasm, which is slow to start.
+
+    They are those of `sass`, but branches name offsets in place of labels.
+
+    Args:
+        target: such as `sm_121a`.
+
+    Raises:
+        ToolchainError: nvdisasm is missing or does not know the target, or an image is not a whole cubin.
+    """
+    code = []
+    for image in images:
+        file = elf.Elf(image)
+        code.append(b"".join(file.data(part) for part in file.sections if part.name.startswith(".text.")))
+    lines = _instructions(_nvdisasm(b"".join(code), "-b", target.replace("sm_", "SM"))) if any(code) else []
+    counts = [len(part) // _INSTRUCTION.size for part in code]
+    if len(lines) != sum(counts):
+        raise ToolchainError(f"nvdisasm lists {len(lines)} of {sum(counts)} instructions of {len(images)} cubins")
+    rest = iter(lines)
+    return [list(itertools.islice(rest, count)) for count in counts]
 
 
 def disassemble(image: bytes) -> str:
@@ -142,6 +166,14 @@ def disassemble(image: bytes) -> str:
     Raises:
         ToolchainError: nvdisasm is missing, or refuses the image.
     """
+    return _nvdisasm(image, "-c")
+
+
+def _instructions(listing: str) -> list[str]:
+    return [match[1] for line in listing.splitlines() if (match := _LISTED.match(line)) and match[1]]
+
+
+def _nvdisasm(image: bytes, *options: str) -> str:
     wheel = "nvidia-cuda-nvdisasm"
     program = wheels.find("bin/nvdisasm", wheel=wheel, purpose="to show and check machine code")
     try:
@@ -151,7 +183,8 @@ def disassemble(image: bytes) -> str:
             while rest:
                 rest = rest[file.write(rest) :]
             done = subprocess.run(
-                [program, "-c", f"/proc/self/fd/{file.fileno()}"],
+                # Its dataflow analysis is for the branch stacks of older targets.
+                [program, "-ndf", *options, f"/proc/self/fd/{file.fileno()}"],
                 cwd="/", env={"LC_ALL": "C"}, pass_fds=(file.fileno(),), stdin=subprocess.DEVNULL,
                 capture_output=True, timeout=_NVDISASM_SECONDS, check=False,
             )  # fmt: skip

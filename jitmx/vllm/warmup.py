@@ -12,7 +12,7 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
-from jitmx import build, settings
+from jitmx import batch, build, settings
 from jitmx.arch import Arch
 from jitmx.errors import JitmxError
 from jitmx.kernels.pack import encoding_on
@@ -97,10 +97,10 @@ def _prepare(kernels: Iterable[Kernel], started: float) -> None:
     if not missing:
         return
     progress = _Progress(len(missing))
-    results = build.build_all(
+    results = batch.build_all(
         [kernel.variant for kernel in missing], allow_compile=None, strict=False, on_result=progress.step
     )
-    failed = [result for result in results if isinstance(result, build.Failed)]
+    failed = [result for result in results if isinstance(result, batch.Failed)]
     for result in failed:
         logger.error("jitmx: %s", result.error)
     if failed:
@@ -130,7 +130,7 @@ class _Progress:
         self._said = time.monotonic()
         self.compiled = 0
 
-    def step(self, result: build.Built | build.Failed) -> None:
+    def step(self, result: build.Built | batch.Failed) -> None:
         """One kernel more."""
         self._done += 1
         self.compiled += isinstance(result, build.Built) and result.status == "compiled"

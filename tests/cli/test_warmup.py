@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jitmx import arch as arches
-from jitmx import build, errors, kernels, ledger, resources, settings
+from jitmx import batch, build, errors, kernels, ledger, resources, settings
 from jitmx.dispatch import choose
 from jitmx.kernels import Family, Problem
 from jitmx.registry.contract import Contract
@@ -207,7 +207,7 @@ def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch, only_gemv) -> N
         asked.extend(variant.name for variant in variants)
         return []
 
-    monkeypatch.setattr(build, "build_all", build_all)
+    monkeypatch.setattr(batch, "build_all", build_all)
     read("warmup", "--arch", "sm_90", "linear", "-m", "1,3,4", "-m", "9", "-n", "4096", "-k", "4096", "dtype=fp16")
     assert [name.split("-")[0] for name in asked] == ["linear.gemv.fp16", "linear.gemv.m4", "linear.gemv.m8"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +140,39 @@ def test_sass_is_one_instruction_a_line_without_offsets(small: bytes) -> None:
     assert sum(re.match(r"(@!?U?P\d+ )?STL", line) is not None for line in lines) > 0
     assert all(re.match(r"(@!?U?P[\dT]+ )?[A-Z][A-Z0-9_.]*( |$)", line) for line in lines), lines[:5]
     assert len(lines) * 16 == cubin.read(small).kernel("k").code_bytes
+
+
+def test_many_cubins_are_listed_by_one_run_as_each_by_itself(
+    compiled: nvrtc.Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = cubin.read(compiled.image).target
+    assert target is not None
+    tiny = nvrtc.compile('extern "C" __global__ void k(int* o) { *o = 7; }', nvrtc.options(arch.parse(target))).image
+    images = [tiny, compiled.image, tiny]
+    runs, run = [], subprocess.run
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        runs.append(arguments)
+        return run(*arguments, **more)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    found = cubin.sass_of(images, target)
+    assert len(runs) == 1
+
+    def opcodes(lines: list[str]) -> list[str]:
+        # Branches name offsets here and labels there, and functions of one cubin may come in another order.
+        return sorted(re.match(r"(@\S+ )?\S+", line)[0] for line in lines)  # type: ignore[index]
+
+    for image, lines in zip(images, found, strict=True):
+        assert opcodes(lines) == opcodes(cubin.sass(image))
+    assert cubin.sass_of([], target) == []
+
+
+def test_a_cubin_cut_short_and_an_unknown_target_are_refused_among_many(small: bytes) -> None:
+    with pytest.raises(ToolchainError, match=f"the file has {len(small) - 1} B"):
+        cubin.sass_of([small, small[:-1]], "sm_121a")
+    with pytest.raises(ToolchainError, match="nvdisasm refuses"):
+        cubin.sass_of([small], "sm_999")
 
 
 def test_a_listing_has_offsets_and_names(small: bytes) -> None:

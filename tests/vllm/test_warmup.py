@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 
 from jitmx import arch as arches
-from jitmx import build, settings
+from jitmx import batch, settings
 from jitmx.dispatch.choose import default_variants
 from jitmx.errors import NotWarmedError
 from jitmx.kernels.pack import encoding_on
@@ -123,7 +123,7 @@ def test_required_serves_from_a_warm_cache_without_a_compiler_and_else_names_the
     settings.reload()
     with pytest.raises(NotWarmedError, match=r"jitmx warmup --arch sm_90a --variant .* kernels cannot be had"):
         warmup.prepare(SMALL)
-    build.build_all(variants(SMALL), strict=False)
+    batch.build_all(variants(SMALL), strict=False)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("nothing is compiled in this mode")
