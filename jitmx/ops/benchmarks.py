@@ -34,6 +34,14 @@ class Ceilings:
     copy: float
     matmul: float
 
+    def floors(self, moved: float, flops: float) -> dict[str, float]:
+        """Bytes and operations of a call, the microseconds that each takes at the rates of the card, and the longer."""
+        memory, compute = moved / self.read * 1e6, flops / self.matmul * 1e6
+        return {
+            "bytes": moved, "flops": flops, "memory_us": memory, "compute_us": compute,
+            "floor_us": max(memory, compute),
+        }  # fmt: skip
+
 
 def ceilings() -> Ceilings:
     """Measure them."""

@@ -152,11 +152,7 @@ def bench_moe(
 
 def floors(shape: LayerShape, m: int, hit: float, limits: Ceilings) -> dict[str, float]:
     """Bytes and operations of a call, and the microseconds that they take at the rates of the card."""
-    moved, flops = shape.bytes(m, hit), shape.flops(m)
-    memory, compute = moved / limits.read * 1e6, flops / limits.matmul * 1e6
-    return {
-        "bytes": moved, "flops": flops, "memory_us": memory, "compute_us": compute, "floor_us": max(memory, compute),
-    }  # fmt: skip
+    return limits.floors(shape.bytes(m, hit), shape.flops(m))
 
 
 def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
