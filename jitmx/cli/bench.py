@@ -15,8 +15,10 @@ from jitmx.errors import DriverError, KnobError
 if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
 
-WHAT = ("linear", "moe", "quantize", "launch")
-PEERS = {"linear": ("humming", "marlin", "triton_kernels"), "moe": ("humming", "triton", "marlin")}
+WHAT = ("linear", "routing", "moe", "quantize", "launch")
+PEERS = {
+    "linear": ("humming", "marlin", "triton_kernels"), "moe": ("humming", "triton", "marlin"), "routing": ("torch",)
+}  # fmt: skip
 ALL_PEERS = tuple(dict.fromkeys(name for names in PEERS.values() for name in names))
 MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
@@ -32,6 +34,7 @@ Examples:
   jitmx bench linear -m 1,8               gpt-oss-120b's dense products at 1 and 8 rows
   jitmx bench linear -n 4096 -k 4096 --plot roofline.png
   jitmx bench linear --peers humming      beside Humming only; --peers none: beside cuBLAS only
+  jitmx bench routing -m 1,64             gpt-oss-120b's routers alone, beside torch's linear, topk and softmax
   jitmx bench moe --plot moe.png          gpt-oss-120b's experts, from router logits to the combined output
   jitmx bench moe --model gpt-oss-20b -m 1,16 --seed 7
   jitmx bench launch --json               host time of a warm call
@@ -39,6 +42,9 @@ Examples:
 \b
 linear    medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and
           the other libraries' MXFP4 products that are installed
+routing   the same of router product, top-k and softmax, without and with RMSNorm whose rows are written as well: over
+          routers that rotate past the L2, over as many as the model has, and with no launch started before the last one
+          ended; ids are checked against torch.topk and weights against float64, and the floor has no launch in it
 moe       the same of a layer of experts, each call with a routing of its own that spreads as a trained router's and
           whose experts no cache holds, beside vLLM's experts that can be imported; the floor is the bytes of the
           experts hit at the read rate, or the operations at the matmul rate
@@ -50,18 +56,25 @@ Read, copy and matmul rates are measured in the same run.
 @click.argument("what", type=click.Choice(WHAT), nargs=-1)
 @click.option(
     "-m", "rows", multiple=True, callback=shapes.size_list, metavar="M,...",
-    help="Row counts for linear (default: 1,4,16,64,512,8192, for an output layer up to 512) and moe (1,4,16,64,8192).",
+    help="Row counts for linear and routing (default: 1,4,16,64,512,8192, for an output layer up to 512) and moe "
+    "(1,4,16,64,8192).",
 )  # fmt: skip
 @click.option(
     "--peers", "asked", default="all", show_default=True, metavar="NAME,...",
-    help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels; for moe humming, triton, marlin.",
+    help="Libraries beside cuBLAS: all, none, or of humming, marlin, triton_kernels; for moe humming, triton, marlin; "
+    "for routing torch.",
 )  # fmt: skip
-@click.option("--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True, help="Whose experts for moe.")
+@click.option(
+    "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True,
+    help="Whose experts for moe, and whose routers for routing.",
+)  # fmt: skip
 @click.option(
     "--x-format", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True,
     help="What moe's activations are rounded to.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing, and of routing's routers."
+)
 @click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
 @click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
 @click.option(
@@ -116,6 +129,8 @@ def command(
                 [size], rows or shapes.usual_rows(size[1], ROWS), _of("linear", peers)
             )
         ]
+    if "routing" in wanted:
+        payload["routing"] = _routing(model, rows or ROWS, limits, _of("routing", peers), seed)
     if "moe" in wanted:
         payload["moe"] = _moe(model, x_format, rows or MOE_ROWS, limits, _of("moe", peers), seed)
     if "quantize" in wanted:
@@ -158,6 +173,14 @@ def _moe(
     return {"model": model, "seed": seed, "shape": dataclasses.asdict(shape), "rows": found}
 
 
+def _routing(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int) -> dict[str, Any]:
+    from jitmx.ops import benchmarks_routing
+
+    shape = benchmarks_routing.MODELS[model]
+    found = benchmarks_routing.bench_routing(shape, rows, limits, peers, seed)
+    return {"model": model, "seed": seed, "shape": dataclasses.asdict(shape), "rows": found}
+
+
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:
     click.echo(
         f"{limits.card}: read {limits.read / 1e12:.2f} TB/s, copy {limits.copy / 1e12:.2f} TB/s, "
@@ -166,6 +189,9 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
     if "linear" in payload:
         click.echo()
         _show_linear(payload["linear"], limits)
+    if "routing" in payload:
+        click.echo()
+        _show_routing(payload["routing"])
     if "moe" in payload:
         click.echo()
         _show_moe(payload["moe"], limits)
@@ -229,6 +255,30 @@ def _show_moe(payload: dict[str, Any], limits: Ceilings) -> None:
             for row in rows
         ],
         right=(*headers[:2], *headers[3:], *peers),
+    )  # fmt: skip
+    _show_reasons(rows)
+
+
+def _show_routing(payload: dict[str, Any]) -> None:
+    rows, layers = payload["rows"], payload["shape"]["layers"]
+    names = list(rows[0]["peers"])
+    headers = ["M", "RMSNORM", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", f"{layers} ROUTERS US", "NO OVERLAP US"]
+    peers = [f"{name.upper()} US" for name in names]
+    click.echo(
+        f"routers of {payload['model']} that rotate past the L2, top-k and softmax, seed {payload['seed']}; "
+        f"and over {layers} only, and without launches that overlap"
+    )
+    output.table(
+        (*headers, *peers),
+        [
+            (
+                row["m"], "yes" if row["norm"] else None, row["kernel"], f"{row['us']:.2f}", f"{row['floor_us']:.2f}",
+                f"{row['floor_us'] / row['us']:.0%}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+                f"{row['model_us']:.2f}", f"{row['serial_us']:.2f}", *(_us(row, name) for name in names),
+            )
+            for row in rows
+        ],
+        right=(headers[0], *headers[3:], *peers),
     )  # fmt: skip
     _show_reasons(rows)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jitmx.cli import bench, roofline, shapes
-from jitmx.ops import benchmarks_moe, moe_inputs, moe_peers
+from jitmx.ops import benchmarks, benchmarks_moe, benchmarks_routing, moe_inputs, moe_peers
 from jitmx.ops.benchmarks import Ceilings
 from jitmx.ops.peers import PEERS
 
@@ -89,15 +89,65 @@ def test_the_plot_of_a_layer_is_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def routing_row(m: int, norm: bool, us: float, other: float | None) -> dict[str, Any]:
+    shape = benchmarks_routing.MODELS["gpt-oss-120b"]
+    peers = {"torch": {"us": other, "reason": None if other else "OutOfMemoryError: no room"}}
+    times = {"us": us, "model_us": us - 0.25, "serial_us": us + 1.5, "error": 3e-7}
+    row = {"m": m, "norm": norm, "kernel": "route", **times, "peers": peers}
+    return row | LIMITS.floors(shape.bytes(m, norm), shape.flops(m))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What a card of the test's own was asked of routing, which it answers with two rows."""
+    found: list[tuple[Any, ...]] = []
+
+    def bench_routing(*arguments: Any) -> list[dict[str, Any]]:
+        found.append(arguments)
+        names = arguments[3]
+        rows = routing_row(1, False, 2.75, 17.5), routing_row(1, True, 3.5, None)
+        return [row | {"peers": {name: row["peers"][name] for name in names}} for row in rows]
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(benchmarks, "ceilings", lambda: LIMITS)
+    monkeypatch.setattr(benchmarks_routing, "bench_routing", bench_routing)
+    return found
+
+
+def test_routing_is_shown_beside_its_floor_and_torch(run: Any, asked: list[tuple[Any, ...]]) -> None:
+    said = run("bench", "routing", "-m", "1", "--seed", "5")
+    assert asked == [(benchmarks_routing.MODELS["gpt-oss-120b"], (1,), LIMITS, ("torch",), 5)]
+    title, header, plain, normed = [line for line in said.stdout.splitlines() if line][1:]
+    assert title.startswith("routers of gpt-oss-120b that rotate past the L2") and "seed 5" in title
+    assert header.split("  ")[-1] == "TORCH US" and "36 ROUTERS US  NO OVERLAP US" in header
+    # 0.74 MB at 4 TB/s is 0.19 us.
+    assert plain.split() == ["1", "–", "route", "2.75", "0.19", "7%", "0.27", "2.50", "4.25", "17.50"]
+    assert normed.split() == ["1", "yes", "route", "3.50", "0.19", "5%", "0.22", "3.25", "5.00", "–"]
+    assert said.stderr == "torch: OutOfMemoryError: no room\n"
+
+
+def test_routing_as_json_has_its_model_and_every_row(read: Any, asked: list[tuple[Any, ...]]) -> None:
+    said = read("bench", "routing", "--model", "gpt-oss-20b", "--peers", "none")
+    shape = {"experts": 32, "top": 4, "hidden": 2880, "layers": 24}
+    assert said["ceilings"]["read"] == 4e12 and set(said) == {"schema_version", "ceilings", "routing"}
+    assert {name: said["routing"][name] for name in ("model", "seed", "shape")} == {
+        "model": "gpt-oss-20b", "seed": 0, "shape": shape,
+    }  # fmt: skip
+    assert [row["norm"] for row in said["routing"]["rows"]] == [False, True]
+    assert asked[0][1:] == (bench.ROWS, LIMITS, (), 0)
+
+
 def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
     assert shapes.usual_rows(5120, bench.ROWS) == (1, 4, 16, 64, 512, 8192)
     assert shapes.usual_rows(201088, bench.ROWS) == (1, 4, 16, 64, 512)
 
 
 def test_libraries_are_chosen_by_name() -> None:
-    assert {"linear": tuple(PEERS), "moe": moe_peers.PEERS} == bench.PEERS
+    assert {
+        "linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)
+    } == bench.PEERS  # fmt: skip
     assert bench._peers("all") == bench.ALL_PEERS and bench._peers("none") == ()
-    assert set(bench.ALL_PEERS) == {*PEERS, *moe_peers.PEERS}
+    assert set(bench.ALL_PEERS) == {*PEERS, *moe_peers.PEERS, *benchmarks_routing.PEERS}
     assert bench._peers("marlin,humming,marlin") == ("marlin", "humming")
     assert bench._of("moe", ("triton_kernels", "marlin")) == ("marlin",)
 
@@ -113,6 +163,7 @@ def test_libraries_are_chosen_by_name() -> None:
         (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels, triton"),
         (("moe", "--model", "gpt-5"), "gpt-oss-120b"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
+        (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
         (("gemm",), "'gemm' is not one of"),
     ],
 )

@@ -13,7 +13,8 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels import routing_cases
 from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
-from jitmx.ops import checks
+from jitmx.ops import benchmarks_routing, checks
+from jitmx.ops.benchmarks import Ceilings
 from jitmx.ops.routing import Routing, group_by_expert, route
 
 Evidence = Callable[[object, float | None, str], None]
@@ -202,3 +203,14 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_the_calls_that_are_timed_choose_as_torch_does_and_torch_is_timed_beside_them() -> None:
+    shape, limits = benchmarks_routing.RouterShape(layers=4), Ceilings("", 1e15, 1e15, 1e18)
+    rows = benchmarks_routing.bench_routing(shape, (1, 70, 600), limits)
+    assert [(row["m"], row["norm"]) for row in rows] == [(m, norm) for m in (1, 70, 600) for norm in (False, True)]
+    for row in rows:
+        assert row["peers"]["torch"]["reason"] is None, row
+        times = row["us"], row["model_us"], row["serial_us"], row["peers"]["torch"]["us"]
+        assert all(row["floor_us"] < time < 1e4 for time in times), row
+        assert 0 < row["error"] <= GATE

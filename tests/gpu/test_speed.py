@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jitmx.ops import benchmarks, measure
+from jitmx.ops import benchmarks, benchmarks_routing, measure
+from jitmx.ops.benchmarks_routing import ALLOWED, Chain, Routers
 from jitmx.ops.packed import pack_weight
 
 pytestmark = [
@@ -35,3 +36,9 @@ def test_quantizing_64_mb_runs_at_75_percent_of_a_copy() -> None:
 def test_a_time_in_a_chain_is_no_shorter_than_reading_the_weight_takes(m: int) -> None:
     weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(2880, 4096)))
     assert benchmarks.time_linear(weights, m) >= weights[0].nbytes / (1.1 * measure.read_bandwidth())
+
+
+def test_routing_of_one_row_takes_3_microseconds_with_its_product_over_routers_that_no_cache_holds() -> None:
+    routers = Routers(benchmarks_routing.MODELS["gpt-oss-120b"])
+    spent, _ = Chain(routers, 1, norm=False).time(benchmarks_routing.jitmx_way(routers, 1, norm=False), ALLOWED)
+    assert spent <= 3e-6
