@@ -137,7 +137,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("tune", "tuning tables of this card", _tune()),
     Stage(
         "bench", "what the kernels reach beside cuBLAS and other libraries, with a plot",
-        (_benchmark("bench", "linear", "quantize", "launch"),),
+        (_benchmark("bench", "linear", "routing", "quantize", "launch"),),
     ),
     Stage(
         "moe", "experts of gpt-oss beside other libraries, with a plot", (_benchmark("moe", "moe"),),

@@ -93,6 +93,13 @@ def test_the_commands_of_jitmx_that_a_stage_runs_are_legal(name: str) -> None:
         command.make_context(verb, rest)
 
 
+def test_every_benchmark_of_jitmx_is_in_a_stage() -> None:
+    from jitmx.cli import bench
+
+    steps = [step for name in ("bench", "moe") for step in card.choose(name)[0].steps]
+    assert sorted(word for step in steps for word in step.command if word in bench.WHAT) == sorted(bench.WHAT)
+
+
 @pytest.mark.parametrize("workers", [True, False])
 def test_every_test_of_the_card_is_in_a_step_and_keeps_its_evidence(workers: bool) -> None:
     root = Path(__file__).resolve().parents[1] / "gpu"
