@@ -202,7 +202,8 @@ ROUTE = KernelSpec(
     knobs=RouteKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=min(255, 65536 // (_groups(knobs.experts) * knobs.parts * 32)),
-        max_spill_bytes=16 if knobs.experts > 256 else 0,  # addresses, outside the loops
+        # Addresses and biases, stored before the product's loop and read behind it.
+        max_spill_bytes=20 if knobs.experts >= 256 or (knobs.norm and knobs.tokens == 64) else 0,
         require=(r"HMMA\.16816\.F32\.BF16", r"\bLDG\.E\..*128"),
     ),
     check=_check_route,
