@@ -43,7 +43,7 @@ def linear(chip: Arch) -> list[Row]:
     below: dict[tuple[Any, ...], int] = {}
     for problem in sorted(family.typical(chip), key=lambda problem: problem.m):
         kernel, knobs = family.heuristic(problem, chip, chip.multiprocessors)
-        kind = {name: getattr(problem, name) for name in ("n", "k", "weight", "activation")}
+        kind = {name: getattr(problem, name) for name in ("n", "k", "dtype", "scale_range", "weight", "activation")}
         low = below.get(tuple(kind.values()), 0) + 1
         if low <= problem.m:  # with and without a bias: once
             rows.append({"when": {"m": [low, problem.m], **kind}, "kernel": kernel, "knobs": knobs})
