@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from jitmx import kernels, setting_text, settings
+from jitmx import kernels, resources, setting_text, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import tactics
 from jitmx.errors import KnobError, TacticError
@@ -320,7 +320,7 @@ def _base(
     user = settings.current().tactics_dir
     found: tuple[str, dict[str, Any]] | None = None
     sources = []
-    own, shipped = tactics.tables(family, arch, user)
+    own, shipped = tactics.tables(family, arch, user, resources.directory("tactics"))
     for name, table, where in (("user table", own, f" under {user}"), ("shipped table", shipped, "")):
         row = next((row for row in table.rows if row.kernel in able and row.fits(problem)), None) if table else None
         if table is None:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jitmx import resources
 from jitmx.arch import Arch
 from jitmx.cache import files
 from jitmx.errors import KnobError, TacticError
@@ -215,10 +214,10 @@ def _text(table: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def tables(family: Family, arch: Arch, user: Path) -> tuple[Table | None, Table | None]:
-    """The user's table of a family for a target, from the folder `user`, and the shipped one."""
-    own, shipped = (root / arch.name / f"{family.name}.json" for root in (user, resources.directory("tactics")))
-    return _load_if_there(own, family, arch), _load_if_there(shipped, family, arch)
+def tables(family: Family, arch: Arch, user: Path, shipped: Path) -> tuple[Table | None, Table | None]:
+    """A family's tables for a target, the one in the folder `user` and the one in the folder `shipped`."""
+    own, ours = (_load_if_there(root / arch.name / f"{family.name}.json", family, arch) for root in (user, shipped))
+    return own, ours
 
 
 def _load_if_there(path: Path, family: Family, arch: Arch) -> Table | None:

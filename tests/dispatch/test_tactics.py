@@ -156,10 +156,19 @@ def test_heuristic_tables_are_what_the_cost_model_gives_today(
 
 def test_the_users_table_is_read_beside_the_shipped_one(write: Write, tactics_folder: Path) -> None:
     path = write("sm_90a", ROW)
-    own, shipped = tactics.tables(kernels.family("linear"), SM_90, tactics_folder)
+    own, shipped = tactics.tables(kernels.family("linear"), SM_90, tactics_folder, ROOT)
     assert own is not None and shipped is not None
     assert (own.path, shipped.path) == (path, ROOT / "sm_90a" / "linear.json")
-    assert tactics.tables(kernels.family("linear"), arch.parse("sm_86"), tactics_folder) == (None, None)
+    assert tactics.tables(kernels.family("linear"), arch.parse("sm_86"), tactics_folder, ROOT) == (None, None)
+
+
+def test_tables_read_from_one_folder_do_not_stand_for_those_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(resources, "directory", (tmp_path / "elsewhere").joinpath)
+        assert choose("linear", QKV, SM_90).decided_by.name == "heuristic"
+    assert choose("linear", QKV, SM_90).decided_by.name == "shipped table"
 
 
 def test_the_shipped_table_is_not_taken_for_the_users_where_the_users_folder_holds_it(

@@ -16,9 +16,9 @@ from jitmx.registry import render
 @pytest.fixture
 def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the templates, in their place."""
-    place = tmp_path / "templates"
-    shutil.copytree(resources.directory("templates"), place)
-    monkeypatch.setattr(resources, "directory", lambda name: tmp_path / name)
+    place, real = tmp_path / "templates", resources.directory
+    shutil.copytree(real("templates"), place)
+    monkeypatch.setattr(resources, "directory", lambda name: place if name == "templates" else real(name))
     return place
 
 
