@@ -12,89 +12,17 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from jitmx import kernels, resources, setting_text, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import tactics
+from jitmx.dispatch.choice import Choice, Source
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels import Family, Problem
 from jitmx.registry.spec import Variant
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Source:
-    """One place that knobs may come from, and what it said.
-
-    Attributes:
-        says: gives its knobs. A heuristic that nobody has to follow is asked by whoever wants to know.
-    """
-
-    name: str
-    detail: str
-    says: Callable[[], Mapping[str, Any] | None] = field(compare=False, repr=False)
-    decided: bool
-
-    @property
-    def knobs(self) -> Mapping[str, Any] | None:
-        """Its knobs; None where it has none."""
-        return self.says()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The variant for a problem, and why."""
-
-    problem: Problem
-    variant: Variant
-    multiprocessors: int
-    sources: tuple[Source, ...]
-
-    @property
-    def decided_by(self) -> Source:
-        """The source with the most authority that had a say."""
-        return next(source for source in self.sources if source.decided)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `jitmx explain --json` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "op": self.variant.spec.family,
-            "arch": self.variant.arch.name,
-            "multiprocessors": self.multiprocessors,
-            "problem": self.problem.as_dict(),
-            "kernel": self.variant.name,
-            "knobs": self.variant.knobs.as_dict(),
-            "decided_by": {"source": self.decided_by.name, "detail": self.decided_by.detail},
-            "sources": [
-                {
-                    "source": s.name,
-                    "detail": s.detail,
-                    "knobs": None if s.knobs is None else dict(s.knobs),
-                    "decided": s.decided,
-                }
-                for s in self.sources
-            ],
-        }
-
-    def lines(self) -> list[str]:
-        """What `jitmx explain` prints."""
-        shape = ", ".join(f"{name}={value}" for name, value in self.problem.as_dict().items())
-        out = [
-            f"{self.variant.spec.family} on {self.variant.arch} ({self.multiprocessors} multiprocessors): {shape}",
-            f"kernel      {self.variant.name}",
-            f"decided by  {self.decided_by.name}: {self.decided_by.detail}",
-            "knobs       " + ", ".join(f"{name}={value}" for name, value in self.variant.knobs.as_dict().items()),
-            "considered, by falling authority:",
-        ]
-        for source in self.sources:
-            out.append(f"  {'->' if source.decided else '  '} {source.name:<14}{source.detail}")
-        return out
 
 
 def choose(
@@ -123,10 +51,8 @@ def choose(
     named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), None)
     named = named or _steered(family, problem, kernel, able)
     if named != kernel:
-        family.spec(named)
-        if named not in able:
-            reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
-            raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
+        with _naming("" if own and "kernel" in own else environment[1]):
+            _require_able(family, problem, arch, able, named)
         base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
     tile, asked[1] = _tile(family, problem, kernel, asked[1])
@@ -140,13 +66,13 @@ def choose(
     for _name, _detail, values in reversed(asked):
         merged.update({name: value for name, value in (values or {}).items() if name != "kernel"})
     sources += [dataclasses.replace(source, decided=source.decided and not decided) for source in base_sources]
-    try:
-        variant = _variant(family, problem, arch, kernel, merged)
-    except KnobError as error:
-        if not tile:
-            raise
-        near = "" if "nearest" in str(error) else _nearest_tile(family, problem, arch, kernel, merged)
-        raise KnobError(f"{tile}: {error}{near}") from error
+    with _naming("" if own or not asked[1][2] else asked[1][1]):
+        try:
+            variant = _variant(family, problem, arch, kernel, merged)
+        except KnobError as error:
+            if not tile or "nearest" in str(error):
+                raise
+            raise KnobError(f"{error}{_nearest_tile(family, problem, arch, kernel, merged)}") from error
     return Choice(problem, variant, count, tuple(sources))
 
 
@@ -225,6 +151,24 @@ def _refusal(family: Family, problem: Problem, kernel: str) -> str:
     return "it does not run on this target"
 
 
+def _require_able(family: Family, problem: Problem, arch: Arch, able: tuple[str, ...], named: str) -> None:
+    family.spec(named)
+    if named not in able:
+        reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
+        raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
+
+
+@contextlib.contextmanager
+def _naming(said: str) -> Iterator[None]:
+    """Have a KnobError begin with what asked for the knobs, unless that is empty."""
+    try:
+        yield
+    except KnobError as error:
+        if not said:
+            raise
+        raise KnobError(f"{said}: {error}") from error
+
+
 def _unserved(family: Family, problem: Problem, arch: Arch) -> str:
     reasons = "; ".join(_refusal(family, problem, spec.name) for spec in family.specs)
     return f"no kernel of {family.name} on {arch} serves {_text(problem)}: {reasons}"
@@ -279,10 +223,8 @@ def _tile(
     make = family.tile(kernel)
     if make is None:
         return "", (name, f"{said} does not apply, {family.name}.{kernel} has no tile; {detail}", values)
-    try:
+    with _naming(said):
         knobs = make(*setting_text.tile(text))
-    except KnobError as error:
-        raise KnobError(f"{said}: {error}") from error
     return said, (name, f"{said},{detail}" if values else said, {**knobs, **(values or {})})
 
 
@@ -306,10 +248,8 @@ def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, kno
 def _typed(family: Family, kernel: str, values: Mapping[str, Any], said: str) -> dict[str, Any]:
     """An override's values with those that are text read as what the knobs of `kernel` are."""
     texts = {name: value for name, value in values.items() if isinstance(value, str) and name != "kernel"}
-    try:
+    with _naming(said):
         read = family.spec(kernel).knobs.from_text(texts)
-    except KnobError as error:
-        raise KnobError(f"{said}: {error}") from error
     return {**values, **{name: getattr(read, name) for name in texts}}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from jitmx.dispatch.choose import Choice
+from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe import MoeProblem, grouped_arguments, launch_of, wgmma_arguments
 from jitmx.kernels.moe.hidden import hidden_bytes

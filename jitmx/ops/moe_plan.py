@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitmx import settings
-from jitmx.dispatch.choose import Choice, choose
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import choose
 from jitmx.dispatch.choose import following as following_of
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.moe.arguments import LAYOUT

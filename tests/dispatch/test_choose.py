@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from jitmx import arch, kernels, settings
-from jitmx.dispatch.choose import Choice, call_variants, choose, explain
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import call_variants, choose, explain
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.pack import PackProblem
@@ -138,10 +139,11 @@ def test_what_the_call_itself_fixes_cannot_be_overridden(
     with pytest.raises(KnobError) as error:
         choose("linear", QKV, SM_90, knobs=knobs)
     assert str(error.value) == said
-    environment(monkeypatch, ",".join(f"{key}={value}" for key, value in knobs.items()))
+    text = ",".join(f"{key}={value}" for key, value in knobs.items())
+    environment(monkeypatch, text)
     with pytest.raises(KnobError) as error:
         choose("linear", QKV, SM_90)
-    assert str(error.value) == said
+    assert str(error.value) == f"JITMX_LINEAR_KNOBS={text}: {said}"
     monkeypatch.delenv("JITMX_LINEAR_KNOBS")
     settings.reload()
     path = write("sm_90a", {**ROW, "knobs": knobs})
@@ -266,6 +268,32 @@ def test_an_illegal_tile_is_refused_with_the_variable_the_limit_and_the_nearest_
 def test_a_named_kernel_that_does_not_serve_is_refused_with_those_that_do() -> None:
     with pytest.raises(KnobError, match=r"does not run on this target; on sm_121a these serve it: gemv$"):
         choose("linear", QKV, arch.parse("sm_121"), knobs={"kernel": "wgmma"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kernel=gemw", "JITMX_LINEAR_KNOBS=kernel=gemw: 'gemw' is no kernel of linear; its kernels: gemv, "),
+        ("kernel=wgmma", "JITMX_LINEAR_KNOBS=kernel=wgmma: kernel=wgmma cannot serve m=1, "),
+        ("warps=8,split_k=16", "JITMX_LINEAR_KNOBS=warps=8,split_k=16: "),
+        ("stages=16,chunk=16", "JITMX_LINEAR_KNOBS=stages=16,chunk=16: "),
+    ],
+)
+def test_an_override_that_serves_no_call_is_refused_with_the_variable_that_sets_it(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, text)
+    with pytest.raises(KnobError) as error:
+        choose("linear", QKV, SM_121)
+    assert str(error.value).startswith(said)
+
+
+def test_what_a_call_sets_itself_is_not_laid_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, "stages=2")
+    for knobs in ({"kernel": "wgmma"}, {"warps": 8, "split_k": 16}):
+        with pytest.raises(KnobError) as error:
+            choose("linear", QKV, SM_121, knobs=knobs)
+        assert "JITMX_LINEAR_KNOBS" not in str(error.value)
 
 
 def test_an_override_that_does_not_serve_the_shape_is_refused() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from jitmx import arch, kernels
 from jitmx.arch import Arch
-from jitmx.dispatch.choose import Choice, call_variants, choose, default_variants, explain, following
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import call_variants, choose, default_variants, explain, following
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from strategies import ARCHES
