@@ -9,6 +9,7 @@ import click
 import pytest
 
 import jitmx
+from jitmx import settings
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup
 
@@ -69,3 +70,18 @@ def test_every_room_is_in_the_picture_of_the_house() -> None:
     rooms = {f"{path.parent.name}/" for path in (ROOT / "jitmx").glob("*/__init__.py")}
     rooms |= {path.name for path in (ROOT / "jitmx").glob("*.py")} - {"__init__.py"}
     assert {room for room in rooms if f"`{room}`" not in picture} == set()
+
+
+def test_every_setting_is_documented_as_the_table_has_it() -> None:
+    rows = [line for line in (ROOT / "docs" / "settings.md").read_text().splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{item.name}` | {', '.join(f'`{alias}`' for alias in item.aliases)} | {item.choices} | {item.help} |"
+        for item in settings.TABLE
+    ]
+
+
+def test_no_document_and_no_script_names_a_variable_that_jitmx_would_refuse() -> None:
+    known = {item.name for item in settings.TABLE}
+    files = [*DOCUMENTS, ROOT / ".ci" / "run", *(ROOT / "scripts").rglob("*.py"), *(ROOT / "scripts").rglob("*.sh")]
+    named = {(path.name, name) for path in files for name in re.findall(r"\bJITMX_[A-Z_]*[A-Z]\b", path.read_text())}
+    assert {(path, name) for path, name in named if name not in known} == set()

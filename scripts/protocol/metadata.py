@@ -216,7 +216,7 @@ def _memory() -> int:
 
 
 def _container() -> str:
-    image = os.environ.get("JITMX_PROTOCOL_IMAGE") or os.environ.get("CONTAINER_IMAGE")
+    image = os.environ.get("CONTAINER_IMAGE")
     if image:
         return image
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
