@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from jitmx import settings
 from jitmx.cache import store
@@ -13,7 +14,7 @@ from jitmx.cli import output, shapes, targets
 from jitmx.cli.group import exit_code
 from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
-from jitmx.errors import ContractError, JitmxError
+from jitmx.errors import ContractError, JitmxError, SettingError
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
@@ -79,13 +80,26 @@ def _served(
     arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool
 ) -> list[Variant]:
     """The variants that vLLM asks for when it serves a model with jitmx."""
+    from jitmx.layers import parse
     from jitmx.vllm import model, policy
 
+    try:
+        parse("none" if layers is None else layers)
+    except SettingError as error:
+        raise click.UsageError(f"--layers={layers}: {error}") from error
     asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
     sizes = model.find(name)
     return targets.served_variants(
         arches, [model.layers(sizes, arch, asked, tokens=tokens, ranks=ranks, lora=lora) for arch in arches]
     )
+
+
+def _require_no_model_option() -> None:
+    """Without a model nothing reads the options that say how it is served."""
+    context = click.get_current_context()
+    for name in ("layers", "tokens", "ranks", "lora"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
 
 
 def _asked(
@@ -185,6 +199,7 @@ def command(
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
     if model is None:
+        _require_no_model_option()
         variants = _asked(arches, words, {"m": m, "n": n, "k": k}, kernel, family_names)
     else:
         if words or kernel or family_names or m or n or k:

@@ -54,7 +54,7 @@ def find(name: str) -> Model:
     try:
         said = json.loads((Path(name) / "config.json").read_text())
         return Model(**{item.name: said[item.name] for item in dataclasses.fields(Model)})
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{name!r} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model ({error})"
         ) from None

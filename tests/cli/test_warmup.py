@@ -378,3 +378,18 @@ def test_behind_a_directory_that_lets_nobody_in_every_verb_answers(project: Any,
         # Kernels that end with the process, and a cache that nothing can be kept in, are findings.
         assert code == (1 if verb in ("warmup", "doctor") else 0), (line, exception, said)
         assert exception in ("None", "SystemExit(1)") and "Traceback" not in said, (line, exception, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--layers", "qkv"), "--layers says how a model is served: name it by --model, or leave --layers out"),
+        (("--tokens", "16384"), "--tokens says how a model is served"),
+        (("--ranks", "2", "linear", "-m", "4"), "--ranks says how a model is served"),
+        (("--lora",), "--lora says how a model is served"),
+        (("--model", "gpt-oss-20b", "--layers", "moe,qvk"), "--layers=moe,qvk: 'qvk' is none of moe, qkv, "),
+        (("--model", "gpt-oss-20b", "--layers", ""), "--layers=: no layer is named; "),
+    ],
+)
+def test_options_of_a_model_that_nothing_can_follow_are_refused_by_name(run, arguments, said: str) -> None:
+    assert said in run("warmup", "--arch", "sm_121", *arguments, code=2).stderr

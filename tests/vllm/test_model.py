@@ -150,5 +150,8 @@ def test_what_is_no_model_or_cannot_be_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
     with pytest.raises(InputError, match=r"intermediate_size"):
         model.find(str(tmp_path))
+    (tmp_path / "config.json").write_text("[64]")
+    with pytest.raises(InputError, match=r"no folder with the config.json of a gpt-oss model"):
+        model.find(str(tmp_path))
     with pytest.raises(InputError, match=r"3 ranks do not divide 64 heads"):
         model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64, ranks=3)
