@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -20,6 +21,11 @@ from jitmx.errors import ArchError, CacheError, DriverError, JitmxError
 
 _LEAST_FREE = 256 << 20
 _MOST_SKEW = 2.0
+_WRITABLE = {
+    errno.EROFS: "mount it writable",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some of your quota there",
+}
 
 _CUDA_HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp4.h", "cuda_fp6.h", "cuda_fp8.h")
 
@@ -158,14 +164,16 @@ def check_directory(path: Path, *, allow_shared: bool, now: Callable[[], float] 
             os.utime(probe.fileno())
             skew = os.fstat(probe.fileno()).st_mtime - before
     except CacheError as error:
-        yield Check("cache", "problem", str(error), f"make it yours alone (chown, chmod go-w), or {own}")
+        found, remedy = _split(error)
+        yield Check("cache", "problem", found, remedy or f"make it yours alone (chown, chmod go-w), or {own}")
         return
     except NotADirectoryError:
         yield Check("cache", "problem", f"{nearest} is not a directory, so {path} cannot be made", own)
         return
     except OSError as error:
         reason = f"{nearest} cannot be written ({error.strerror}), so every process compiles anew"
-        yield Check("cache", "problem", reason, f"chmod u+rwx {nearest}, or {own}")
+        remedy = _WRITABLE.get(error.errno or 0, f"chmod u+rwx {nearest}")
+        yield Check("cache", "problem", reason, f"{remedy}, or {own}")
         return
     yield Check("cache", "ok", str(path) if files.exists(path) else f"{path} (made at the first compile)")
     free = shutil.disk_usage(nearest).free

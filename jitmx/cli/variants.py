@@ -65,7 +65,7 @@ def _evidence_words(evidence: dict[str, Any]) -> str:
 Examples:
   jitmx variants --arch sm_121
   jitmx variants --arch sm_90 --family linear
-  jitmx variants --arch sm_121 --json | jq -r '.variants[] | select(.evidence.kind == "hardware") | .name'
+  jitmx variants --arch sm_90 --json | jq -r '.variants[] | select(.evidence.kind == "hardware") | .name'
 
 \b
 Evidence: hardware (ran on the card named and was compared), simulated, compiled (contract met), none.

@@ -41,6 +41,11 @@ def test_an_empty_cache_says_how_to_fill_it_and_is_no_error(run, read) -> None:
     assert read("cache", "ls")["entries"] == []
 
 
+def test_a_list_that_a_filter_empties_does_not_say_that_the_cache_is_empty(run, three) -> None:
+    said = run("cache", "ls", "--arch", "sm_80", "--family", "nope").stderr
+    assert said == "none of 3 entries is for sm_80 and nope; without --arch and --family all are listed\n"
+
+
 def test_entries_are_listed_with_resources_and_filtered_by_target_and_family(run, read, three) -> None:
     entries = read("cache", "ls")["entries"]
     assert {(entry["name"], entry["arch"], entry["key"]) for entry in entries} == {

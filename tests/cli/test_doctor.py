@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from importlib import metadata
@@ -155,7 +156,9 @@ def test_a_cache_that_others_can_write_is_refused_unless_allowed(tmp_path: Path)
 
 def test_a_file_in_the_cache_s_place_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
-    assert statuses(tmp_path / "cache")["cache"].status == "problem"
+    found = statuses(tmp_path / "cache")["cache"]
+    assert found.status == "problem" and found.found.endswith("/cache is not a directory")
+    assert found.remedy == "name one in JITMX_CACHE_DIR, or remove that file"
     assert "JITMX_CACHE_DIR" in statuses(tmp_path / "cache" / "below")["cache"].remedy
 
 
@@ -167,6 +170,26 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeyp
         tmp_path.chmod(0o500)
         found = statuses(tmp_path)["cache"]
     assert found.status == "problem" and "every process compiles anew" in found.found
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "mount it writable, or"),
+        (errno.ENOSPC, "free some space there, or"),
+        (errno.EDQUOT, "free some of your quota there, or"),
+        (errno.EACCES, "chmod u+rwx"),
+    ],
+)
+def test_the_remedy_is_that_of_what_keeps_the_cache_from_being_written(
+    tmp_path: Path, monkeypatch, number: int, remedy: str
+) -> None:
+    def refuse(**_options) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checks.tempfile, "NamedTemporaryFile", refuse)
+    found = statuses(tmp_path)["cache"]
+    assert found.status == "problem" and os.strerror(number) in found.found and found.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-120.0, "120 s ahead of"), (3600.0, "3600 s behind")])

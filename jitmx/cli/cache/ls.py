@@ -31,10 +31,11 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
     """List the entries of the cache, and of the site caches below it."""
     cache = store.current()
     arches = {target.name for target in targets_asked}
+    entries = list(cache.listing())
     listed = sorted(
         (
             item
-            for item in cache.listing()
+            for item in entries
             if (not arches or item.record.arch in arches) and (not family_names or item.record.family in family_names)
         ),
         key=lambda item: (item.record.name, item.record.arch, -item.record.created),
@@ -63,7 +64,12 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
         )
         return
     if not listed:
-        click.echo("no entries; `jitmx warmup --arch sm_121` makes some", err=True)
+        asked = " and ".join(" or ".join(names) for names in (sorted(arches), family_names) if names)
+        if asked and entries:
+            said = f"none of {len(entries)} entries is for {asked}; without --arch and --family all are listed"
+            click.echo(said, err=True)
+        else:
+            click.echo("no entries; `jitmx warmup --arch sm_121` makes some", err=True)
         return
     output.table(
         ("NAME", "ARCH", "KEY", "REGISTERS", "SPILLED", "SHARED", "SIZE", "USED"),

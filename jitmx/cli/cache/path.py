@@ -19,6 +19,8 @@ from jitmx.cli.options import arch_option, json_option
 Examples:
   jitmx cache path
   cuobjdump -res-usage "$(jitmx cache path quantize.quantize --arch sm_121)"
+
+cuobjdump is of the CUDA toolkit; that of the wheel lies in nvidia/cu13/bin among the installed packages.
 """,
 )
 @click.argument("name_or_key", required=False)
