@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 from collections.abc import Callable
@@ -97,6 +98,15 @@ def test_a_measured_table_names_card_and_date_and_times_every_row(path: Path) ->
     else:
         assert table.provenance.startswith("heuristic, not measured: ")
         assert all(row.us is None for row in table.rows)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=NAMES)
+def test_a_measured_row_says_the_same_whatever_the_defaults_of_knobs_become(path: Path) -> None:
+    table, family, target = load(path), kernels.family(path.stem), arch.parse(path.parent.name)
+    for row in table.rows if table.origin["kind"] == "measured" else ():
+        shape = {name: wanted[1] if isinstance(wanted, list) else wanted for name, wanted in row.when.items()}
+        knobs = {item.name for item in dataclasses.fields(family.spec(row.kernel).knobs)}
+        assert row.knobs.keys() == knobs - family.fixed(family.problem.on(target, **shape), row.kernel).keys()
 
 
 def test_no_table_of_a_target_that_was_never_measured_claims_to_be() -> None:
