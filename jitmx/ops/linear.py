@@ -73,7 +73,7 @@ def linear(
         return _traced(x, weight, bias, out, residual, norm, epsilon, activation, prefetch)
     told = NO_PREFETCH
     if prefetch is not None:
-        _require_prefetch(prefetch, weight)
+        _require_prefetch(prefetch, x)
         told = operand.prefetch(prefetch.words, prefetch.scales)
     return run(x, weight, bias, out, residual, norm, epsilon, activation, None, told)
 
@@ -265,18 +265,18 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
     return int(tensor.data_ptr())
 
 
-def _require_prefetch(prefetch: PackedWeight, weight: Weight) -> None:
-    """A weight that a product may prefetch.
+def _require_prefetch(prefetch: PackedWeight, x: torch.Tensor) -> None:
+    """A weight that a product of x may prefetch.
 
     Raises:
-        InputError: it is no packed weight on the GPU of this product's.
+        InputError: it is no packed weight on x's GPU.
     """
     if not isinstance(prefetch, PackedWeight):
         raise InputError(
             f"prefetch is a {type(prefetch).__name__}; pass the packed weight that a later product reads, or None"
         )
-    if prefetch.device != weight.device:
-        raise InputError(f"prefetch is on {prefetch.device} and the weight on {weight.device}; put both on one GPU")
+    if prefetch.device != x.device:
+        raise InputError(f"prefetch is on {prefetch.device} and x on {x.device}; put both on one GPU")
 
 
 def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
@@ -339,7 +339,7 @@ def _traced(
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
     told: tuple[torch.Tensor, ...] = ()
     if prefetch is not None:
-        _require_prefetch(prefetch, weight)
+        _require_prefetch(prefetch, x)
         told = prefetch.words, prefetch.scales
     if out is None:
         y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation, *told)

@@ -337,8 +337,14 @@ def test_a_next_weight_that_is_not_packed_is_refused(prefetch: Any, weight: Pack
 
 def test_a_next_weight_elsewhere_is_refused(weight: PackedWeight) -> None:
     far = PackedWeight(*(t.to("meta") for t in (weight.words, weight.scales)), N, K, "swizzle", "normal")
-    with pytest.raises(InputError, match="prefetch is on meta and the weight on cpu; put both on one GPU"):
+    with pytest.raises(InputError, match="prefetch is on meta and x on cpu; put both on one GPU"):
         jitmx.linear(inputs(1)["x"], weight, prefetch=far)
+
+
+def test_beside_a_next_weight_what_is_no_weight_is_still_refused_as_such(weight: PackedWeight) -> None:
+    for given in (None, torch.zeros(N, K)):
+        with pytest.raises(InputError, match=r"jitmx\.pack_weight"):
+            jitmx.linear(inputs(1)["x"], given, prefetch=weight)
 
 
 @pytest.mark.parametrize("has", [(), ("norm", "residual", "argmax")], ids=str)

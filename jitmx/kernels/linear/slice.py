@@ -27,7 +27,6 @@ ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
 
 
-
 @dataclass(frozen=True)
 class SliceKnobs(Knobs):
     """Compile-time choices of `linear.slice`."""
