@@ -48,12 +48,13 @@ def run_linear(
     fused = _fused(weight, max(x.numel() // k, 1), x, bias is not None, residual is not None, norm is not None)
     if norm is not None and not fused.norm:
         x, norm = rms_norm(x, norm, epsilon), None
+    prefetch = operand.prefetch(*told)
     if residual is None:
-        return product.run(x, weight, bias, None, None, norm, epsilon, prefetch=operand.prefetch(*told))
+        return product.run(x, weight, bias, None, None, norm, epsilon, prefetch=prefetch)
     lost = torch.zeros_like(residual) if lost is None else lost
     if fused.residual:
-        return product.run(x, weight, bias, None, residual, norm, epsilon, None, lost)
-    y = product.run(x, weight, bias, None, None, norm, epsilon)
+        return product.run(x, weight, bias, None, residual, norm, epsilon, None, lost, prefetch=prefetch)
+    y = product.run(x, weight, bias, None, None, norm, epsilon, prefetch=prefetch)
     return compose.pair(y.float() + residual.float() + lost.float(), y.dtype)
 
 

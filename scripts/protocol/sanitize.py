@@ -129,7 +129,11 @@ def sanitize(tool: str, kernel: str, folder: Path, seconds: float = SECONDS) -> 
 def main(tool: str, only: tuple[str, ...], out: Path, seconds: float, at_once: int) -> None:
     """A line a kernel of this card: what TOOL of compute-sanitizer says of one launch."""
     device = driver.devices()[0]
-    wanted = launches.names(arch.of_device(device.major, device.minor), only)
+    target = arch.of_device(device.major, device.minor)
+    wanted = launches.names(target, only)
+    if unknown := sorted(set(only) - set(wanted)):
+        known = ", ".join(launches.names(target))
+        raise click.UsageError(f"{', '.join(unknown)}: no kernel of {target}; its kernels: {known}")
     folder = out.resolve() / tool
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(at_once) as pool:

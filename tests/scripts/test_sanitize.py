@@ -72,11 +72,12 @@ def test_what_is_said_of_one_kernel_hides_no_other_s_verdict(run: Callable[..., 
     assert {path.stem for path in (tmp_path / "out" / "synccheck").iterdir()} == set(KERNELS)
 
 
-def test_kernels_are_named_and_none_of_them_is_a_failure(run: Callable[..., Result]) -> None:
+def test_kernels_are_named_and_one_that_there_is_not_is_refused(run: Callable[..., Result]) -> None:
     found = run("memcheck", "pack.pack")
     assert (found.exit_code, len(found.output.splitlines())) == (0, 2)
-    none = run("memcheck", "pack.none")
-    assert none.exit_code == 1 and "0 of 0" in none.output
+    none = run("memcheck", "pack.pack", "pack.none")
+    assert none.exit_code == 2
+    assert f"pack.none: no kernel of sm_90a; its kernels: {', '.join(KERNELS)}" in none.output
 
 
 def test_each_tool_watches_one_kernel_s_launch_and_says_so_by_its_status() -> None:

@@ -145,6 +145,26 @@ def test_qkv_is_told_where_the_weight_of_o_lies(host: Any, monkeypatch: pytest.M
     assert told == [prefetch for each in ahead for prefetch in (each, NO_PREFETCH)]
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_product_with_a_residual_is_told_of_the_weight_to_prefetch_too(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = jitmx.pack_weight((torch.zeros(32, 32, dtype=torch.uint8), torch.full((32, 2), 127, dtype=torch.uint8)))
+    told: list[Any] = []
+
+    def noted(x: torch.Tensor, *rest: Any, prefetch: Any = NO_PREFETCH) -> torch.Tensor:
+        told.append(prefetch)
+        return x.new_zeros(2, 1, 32) if len(rest) > 6 else x.new_zeros(1, 32)
+
+    monkeypatch.setattr(products.product, "run", noted)
+    monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=False, residual=fused))
+    x, layout, later = torch.zeros(1, 64).bfloat16(), operand.layout(weight), (weight.words, weight.scales)
+    y = products.run_linear(
+        x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, *later
+    )  # fmt: skip
+    assert told == [operand.prefetch(*later)] and y.shape == (2, 1, 32)
+
+
 def test_states_between_blocks_are_those_that_a_draft_model_is_trained_on(host: Any, checkpoint: Checkpoint) -> None:
     with simulated_card.on_cpu("sm_90a"):
         model = build(host)
