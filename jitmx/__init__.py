@@ -12,6 +12,7 @@ are first used.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,17 +51,28 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     value: Any
     if name == "nn":
-        return importlib.import_module("jitmx.nn")
+        return _imported(name, "jitmx.nn")
     if name == "__version__":
         from importlib.metadata import version
 
         value = version("jitmx")
     elif name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
+        value = getattr(_imported(name, _WHERE[name]), name)
     else:
         raise AttributeError(f"module 'jitmx' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _imported(name: str, module: str) -> ModuleType:
+    """The module that holds `name`; where torch is missing, the error says who wants it and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        said = f"jitmx.{name} takes torch, which is not installed; install it with: pip install 'jitmx[torch]'"
+        raise ModuleNotFoundError(said, name=error.name) from error
 
 
 def __dir__() -> list[str]:

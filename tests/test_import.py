@@ -83,3 +83,22 @@ def test_modules_and_version_are_there_without_an_import_of_their_own() -> None:
 def test_a_name_that_is_not_public_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="module 'jitmx' has no attribute 'linnear'"):
         jitmx.linnear  # noqa: B018
+
+
+def test_without_torch_an_operator_says_what_to_install() -> None:
+    said = json.loads(python("""
+import json, sys
+sys.modules["torch"] = None
+import jitmx
+said = {}
+for name in jitmx.__all__:
+    try:
+        getattr(jitmx, name)
+    except ModuleNotFoundError as error:
+        said[name] = [str(error), error.name]
+print(json.dumps(said))
+"""))  # fmt: skip
+    remedy = "install it with: pip install 'jitmx[torch]'"
+    assert said == {
+        name: [f"jitmx.{name} takes torch, which is not installed; {remedy}", "torch"] for name in jitmx.__all__
+    }

@@ -80,7 +80,7 @@ def _data() -> Iterator[Check]:
         try:
             yield Check(name, "ok", str(resources.directory(name)))
         except JitmxError as error:
-            yield Check(name, "problem", str(error), "pip install --force-reinstall jitmx")
+            yield Check(name, "problem", str(error), "install jitmx again, from its checkout or wheel")
 
 
 def _headers() -> Iterator[Check]:
