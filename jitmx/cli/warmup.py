@@ -67,13 +67,15 @@ def _report(failures: list[tuple[str, JitmxError]]) -> int:
     return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
 
 
-def _lost(results: list[Built | Failed]) -> int:
-    """How many of the kernels that were built are only in this process's memory."""
+def _lost(results: list[Built | Failed]) -> tuple[int, int]:
+    """How many of the kernels that were built are only in this process's memory, and how many of these for good: where
+    a newer jitmx has its record in their place."""
     from jitmx import build
 
     cache = store.current()
-    found = (cache.lookup(result.key) for result in results if isinstance(result, build.Built))
-    return sum(entry is None or entry.root is None for entry in found)
+    found = {result.key: cache.lookup(result.key) for result in results if isinstance(result, build.Built)}
+    lost = [key for key, entry in found.items() if entry is None or entry.root is None]
+    return len(lost), sum(cache.own is not None and cache.own.holds_newer(key) for key in lost)
 
 
 def _served(
@@ -231,10 +233,14 @@ def command(
         click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
     codes = [_report(failures)] if failures else []
-    if lost := _lost(results):
+    lost, newer = _lost(results)
+    if lost:
+        why = "free space there, make it writable, or" if lost > newer else ""
+        if newer:
+            why = f"a newer jitmx has its own records of {newer} there, which stay; {why}".rstrip()
         click.echo(
             f"Error: {lost} of {len(rows)} kernels could not be kept in {settings.current().cache_dir} and end with "
-            "this process: free space there, make it writable, or name another directory in JITMX_CACHE_DIR",
+            f"this process: {why} name another directory in JITMX_CACHE_DIR",
             err=True,
         )
         codes.append(1)

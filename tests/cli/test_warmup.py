@@ -13,6 +13,8 @@ import pytest
 
 from jitmx import arch as arches
 from jitmx import batch, build, errors, kernels, ledger, resources, settings
+from jitmx.cache import manifest
+from jitmx.cache import store as stores
 from jitmx.dispatch import choose
 from jitmx.kernels import Family, Problem
 from jitmx.registry.contract import Contract
@@ -356,6 +358,8 @@ def test_kernels_that_could_not_be_kept_are_a_finding(run, toy, monkeypatch) -> 
 EVERY_VERB = """
 import json
 from click.testing import CliRunner
+from jitmx.cache import manifest
+from jitmx.cache import store as stores
 from jitmx.cli import main
 
 for line in (
@@ -378,6 +382,22 @@ def test_behind_a_directory_that_lets_nobody_in_every_verb_answers(project: Any,
         # Kernels that end with the process, and a cache that nothing can be kept in, are findings.
         assert code == (1 if verb in ("warmup", "doctor") else 0), (line, exception, said)
         assert exception in ("None", "SystemExit(1)") and "Traceback" not in said, (line, exception, said)
+
+
+def test_records_of_a_newer_jitmx_are_said_to_stand_in_the_way_and_stay(run, toy, tmp_path: Path) -> None:
+    run("warmup", "--arch", "sm_121")
+    first, second = (tmp_path / "cache" / "v1" / "actions").iterdir()
+    newer = manifest.seal(manifest.unseal(first.read_bytes()) | {"schema_version": 99})
+    first.write_bytes(newer)
+    second.unlink()
+    stores._stores.clear()  # as a process of its own would find it
+    again = run("warmup", "--arch", "sm_121", code=1)
+    assert again.stderr.splitlines()[-1] == (
+        f"Error: 1 of 2 kernels could not be kept in {tmp_path / 'cache'} and end with this process: a newer jitmx has "
+        "its own records of 1 there, which stay; name another directory in JITMX_CACHE_DIR"
+    )
+    assert first.read_bytes() == newer and second.is_file()
+    assert run("cache", "verify").stdout.endswith(", 1 records of a newer jitmx left alone: 0 findings\n")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ def command(recompile: bool, repair: bool, quiet: bool, as_json: bool) -> None:
             counts += f", {report.recompiled} compiled again"
             if report.skipped:
                 counts += f", {report.skipped} not compared (another compiler or other headers, or no source kept)"
+        if report.newer:
+            counts += f", {len(report.newer)} records of a newer jitmx left alone"
+        if report.foreign:
+            counts += f", {len(report.foreign)} files that are not jitmx's left alone"
         left = len(report.unmended)
         mended = len(report.findings) - left
         click.echo(f"{counts}: {left} finding{'' if left == 1 else 's'}" + (f", {mended} mended" if mended else ""))
