@@ -211,6 +211,7 @@ _TOKENS = (8, 16, 32, 48, 64, 96, 128)
 _RESIDENT = 4  # blocks a multiprocessor, at most
 _RESERVED = 1024  # bytes of shared memory that a block costs beside its own
 _PARTS = 1.6  # values of all parts for each register that a thread may have: of more, compilers were seen to spill some
+_UNROLLED = 0.9  # the same of three or four parts beside a residual, which compilers unroll
 
 
 def _spares_memory(knobs: TileKnobs) -> bool:
@@ -275,6 +276,8 @@ def _weighed(
                 break
             if split_k > 1 and sums_per_thread(plain) * split_k > _PARTS * budget:
                 break
+            if plain.residual and split_k in (3, 4) and sums_per_thread(plain) * split_k > _UNROLLED * budget:
+                continue
             shape = Shape(
                 tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
                 stages, split_k, stage_bytes(plain), resident, clustered,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jitmx import arch, build, formats, kernels
+from jitmx import arch, batch, formats, kernels
 from jitmx.arch import Arch
+from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import tile as tiles
 from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH, make_case
@@ -233,8 +234,9 @@ def test_the_first_candidates_keep_their_contract(m: int) -> None:
     """What tuning meets first does not spill, whatever was added to it since."""
     chip = arch.parse("sm_90a")
     problem = LinearProblem.on(chip, m=m, n=5120, k=2880)
-    for knobs in KERNEL.candidates(problem, chip, 132)[:12]:
-        assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True).breaches == ()
+    keep_contracts(
+        SPEC.variant(chip, **KERNEL.fixed(problem), **knobs) for knobs in KERNEL.candidates(problem, chip, 132)[:12]
+    )
 
 
 def test_what_only_clusters_can_do_is_refused_elsewhere() -> None:
@@ -345,25 +347,54 @@ def test_scratch_holds_a_counter_a_tile_and_every_part(m: int, n: int, split_k: 
     assert launch(dataclasses.replace(knobs, split_k=1), m, n, 4096, 132).workspace == 0
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
-@pytest.mark.parametrize("m", [1, 16, 64, 512, 8192])
-def test_the_machine_code_of_heuristics_keeps_its_contract(target: str, m: int) -> None:
+def keep_contracts(variants: Iterable[Variant]) -> None:
+    """All do, by their machine code."""
+    results = batch.build_all({(one.arch, one.name): one for one in variants}.values())
+    assert [result.error for result in results if isinstance(result, batch.Failed)] == []
+
+
+def modelled(target: str, **fields: Any) -> Variant:
+    """What the cost model chooses for a problem."""
     chip = arch.parse(target)
-    for fields in ({}, {"weight": "mxfp8", "bias": True}):
-        problem = LinearProblem.on(chip, m=m, **fields)
-        knobs = KERNEL.heuristic(problem, chip, chip.multiprocessors)
-        built = build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True)
-        assert built.breaches == ()
+    problem = LinearProblem.on(chip, **fields)
+    return SPEC.variant(chip, **KERNEL.fixed(problem), **KERNEL.heuristic(problem, chip, chip.multiprocessors))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+def test_the_machine_code_of_heuristics_keeps_its_contract(target: str) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"weight": "mxfp8", "bias": True}]
+    keep_contracts(modelled(target, m=m, **kind) for m in (1, 16, 64, 512, 8192) for kind in kinds)
 
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_89", "sm_100a"])
 @pytest.mark.parametrize(("n", "k"), [(5120, 2880), (2880, 4096)])
 def test_parts_of_many_slices_keep_the_contract_on_targets_without_a_table(target: str, n: int, k: int) -> None:
-    chip = arch.parse(target)
-    for m in (64, 128, 256):
-        problem = LinearProblem.on(chip, m=m, n=n, k=k, bias=True)
-        knobs = KERNEL.heuristic(problem, chip, chip.multiprocessors)
-        assert build.obtain(SPEC.variant(chip, **KERNEL.fixed(problem), **knobs), strict=True).breaches == ()
+    keep_contracts(modelled(target, m=m, n=n, k=k, bias=True) for m in (64, 128, 256))
+
+
+@pytest.mark.parametrize(
+    ("target", "m", "n", "k", "weight", "residual"),
+    [
+        ("sm_80", 129, 28672, 8192, "mxfp4", True), ("sm_80", 129, 28672, 8192, "mxfp8", True),
+        ("sm_86", 1024, 4096, 14336, "mxfp4", True), ("sm_86", 80, 2880, 4096, "mxfp8", "pair"),
+        ("sm_89", 128, 6144, 4096, "mxfp4", True), ("sm_89", 97, 4096, 14336, "mxfp8", True),
+        ("sm_90a", 49, 8192, 28672, "mxfp8", True),
+    ],
+)  # fmt: skip
+def test_three_or_four_parts_beside_a_residual_keep_the_contract(
+    target: str, m: int, n: int, k: int, weight: str, residual: bool | str
+) -> None:
+    keep_contracts([modelled(target, m=m, n=n, k=k, weight=weight, residual=residual, bias=residual is True)])
+
+
+@pytest.mark.parametrize("target", ["sm_120a", "sm_121a"])
+def test_products_in_fp16_keep_their_contracts_where_a_table_is_for_bf16(target: str) -> None:
+    here = arch.parse(target)
+    problems = [
+        LinearProblem.on(here, m=m, n=n, k=k, dtype="fp16", bias=True)
+        for m in (96, 200, 512, 1024) for n, k in ((5120, 2880), (2880, 4096))
+    ]  # fmt: skip
+    keep_contracts(choose("linear", problem, here).variant for problem in problems)
 
 
 def test_the_family_knows_it() -> None:
