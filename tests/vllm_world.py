@@ -55,15 +55,21 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @contextlib.contextmanager
-def world(rank: int = 0, size: int = 1, meeting: str | None = None) -> Iterator[None]:
-    """One rank of tensor parallelism over gloo, unless there is one already; bf16 is the default dtype in it."""
+def world(
+    rank: int = 0, size: int = 1, meeting: str | None = None, config: VllmConfig | None = None
+) -> Iterator[None]:
+    """One of so many ranks over gloo, unless there is one already; bf16 is the default dtype in it.
+
+    Args:
+        config: says how ranks share the work; without it that is tensor parallelism.
+    """
     made = not parallel_state.model_parallel_is_initialized()
     dtype = torch.get_default_dtype()
-    with set_current_vllm_config(VllmConfig()):
+    with set_current_vllm_config(config or VllmConfig()):
         if made:
             file = meeting or tempfile.mktemp()
             parallel_state.init_distributed_environment(size, rank, f"file://{file}", rank, "gloo")
-            parallel_state.initialize_model_parallel(size, 1)
+            parallel_state.initialize_model_parallel(config.parallel_config.tensor_parallel_size if config else size, 1)
         torch.set_default_dtype(torch.bfloat16)
         try:
             yield

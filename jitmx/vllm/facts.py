@@ -65,10 +65,11 @@ def against_moe(layer: Any) -> str:
     checks = (
         (moe.activation == MoEActivation.SWIGLUOAI, f"the activation is {moe.activation.value}, not swigluoai"),
         (
-            not (parallel.use_all2all_kernels or parallel.use_passthrough_all2all),
-            "tokens are exchanged between ranks by all-to-all kernels",
+            parallel.use_ag_rs_all2all_kernels
+            or not (parallel.use_all2all_kernels or parallel.use_passthrough_all2all),
+            f"ranks exchange tokens by {parallel.all2all_backend}; with --all2all-backend allgather_reducescatter "
+            "jitmx serves the experts",
         ),
-        (not parallel.is_sequence_parallel, "tokens are spread over the ranks (sequence parallel)"),
         (not parallel.enable_eplb, "experts are moved between ranks while serving (EPLB)"),
         (not layer.apply_router_weight_on_input, "router weights are applied to the input"),
         (

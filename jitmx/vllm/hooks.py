@@ -95,10 +95,12 @@ _TABLE: dict[str, dict[str, str]] = {
             "num_experts experts_per_token hidden_dim moe_backend max_num_tokens max_capture_size has_bias "
             "is_lora_enabled require_decomposed_backend"
         ),
+        "FusedMoEParallelConfig.__init__": "tp_size pcp_size dp_size sp_size tp_rank all2all_backend enable_eplb",
         "FusedMoEParallelConfig.use_all2all_kernels": "",
+        "FusedMoEParallelConfig.use_ag_rs_all2all_kernels": "",
         "FusedMoEParallelConfig.use_passthrough_all2all": "",
-        "FusedMoEParallelConfig.is_sequence_parallel": "",
     },
+    "vllm.model_executor.layers.fused_moe.runner.moe_runner": {"MoERunner.do_naive_dispatch_combine": ""},
     "vllm.model_executor.layers.fused_moe.router.gate_linear": {
         "GateLinear.__init__": "input_size output_size bias out_dtype prefix return_bias skip_bias_add",
         "GateLinear.forward": "x",

@@ -47,7 +47,10 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self.max_capture_size = moe.max_capture_size
         self._whole = not (moe.is_lora_enabled or moe.require_decomposed_backend or _routing_is_returned())
         # Ranks that gather each other's tokens before the experts gather logits with them.
-        self._gathered = moe.moe_parallel_config.dp_size * moe.moe_parallel_config.pcp_size
+        parallel = moe.moe_parallel_config
+        self._gathered = parallel.dp_size * parallel.pcp_size
+        # Where tensor parallel ranks split them first, each takes as many.
+        self._rows = self._gathered * -(-moe.max_num_tokens // parallel.sp_size) * parallel.sp_size
         # vLLM's simulated routing gives random logits for the router's, which someone has to look at.
         simulated = bool(envs.VLLM_MOE_ROUTING_SIMULATION_STRATEGY)
         self.gate = gate if self._whole and self._gathered == 1 and not simulated else None
@@ -214,7 +217,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         experts = layer.expert_map.numel() if layer.expert_map is not None else w13.experts
         return Experts(
             arch=str(facts.target()[0]), device=warmup.device_of(w13.device),
-            rows=self.moe.max_num_tokens * self._gathered, experts=experts, local=w13.experts,
+            rows=self._rows, experts=experts, local=w13.experts,
             mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k, intermediate=w2.k,
             bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
             scale_range=_scale_range(self._packed),
