@@ -32,21 +32,35 @@ def target() -> tuple[arch.Arch | None, str]:
 def read(config: Any) -> Facts:
     """Facts of a process that serves `config`, a VllmConfig."""
     from vllm import envs
-    from vllm.lora.utils import is_in_target_modules
 
     found, reason = target()
     lora, model = config.lora_config, config.model_config
-    adapted = lora is not None and is_in_target_modules("model.layers.0.mlp.experts", lora.target_modules, {})
     return Facts(
         target=None if found is None else found.name,
         no_target=reason,
         lora=lora is not None,
-        lora_experts=adapted,
+        lora_experts=lora is not None and adapts_experts(lora.target_modules),
         tied=bool(model is not None and getattr(model.hf_text_config, "tie_word_embeddings", False)),
         backend=str(config.kernel_config.moe_backend),
         batch_invariant=bool(envs.VLLM_BATCH_INVARIANT),
         ubatches=bool(config.parallel_config.use_ubatching),
+        offloaded=offloaded(config.offload_config),
     )
+
+
+def adapts_experts(targets: list[str] | None) -> bool:
+    """Whether adapters may be loaded onto experts of any layer.
+
+    Args:
+        targets: modules by the ends of their names or by whole names, `experts` or `model.layers.3.mlp.experts` or, of
+            some adapters, `experts.w1`; None for all.
+    """
+    return targets is None or any("experts" in target.split(".") for target in targets)
+
+
+def offloaded(config: Any) -> bool:
+    """Whether an OffloadConfig asks for weights in the host's memory."""
+    return bool(config.uva.cpu_offload_gb > 0 or config.prefetch.offload_group_size > 0)
 
 
 def draft() -> bool:

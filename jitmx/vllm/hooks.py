@@ -37,10 +37,15 @@ class Hook:
 
 # By module: names, each with the parameters that it must have; no text where none matter.
 _TABLE: dict[str, dict[str, str]] = {
-    "vllm.config": {"get_current_vllm_config": "", "get_current_vllm_config_or_none": ""},
+    "vllm.config": {
+        "get_current_vllm_config": "", "get_current_vllm_config_or_none": "", "LoRAConfig": "target_modules",
+    },
+    "vllm.config.offload": {
+        "OffloadConfig": "uva prefetch", "UVAOffloadConfig": "cpu_offload_gb",
+        "PrefetchOffloadConfig": "offload_group_size",
+    },
     "vllm.envs": {"VLLM_BATCH_INVARIANT": "", "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": ""},
     "vllm.compilation.backends": {"model_tag": ""},
-    "vllm.lora.utils": {"is_in_target_modules": "module_name target_modules packed_modules_mapping"},
     "vllm.model_executor.custom_op": {"op_registry_oot": ""},
     "vllm.model_executor.model_loader.utils": {"configure_quant_config": "quant_config model_class"},
     "vllm.model_executor.utils": {"replace_parameter": "layer param_name new_tensor"},

@@ -61,6 +61,7 @@ class Facts:
         backend: the experts' kernels that vLLM was told to take, or "auto".
         batch_invariant: results must not depend on the rest of the batch.
         ubatches: two halves of a batch run at a time, on two streams.
+        offloaded: weights of transformer blocks are kept in the host's memory.
         against_moe: what else jitmx's experts cannot do of what is asked, in words; empty where nothing.
     """
 
@@ -72,6 +73,7 @@ class Facts:
     backend: str = "auto"
     batch_invariant: bool = False
     ubatches: bool = False
+    offloaded: bool = False
     against_moe: str = ""
 
 
@@ -199,6 +201,11 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
     if facts.ubatches:
         return "two halves of a batch run on two streams, and blocks of jitmx's kernels wait for one another"
+    if facts.offloaded and layer.kind in OF_BLOCK:
+        return (
+            "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads "
+            "them in device memory; serve without it"
+        )
     if layer.draft:
         return "it is of a draft model"
     if layer.kind == "moe":

@@ -130,6 +130,21 @@ def test_with_lora_on_the_experts_vllm_serves_them_and_the_rest_stays_in_bf16(ho
     assert all("LoRA is on" in message for _, message in host.said)
 
 
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [
+        (["o_proj", "experts"], True), (["model.layers.1.mlp.experts"], True), (["experts.w1"], True),
+        (["model.layers.1.attn.o_proj", "router"], False),
+    ],
+)  # fmt: skip
+def test_adapters_for_experts_of_any_layer_keep_the_experts_with_vllm(
+    host: Any, stock: list[str], targets: list[str], adapted: bool
+) -> None:
+    model = host.build(enable_lora=True, max_lora_rank=8, lora_target_modules=targets)
+    assert served(model) == ({} if adapted else {"moe": "mxfp4"})
+    assert any("LoRA is on for the experts" in message for _, message in host.said) == adapted
+
+
 def test_with_lora_elsewhere_jitmx_serves_the_experts_that_vllm_chose(host: Any) -> None:
     model = host.build(
         enable_lora=True, max_lora_rank=8, lora_target_modules=["o_proj"],
