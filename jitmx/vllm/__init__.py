@@ -8,6 +8,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     hooks.py         everything of vLLM that is relied on, with signatures
     policy.py        which layers, from what was asked for and what stands against it; knows nothing of vLLM
     facts.py         what stands against it, read from vLLM's configuration
+    compiled.py      what vLLM's key for compiled code is told of it
     moe.py           the experts
     linear.py        QKV and O
     lm_head.py       the language-model head

@@ -31,7 +31,7 @@ from jitmx.ops import pack as packing
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
-from jitmx.vllm import warmup
+from jitmx.vllm import compiled, warmup
 from jitmx.vllm.packing import timed
 
 __all__ = ["JitmxLinearMethod", "refusal"]
@@ -164,6 +164,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
                 f"made for {before}; start a new engine on these weights"
             )
         layer.jitmx_packed = packed.n, packed.k, before
+        if before.endswith("/full"):
+            compiled.full_scales(get_current_vllm_config_or_none(), self.prefix)
         replace_parameter(layer, "weight_packed", packed.words)
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from vllm import envs
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.config import mxfp4_w4a16_moe_quant_config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, Mxfp4MoeBackend
@@ -19,7 +19,7 @@ from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing_problem import FEW_TOKENS
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
-from jitmx.vllm import facts, monitor, warmup
+from jitmx.vllm import compiled, facts, monitor, warmup
 from jitmx.vllm.needed import Experts
 from jitmx.vllm.packing import make_room, pack_layer, timed
 from jitmx.vllm.router import RouterLinear
@@ -125,6 +125,9 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             )
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)
+        for name, weight in (("w13", w13), ("w2", w2)):
+            if self._in_block and weight.scale_range != "normal":
+                compiled.full_scales(get_current_vllm_config_or_none(), f"{layer.layer_name}.{name}")
         self.moe_quant_config = None  # vLLM asks for it again, of what is there then
         warmup.prepare(self._needed(layer))
 

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
 from jitmx import layers, settings
-from jitmx.vllm import facts, plugin, policy, router
+from jitmx.vllm import compiled, facts, plugin, policy, router
 from jitmx.vllm.plugin import logger
 from jitmx.vllm.policy import Block, Decision, Layer
 
@@ -62,7 +62,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
 
         method = JitmxMoEMethod(layer.moe_config, gate, x_format)
         if method.gate is not None:
-            _into_compile_key(get_current_vllm_config(), "router", decision)
+            compiled.add(get_current_vllm_config(), "router", decision.format)
         return method
 
 
@@ -71,33 +71,20 @@ def decide(layer: Layer, against_moe: str = "") -> Decision:
     config = get_current_vllm_config()
     asked, found = _asked(config), facts.read(config)
     decision = policy.decide(layer, asked, replace(found, against_moe=against_moe))
-    _announce(layer.kind, decision, layer.kind in asked.layers, found.target)
-    _into_compile_key(config, layer.kind, decision)
+    if layer.draft:
+        _announce_draft(layer.kind, layer.kind in asked.layers)
+    else:
+        _announce(layer.kind, decision, layer.kind in asked.layers, found.target)
+    compiled.add(config, layer.kind, decision.format)
     return decision
 
 
-def _into_compile_key(config: Any, kind: str, decision: Decision) -> None:
-    """Tell vLLM's cache of compiled code who serves a kind of layer, and by which operators.
+def decide_lm_head(prefix: str, tied: bool, against: str = "") -> Decision:
+    """Who serves a language-model head; only that of a model of this configuration is jitmx's to take.
 
-    vLLM's key looks neither at the environment of jitmx nor at code that is not traced, where the operators are.
+    Args:
+        against: what stands against a packed one, in words; empty where nothing.
     """
-    if isinstance(config.additional_config, dict):
-        served = config.additional_config.setdefault("jitmx_serves", {"operators": _operators()})
-        served[kind] = decision.format or served.get(kind, "")
-
-
-@functools.cache
-def _operators() -> str:
-    """The operators that compiled code of this version may call, by digest."""
-    import jitmx.operators
-    import jitmx.vllm.products  # noqa: F401 - both define operators
-    from jitmx.ops import custom
-
-    return custom.digest()
-
-
-def decide_lm_head(prefix: str, tied: bool) -> Decision:
-    """Who serves a language-model head; only that of a model of this configuration is jitmx's to take."""
     config = get_current_vllm_config_or_none()
     if config is None or not isinstance(config.quant_config, JitmxGptOssConfig):
         return Decision(None, "the model is not gpt-oss in MXFP4")
@@ -123,7 +110,7 @@ def decide_block(found: Block) -> bool:
     against = policy.against_fusing(found, asked, lacking)
     if found.whole:
         _announce_block(against, None if target is None else target.name)
-    _into_compile_key(config, "block", Decision(None if against else "fused", against))
+    compiled.add(config, "block", None if against else "fused")
     return not against
 
 
@@ -148,6 +135,13 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
         logger.warning("vLLM serves %s, and jitmx stands aside: %s", kind, decision.reason)
+
+
+@functools.cache
+def _announce_draft(kind: str, wanted: bool) -> None:
+    """One line for each kind of layer of a draft model; no warning, for who asked for it meant the target's."""
+    if wanted:
+        logger.info("vLLM serves the draft model's own %s; jitmx serves layers of the target model only", kind)
 
 
 @functools.cache

@@ -143,7 +143,8 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     classes = dict(custom_op.op_registry_oot)
     monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", gpt_oss.GptOssModel.block_cls)  # put back after the test
     caches: tuple[Callable[..., Any], ...] = (
-        plugin._say_once, plugin.hooks_hold, quantization._announce, quantization._announce_block
+        plugin._say_once, plugin.hooks_hold, quantization._announce, quantization._announce_block,
+        quantization._announce_draft,
     )  # fmt: skip
     found = Host(checkpoint[0], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, 
 from jitmx import settings
 from jitmx.errors import SettingError
 from jitmx.ops import custom
-from jitmx.vllm import facts, quantization
+from jitmx.vllm import compiled, facts, quantization
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
 
@@ -236,7 +236,7 @@ def test_the_schemas_of_operators_are_part_of_vllms_key_for_compiled_code(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def key() -> str:
-        quantization._operators.cache_clear()
+        compiled.operators.cache_clear()
         found: str = host.build().vllm_config.compute_hash()
         return found
 
