@@ -293,6 +293,12 @@ def choose(field: str, value: Any, said: str) -> Settings:
     return current()
 
 
+def release(field: str) -> None:
+    """Forget what was chosen for a setting in the place of the environment, if anything was."""
+    if _chosen.pop(field, None) is not None:
+        current.cache_clear()
+
+
 def reload() -> Settings:
     """Read the environment again, and forget what was chosen in its place."""
     _chosen.clear()

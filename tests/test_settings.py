@@ -243,6 +243,9 @@ def test_what_the_program_chose_decides_until_the_environment_is_read_again(monk
         assert settings.choose("jobs", 2, "the program").jobs == settings.current().jobs == 2
         assert settings.origin("jobs") == "the program" and settings.origin("mode") == "default"
         assert settings.origin("jobs", {"JITMX_JOBS": "7"}) == "JITMX_JOBS"
+        settings.release("jobs")
+        assert settings.current().jobs == 7 and settings.origin("jobs") == "JITMX_JOBS"
+        settings.choose("jobs", 2, "the program")
         assert settings.reload().jobs == 7 and settings.origin("jobs") == "JITMX_JOBS"
     finally:
         monkeypatch.undo()

@@ -1,9 +1,13 @@
 """What was loaded after serving began: nothing, where warm-up did its work.
 
-`late()` names each kernel that had to be loaded, and maybe compiled, for a request. Each is logged once.
+`late()` names each kernel that had to be loaded, and maybe compiled, for a request. Each is logged once. What an engine
+loads as it starts beside one that serves in this process (`warming`) is not among them.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 from jitmx.runtime import load
 from jitmx.vllm.plugin import logger
@@ -17,6 +21,18 @@ def seal() -> None:
     global _sealed, _seen
     _sealed = frozenset(load.loaded())
     _seen = len(_sealed)
+
+
+@contextlib.contextmanager
+def warming() -> Iterator[None]:
+    """Kernels that are loaded within do not come late."""
+    global _sealed, _seen
+    look()
+    before = frozenset(load.loaded())
+    yield
+    if _sealed is not None:
+        _sealed |= frozenset(load.loaded()) - before
+        _seen = len(load.loaded())
 
 
 def late() -> tuple[str, ...]:

@@ -56,7 +56,9 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
         x_format = policy.X_FORMATS[asked.moe_activation]
-        if asked.moe_kernel == "gemm" and x_format == "bf16" and not settings.current().moe_knobs:
+        if asked.moe_kernel != "gemm" or x_format != "bf16":
+            settings.release("moe_knobs")  # which an engine before this one may have chosen
+        elif not settings.current().moe_knobs:
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 

@@ -105,9 +105,10 @@ def _prepare(kernels: Iterable[Kernel], started: float) -> None:
         logger.error("jitmx: %s", result.error)
     if failed:
         raise _of_many(failed[0].error, len(failed), len(missing))
-    for kernel in missing:
-        if kernel.device is not None:
-            load.function(kernel.variant, kernel.device)
+    with monitor.warming():
+        for kernel in missing:
+            if kernel.device is not None:
+                load.function(kernel.variant, kernel.device)
     _ready.update(missing)
     logger.info(
         "jitmx: %d kernels for %s are ready after %.1f s, %d of them compiled now (cache %s)", len(missing),
