@@ -20,6 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from jitmx.layers import FORMATS
 from jitmx.vllm.linear import JitmxLinearMethod, logger, refusal
 
 __all__ = ["Decision", "JitmxLMHead", "register"]
@@ -40,19 +41,20 @@ class Decision(Protocol):
         """Why, for the log."""
 
 
-_decide: Callable[[str, bool], Decision] | None = None
+_decide: Callable[[str, bool, str], Decision] | None = None
 
 
-def register(decide: Callable[[str, bool], Decision]) -> None:
+def register(decide: Callable[[str, bool, str], Decision]) -> None:
     """Have vLLM build every `ParallelLMHead` through this module, from now on and by this policy.
 
     May be called again, as vLLM does with its plugins in every process: the last policy counts. Where another plugin
     has replaced the class before, that one stays, and a warning says so.
 
     Args:
-        decide: from a head's full name and whether it shares its weight with the embedding, to its format and why. The
-            name of a draft's head starts with the tag that vLLM builds the draft under, such as `eagle_head.lm_head`:
-            by its own name alone it could not be told from the served model's.
+        decide: from a head's full name, whether it shares its weight with the embedding, and what else stands against
+            a packed one (in words; empty where nothing), to its format and why. The name of a draft's head starts with
+            the tag that vLLM builds the draft under, such as `eagle_head.lm_head`: by its own name alone it could not
+            be told from the served model's.
     """
     global _decide
     _decide = decide
@@ -100,12 +102,12 @@ def _method(prefix: str, k: int, dtype: torch.dtype, quant_config: Any) -> Jitmx
     named = model_tag == _SERVED or prefix.startswith(f"{model_tag}.")
     name = prefix if named else f"{model_tag}.{prefix}"
     tied = config is not None and _tied(config, model_tag)
-    decision = _decide(name, tied)
+    against = _obstacle(config, tied, dtype, quant_config) or refusal(FORMATS["lm_head"][0], k, dtype) or ""
+    decision = _decide(name, tied, against)
     if decision.format is None:
         logger.debug("%s stays in bf16: %s", name, decision.reason)
         return None
-    against = _obstacle(config, tied, dtype, quant_config) or refusal(decision.format, k, dtype)
-    if against is not None:
+    if against:
         logger.warning("%s stays in bf16: %s", name, against)
         return None
     logger.debug("%s is quantized to %s: %s", name, decision.format, decision.reason)

@@ -86,12 +86,14 @@ class Layer:
         prefix: its name in the model.
         draft: it is of a draft model.
         tied: its weight is that of the embeddings.
+        against: what else stands against it, in words; empty where nothing.
     """
 
     kind: str
     prefix: str = ""
     draft: bool = field(default=False, kw_only=True)
     tied: bool = field(default=False, kw_only=True)
+    against: str = field(default="", kw_only=True)
 
 
 # Kinds of layers that a block is made of.
@@ -217,7 +219,7 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
             return "its weight is that of the embeddings, which are looked up in bf16"
         if layer.prefix != "lm_head":
             return f"its name is {layer.prefix!r}: only the model's own head, lm_head, is quantized"
-    return ""
+    return layer.against
 
 
 def _against_moe(asked: Request, facts: Facts) -> str:

@@ -90,7 +90,7 @@ def decide_lm_head(prefix: str, tied: bool, against: str = "") -> Decision:
     config = get_current_vllm_config_or_none()
     if config is None or not isinstance(config.quant_config, JitmxGptOssConfig):
         return Decision(None, "the model is not gpt-oss in MXFP4")
-    return decide(Layer("lm_head", prefix, tied=tied, draft=facts.draft()))
+    return decide(Layer("lm_head", prefix, tied=tied, draft=facts.draft(), against=against))
 
 
 def decide_block(found: Block) -> bool:

@@ -55,7 +55,7 @@ class Policy:
     def __post_init__(self) -> None:
         self.asked: list[tuple[str, bool]] = []
 
-    def __call__(self, prefix: str, tied: bool) -> Policy:
+    def __call__(self, prefix: str, tied: bool, against: str) -> Policy:
         self.asked.append((prefix, tied))
         return self
 
