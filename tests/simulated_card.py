@@ -111,11 +111,12 @@ class Launcher:
     card: Card
 
     def __init__(
-        self, variant: Variant, device: Any, *, layout: str, pdl: bool, matrix: MatrixMap | None = None, **geometry: int
-    ) -> None:
+        self, variant: Variant, device: Any, *, layout: str, pdl: bool, matrix: MatrixMap | None = None,
+        rest: bytes = b"", **geometry: int
+    ) -> None:  # fmt: skip
         assert pdl == getattr(variant.knobs, "pdl", False)
         self._matrix = matrix
-        self.variant, self._layout = variant, layout
+        self.variant, self._layout, self._rest = variant, layout, rest
         self._geometry = geometry
 
     def __call__(self, stream: int, *arguments: Any) -> None:
@@ -132,7 +133,7 @@ class Launcher:
             fields.append(value)
         Launcher.card.launched.append(self.variant)
         spec, shape = self.variant.spec, self._geometry
-        packed = with_map(struct.pack(self._layout, *fields), self._matrix, int(fields[0]), encode)
+        packed = with_map(struct.pack(self._layout, *fields) + self._rest, self._matrix, int(fields[0]), encode)
         simulate(
             _ptx(self.variant), (shape["blocks"], 1, 1), (spec.threads(self.variant.knobs), 1, 1),
             packed, memory, entry=spec.entry, shared_bytes=shape["shared_bytes"],

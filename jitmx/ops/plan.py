@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,10 @@ from jitmx.runtime.launch import Launcher
 
 # Row counts vary from call to call where prompts are read: what is kept for them has a limit.
 _MOST_PROBLEMS, _MOST_PLANS = 2048, 1024
+
+# The beginning of the struct, of which calls without a prefetch give no more: for products without RMSNorm and residual
+# x, words, scales, bias and y; for the others all before the numbers of rows.
+_PLAIN, _BEFORE_ROWS = "@PPPP16xP", "@PPPPPPPPPf"
 
 # Addresses of words and scales of a weight, and their bytes.
 Prefetch = tuple[int, int, int, int]
@@ -93,15 +98,28 @@ def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
     """Launches over the weight at these addresses, as a function of what calls differ in."""
     words, scales = weight
     if len(steps) == 1 and not steps[0].scratch:
-        call, (rows, n, k) = steps[0].launcher.__call__, steps[0].shape  # as a method: quicker than calling the object
+        # As methods: quicker than calling the objects.
+        whole, brief, (rows, n, k) = steps[0].launcher.__call__, steps[0].brief.__call__, steps[0].shape
 
         def one(
             stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int,
             prefetch: Prefetch,
         ) -> None:  # fmt: skip
-            call(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon, rows, n, k, *prefetch)
+            if prefetch is not NO_PREFETCH:
+                whole(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon, rows, n, k, *prefetch)
+            else:
+                brief(stream, x, words, scales, bias, residual, norm, y, 0, lost, epsilon)
 
-        return one
+        def plain(
+            stream: int, x: int, y: int, bias: int, _residual: int, _norm: int, epsilon: float, _lost: int,
+            prefetch: Prefetch,
+        ) -> None:  # fmt: skip
+            if prefetch is not NO_PREFETCH:
+                whole(stream, x, words, scales, bias, 0, 0, y, 0, 0, epsilon, rows, n, k, *prefetch)
+            else:
+                brief(stream, x, words, scales, bias, y)
+
+        return plain if steps[0].plain else one
 
     def several(
         stream: int, x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, lost: int,
@@ -129,8 +147,8 @@ def _steps(
     steps: list[Step] = []
     arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
     for choice, count in split("linear", asked, arch, multiprocessors=multiprocessors, knobs=dict(knobs)):
-        rows = choice.problem.as_dict()["m"]
-        steps += [Step(choice.variant, rows, asked.n, asked.k, device, multiprocessors)] * count
+        assert isinstance(choice.problem, LinearProblem)
+        steps += [Step(choice.variant, choice.problem, device, multiprocessors)] * count
     return tuple(steps)
 
 
@@ -149,22 +167,35 @@ def remember(weight: Planned, key: tuple[Any, ...], entry: Any) -> None:
 
 
 class Step:
-    """One launch over some of the rows of a call."""
+    """One launch over some of the rows of a call.
 
-    __slots__ = ("device", "kind", "launcher", "scratch", "shape", "x_bytes", "y_bytes")
+    Attributes:
+        launcher: takes the whole struct of arguments.
+        brief: the same kernel for calls without a prefetch, where one launch takes all rows: it takes what differs
+            between them, up to epsilon, and if `plain` only x, words, scales, bias and y.
+        plain: whether the product has neither RMSNorm nor residual, and the kernel no scratch memory.
+    """
 
-    def __init__(self, variant: Variant, rows: int, n: int, k: int, device: int, multiprocessors: int) -> None:
+    __slots__ = ("brief", "device", "kind", "launcher", "plain", "scratch", "shape", "x_bytes", "y_bytes")
+
+    def __init__(self, variant: Variant, asked: LinearProblem, device: int, multiprocessors: int) -> None:
+        rows, n, k = asked.m, asked.n, asked.k
         geometry = launch_of(variant, rows, n, k, multiprocessors)
-        self.launcher = Launcher(
+        make = functools.partial(
+            Launcher,
             variant,
             device,
             blocks=geometry.blocks,
             shared_bytes=geometry.shared_bytes,
             cluster=geometry.cluster,
-            layout=LAYOUT,
             pdl=variant.knobs.pdl,
             matrix=geometry.matrix,
         )
+        self.plain = not (asked.norm or asked.residual or geometry.workspace)
+        given = _PLAIN if self.plain else _BEFORE_ROWS
+        whole = struct.pack(LAYOUT, *[0] * 9, 0.0, rows, n, k, *NO_PREFETCH)
+        self.launcher = make(layout=LAYOUT)
+        self.brief = make(layout=given, rest=whole[struct.calcsize(given) :])
         self.shape = rows, n, k
         self.x_bytes = rows * k * 2
         self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2

@@ -7,6 +7,7 @@ owns and hands that to the driver on the given stream. A lock keeps two threads 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Callable
@@ -26,15 +27,16 @@ class Launcher:
         device: CUDA device number.
         blocks: blocks of the grid.
         shared_bytes: dynamic shared memory a block, bytes.
-        layout: `struct` format of the kernel's argument struct, native alignment ("@PPPiii").
+        layout: `struct` format of what calls give of the kernel's argument struct, native alignment ("@PPPiii"); pad
+            bytes ("8x") are fields that are zero in every call.
         pdl: launch with programmatic stream serialization.
         cluster: blocks a cluster.
         matrix: what a tensor map before the struct says of the matrix at the first argument, where the kernel has one.
+        rest: the struct's bytes behind `layout`, the same in every call: they are packed once.
     """
 
     __slots__ = (
         "_arguments",
-        "_buffer",
         "_config",
         "_device",
         "_keep",
@@ -43,8 +45,8 @@ class Launcher:
         "_map",
         "_mapped",
         "_pack",
+        "_pack_struct",
         "_stream",
-        "_struct",
         "variant",
     )
 
@@ -59,6 +61,7 @@ class Launcher:
         pdl: bool,
         cluster: int = 1,
         matrix: MatrixMap | None = None,
+        rest: bytes = b"",
     ) -> None:
         function = load.function(variant, device)
         if cluster > _PORTABLE_CLUSTER:
@@ -79,22 +82,25 @@ class Launcher:
             attributes,
             len(wanted),
         )
-        packer = self._struct = struct.Struct(layout)
+        packer = struct.Struct(layout)
+        size, start = packer.size + len(rest), 0 if matrix is None else BYTES
         if matrix is None:
-            self._buffer: ctypes.Array[ctypes.c_char] = ctypes.create_string_buffer(packer.size)
-            self._pack: Callable[..., None] = packer.pack_into
+            buffer: ctypes.Array[ctypes.c_char] = ctypes.create_string_buffer(size)
         else:
-            self._buffer = driver.aligned_buffer(BYTES + room(packer.size))
-            self._map, self._mapped = driver.encode_matrix(self._buffer, matrix), 0
-            self._pack = self._pack_mapped
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+            buffer = driver.aligned_buffer(BYTES + room(size))
+            self._map, self._mapped = driver.encode_matrix(buffer, matrix), 0
+        struct.pack_into(f"{len(rest)}s", buffer, start + packer.size, rest)
+        self._pack_struct = functools.partial(packer.pack_into, buffer, start)
+        self._pack: Callable[..., None] = self._pack_struct if matrix is None else self._pack_mapped
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._stream = 0
         self._device = device
         self._lock = threading.Lock()
         self._keep = (attributes, parameters)
         # Converted once: what is left for a call is to pack, set the stream and cross into the driver.
         self._launch = driver.library().cuLaunchKernelEx
-        self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function), ctypes.byref(parameters), None
+        converted = ctypes.c_void_p.from_param(function)
+        self._arguments = ctypes.byref(self._config), converted, ctypes.byref(parameters), None
 
     def __call__(self, stream: int, *arguments: int | float) -> None:
         """Launch on the CUstream `stream` with the struct's fields in order. Nothing is waited for.
@@ -102,20 +108,23 @@ class Launcher:
         Raises:
             DriverError: the driver refused the launch.
         """
-        with self._lock:
-            self._pack(self._buffer, 0, *arguments)
+        self._lock.acquire()  # `with` takes twice the time
+        try:
+            self._pack(*arguments)
             if stream != self._stream:
                 self._config.stream = self._stream = stream
             code = self._launch(*self._arguments)
             if code == driver.INVALID_CONTEXT:
                 driver.bind_primary_context(self._device)
                 code = self._launch(*self._arguments)
+        finally:
+            self._lock.release()
         if code:
             driver.check(code, f"launching {self.variant.name}")
 
-    def _pack_mapped(self, buffer: ctypes.Array[ctypes.c_char], offset: int, first: int, *rest: int | float) -> None:
+    def _pack_mapped(self, first: int, *rest: int | float) -> None:
         """Pack arguments behind the tensor map, and have it show the matrix at the first of them."""
         if first != self._mapped:
             driver.move_matrix(self._map, first)
             self._mapped = first
-        self._struct.pack_into(buffer, offset + BYTES, first, *rest)
+        self._pack_struct(first, *rest)
