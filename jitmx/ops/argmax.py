@@ -72,8 +72,8 @@ def run(
 ) -> torch.Tensor:
     """`linear_argmax` on plain tensors."""
     try:
-        device = x.get_device()
-        made, norm_apart = weight.plans["argmax", x.shape, x.dtype, device, bias is None, norm is None]
+        dtype, device = x.dtype, x.get_device()
+        made, norm_apart = weight.plans["argmax", x.shape, dtype, device, bias is None, norm is None]
     except (KeyError, AttributeError, TypeError):
         made, norm_apart = _plan(x, weight, bias, norm)
     pointer = x.data_ptr()
@@ -81,11 +81,11 @@ def run(
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
-    added = 0 if bias is None else product.vector("bias", bias, weight.n, x)
+    added = 0 if bias is None else product.vector("bias", bias, weight.n, x, dtype, device)
     scaled = 0
     if norm is not None:
-        scaled = product.vector("norm", norm, weight.k, x)
-        product.require_norm(norm, epsilon)
+        scaled = product.vector("norm", norm, weight.k, x, dtype, device)
+        product.require_norm(norm, scaled, epsilon)
     shape = x.shape[:-1]
     if out is None:
         out = x.new_empty(shape, dtype=torch.int64)

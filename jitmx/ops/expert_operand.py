@@ -53,12 +53,13 @@ def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str)
     Raises:
         InputError: they are no packed experts of that layout.
     """
-
-    def make() -> ExpertOperand:
+    key = "experts", words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape, n, k, layout
+    found: ExpertOperand | None = operand.known(key)
+    if found is None:
         format, encoding, scale_range = operand.parts(layout)
         if format != FORMAT:
             raise InputError(f"format={format!r} of packed experts is not {FORMAT}")
         checked = PackedExperts(words, scales, n, k, encoding, scale_range)
-        return ExpertOperand(checked.experts, n, k, encoding, scale_range, checked.device, checked.addresses)
-
-    return operand.known(("experts", *operand.place(words, scales), n, k, layout), make)
+        found = ExpertOperand(checked.experts, n, k, encoding, scale_range, checked.device, checked.addresses)
+        operand.keep(key, found)
+    return found

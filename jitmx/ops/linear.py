@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor  # where every call looks it up: torch's own attributes are slow
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
@@ -14,6 +15,7 @@ from jitmx.ops.operand import Operand, Weight
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import DTYPES, Plan, Prefetch, remember
 
+_is_compiling = torch.compiler.is_compiling
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
@@ -69,7 +71,7 @@ def linear(
 
     Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
-    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+    if type(x) is not Tensor or _is_compiling():
         return _traced(x, weight, bias, out, residual, norm, epsilon, activation, prefetch)
     told = NO_PREFETCH
     if prefetch is not None:
@@ -110,7 +112,7 @@ def run(
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
-    added = 0 if bias is None else vector("bias", bias, weight.n, x)
+    added = 0 if bias is None else vector("bias", bias, weight.n, x, dtype, device)
     carried = scaled = finer = 0
     if residual is not None:
         if not _is(residual, dtype, device, shape):
@@ -121,14 +123,14 @@ def run(
             checks.require_no_grad("residual", residual)
     if lost is not None:
         finer = _second(lost, residual)
-        shape = torch.Size((2, *shape))
+        shape = (2, *shape)
     if norm is not None:
-        scaled = vector("norm", norm, weight.k, x)
-        require_norm(norm, epsilon)
+        scaled = vector("norm", norm, weight.k, x, dtype, device)
+        require_norm(norm, scaled, epsilon)
     if out is None:
-        out = x.new_empty(shape)
+        out = x.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
     elif not (  # `_is`, without the call
-        isinstance(out, torch.Tensor)
+        isinstance(out, Tensor)
         and out.dtype is dtype
         and out.get_device() == device
         and out.shape == shape
@@ -240,21 +242,19 @@ def require_columns(x: torch.Tensor, n: int, k: int) -> None:
     if x.dtype not in DTYPES:
         raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
     if x.dim() == 0 or x.shape[-1] != k:
-        raise InputError(
-            f"x has shape {list(x.shape)}; its last dimension must be k={k} of the weight [{n}, {k}]"
-        )  # fmt: skip
+        raise InputError(f"x has shape {list(x.shape)}; its last dimension must be k={k} of the weight [{n}, {k}]")
 
 
-def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
-    """Address of a bias or a norm, a contiguous tensor of `count` values on x's device and of its dtype.
+def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor, dtype: torch.dtype, device: int) -> int:
+    """Address of a bias or a norm, a contiguous tensor of `count` values of x's `dtype` and on its `device`.
 
     Raises:
         InputError: it is none, or requires a gradient.
     """
     if not (  # `_is`, without the call
-        isinstance(tensor, torch.Tensor)
-        and tensor.dtype is x.dtype
-        and tensor.get_device() == x.get_device()
+        isinstance(tensor, Tensor)
+        and tensor.dtype is dtype
+        and tensor.get_device() == device
         and tensor.numel() == count
         and tensor.dim() == 1
         and tensor.is_contiguous()
@@ -262,7 +262,8 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor) -> int:
         raise _mismatch(name, tensor, (count,), x)
     if tensor.requires_grad:
         checks.require_no_grad(name, tensor)
-    return int(tensor.data_ptr())
+    address: int = tensor.data_ptr()
+    return address
 
 
 def _require_prefetch(prefetch: PackedWeight, x: torch.Tensor) -> None:
@@ -289,14 +290,16 @@ def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
         raise InputError("lost is what a residual has lost; give that residual too")
     if not _is(lost, residual.dtype, residual.get_device(), residual.shape):
         raise _mismatch("lost", lost, tuple(residual.shape), residual)
-    checks.require_layout("lost", lost)
-    checks.require_no_grad("lost", lost)
-    return int(lost.data_ptr())
+    address: int = lost.data_ptr()
+    if address & 15 or lost.requires_grad:
+        checks.require_layout("lost", lost)
+        checks.require_no_grad("lost", lost)
+    return address
 
 
 def _is(tensor: object, dtype: torch.dtype, device: int, shape: tuple[int, ...]) -> bool:
     return (
-        isinstance(tensor, torch.Tensor)
+        isinstance(tensor, Tensor)
         and tensor.dtype is dtype
         and tensor.get_device() == device
         and tensor.shape == shape
@@ -311,13 +314,14 @@ def _mismatch(name: str, tensor: object, shape: tuple[int, ...], x: torch.Tensor
     return InputError(f"{name} is {checks.describe(found)}{strides}; it must be contiguous {wanted}")
 
 
-def require_norm(norm: torch.Tensor, epsilon: float) -> None:
-    """An RMSNorm that kernels take.
+def require_norm(norm: torch.Tensor, address: int, epsilon: float) -> None:
+    """An RMSNorm that kernels take, its weight being a `vector`.
 
     Raises:
         InputError: its weight is not aligned, or epsilon is no finite number of 0 or more.
     """
-    checks.require_layout("norm", norm)
+    if address & 15:
+        checks.require_layout("norm", norm)
     if not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon={epsilon} is not a finite number of 0 or more")
 
@@ -353,8 +357,8 @@ def _run_operator(
     residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, activation: str | None, *told: Any,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    weight, prefetch = operand.find(words, scales, n, k, layout), operand.prefetch(*told)
-    return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
+    weight, prefetch = operand.find(words, scales, n, k, layout), operand.prefetch(*told) if told else NO_PREFETCH
+    return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, None, prefetch)
 
 
 def _fake_operator(

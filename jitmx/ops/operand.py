@@ -6,17 +6,14 @@ and on nothing else, so that is how it is kept: an entry stays right whoever own
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.packed import PackedWeight
-
-_T = TypeVar("_T")
 
 _MOST = 8192  # entries; a model has some hundreds of weights
 
@@ -62,11 +59,6 @@ def parts(layout: str) -> tuple[str, str, str]:
     return found[0], found[1], found[2]
 
 
-def place(words: torch.Tensor, scales: torch.Tensor) -> tuple[Any, ...]:
-    """What tells a packed weight from every other that lives at the same time."""
-    return words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape
-
-
 def prefetch(words: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> tuple[int, int, int, int]:
     """What a launch is told of a weight to prefetch: addresses of words and scales, and their bytes; zeros for none."""
     if words is None or scales is None:
@@ -74,15 +66,16 @@ def prefetch(words: torch.Tensor | None = None, scales: torch.Tensor | None = No
     return words.data_ptr(), scales.data_ptr(), words.nbytes, scales.nbytes
 
 
-def known(key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
-    """What was made for this key before, or now; no more than so many are kept."""
-    found: _T | None = _known.get(key)
-    if found is None:
-        found = make()
-        while len(_known) >= _MOST:
-            _known.pop(next(iter(_known)), None)
-        _known[key] = found
-    return found
+def known(key: tuple[Any, ...]) -> Any:
+    """What was kept for this key before, or None."""
+    return _known.get(key)
+
+
+def keep(key: tuple[Any, ...], made: Any) -> None:
+    """Keep what was made for this key, among no more than so many."""
+    while len(_known) >= _MOST:
+        _known.pop(next(iter(_known)), None)
+    _known[key] = made
 
 
 def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str) -> Operand:
@@ -91,10 +84,12 @@ def find(words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str)
     Raises:
         InputError: they are no packed weight of that layout.
     """
-
-    def make() -> Operand:
+    # What tells a packed weight from every other that lives at the same time, and how it is read.
+    key = words.data_ptr(), scales.data_ptr(), words.get_device(), words.dtype, words.shape, n, k, layout
+    found: Operand | None = _known.get(key)
+    if found is None:
         format, encoding, scale_range = parts(layout)
         checked = PackedWeight(words, scales, n, k, encoding, scale_range, format)
-        return Operand(n, k, encoding, scale_range, format, checked.device, checked.addresses)
-
-    return known((*place(words, scales), n, k, layout), make)
+        found = Operand(n, k, encoding, scale_range, format, checked.device, checked.addresses)
+        keep(key, found)
+    return found

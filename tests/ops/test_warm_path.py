@@ -61,7 +61,7 @@ def test_a_warm_call_calls_sixteen_functions_at_most(weight: jitmx.PackedWeight)
     assert calls(lambda: jitmx.linear(x, weight, out=out)) <= 16
 
 
-def test_a_bias_costs_eight_calls_at_most(weight: jitmx.PackedWeight) -> None:
+def test_a_bias_costs_seven_calls_at_most(weight: jitmx.PackedWeight) -> None:
     x, out, bias = torch.zeros(1, K, dtype=BF16), torch.empty(1, N, dtype=BF16), torch.zeros(N, dtype=BF16)
     plain = calls(lambda: jitmx.linear(x, weight, out=out))
-    assert calls(lambda: jitmx.linear(x, weight, bias, out)) <= plain + 8
+    assert calls(lambda: jitmx.linear(x, weight, bias, out)) <= plain + 7
