@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from jitmx.ops import checks
 
@@ -55,7 +57,10 @@ def refuse_gradients(**tensors: torch.Tensor | None) -> None:
 
 
 def plain(tensor: Any) -> Any:
-    """A parameter or another subclass as a plain tensor, which the operators take without a detour; None as it is."""
-    if isinstance(tensor, torch.Tensor) and type(tensor) is not torch.Tensor:
-        return tensor.as_subclass(torch.Tensor)
-    return tensor
+    """A subclass of tensors as a plain tensor, which the operators take without a detour.
+
+    What torch itself makes no detour for stays as it is: plain tensors, parameters, and None.
+    """
+    if tensor is None or type(tensor) is Tensor or type(tensor) is Parameter:
+        return tensor
+    return tensor.as_subclass(Tensor) if isinstance(tensor, Tensor) else tensor

@@ -45,7 +45,7 @@ def run_linear(
     """
     x, bias, residual, lost, norm = map(custom.plain, (x, bias, residual, lost, norm))
     weight = operand.find(words, scales, n, k, layout)
-    fused = _fused(weight, max(x.numel() // k, 1), x, bias is not None, residual is not None, norm is not None)
+    fused = _fused(weight, x, bias is not None, residual is not None, norm is not None)
     if norm is not None and not fused.norm:
         x, norm = rms_norm(x, norm, epsilon), None
     prefetch = operand.prefetch(*told)
@@ -58,13 +58,18 @@ def run_linear(
     return compose.pair(y.float() + residual.float() + lost.float(), y.dtype)
 
 
-def _fused(
-    weight: operand.Operand, rows: int, x: torch.Tensor, bias: bool, residual: bool, norm: bool
-) -> LinearProblem:
-    extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
-    problem = plan.problem(weight, rows, x.dtype, extras)
-    device = x.get_device()
-    return _of(problem, checks.device_arch(device), checks.multiprocessors(device), settings.current())
+def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool, norm: bool) -> LinearProblem:
+    """What of a call its product has fused, looked up among the weight's plans as long as the settings are the same."""
+    chosen_under, device = settings.current(), x.get_device()
+    key = "fused", x.shape, x.dtype, device, bias, residual, norm
+    found: tuple[settings.Settings, LinearProblem] | None = weight.plans.get(key)
+    if found is None or found[0] is not chosen_under:
+        extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
+        problem = plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
+        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
+        found = chosen_under, _of(problem, arch, multiprocessors, chosen_under)
+        plan.remember(weight, key, found)
+    return found[1]
 
 
 @functools.lru_cache(maxsize=4096)
