@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
@@ -17,11 +18,13 @@ from jitmx.ops.experts import PackedExperts
 from jitmx.ops.moe_checks import (
     Chosen,
     Recipe,
+    address,
     is_pair,
     require_data,
     require_experts,
     require_layer,
     require_like,
+    require_out,
     require_residual,
     taken_apart,
 )
@@ -31,6 +34,7 @@ from jitmx.ops.plan import remember
 from jitmx.ops.routing_calls import kind, logits_type, run_route, scoring_of
 from jitmx.ops.routing_plan import Routing
 
+_is_compiling = torch.compiler.is_compiling
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
@@ -118,12 +122,27 @@ def moe(
     Source: templates/moe/, chosen by jitmx/dispatch (`jitmx explain moe`).
     """
     recipe = Recipe(activation, x_format, scale_rule, weight_on, reduction)
-    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+    if type(x) is not Tensor or _is_compiling():
         return _traced(
             x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out, residual
         )
     chosen = taken_apart(routing)
     return run(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out, residual)
+
+
+class _Planned(NamedTuple):
+    """What is kept of a call that was checked: its launches, None where it has no rows, and what they rest on.
+
+    Attributes:
+        w2: the second weight, whose identity is part of the key.
+        pair: whether the residual is a pair.
+        weights: addresses of words and scales of W13, then of W2.
+    """
+
+    made: Plan | None
+    w2: Experts
+    pair: bool
+    weights: tuple[int, int, int, int]
 
 
 def run(
@@ -135,7 +154,7 @@ def run(
     ids, weights = chosen
     # The warm path: one look-up says that a call like this one was checked and planned before.
     key: tuple[Any, ...] = ()
-    found: tuple[Plan | None, Experts] | None = None
+    found: _Planned | None = None
     try:
         key = (
             kind(x), kind(ids), kind(weights), kind(b13), kind(b2), kind(expert_map), kind(count), id(w2), top,
@@ -149,40 +168,55 @@ def run(
         top_found = require_layer(x, chosen, w13, w2, b13, b2, expert_map, count, top, scoring)
         if residual is not None:
             require_residual(residual, x)
-    named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
-    named |= {"weights": weights, "residual": residual}
-    require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count, out=out)
-    like = residual if is_pair(residual, x) else x
+        named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
+        named |= {"weights": weights, "residual": residual}
+        require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count)
+    at_x, at_residual = address("x", x), address("residual", residual)
+    address("ids" if weights is not None else "router logits", ids)
+    address("weights", weights)
+    device, pair = x.get_device(), is_pair(residual, x) if found is None else found.pair
+    like = x if residual is None or not pair else residual
     if out is None:
         out = torch.empty_like(like)
+        at_out: int = out.data_ptr()
     else:
-        require_like("out", out, like)
-        for name, read in (("x", x), ("residual", residual)):
-            if read is not None and out.data_ptr() == read.data_ptr() and x.numel():
+        at_out = require_out(out, like, device)
+        for name, read, at in (("x", x, at_x), ("residual", residual, at_residual)):
+            if read is not None and at == at_out and x.numel():
                 raise InputError(
                     f"out is {name} itself; a product cannot be written over what it reads: pass another tensor"
                 )
-    device = x.get_device()
-    with torch.cuda.device(device):
-        if found is None:
-            added = "pair" if is_pair(residual, x) else residual is not None
-            more: dict[str, Any] = {"bias": b13 is not None, "residual": added}
-            if weights is None:
-                rows, mapped = x.numel() // w13.k, expert_map is not None
-                more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
-            found = _plan(x, top_found, w13, w2, recipe, expert_map, more), w2
-            remember(w13, key, found)  # with w2, whose identity is part of the key
-        made, _ = found
-        if made is not None:
-            call = Call(
-                x.data_ptr(), out.data_ptr(), (*w13.addresses, *w2.addresses), _address(b13), _address(b2),
-                _address(expert_map), 0 if expert_map is None else expert_map.numel(), _address(count),
-                _address(residual), alpha, limit,
-            )  # fmt: skip
-            if made.adds:
-                out.zero_() if residual is None else out.copy_(residual)
-            made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
+    if found is None:
+        more: dict[str, Any] = {"bias": b13 is not None, "residual": "pair" if pair else residual is not None}
+        if weights is None:
+            rows, mapped = x.numel() // w13.k, expert_map is not None
+            more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
+        with torch.cuda.device(device):
+            made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
+        found = _Planned(made, w2, pair, (*w13.addresses, *w2.addresses))
+        remember(w13, key, found)
+    call = Call(
+        at_x, at_out, found.weights, address("b13", b13), address("b2", b2), address("expert_map", expert_map),
+        0 if expert_map is None else expert_map.numel(), address("count", count), at_residual, alpha, limit,
+    )  # fmt: skip
+    if found.made is not None:
+        launch = found.made, call, out, residual, chosen, w13, expert_map, count, top, scoring, device
+        if device == torch._C._cuda_getDevice():
+            _launch(*launch)
+        else:
+            with torch.cuda.device(device):
+                _launch(*launch)
     return out
+
+
+def _launch(
+    made: Plan, call: Call, out: torch.Tensor, residual: torch.Tensor | None, chosen: Chosen, w13: Experts,
+    expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, device: int,
+) -> None:  # fmt: skip
+    """The launches of a call, on the current device."""
+    if made.adds:
+        out.zero_() if residual is None else out.copy_(residual)
+    made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
 
 
 def _plan(
@@ -207,6 +241,8 @@ def _routed(
 ) -> Routing:  # fmt: skip
     """Ids and weights of a call, and the lists where its launches read some; or logits, where they read these."""
     ids, weights = chosen
+    if isinstance(made, LayerPlan) and weights is not None:
+        return Routing(ids, weights, None, None, None, None)
     if isinstance(made, LayerPlan) and made.routing != "ids":
         if ids.data_ptr() & 15:  # read several at a time
             checks.require_layout("router logits", ids)
@@ -224,10 +260,6 @@ def _routed(
     if isinstance(made, GroupedPlan):
         return made.lists(ids, expert_map, count)._replace(weights=weights)
     return Routing(ids, weights, None, None, None, None)
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _traced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+from torch import Tensor, bfloat16
 
 from jitmx import formats
 from jitmx.errors import InputError, KnobError
@@ -198,3 +199,38 @@ def require_data(**tensors: torch.Tensor | None) -> None:
         if tensor.dtype is torch.bfloat16:  # read and written several at a time
             checks.require_layout(name, tensor)
         checks.require_no_grad(name, tensor)
+
+
+def address(name: str, tensor: torch.Tensor | None) -> int:
+    """Where a tensor lies, 0 for None; of one whose shape, dtype and device were seen before, the rest is checked.
+
+    Raises:
+        InputError: as `require_data`.
+    """
+    if tensor is None:
+        return 0
+    found: int = tensor.data_ptr()
+    if found & 15 or not tensor.is_contiguous() or tensor.requires_grad:
+        require_data(**{name: tensor})
+    return found
+
+
+def require_out(out: Any, like: torch.Tensor, device: int) -> int:
+    """Address of what is written: bfloat16, `like` another tensor in shape, on the CUDA device of that number.
+
+    Raises:
+        InputError: it is not, or as `require_data`.
+    """
+    if not (
+        isinstance(out, Tensor)
+        and out.dtype is bfloat16
+        and out.get_device() == device
+        and out.shape == like.shape
+        and out.is_contiguous()
+        and not out.requires_grad
+        and not out.data_ptr() & 15
+    ):
+        require_data(out=out)
+        require_like("out", out, like)
+    found: int = out.data_ptr()
+    return found
