@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,17 +27,16 @@ def kind(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
 
 
-def _seen(key: tuple[Any, ...], **tensors: torch.Tensor | None) -> Plan | None:
-    """The plan of an equal call before; of its tensors only what the key does not say is checked again."""
-    plan = _plans.get(key)
-    if plan is not None:
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                if tensor.data_ptr() & 15 or not tensor.is_contiguous():
-                    checks.require_layout(name, tensor)
-                if tensor.requires_grad:
-                    checks.require_no_grad(name, tensor)
-    return plan
+def _address(name: str, tensor: torch.Tensor | None) -> int:
+    """Where a tensor lies, 0 for None; of one that an equal call had before, what the key does not say is checked."""
+    if tensor is None:
+        return 0
+    found: int = tensor.data_ptr()
+    if found & 15 or not tensor.is_contiguous():
+        checks.require_layout(name, tensor)
+    if tensor.requires_grad:
+        checks.require_no_grad(name, tensor)
+    return found
 
 
 def _remember(key: tuple[Any, ...], call: Call) -> Plan:
@@ -48,38 +46,28 @@ def _remember(key: tuple[Any, ...], call: Call) -> Plan:
     return plan
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else int(tensor.data_ptr())
-
-
-def _run(
-    plan: Plan, x: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    norm: torch.Tensor | None, expert_map: torch.Tensor | None, ids: torch.Tensor | None, epsilon: float,
-    out: Routing | None,
-) -> Routing:  # fmt: skip
+def _run(plan: Plan, given: tuple[int, ...], ids: torch.Tensor | None, epsilon: float, out: Routing | None) -> Routing:
+    """Launch; `given` are the addresses of x, weight, bias, norm and expert_map."""
     if out is None:
-        out = plan.outputs(ids, torch.device("cuda", plan.device))
+        out = plan.outputs(ids, plan.place)
     else:
         _check_out(out, plan.wanted, plan.device)
     if plan.device == torch._C._cuda_getDevice():
-        _launch(plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon)
+        _launch(plan, given, out, epsilon)
     else:
         with torch.cuda.device(plan.device):
-            _launch(
-                plan, out, _address(x), _address(weight), _address(bias), _address(norm), _address(expert_map), epsilon
-            )
+            _launch(plan, given, out, epsilon)
     return out
 
 
-def _launch(
-    plan: Plan, out: Routing, x: int, weight: int, bias: int, norm: int, expert_map: int, epsilon: float
-) -> None:
-    stream, (*outputs, normalized) = _raw_stream(plan.device), [_address(tensor) for tensor in out]
+def _launch(plan: Plan, given: tuple[int, ...], out: Routing, epsilon: float) -> None:
+    stream = _raw_stream(plan.device)
+    *outputs, normalized = [0 if tensor is None else tensor.data_ptr() for tensor in out]
     for step in plan.steps:
         memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
+        workspace = 0 if memory is None else memory.data_ptr()
         step.launcher(
-            stream, x, weight, bias, norm, expert_map, *outputs, plan.local, plan.capacity, normalized,
-            _address(memory), epsilon, plan.m, plan.h,
+            stream, *given, *outputs, plan.local, plan.capacity, normalized, workspace, epsilon, plan.m, plan.h
         )  # fmt: skip
 
 
@@ -90,12 +78,15 @@ def run_route(
 ) -> Routing:  # fmt: skip
     """`route` on plain tensors."""
     key: tuple[Any, ...] = ()
-    with contextlib.suppress(AttributeError, TypeError):  # what is no tensor is refused below
+    plan: Plan | None = None
+    try:
         key = (
             kind(x), kind(weight), kind(bias), kind(norm), kind(expert_map), k, scoring, tile, local_experts,
             normalized, tuple(knobs.items()) if knobs else (),
         )  # fmt: skip
-    plan = _seen(key, x=x, weight=weight, bias=bias, norm=norm, expert_map=expert_map)
+        plan = _plans.get(key)
+    except (AttributeError, TypeError):  # what is no tensor is refused below
+        pass
     if plan is None:
         require_scoring(scoring)
         _check_matrix("x", x, tuple(_DTYPES) if weight is None else (torch.bfloat16, torch.float16))
@@ -109,7 +100,11 @@ def run_route(
             scoring=scoring_of(scoring), tile=tile,
         )  # fmt: skip
         plan = _remember(key, call)
-    return _run(plan, x, weight, bias, norm, expert_map, None, epsilon, out)
+    given = (
+        _address("x", x), _address("weight", weight), _address("bias", bias), _address("norm", norm),
+        _address("expert_map", expert_map),
+    )  # fmt: skip
+    return _run(plan, given, None, epsilon, out)
 
 
 def run_group(
@@ -118,9 +113,12 @@ def run_group(
 ) -> Routing:  # fmt: skip
     """`group_by_expert` on plain tensors."""
     key: tuple[Any, ...] = ()
-    with contextlib.suppress(AttributeError, TypeError):
+    plan: Plan | None = None
+    try:
         key = kind(ids), kind(expert_map), experts, tile, local_experts, tuple(knobs.items()) if knobs else ()
-    plan = _seen(key, ids=ids, expert_map=expert_map)
+        plan = _plans.get(key)
+    except (AttributeError, TypeError):  # what is no tensor is refused below
+        pass
     if plan is None:
         _check_matrix("ids", ids, (torch.int32,))
         call = _call(
@@ -128,7 +126,9 @@ def run_group(
             source="ids", tile=tile,
         )  # fmt: skip
         plan = _remember(key, call)
-    return _run(plan, None, None, None, None, expert_map, ids, 0.0, out if out is None else out._replace(ids=ids))
+    _address("ids", ids)
+    given = 0, 0, 0, 0, _address("expert_map", expert_map)
+    return _run(plan, given, ids, 0.0, out if out is None else out._replace(ids=ids))
 
 
 def _call(

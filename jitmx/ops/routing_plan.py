@@ -61,6 +61,7 @@ class Plan:
         problem = call.problem
         self.m, self.k, self.h, self.tile = problem.m, problem.k, problem.h, problem.tile
         self.local, self.device = call.local, call.device
+        self.place = torch.device("cuda", call.device)
         self.steps: list[_Step] = []
         with torch.cuda.device(call.device):
             for part in parts(problem):
