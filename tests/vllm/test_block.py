@@ -23,7 +23,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models import gpt_oss
 
 import jitmx
-from jitmx import arch
+from jitmx import arch, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops import operand
 from jitmx.ops.routing_plan import Routing
@@ -371,3 +371,34 @@ def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
              experts.w13_bias, experts.w2_bias, 2, "softmax_topk", "bf16"),
         )  # fmt: skip
         assert {"linear.stream+norm", "linear.stream+pair", "moe.token+pair"} <= set(launches(card))
+
+
+def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, str, bool]] = []
+    choose = products.fusion.fused
+
+    def noted(problem: Any, *rest: Any) -> Any:
+        asked.append((problem.m, problem.dtype, problem.norm))
+        return choose(problem, *rest)
+
+    monkeypatch.setattr(products.fusion, "fused", noted)
+    products._of.cache_clear()
+    settings.reload()
+    codes, scales = torch.zeros(48, 48, dtype=torch.uint8), torch.full((48, 3), 127, dtype=torch.uint8)
+    with simulated_card.on_cpu("sm_90a"):
+        packed = [jitmx.pack_weight((codes, scales)) for _ in range(2)]
+        own, other = (operand.find(weight.words, weight.scales, 48, 96, operand.layout(weight)) for weight in packed)
+        x = torch.zeros(1, 96).bfloat16()
+        first = products._fused(own, x, True, False, True)
+        assert first.norm and products._fused(own, x, True, False, True) is first
+        assert products._fused(other, x, True, False, True) is first  # weights of a shape share what was chosen
+        assert asked == [(1, "bf16", True)]
+        assert not products._fused(own, x, True, False, False).norm
+        assert products._fused(own, x.half(), True, False, True).dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1), True, False, True).m == 3
+        assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
+        settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
+        assert not products._fused(own, x, True, False, True).norm and asked[4:] == [(1, "bf16", True)]
+    settings.reload()
