@@ -358,7 +358,7 @@ def _run_operator(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     weight, prefetch = operand.find(words, scales, n, k, layout), operand.prefetch(*told) if told else NO_PREFETCH
-    return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, None, prefetch)
+    return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
 
 
 def _fake_operator(
