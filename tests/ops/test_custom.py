@@ -204,6 +204,16 @@ def test_what_is_no_packed_weight_is_refused_with_the_reason(
         operand.find(weight.words, weight.scales, **asked)
 
 
+def test_another_tensor_where_a_weight_lay_is_no_packed_weight_for_that(weight: PackedWeight) -> None:
+    asked = weight.scales, 48, 96, operand.layout(weight)
+    operand.find(weight.words, *asked)
+    for other in (weight.words.flatten(), weight.words[:2], weight.words.view(torch.float32)):
+        assert other.data_ptr() == weight.words.data_ptr()
+        with pytest.raises(InputError, match=r"words of a packed weight \[48, 96\] must be int32"):
+            operand.find(other, *asked)
+    assert operand.find(weight.words, weight.scales, 48, 96, "mxfp4/nibble/normal").encoding == "nibble"
+
+
 def test_what_is_remembered_of_weights_is_bounded(monkeypatch: pytest.MonkeyPatch, weight: PackedWeight) -> None:
     monkeypatch.setattr(operand, "_known", {})
     monkeypatch.setattr(operand, "_MOST", 3)
