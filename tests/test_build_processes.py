@@ -153,7 +153,7 @@ def start(work, seed):
 began = time.monotonic()
 real(random.Random())
 # On a busy machine everything takes longer, and so must the lives of those to be killed.
-window = min(0.4, max(0.08, 1.5 * (time.monotonic() - began)))
+window = min(1.5, max(0.08, 1.5 * (time.monotonic() - began)))
 
 moments = random.Random(20240607)
 for number in range(kills // 2):

@@ -154,7 +154,7 @@ def test_a_source_cannot_claim_headers_that_it_does_not_include(include: Include
     assert list(nvrtc.scan(source, SM90)) == ["jitmx/a.cuh"]
 
 
-def test_scanning_a_kernel_of_200_lines_takes_less_than_60_ms(include: Include) -> None:
+def test_scanning_a_kernel_of_200_lines_takes_less_than_100_ms(include: Include) -> None:
     include("jitmx/a.cuh", "#pragma once\n#include <cuda_bf16.h>\n" + "__device__ inline float f(float x);\n" * 100)
     body = "".join(f"    a[{line}] = a[{line + 1}] * {line}.f;\n" for line in range(200))
     taken = []
@@ -164,4 +164,4 @@ def test_scanning_a_kernel_of_200_lines_takes_less_than_60_ms(include: Include) 
         nvrtc.scan(source, SM90)
         taken.append(time.process_time() - started)
     # Time on the processor, and the best of several: others may be using the machine.
-    assert min(taken) < 0.060, statistics.median(taken)
+    assert min(taken) < 0.100, statistics.median(taken)
