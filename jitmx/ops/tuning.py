@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +101,8 @@ class Bench:
             try:
                 if repeats <= tune.QUICK:
                     self._check(plan, problem)
-                return measure.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats) * 1e6
+                # Candidates of a problem leave the card as they find it; a new problem rested (`_take`).
+                return measure.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats, pause=0.02) * 1e6
             except torch.OutOfMemoryError as error:
                 raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
 
@@ -142,6 +144,8 @@ class Bench:
             if name in self._inputs:
                 wanted += self._inputs[name]
         self._wanted, self._problem = wanted, problem
+        torch.cuda.synchronize()
+        time.sleep(measure.PAUSE_S)
 
     def _check(self, plan: Plan, problem: LinearProblem) -> None:
         kind = torch.int64 if problem.argmax else _TYPES[problem.dtype]
