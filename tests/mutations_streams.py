@@ -44,6 +44,14 @@ VARIANTS = {
     "stream-cluster": variant(
         "linear", "stream", "sm_90a", scaling="bare", warps=4, split_k=2, cluster=2, unroll=1, predecode=1
     ),
+    "stream-whole": variant(
+        "linear", "stream", "sm_90a", m=16, scaling="halves", share=False, whole=True, warps=2, chunk=2, tile_rows=2,
+        bias=True,
+    ),
+    "stream-whole-async": variant(
+        "linear", "stream", "sm_80", m=2, scaling="post", share=False, whole=True, warps=2, chunk=2, tile_rows=2,
+        copy="async", pdl=False,
+    ),
     "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
     "slice-cluster": variant(
         "linear", "slice", "sm_90a", m=8, cluster=2, warps=2, tiles=2, window=1, bias=True, residual=True
@@ -277,6 +285,35 @@ MUTATIONS = tuple(
             ("sums are not awaited", "mbarrier_wait(arrived, 0);\n", ""),
             ("an arrival too few is awaited", "mbarrier_init(arrived, 1 + mine * kSplit)",
              "mbarrier_init(arrived, mine * kSplit)"),
+        ),
+        "stream-whole": (
+            ("the wait for a chunk is gone", "ring.wait(stage, round);", ""),
+            ("the phase of a stage is not counted", "++round;", ""),
+            ("a stage is filled while lanes read it", "__syncwarp();\n      ring.fetch(stage);", "ring.fetch(stage);"),
+            ("no chunk follows the first ones", "ring.fetch(stage);", ""),
+            ("a chunk is read from the first stage", "shared.ring[own][0] + stage * Ring::kStageBytes + lane * 16;",
+             "shared.ring[own][0] + lane * 16;"),
+            ("scales are those of the first stage", "stage * Ring::kStageBytes + Ring::kCodeBytes", "Ring::kCodeBytes"),
+            ("warps share a ring", "shared.ring[own][0], shared.full[own]", "shared.ring[0][0], shared.full[own]"),
+            ("warps share mbarriers", "shared.full[own]", "shared.full[0]"),
+            ("fewer bytes are expected than come", "mbarrier_expect(full_ + 8 * stage, kStageBytes)",
+             "mbarrier_expect(full_ + 8 * stage, kCodeBytes)"),
+            ("every lane asks", "if (elected()) {\n          mbarrier_expect", "{\n          mbarrier_expect"),
+            ("both rows of tiles are the first", "return row_ + r < tile_rows_ ?", "return row_ + r < 0 ?"),
+            ("a row of tiles beyond the last is read", "return row_ + r < tile_rows_ ?", "return row_ + r >= 0 ?"),
+            ("the second row of tiles comes again", "next += (kRows - 1) *", "next += 0 *"),
+            ("a group's first row stays", "row_ += kRows;\n        next +=", "next +="),
+            ("a chunk too many is asked for", "remaining_(groups * chunks)", "remaining_(groups * chunks + 1)"),
+            ("X of every chunk is the first's", "x += 128;", ""),
+            ("sums go on from the row before", "sums[r] = Sums();", ""),
+            ("the first warps take no more", "min(worker, more), group_count", "0, group_count"),
+        ),
+        "stream-whole-async": (
+            ("the wait for a chunk is gone", "ring.wait(stage, round);", ""),
+            ("a stage is filled while lanes read it", "__syncwarp();\n      ring.fetch(stage);", "ring.fetch(stage);"),
+            ("the second row's scales are the first's", "kCodeBytes + r * kChunk * kScaleBytes + i * 16",
+             "kCodeBytes + i * 16"),
+            ("no lane's copy is awaited", "ring.wait(stage, round);", "__syncwarp();"),
         ),
         "moe-decode": (
             ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),

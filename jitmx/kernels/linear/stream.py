@@ -106,6 +106,13 @@ def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
         }
 
 
+def _in_whole_rows(problem: LinearProblem, tuned: dict[str, Any]) -> dict[str, Any]:
+    """The same where warps share rows; else with `whole` wherever rows of tiles are a multiple of the chunk."""
+    if tuned.get("share", True):
+        return tuned
+    return {**tuned, "whole": packed_tiles(problem.n, problem.k)[1] % tuned["chunk"] == 0}
+
+
 def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
     """Tuned knobs that are legal and serve the problem, best guesses first."""
     fixed = _fixed(problem)
@@ -115,7 +122,9 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
     for scaling, way in itertools.product(
         _scalings(problem, arch), [*streamed, *shared] if many else [*shared, *streamed]
     ):
-        tuned = {"scaling": scaling, "copy": "bulk" if has_bulk else "async", "pdl": has_pdl, **way}
+        tuned = _in_whole_rows(
+            problem, {"scaling": scaling, "copy": "bulk" if has_bulk else "async", "pdl": has_pdl, **way}
+        )
         try:
             variant = SPEC.variant(arch, **fixed, **tuned)
         except KnobError:
@@ -161,19 +170,21 @@ def _cases(variant: Variant) -> Iterator[Case]:
             ),
         ]
     else:
+        unit = knobs.chunk if knobs.whole else 1  # tiles of k that a row is a multiple of
         shapes = [
-            (1, 1, 32),
-            (max(1, knobs.m - 1), 17, (knobs.chunk + 1) * TILE_K - 32),
+            (1, 1, unit * TILE_K - 32),
+            (max(1, knobs.m - 1), 17, (2 * unit if knobs.whole else knobs.chunk + 1) * TILE_K - 32),
             (
                 knobs.m,
                 (4 * knobs.warps * knobs.tile_rows + 1) * TILE_ROWS - 7,
-                max(long, knobs.chunk + 2) * TILE_K,
+                -(-max(long, knobs.chunk + 2) // unit) * unit * TILE_K,
             ),
         ]
     if knobs.ahead:  # threads that have nothing of X to bring ask for weights all the same
         shapes.append((1, 80 * knobs.tile_rows * TILE_ROWS, least_tiles(knobs) * TILE_K - 32))
     if knobs.norm:
-        shapes.append((knobs.m, TILE_ROWS + 1, 21 * knobs.cluster * TILE_K))  # sums of squares of many pieces
+        pieces = 21 if knobs.share or not knobs.whole else -(-21 // knobs.chunk) * knobs.chunk
+        shapes.append((knobs.m, TILE_ROWS + 1, pieces * knobs.cluster * TILE_K))  # sums of squares of many pieces
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
         geometry = launch(knobs, rows, n, k, spare)
@@ -190,7 +201,7 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
     yield {}
     if not way.get("share", True):
         # Two rows of tiles read X once: for several columns of MMA that is most of what shared memory yields.
-        for warps, chunk in ((way["warps"], 5), (16, 3), (way["warps"], 3)) if problem.m > 4 else ():
+        for warps, chunk in ((way["warps"], 5), (16, 3), (20, 3), (way["warps"], 3)) if problem.m > 4 else ():
             for scaling in (*folded, {}, *({"scaling": "bare"} for _ in folded)):
                 yield {"tile_rows": 2, "warps": warps, "chunk": chunk, "unroll": chunk, **scaling}
         if problem.m > 16:  # X leaves room for little else
@@ -250,7 +261,11 @@ def _beside(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
 def _near(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Neighbours of what the heuristic would pick from, most of those of its first choices."""
     ways = enumerate(itertools.islice(_ways(problem, arch, multiprocessors), 12))
-    near = [(i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
+    near = [
+        (i + j, i, _in_whole_rows(problem, {**way, **change}))
+        for i, way in ways
+        for j, change in enumerate(_changes(problem, way))
+    ]
     return [tuned for _, _, tuned in sorted(near, key=lambda item: item[:2])]
 
 

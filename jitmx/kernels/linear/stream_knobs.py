@@ -55,6 +55,7 @@ class StreamKnobs(Knobs):
     tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
     chunk: int = knob(4, low=1, high=16, doc="without share: tiles a copy, of each row of tiles (544 B each)")
     stages: int = knob(2, low=1, high=8, doc="without share: copies that a warp keeps in flight")
+    whole: bool = knob(False, doc="without share: a row of tiles is a multiple of `chunk`: no copy crosses two")
     copy: str = COPY
     unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
     predecode: int = knob(0, low=0, high=4, doc="with share: tiles that a warp decodes before the wait for X")
@@ -140,7 +141,7 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
 
 
 # Knobs of one way to share the work, which select nothing in the other.
-_SHARED, _STREAMED = ("split_k", "predecode", "ahead"), ("chunk", "stages")
+_SHARED, _STREAMED = ("split_k", "predecode", "ahead"), ("chunk", "stages", "whole")
 
 
 def _check_idle(knobs: StreamKnobs) -> None:
@@ -224,6 +225,12 @@ def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocesso
         return (
             f"sums='block' puts sums where codes were, which takes {least} tiles of k; k={problem.k} has {tiles}: "
             "use sums='warp'"
+        )
+    if knobs.whole and tiles % knobs.chunk:
+        nearest = min((c for c in range(1, 17) if tiles % c == 0), key=lambda chunk: abs(chunk - knobs.chunk))
+        return (
+            f"whole=1 with chunk={knobs.chunk} needs a multiple of that many tiles of k; k={problem.k} has {tiles}: "
+            f"use chunk={nearest} or whole=0"
         )
     need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
     if need > arch.shared_bytes:

@@ -76,6 +76,14 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "nibbles and scales in halves, streamed": {
         "m": 8, "scaling": "halves", "encoding": "nibble", "share": False, "warps": 2, "chunk": 2, "tile_rows": 2,
     },
+    "streamed in whole rows, two at once": {
+        "m": 16, "scaling": "halves", "share": False, "whole": True, "warps": 2, "chunk": 2, "tile_rows": 2,
+        "bias": True,
+    },
+    "streamed in whole rows, with norm and argmax": {
+        "m": 2, "scaling": "post", "share": False, "whole": True, "warps": 3, "chunk": 3, "stages": 3, "unroll": 3,
+        "norm": True, "argmax": True, "scale_range": "full",
+    },
     "norm and argmax": {"warps": 4, "split_k": 2, "tile_rows": 2, "norm": True, "argmax": True},
     "norm and argmax, streamed": {
         "m": 16, "share": False, "warps": 2, "chunk": 2, "unroll": 1, "norm": True, "argmax": True,
@@ -105,6 +113,10 @@ HOPPER: dict[str, dict[str, Any]] = {
     "two rows of tiles ahead of X": {"m": 8, "scaling": "bare", "cluster": 2, "warps": 4, "split_k": 2, "ahead": 2},
     "two rows of tiles ahead of X, late": {"m": 16, "warps": 4, "split_k": 2, "ahead": 2, "late": True},
     "bare bf16, streamed": {"m": 8, "scaling": "bare", "share": False, "warps": 4, "chunk": 2},
+    "bare bf16, streamed in whole rows": {
+        "m": 4, "scaling": "bare", "share": False, "whole": True, "warps": 4, "chunk": 4, "unroll": 2,
+        "residual": "pair",
+    },
 }  # fmt: skip
 
 
@@ -130,7 +142,7 @@ def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callabl
 
 
 def test_bulk_and_async_copies_agree_where_there_are_both(simulated: Callable[[Variant], Verdict]) -> None:
-    for way in ({"share": True}, {"share": False, "chunk": 2}):
+    for way in ({"share": True}, {"share": False, "chunk": 2}, {"share": False, "chunk": 2, "whole": True}):
         simulated(variant("sm_90a", copy="async", m=4, scaling="bare", warps=4, **way))
 
 
@@ -148,6 +160,7 @@ def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
     [
         SAMPLE["one row, folded"],
         SAMPLE["streamed"],
+        SAMPLE["streamed in whole rows, two at once"],
         HOPPER["bare bf16 in clusters"],
         SAMPLE["norm and argmax"],
         SAMPLE["norm and argmax, streamed"],
@@ -281,6 +294,7 @@ def test_so_does_that_with_norm_and_argmax(extras: dict[str, bool], target: str,
         ("sm_90a", {"dtype": "fp16", "scaling": "halves"}, "scaling='halves' with dtype='fp16'"),
         ("sm_90a", {"sums": "block"}, "sums='block' selects nothing with cluster=1, split_k=4"),
         ("sm_90a", {"sums": "block", "cluster": 2, "split_k": 1}, "leave it at 'warp'"),
+        ("sm_90a", {"whole": True}, "whole=True selects nothing with share=1; leave it at False"),
         ("sm_90a", {"copy": "async", "ahead": 2}, "ahead=2 selects nothing with copy='async'; leave it at 0"),
         ("sm_90a", {"ahead": 2, "predecode": 1}, "use predecode=0 or ahead=0"),
         ("sm_80", {"copy": "bulk", "pdl": False}, "on sm_80 use copy='async'"),
@@ -303,6 +317,21 @@ def test_slices_of_k_too_short_for_the_sums_of_a_block_are_refused_with_what_the
     with pytest.raises(KnobError, match="takes 16 tiles of k; k=960 has 15: use sums='warp'"):
         KERNEL.check(LinearProblem(16, 640, 960), picked)
     KERNEL.check(LinearProblem(16, 640, 1024), picked)
+
+
+def test_rows_that_are_no_multiple_of_the_chunk_are_not_taken_whole_and_a_chunk_that_divides_is_named() -> None:
+    picked = variant("sm_90a", share=False, whole=True, chunk=4)
+    with pytest.raises(KnobError, match="k=2880 has 45: use chunk=3 or whole=0"):
+        KERNEL.check(LinearProblem(1, 5120, 2880), picked)
+
+
+@pytest.mark.parametrize("m", [1, 4, 8, 16])
+def test_rings_are_offered_in_whole_rows_just_where_the_chunk_divides_them(m: int) -> None:
+    chip = arch.parse("sm_90a")
+    problem = LinearProblem.on(chip, m=m, n=201_088, k=2880)
+    found = [knobs for knobs in KERNEL.candidates(problem, chip, 132) if not knobs.get("share", True)]
+    assert {knobs["whole"] for knobs in found} == {True, False}
+    assert all(knobs["whole"] == (45 % knobs["chunk"] == 0) for knobs in found)
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_and_a_remedy() -> None:
