@@ -61,8 +61,8 @@ def test_importing_loads_no_library_of_cuda(modules: str) -> None:
 
 def test_choosing_and_rendering_load_no_library_of_cuda_either() -> None:
     code = (
-        "from jitmx import arch, registry; from jitmx.dispatch.choose import explain; "
-        "from jitmx.registry.render import render; render(explain('linear', arch.parse('sm_121')).variant); "
+        "from jitmx import arch, registry; from jitmx.dispatch.call import explain; "
+        "from jitmx.registry.render import render; render(explain('linear', arch.parse('sm_121')).choice.variant); "
         "print(open('/proc/self/maps').read())"
     )
     assert not [line for line in python(code).splitlines() if "libcuda" in line or "libnvrtc" in line]

@@ -22,6 +22,7 @@ Examples:
   jitmx explain linear --arch sm_90 -m 4 -n 201088 -k 2880 bias=1 dtype=fp16 --json
   jitmx explain quantize --arch sm_121 format=mxfp8
   jitmx explain linear --arch sm_121 -m 64 -n 5120 -k 2880 activation=mxfp8 residual=1
+  jitmx explain linear --arch sm_121 -m 65 -n 5120 -k 2880 norm=1
   JITMX_LINEAR_KNOBS=stages=2 jitmx explain linear --arch sm_121 -m 1 -n 5120 -k 2880
   JITMX_LINEAR_TILE=64x128x128s4 jitmx explain linear --arch sm_121 -m 512 -n 5120 -k 2880
   jitmx explain moe --arch sm_121 -m 16
@@ -54,24 +55,21 @@ def command(
 
     Fields that are not given are those of the operator's first typical call: of moe, a layer of gpt-oss-120b. A tile in
     the environment also decides that a layer runs on a kernel that has one.
+
+    Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs apart, and
+    explains the launch of what is left.
     """
     from jitmx import kernels
-    from jitmx.dispatch import choose
+    from jitmx.dispatch.call import explain
 
     shape = shapes.read(op, kernels.family(op).problem, field, m=m, n=n, k=k)
     found = targets.resolve(targets_asked)
     if len(found) > 1:
         raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")
     count = sms or next(iter(targets.multiprocessors(found[0])), None)
-    explanation = choose.explain(op, found[0], multiprocessors=count, **shape)
-    others = choose.following(explanation)
+    explanation = explain(op, found[0], multiprocessors=count, **shape)
     if as_json:
-        more = {"following": [choice.to_dict() for choice in others]} if others else {}
-        output.emit({**explanation.to_dict(), **more})
+        output.emit(explanation.to_dict())
         return
     for line in explanation.lines():
         click.echo(line)
-    if others:
-        click.echo("the same call also launches:")
-    for choice in others:
-        click.echo(f"     {choice.variant.name}, by {choice.decided_by.name}: {choice.decided_by.detail}")

@@ -66,14 +66,14 @@ def call_variants(targets: tuple[Arch, ...], op: str, asked: list[dict[str, Any]
     Raises:
         KnobError: an unknown family, or a shape that it does not take.
     """
-    from jitmx.dispatch import choose
+    from jitmx.dispatch import call
 
     found = {
         variant.identity: variant
         for target in targets
         for shape in asked
         for count in _counts(target)
-        for variant in choose.call_variants(op, target, multiprocessors=count, **shape)
+        for variant in call.call_variants(op, target, multiprocessors=count, **shape)
     }
     return list(found.values())
 

@@ -2,7 +2,7 @@
 
 Order of authority for the tuned knobs: the call's own, the environment's (JITMX_LINEAR_KNOBS, and below it
 JITMX_LINEAR_TILE where the kernel has a tile), the user's table, the shipped table, the heuristic. What the problem
-fixes (rows, dtype, bias …) is never up for choice. `explain` answers with the same function that a call uses.
+fixes (rows, dtype, bias …) is never up for choice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from jitmx.arch import Arch
 from jitmx.dispatch import tactics
 from jitmx.dispatch.choice import Choice, Source
 from jitmx.errors import KnobError, TacticError
-from jitmx.kernels import Family, Problem
+from jitmx.kernels import Family, Following, Problem
 from jitmx.registry.spec import Variant
 
 
 def choose(
-    op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None, knobs: Mapping[str, Any] | None = None
-) -> Choice:
+    op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None,
+    knobs: Mapping[str, Any] | None = None, kernel: str | None = None,
+) -> Choice:  # fmt: skip
     """The variant of family `op` that serves `problem` on `arch`.
 
     Args:
         multiprocessors: SM count of the device; by default that of the card that `arch` stands for.
         knobs: tuned knobs that override every other source.
+        kernel: one that was chosen before, for more rows of the same call; its knobs are open.
 
     Raises:
         KnobError: the knobs of a source are illegal, or cannot serve the problem.
@@ -44,7 +46,8 @@ def choose(
     if not able:
         raise KnobError(_unserved(family, problem, arch))
     # What an override leaves out comes from the best source below it.
-    base_sources, kernel, base = _base(family, problem, arch, count, able, None)
+    first = able if kernel is None else (kernel,)
+    base_sources, kernel, base = _base(family, problem, arch, count, first, kernel)
     own = dict(knobs) if knobs else None
     environment = _environment(family, problem)
     asked = [("argument", "knobs of the call" if own else "knobs of the call: none", own), environment]
@@ -92,8 +95,8 @@ def split(
 
     def part(m: int, kernel: str | None) -> Choice:
         fields: dict[str, Any] = {"m": m}
-        asked = {**({"kernel": kernel} if kernel else {}), **(knobs or {})}
-        return choose(op, dataclasses.replace(problem, **fields), arch, multiprocessors=multiprocessors, knobs=asked)
+        part = dataclasses.replace(problem, **fields)
+        return choose(op, part, arch, multiprocessors=multiprocessors, knobs=knobs, kernel=kernel)
 
     full = (part(most, choice.variant.spec.name), rows // most)
     return (full, (part(rows % most, None), 1)) if rows % most else (full,)
@@ -109,14 +112,17 @@ def launches(
 
 def following(choice: Choice) -> tuple[Choice, ...]:
     """The launches that a call makes beside the one chosen for it."""
-    chosen = []
-    for item in kernels.family(choice.variant.spec.family).following(choice.problem, choice.variant):
-        arch, count = choice.variant.arch, choice.multiprocessors
-        one = choose(item.op, item.problem, arch, multiprocessors=count)
-        if not agrees(one.variant, item.agrees):
-            one = choose(item.op, item.problem, arch, multiprocessors=count, knobs={**item.otherwise, **item.agrees})
-        chosen.append(one)
-    return tuple(chosen)
+    items = kernels.family(choice.variant.spec.family).following(choice.problem, choice.variant)
+    return tuple(beside(choice, item) for item in items)
+
+
+def beside(choice: Choice, item: Following) -> Choice:
+    """A launch that a call makes beside the one chosen for it."""
+    arch, count = choice.variant.arch, choice.multiprocessors
+    one = choose(item.op, item.problem, arch, multiprocessors=count)
+    if agrees(one.variant, item.agrees):
+        return one
+    return choose(item.op, item.problem, arch, multiprocessors=count, knobs={**item.otherwise, **item.agrees})
 
 
 def agrees(variant: Variant, knobs: Mapping[str, Any]) -> bool:
@@ -301,31 +307,6 @@ def _guess(
     if named is not None:
         return named, family.tuned(problem, arch, multiprocessors, named)
     return family.heuristic(problem, arch, multiprocessors)
-
-
-def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Choice:
-    """What a call with this shape would run on `arch`, and why; fields left out are those of the first typical call.
-
-    Raises:
-        KnobError: `op` is no family, has no such field, or takes no such value.
-    """
-    return choose(op, _asked(op, arch, shape), arch, multiprocessors=multiprocessors)
-
-
-def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:
-    """Every variant that a call with this shape launches on `arch`; fields left out as for `explain`."""
-    problem = _asked(op, arch, shape)
-    return tuple(choice.variant for choice in launches(op, problem, arch, multiprocessors=multiprocessors))
-
-
-def _asked(op: str, arch: Arch, shape: Mapping[str, Any]) -> Problem:
-    family = kernels.family(op)
-    fields = [item.name for item in dataclasses.fields(family.problem)]
-    for name in shape:
-        if name not in fields:
-            raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
-    usual = next((problem.as_dict() for problem in family.typical(arch)), {})
-    return family.problem.on(arch, **{**usual, **shape})
 
 
 def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None) -> tuple[Variant, ...]:

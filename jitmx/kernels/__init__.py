@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from jitmx.arch import Arch
@@ -43,12 +43,33 @@ class Following:
         problem: what it is asked.
         agrees: knobs that it must share with the chosen one, and under "kernel" the kernel.
         otherwise: kernel and knobs that it takes where what was chosen for it does not.
+        step: the step of the call that it is, where another launch could have had that fused; else empty.
     """
 
     op: str
     problem: Problem
     agrees: Mapping[str, Any]
     otherwise: Mapping[str, Any]
+    step: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make a call: what runs as steps of its own, and what is left to launch.
+
+    Attributes:
+        problem: what the launches are asked.
+        apart: names of the steps that run on their own.
+        passes: how many times the launches are made, each time for the next rows.
+        rest: what is asked for the rows that full passes leave; None where they leave none.
+        before: launches that steps make before those of the problem.
+    """
+
+    problem: Problem
+    apart: tuple[str, ...] = ()
+    passes: int = 1
+    rest: Problem | None = None
+    before: tuple[Following, ...] = ()
 
 
 def _unchecked(problem: Any, variant: Variant) -> None:
@@ -73,6 +94,11 @@ def _untiled(kernel: str) -> Callable[[int, int, int | None, int | None], dict[s
 def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
     """A family whose calls are all of one kind of launch."""
     return ()
+
+
+def _whole(problem: Any) -> tuple[Way, ...]:
+    """A family of whose calls nothing runs apart."""
+    return (Way(problem),)
 
 
 def _steered(problem: Any) -> str | None:
@@ -114,6 +140,8 @@ class Family:
         tile: of a kernel, what gives knobs for a tile M x N (x K) with so many stages, or None.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
         following: the launches of a call beside that of the variant chosen for it, in order.
+        ways: how a call may be made, the best first; the last serves where no kernel takes another in one launch.
+        steps: what each step is that may run apart, in words.
     """
 
     name: str
@@ -132,6 +160,8 @@ class Family:
     tile: Callable[[str], Callable[[int, int, int | None, int | None], dict[str, Any]] | None] = _untiled
     tiled: Callable[[Any], str | None] = _steered
     following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
+    ways: Callable[[Any], Iterable[Way]] = _whole
+    steps: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def spec(self, name: str) -> KernelSpec:
         """The kernel called `name`.

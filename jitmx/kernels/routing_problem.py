@@ -47,3 +47,19 @@ class RoutingProblem(Problem):
                 f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
                 f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}"
             )
+
+
+def parts(problem: RoutingProblem) -> list[RoutingProblem]:
+    """The problems of a call's launches: one where tokens are few, lists apart where they are many."""
+    fields = problem.as_dict()
+    if problem.source == "ids":
+        return [problem]
+    if not problem.tile:
+        return [problem] if problem.m else []
+    without = {"norm": False, "normalized": False, "bias": "none", "dtype": "bf16"}
+    sort = RoutingProblem(**fields | {"source": "ids", "h": 8} | without)
+    if not problem.m:
+        return [sort]
+    if problem.m <= FEW_TOKENS:
+        return [problem]
+    return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]

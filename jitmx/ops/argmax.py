@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 
-from jitmx.dispatch.choose import fits_one_launch
 from jitmx.errors import InputError
+from jitmx.kernels.linear.steps import rows_at_once
 from jitmx.ops import checks, compose, custom, operand, plan
 from jitmx.ops import linear as product
 from jitmx.ops.operand import Weight
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import Plan
-
-# Values of the product that exist at a time where it has to be written.
-_VALUES = 1 << 26
 
 
 def linear_argmax(
@@ -111,7 +108,7 @@ def _compare(
     out: torch.Tensor,
 ) -> None:
     """Write the product some rows at a time, and compare what was written."""
-    rows = max(1, _VALUES // weight.n)
+    rows = rows_at_once(weight.n)
     for some, found in zip(x.view(-1, weight.k).split(rows), out.view(-1).split(rows), strict=True):
         if some.numel():
             y = product.run(some, weight, bias, norm=norm, epsilon=epsilon)
@@ -127,12 +124,9 @@ def _plan(
     rows, device = x.numel() // weight.k, x.get_device()
     entry: tuple[Plan | None, bool] = None, False
     with torch.cuda.device(device):
-        for apart in ((), ("norm",))[: 1 + (norm is not None)]:
-            fields = compose.left(extras, apart)
-            asked = plan.problem(weight, max(rows, 1), x.dtype, fields)
-            if fits_one_launch("linear", asked, checks.device_arch(device)):
-                entry = Plan(weight, rows, x.dtype, device, fields), bool(apart)
-                break
+        apart = compose.apart(weight, rows, x.dtype, device, extras)
+        if "argmax" not in apart:
+            entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), "norm" in apart
     plan.remember(weight, ("argmax", x.shape, x.dtype, device, bias is None, norm is None), entry)
     return entry
 

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from jitmx.dispatch.choose import fits_one_launch
+from jitmx.dispatch.call import way
+from jitmx.kernels.linear.arguments import X_FORMATS
+from jitmx.kernels.linear.steps import ABSENT
 from jitmx.ops import checks, plan
 from jitmx.ops.operand import Weight
 from jitmx.ops.quantize import dequantize, quantize
-
-# Formats by the names that `activation` has for them.
-ACTIVATIONS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4"}
-
-# What may go apart: the field's value where it does, and what a step of its own costs beside the others.
-_ABSENT = {"norm": False, "residual": False, "activation": "none"}
-_COST = {"residual": 1, "norm": 2, "activation": 4}
 
 
 def apart(
     weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Which of norm, activation and residual run on their own, so that one launch takes all rows.
+    """Which of norm, activation, residual and argmax run on their own, so that one launch takes all rows.
 
     As few as can be; all of them where no kernel takes the plain product in one launch either.
 
     Args:
         extras: fields of the problem.
     """
-    wanted = [name for name, absent in _ABSENT.items() if extras.get(name, absent) != absent]
-    subsets = itertools.chain.from_iterable(itertools.combinations(wanted, size) for size in range(len(wanted) + 1))
-    for names in sorted(subsets, key=lambda names: sum(_COST[name] for name in names)):
-        # RMSNorm comes before the quantization: it cannot stay where that goes.
-        if "activation" in names and "norm" in wanted and "norm" not in names:
-            continue
-        asked = plan.problem(weight, max(rows, 1), dtype, left(extras, names))
-        if fits_one_launch("linear", asked, checks.device_arch(device)):
-            return names
-    return tuple(wanted)
+    asked = plan.problem(weight, max(rows, 1), dtype, extras)
+    return way("linear", asked, checks.device_arch(device)).apart
 
 
 def left(extras: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Fields of the problem without those that run apart."""
-    return {**extras, **{name: _ABSENT[name] for name in names}}
+    return {**extras, **{name: ABSENT[name] for name in names}}
 
 
 def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -61,4 +47,4 @@ def pair(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def rounded(x: torch.Tensor, activation: str) -> torch.Tensor:
     """What the codes of x in a format stand for, in x's dtype."""
-    return dequantize(quantize(x, ACTIVATIONS[activation]), x.dtype)
+    return dequantize(quantize(x, X_FORMATS[activation]), x.dtype)

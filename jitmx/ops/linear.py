@@ -9,7 +9,7 @@ import torch
 from torch import Tensor  # where every call looks it up: torch's own attributes are slow
 
 from jitmx.errors import InputError
-from jitmx.kernels.linear.arguments import NO_PREFETCH
+from jitmx.kernels.linear.arguments import NO_PREFETCH, X_FORMATS
 from jitmx.ops import checks, compose, custom, operand
 from jitmx.ops.operand import Operand, Weight
 from jitmx.ops.packed import PackedWeight
@@ -198,8 +198,8 @@ def _plan(
 ) -> tuple[Plan, torch.Size, tuple[str, ...]]:
     """Check what a plan rests on, make it and remember it with the weight."""
     require_product(x, weight, bias, norm)
-    if activation is not None and activation not in tuple(compose.ACTIVATIONS):  # it may be anything, hashable or not
-        raise InputError(f"activation={activation!r} is not one of {', '.join(compose.ACTIVATIONS)}, or None")
+    if activation is not None and activation not in tuple(X_FORMATS):  # it may be anything, hashable or not
+        raise InputError(f"activation={activation!r} is not one of {', '.join(X_FORMATS)}, or None")
     shape = torch.Size((*x.shape[:-1], weight.n))
     if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):
         raise _mismatch("residual", residual, shape, x)

@@ -73,7 +73,7 @@ class GroupedPlan:
             )
         self.tile: int = up.knobs.tile_m
         self._launchers = {product: self._launcher(choices[product], device) for product in ORDER if product in choices}
-        self.adds = problem.reduction == "atomic"
+        self.adds = problem.adds
         self._gathers = "gather" in choices
         pairs = problem.m * problem.top
         parts = 0 if self.adds else pairs * problem.hidden * 2

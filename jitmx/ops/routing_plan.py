@@ -11,7 +11,7 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
+from jitmx.kernels.routing_problem import RoutingProblem, parts
 from jitmx.ops import checks
 from jitmx.runtime.launch import Launcher
 
@@ -112,19 +112,3 @@ class _Step:
         )  # fmt: skip
         self.scratch = geometry.workspace
         self.kind = variant.identity, problem.m
-
-
-def parts(problem: RoutingProblem) -> list[RoutingProblem]:
-    """The problems of a call's launches: one where tokens are few, lists apart where they are many."""
-    fields = problem.as_dict()
-    if problem.source == "ids":
-        return [problem]
-    if not problem.tile:
-        return [problem] if problem.m else []
-    without = {"norm": False, "normalized": False, "bias": "none", "dtype": "bf16"}
-    sort = RoutingProblem(**fields | {"source": "ids", "h": 8} | without)
-    if not problem.m:
-        return [sort]
-    if problem.m <= FEW_TOKENS:
-        return [problem]
-    return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]

@@ -17,8 +17,27 @@ def test_it_is_the_choice_that_a_call_makes(run, read) -> None:
     said = read("explain", "linear", "--arch", "sm_121", *SHAPE)
     target, problem = arch.parse("sm_121"), kernels.family("linear").problem
     chosen = choose.choose("linear", problem.on(target, m=1, n=5120, k=2880), target)
-    assert said == chosen.to_dict()
+    alone = {"launched": chosen.problem.as_dict(), "times": 1, "apart": [], "following": []}
+    assert said == {**chosen.to_dict(), **alone}
     assert run("explain", "linear", "--arch", "sm_121", *SHAPE).stdout.splitlines() == chosen.lines()
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_121"])
+def test_rmsnorm_that_no_kernel_has_fused_for_so_many_rows_runs_apart(target, run, read) -> None:
+    words = ("linear", "--arch", target, "-m", "65", "norm=1")
+    said = read("explain", *words)
+    assert said["problem"]["norm"] and not said["launched"]["norm"] and "norm" not in said["kernel"]
+    assert [step["step"] for step in said["apart"]] == ["norm"]
+    assert "apart       norm: RMSNorm of X before the product" in run("explain", *words).stdout
+
+
+def test_experts_that_another_launch_chooses_from_logits_are_said_to_be_chosen_there(run, read) -> None:
+    words = ("moe", "--arch", "sm_121", "-m", "2", "routing=bf16")
+    said = read("explain", *words)
+    assert [step["step"] for step in said["apart"]] == ["routing"]
+    assert [other["kernel"] for other in said["following"]] == ["routing.topk"]
+    assert "     routing.topk, by heuristic: " in run("explain", *words).stdout
+    assert read("explain", "moe", "--arch", "sm_90", "-m", "1", "routing=bf16")["apart"] == []
 
 
 def test_fields_are_read_as_their_types(read) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from jitmx import arch, kernels, settings
 from jitmx.arch import Arch
+from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import call_variants, choose, explain
+from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.pack import PackProblem
@@ -326,9 +327,18 @@ def test_the_first_typical_call_decides_even_where_the_fields_have_other_default
 
 
 @pytest.mark.parametrize(
-    ("m", "passes"), [(1, [1]), (8, [8]), (9, [8, 1]), (16, [8]), (19, [8, 4]), (23, [8, 8])]
+    ("m", "passes"),
+    [
+        (1, [(1, 1)]), (8, [(8, 1)]), (9, [(8, 1), (1, 1)]), (16, [(8, 2)]), (19, [(8, 2), (4, 1)]),
+        (23, [(8, 2), (8, 1)]),
+    ],
 )  # fmt: skip
-def test_the_variants_of_a_call_are_those_of_its_full_passes_and_of_the_rows_left(m: int, passes: list[int]) -> None:
-    assert [variant.knobs.m for variant in call_variants("linear", SM_90, m=m)] == passes
+def test_the_launches_of_a_call_are_its_full_passes_and_one_for_the_rows_left(
+    m: int, passes: list[tuple[int, int]]
+) -> None:
+    made = explain("linear", SM_90, m=m).launches
+    assert [(launch.choice.variant.knobs.m, launch.times) for launch in made] == passes
+    assert set(call_variants("linear", SM_90, m=m)) == {launch.choice.variant for launch in made}
+    assert len(call_variants("linear", SM_90, m=m)) == len({knob for knob, _ in passes})
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from jitmx import arch, kernels
 from jitmx.arch import Arch
+from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import call_variants, choose, default_variants, explain, following
+from jitmx.dispatch.choose import choose, default_variants, following
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from strategies import ARCHES
@@ -27,24 +28,24 @@ def decided(choice: Choice) -> str:
 
 def test_explain_on_sm_121_says_that_nothing_was_measured() -> None:
     for m in range(1, 9):
-        in_table = explain("linear", SM_121, m=m, n=5120, k=2880)
+        in_table = explain("linear", SM_121, m=m, n=5120, k=2880).choice
         assert decided(in_table) == "shipped table"
         assert "heuristic, not measured" in in_table.decided_by.detail
-    elsewhere = explain("linear", SM_121, m=1, n=777, k=2880)
+    elsewhere = explain("linear", SM_121, m=1, n=777, k=2880).choice
     assert decided(elsewhere) == "heuristic"
     assert "not measured" in elsewhere.decided_by.detail
 
 
 def test_explain_on_sm_90_names_card_date_and_time() -> None:
-    choice = explain("linear", SM_90, m=1, n=5120, k=2880)
+    choice = explain("linear", SM_90, m=1, n=5120, k=2880).choice
     assert decided(choice) == "shipped table"
     assert choice.decided_by.detail.startswith("measured on NVIDIA H200, 20")
     assert choice.decided_by.detail.endswith(" us")
 
 
 def test_a_problem_explained_without_an_encoding_is_that_of_a_weight_packed_there() -> None:
-    assert explain("linear", SM_121, n=5120, k=2880).variant.knobs.encoding == "nibble"
-    assert explain("linear", SM_90, n=5120, k=2880).variant.knobs.encoding == "swizzle"
+    assert explain("linear", SM_121, n=5120, k=2880).choice.variant.knobs.encoding == "nibble"
+    assert explain("linear", SM_90, n=5120, k=2880).choice.variant.knobs.encoding == "swizzle"
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from jitmx import arch, settings
 from jitmx.arch import Arch
+from jitmx.dispatch.call import call_variants
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import call_variants, choose, following, launches
+from jitmx.dispatch.choose import choose, following, launches
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, launch_of
 from jitmx.kernels.routing_problem import TILES

@@ -9,6 +9,7 @@ import torch
 
 import jitmx
 from jitmx import arch
+from jitmx.dispatch import call
 from jitmx.ops import checks, compose
 from jitmx.ops.packed import PackedWeight
 
@@ -32,7 +33,7 @@ def apart(
         return asked <= set(served)
 
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
-    monkeypatch.setattr(compose, "fits_one_launch", fits)
+    monkeypatch.setattr(call, "fits_one_launch", fits)
     return compose.apart(weight, 5, torch.bfloat16, 0, extras)
 
 

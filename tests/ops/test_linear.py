@@ -17,7 +17,9 @@ from torch.library import opcheck
 
 import jitmx
 from jitmx import arch
+from jitmx.dispatch import call
 from jitmx.errors import InputError
+from jitmx.kernels.linear import steps
 from jitmx.ops import argmax, checks, compose, linear, operand
 from jitmx.ops.packed import PackedWeight
 
@@ -86,8 +88,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             asked = {name for name in ("norm", "residual", "argmax") if getattr(problem, name)}
             return asked <= set(names)
 
-        monkeypatch.setattr(compose, "fits_one_launch", fits)
-        monkeypatch.setattr(argmax, "fits_one_launch", fits)
+        monkeypatch.setattr(call, "fits_one_launch", fits)
 
     use()
     return use
@@ -171,7 +172,7 @@ def test_what_is_fused_makes_no_difference_to_the_index_found(
     fused: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(argmax, "_VALUES", values)  # as many rows at a time as have so many values
+    monkeypatch.setattr(steps, "VALUES_AT_ONCE", values)  # as many rows at a time as have so many values
     fused(*has)
     tensors = inputs(7)
     given = {name: tensors[name] for name in ("x", *asked)}
@@ -194,7 +195,7 @@ def test_a_quantized_activation_that_is_not_fused_is_rounded_after_the_norm(
 ) -> None:
     seen: list[tuple[torch.Tensor, str]] = []
     monkeypatch.setattr(compose, "rounded", lambda x, activation: seen.append((x, activation)) or x)
-    monkeypatch.setattr(compose, "fits_one_launch", lambda _op, problem, _arch: problem.activation == "none")
+    monkeypatch.setattr(call, "fits_one_launch", lambda _op, problem, _arch: problem.activation == "none")
     tensors = inputs(3)
     y = jitmx.linear(tensors["x"], weight, norm=tensors["norm"], activation="mxfp6")
     ((x, activation),) = seen

@@ -21,7 +21,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
-from jitmx.kernels.linear import gemv, scaled, slice, splitk, stream, tile, wgmma
+from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
@@ -161,4 +161,6 @@ FAMILY = Family(
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,
     tile=lambda kernel: KERNELS[kernel].tile,
+    ways=steps.ways,
+    steps=steps.STEPS,
 )

@@ -137,9 +137,11 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     """Knobs from the shape; KnobError where X does not fit shared memory whatever they are."""
     found = next(_ways(problem, arch, multiprocessors), None)
     if found is None:
+        alone = [name for name in ("norm", "argmax") if getattr(problem, name)]  # what other kernels have not
+        remedy = f"leave {' and '.join(alone)} to steps apart" if alone else "use linear.gemv or linear.tile"
         raise KnobError(
             f"linear.stream keeps X in shared memory, and m={_fixed(problem)['m']} rows of k={problem.k} do not fit "
-            f"the {arch.shared_bytes} B of a block on {arch}; use linear.gemv or linear.tile"
+            f"the {arch.shared_bytes} B of a block on {arch}; {remedy}"
         )
     return found
 

@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family, taking
+from jitmx.kernels import Family, Way, taking
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
+from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -126,6 +126,12 @@ def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
     return launch_of(variant, problem, multiprocessors).shared_bytes <= variant.arch.shared_bytes
 
 
+def _ways(problem: MoeProblem) -> tuple[Way, ...]:
+    """One: what it leaves to other launches, `following` names."""
+    begun = ("residual" if problem.residual else "zero",) if problem.adds and problem.product == "layer" else ()
+    return (Way(choice.launched(problem), begun),)
+
+
 def _cases(variant: Variant) -> Iterable[Case]:
     return KERNELS[variant.spec.name].cases(variant)
 
@@ -151,4 +157,10 @@ FAMILY = Family(
     tile=_tile,
     tiled=lambda problem: by_expert(problem) if problem.overridable else None,
     following=lambda problem, variant: tiles.following(problem, variant, _tile),
+    ways=_ways,
+    steps={
+        "routing": "experts are chosen from the router's logits by a launch before the layer's",
+        "residual": "copied into y before parts are added to it",
+        "zero": "y is zeroed before parts are added to it",
+    },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.problem import ROUTINGS, MoeProblem
 from jitmx.kernels.routing_cases import STORED, choose
 from jitmx.kernels.routing_knobs import MAX_EXPERTS, SCORINGS
+from jitmx.kernels.routing_problem import RoutingProblem, parts
 from jitmx.registry.spec import Variant, knob
 
 ROUTING: Any = knob("ids", choices=ROUTINGS, doc="ids and weights are given, or router logits of this type, of one row")
@@ -28,6 +30,27 @@ def reads(variant: Variant) -> str:
 def logits_of(rows: int, mapped: bool, dtype: str, scoring: str) -> dict[str, Any]:
     """Fields of the problem of a call from logits: where it has one row, and all experts, its launch may choose."""
     return {"routing": dtype, "scoring": scoring} if rows == 1 and not mapped else {}
+
+
+def launched(problem: MoeProblem) -> MoeProblem:
+    """What the launch of a layer is asked: ids, where a launch of routing chooses from logits before it."""
+    if problem.routing == "ids" or logits_of(problem.m, False, problem.routing, problem.scoring):
+        return problem
+    return replace(problem, routing="ids", scoring=SCORINGS[0])
+
+
+def routing_before(problem: MoeProblem, variant: Variant, tile: int) -> tuple[RoutingProblem, ...]:
+    """The launches that choose from logits for a layer that reads ids, or lists in tiles; none where it chooses itself.
+
+    Args:
+        tile: rows of a tile of the lists, 0 where the layer reads none.
+    """
+    if (problem.routing == "ids" and not tile) or reads(variant) != "ids":
+        return ()
+    given = RoutingProblem(problem.m, problem.experts, min(problem.top, problem.experts), 8, "ids", tile=tile)
+    if problem.routing == "ids":
+        return (given,)
+    return tuple(parts(replace(given, source="logits", dtype=problem.routing, scoring=problem.scoring)))
 
 
 def choice_of(problem: MoeProblem) -> dict[str, Any]:

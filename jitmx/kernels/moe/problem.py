@@ -77,6 +77,11 @@ class MoeProblem(Problem):
         """Whether rows of W13 are gates and ups in turn; else they are ups alone."""
         return self.activation in ACTIVATIONS
 
+    @property
+    def adds(self) -> bool:
+        """Whether parts are added to y itself, which has to be there before: zero, or the residual."""
+        return self.reduction == "atomic"
+
     def sizes(self, product: str) -> tuple[int, int]:
         """Rows and columns of an expert's weight in the product "up" or "down"."""
         if product == "up":

@@ -10,9 +10,9 @@ from typing import Any
 from jitmx.errors import KnobError
 from jitmx.kernels import Following
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
+from jitmx.kernels.moe import choice
 from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.routing_problem import RoutingProblem
 from jitmx.registry.spec import KernelSpec, Variant
 
 Maker = Callable[[int, int, int | None, int | None], dict[str, Any]]
@@ -55,24 +55,27 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
 
 
 def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker | None]) -> tuple[Following, ...]:
-    """After the first product of a layer: its lists, made before, the second product on the same tiles, and the sum.
+    """Beside the launch chosen for a layer: what chooses from logits where it does not, and what goes by expert.
 
-    Where the second product adds to y itself, there is no sum.
+    That is, after the first product: its lists, made before, the second product on the same tiles, and the sum. Where
+    the second product adds to y itself, there is no sum.
     """
-    if problem.product != "layer" or not makes_products(variant.spec):
+    if problem.product != "layer":
         return ()
-    knobs = variant.knobs
+    knobs, by_expert = variant.knobs, makes_products(variant.spec)
+    routing = choice.routing_before(problem, variant, knobs.tile_m if by_expert else 0)
+    step = "" if problem.routing == "ids" else "routing"
+    found = [Following("routing", one, {}, {}, step) for one in routing]
+    if not by_expert:
+        return tuple(found)
+    problem = choice.launched(problem)
     tile = make(variant.spec.name)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
-    lists = RoutingProblem(problem.m, problem.experts, min(problem.top, problem.experts), 8, "ids", tile=knobs.tile_m)
     share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
-    found = [
-        Following("routing", lists, {}, {}),
-        Following("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise),
-    ]
     if variant.spec.name == "wgmma":
         gather = dataclasses.replace(problem, product="gather", residual=False)
-        found.insert(1, Following("moe", gather, {"tile_m": knobs.tile_m}, {}))
+        found.append(Following("moe", gather, {"tile_m": knobs.tile_m}, {}))
+    found.append(Following("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
     if problem.reduction == "ordered":
         found.append(Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))
     return tuple(found)

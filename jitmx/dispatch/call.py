@@ -1,0 +1,128 @@
+"""What a call runs: steps apart, and every launch. Operators, `jitmx explain` and warm-up ask the same functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx import kernels
+from jitmx.arch import Arch
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import beside, fits_one_launch, following, split
+from jitmx.errors import KnobError
+from jitmx.kernels import Problem, Way
+from jitmx.registry.spec import Variant
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a call, and how many times the call makes it."""
+
+    choice: Choice
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call runs.
+
+    Attributes:
+        problem: what the call asks for.
+        apart: the steps that run on their own, by name, each in words.
+        launches: the first is the one that its kernel was chosen for.
+    """
+
+    problem: Problem
+    apart: Mapping[str, str]
+    launches: tuple[Launch, ...]
+
+    @property
+    def choice(self) -> Choice:
+        """Why its kernel."""
+        return self.launches[0].choice
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `jitmx explain --json` prints: the choice, of the whole call; and what else it runs."""
+        first, *others = self.launches
+        return {
+            **first.choice.to_dict(),
+            "problem": self.problem.as_dict(),
+            "launched": first.choice.problem.as_dict(),
+            "times": first.times,
+            "apart": [{"step": name, "detail": detail} for name, detail in self.apart.items()],
+            "following": [{**other.choice.to_dict(), "times": other.times} for other in others],
+        }
+
+    def lines(self) -> list[str]:
+        """What `jitmx explain` prints."""
+        first, *others = self.launches
+        title, kernel, *rest = dataclasses.replace(first.choice, problem=self.problem).lines()
+        steps = [f"apart       {name}: {detail}" for name, detail in self.apart.items()]
+        asked, launched = (getattr(problem, "m", 1) for problem in (self.problem, first.choice.problem))
+        if launched != asked:
+            kernel += f", {_times(first.times)} with {launched} of {asked} rows"
+        more = ["the same call also launches:"] if others else []
+        for other in others:
+            name, decided = other.choice.variant.name, other.choice.decided_by
+            often = f", {_times(other.times)}" if other.times > 1 else ""
+            more.append(f"     {name}{often}, by {decided.name}: {decided.detail}")
+        return [title, *steps, kernel, *rest, *more]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def way(op: str, problem: Problem, arch: Arch) -> Way:
+    """How a call is made: with the fewest steps apart that let one launch take all rows, or with all of them."""
+    *ways, last = kernels.family(op).ways(problem)
+    return next((way for way in ways if fits_one_launch(op, way.problem, arch)), last)
+
+
+def call(op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None) -> Call:
+    """What a call of family `op` runs on `arch`.
+
+    Args:
+        multiprocessors: SM count of the device; by default that of the card that `arch` stands for.
+
+    Raises:
+        KnobError, TacticError: as `choose` does.
+    """
+    family = kernels.family(op)
+    found = way(op, problem, arch)
+    parts = split(op, found.problem, arch, multiprocessors=multiprocessors)
+    launches = [Launch(choice, times * found.passes) for choice, times in parts]
+    whole = dataclasses.replace(launches[0].choice, problem=problem)
+    launches += [Launch(beside(whole, item), found.passes) for item in found.before]
+    launches += [Launch(choice) for choice in following(whole)]
+    if found.rest is not None:
+        launches += call(op, found.rest, arch, multiprocessors=multiprocessors).launches
+    named = (*found.apart, *(item.step for item in family.following(problem, whole.variant) if item.step))
+    return Call(problem, {name: family.steps[name] for name in named}, tuple(launches))
+
+
+def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Call:
+    """What a call with this shape would run on `arch`, and why; fields left out are those of the first typical call.
+
+    Raises:
+        KnobError: `op` is no family, has no such field, or takes no such value.
+    """
+    return call(op, _asked(op, arch, shape), arch, multiprocessors=multiprocessors)
+
+
+def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:
+    """Every variant that a call with this shape launches on `arch`, once each; fields left out as for `explain`."""
+    found = explain(op, arch, multiprocessors=multiprocessors, **shape).launches
+    return tuple({one.choice.variant.identity: one.choice.variant for one in found}.values())
+
+
+def _asked(op: str, arch: Arch, shape: Mapping[str, Any]) -> Problem:
+    family = kernels.family(op)
+    fields = [item.name for item in dataclasses.fields(family.problem)]
+    for name in shape:
+        if name not in fields:
+            raise KnobError(f"{family.name} problems have no {name!r}; they have {', '.join(fields)}")
+    usual = next((problem.as_dict() for problem in family.typical(arch)), {})
+    return family.problem.on(arch, **{**usual, **shape})
