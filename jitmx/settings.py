@@ -286,21 +286,43 @@ def current() -> Settings:
     return dataclasses.replace(read(), **{field: value for field, (value, _) in _chosen.items()})
 
 
+# What is called when settings may be others.
+_forgetting: list[Callable[[], object]] = []
+
+
+def when_changed(forget: Callable[[], object]) -> None:
+    """Have `forget` called whenever settings may be others: for who keeps what was decided under those of before."""
+    _forgetting.append(forget)
+
+
+def _changed() -> None:
+    current.cache_clear()
+    for forget in _forgetting:
+        forget()
+
+
 def choose(field: str, value: Any, said: str) -> Settings:
     """Take `value` for a setting of this process from now on, whatever the environment says; `said` is its origin."""
     _chosen[field] = value, said
-    current.cache_clear()
+    _changed()
     return current()
 
 
 def release(field: str) -> None:
     """Forget what was chosen for a setting in the place of the environment, if anything was."""
     if _chosen.pop(field, None) is not None:
-        current.cache_clear()
+        _changed()
 
 
 def reload() -> Settings:
-    """Read the environment again, and forget what was chosen in its place."""
+    """Read the environment again, and forget what was chosen in its place.
+
+    The next call of every operator is planned anew; CUDA graphs keep the kernels that they were captured with. Call it
+    while no other thread calls an operator for the first time: that may be planned under the settings of before.
+
+    Raises:
+        SettingError: as `read` does; what was planned is forgotten all the same.
+    """
     _chosen.clear()
-    current.cache_clear()
+    _changed()
     return current()

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from jitmx import formats
+from jitmx import formats, settings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.linear.layout import ENCODINGS, packed_tiles
@@ -151,3 +151,6 @@ def _launcher(problem: PackProblem, device: int, experts: int, n: int, k: int, w
         choice.variant, device, blocks=shape.blocks, shared_bytes=shape.shared_bytes, layout=LAYOUT, pdl=False
     )
     return launcher, shape.chunk
+
+
+settings.when_changed(_launcher.cache_clear)

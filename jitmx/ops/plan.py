@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import struct
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -159,11 +161,28 @@ class Planned(Protocol):
     def plans(self) -> dict[Any, Any]: ...
 
 
+# Weights with plans: those are forgotten where settings change, so that a warm call need not ask.
+_planned: weakref.WeakSet[Planned] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
 def remember(weight: Planned, key: tuple[Any, ...], entry: Any) -> None:
-    """Keep what was planned for a call with the weight, among the plans of no more than so many shapes."""
+    """Keep what was planned for a call with the weight, until settings change, among the plans of so many shapes."""
+    with _lock:
+        _planned.add(weight)
     if len(weight.plans) >= _MOST_PLANS:
         weight.plans.clear()
     weight.plans[key] = entry
+
+
+def _forget() -> None:
+    with _lock:
+        weights = list(_planned)
+    for weight in weights:
+        weight.plans.clear()
+
+
+settings.when_changed(_forget)
 
 
 class Step:

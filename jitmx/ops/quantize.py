@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from jitmx import formats
+from jitmx import formats, settings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.quantize import VALUES_A_VECTOR, QuantizeProblem, blocks
@@ -31,6 +31,10 @@ def _launcher(problem: QuantizeProblem, device: int, values: int) -> Launcher:
     return Launcher(
         variant, device, blocks=blocks(variant.knobs, values), shared_bytes=0, layout="@PPPQ", pdl=variant.knobs.pdl
     )
+
+
+settings.when_changed(_variant.cache_clear)
+settings.when_changed(_launcher.cache_clear)
 
 
 def _launch(problem: QuantizeProblem, device: torch.device, values: int, *pointers: int) -> None:

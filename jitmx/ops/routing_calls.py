@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from jitmx import settings
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing_problem import TILES, RoutingProblem
 from jitmx.ops import checks, scratch
@@ -44,6 +45,9 @@ def _remember(key: tuple[Any, ...], call: Call) -> Plan:
         _plans.clear()
     plan = _plans[key] = Plan(call)
     return plan
+
+
+settings.when_changed(lambda: _plans.clear())  # whichever they are then
 
 
 def _run(plan: Plan, given: tuple[int, ...], ids: torch.Tensor | None, epsilon: float, out: Routing | None) -> Routing:

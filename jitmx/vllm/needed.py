@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jitmx import arch as arches
+from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
@@ -188,6 +189,9 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
         for variant in needed.launches(m, arch, count):
             found.setdefault(variant.name, variant)
     return tuple(found.values())
+
+
+settings.when_changed(variants.cache_clear)
 
 
 def _rows(most: int) -> Iterator[int]:

@@ -59,17 +59,17 @@ def run_linear(
 
 
 def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool, norm: bool) -> LinearProblem:
-    """What of a call its product has fused, looked up among the weight's plans as long as the settings are the same."""
-    chosen_under, device = settings.current(), x.get_device()
+    """What of a call its product has fused, looked up among the weight's plans, which settings that change clear."""
+    device = x.get_device()
     key = "fused", x.shape, x.dtype, device, bias, residual, norm
-    found: tuple[settings.Settings, LinearProblem] | None = weight.plans.get(key)
-    if found is None or found[0] is not chosen_under:
+    found: LinearProblem | None = weight.plans.get(key)
+    if found is None:
         extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
         problem = plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
         arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
-        found = chosen_under, _of(problem, arch, multiprocessors, chosen_under)
+        found = _of(problem, arch, multiprocessors, settings.current())
         plan.remember(weight, key, found)
-    return found[1]
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

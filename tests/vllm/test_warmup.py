@@ -116,6 +116,16 @@ def test_the_first_layer_compiles_and_the_others_find(
     assert len(compiled) == len(variants(SMALL))
 
 
+def test_what_a_layer_needs_is_what_the_settings_of_now_choose() -> None:
+    before = names(SMALL)
+    settings.choose("moe_knobs", (("kernel", "decode"),), "a test")
+    try:
+        assert any(name.startswith("moe.decode") for name in names(SMALL)) and names(SMALL) != before
+    finally:
+        settings.release("moe_knobs")
+    assert names(SMALL) == before
+
+
 def test_required_serves_from_a_warm_cache_without_a_compiler_and_else_names_the_command(
     cold: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
