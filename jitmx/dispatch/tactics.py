@@ -8,7 +8,7 @@
 first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that
 did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`. A row
 that was measured in an earlier run has an `origin` of its own, which names driver, date and digest of the code where
-they are not the table's.
+they are not the table's; null stands for what was not recorded. Without a digest nothing says of which code a time is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jitmx.kernels import Family, Problem
 SCHEMA_VERSION = 1
 KINDS = ("measured", "heuristic")
 OWN = ("driver", "date", "code")  # what a row's own origin names where it is not the table's
+_DIGITS = 12  # of a digest, in words
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Table:
         origin = {**self.origin, **(row.origin if row else {})}
         if origin["kind"] == "heuristic":
             return "heuristic, not measured" + (f": {origin['note']}" if origin.get("note") else "")
-        return f"measured on {origin.get('card', 'an unnamed card')}, {origin.get('date', 'undated')}"
+        code = f"code {origin['code'][:_DIGITS]}" if origin.get("code") else "code not recorded"
+        return f"measured on {origin.get('card', 'an unnamed card')}, {origin.get('date') or 'undated'}, {code}"
 
 
 def load(path: Path, family: Family, arch: Arch) -> Table:
@@ -126,6 +128,8 @@ def _row(where: str, row: Any, family: Family) -> Row:
     origin = row.get("origin", {})
     if not isinstance(origin, dict) or origin.keys() - set(OWN):
         raise TacticError(f"{where}: origin must be an object of {', '.join(OWN)}")
+    if not all(isinstance(value, str | None) for value in origin.values()):
+        raise TacticError(f"{where}: what origin names must be texts, or null where it was not recorded")
     return Row(when, kernel, knobs, us, spread, origin)
 
 
@@ -153,9 +157,10 @@ def merged(
             served = {_kind(row) for row in rows}
             for row in json.loads(path.read_text())["rows"]:
                 made = {**old.origin, **row.get("origin", {})}
-                same = all(made.get(name) == origin.get(name) and name in made for name in ("code", "driver"))
+                same = all(made.get(name) and made[name] == origin.get(name) for name in ("code", "driver"))
                 if same or _kind(row) not in served:
-                    own = {name: made[name] for name in OWN if name in made and made[name] != origin.get(name)}
+                    # What a row does not say, the table's origin must not say for it.
+                    own = {name: made.get(name) for name in OWN if made.get(name) != origin.get(name)}
                     kept.append({**row, "origin": own} if own else {**row, "origin": None})
     return {
         "schema_version": SCHEMA_VERSION, "family": family.name, "arch": arch.name, "origin": dict(origin),

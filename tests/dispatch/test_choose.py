@@ -91,7 +91,7 @@ def test_each_source_says_what_it_would_have_given(
     found = {source.name: (source.detail, source.knobs) for source in choice.sources}
     assert found["argument"] == ("knobs of the call", {"unroll": 1})
     assert found["environment"] == ("JITMX_LINEAR_KNOBS=stages=3,chunk=2", {"stages": 3, "chunk": 2})
-    assert found["user table"] == ("measured on a card, 2026-01-02, 1.25 us", ROW["knobs"])
+    assert found["user table"] == ("measured on a card, 2026-01-02, code not recorded, 1.25 us", ROW["knobs"])
     assert "heuristic, not measured" in found["shipped table"][0] and found["shipped table"][1]
     assert choice.to_dict()["sources"][1]["knobs"] == {"stages": 3, "chunk": 2}
 

@@ -40,6 +40,7 @@ def test_explain_on_sm_90_names_card_date_and_time() -> None:
     choice = explain("linear", SM_90, m=1, n=5120, k=2880).choice
     assert decided(choice) == "shipped table"
     assert choice.decided_by.detail.startswith("measured on NVIDIA H200, 20")
+    assert ", code " in choice.decided_by.detail  # which it was, or that nobody noted it
     assert choice.decided_by.detail.endswith(" us")
 
 

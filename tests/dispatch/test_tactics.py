@@ -94,7 +94,8 @@ def test_a_measured_table_names_card_and_date_and_times_every_row(path: Path) ->
     if table.origin["kind"] == "measured":
         assert table.origin["card"] and table.origin["driver"] and table.origin["date"]
         assert all(row.us and row.us > 0 for row in table.rows)
-        assert table.provenance == f"measured on {table.origin['card']}, {table.origin['date']}"
+        code = f"code {table.origin['code'][:12]}" if "code" in table.origin else "code not recorded"
+        assert table.provenance == f"measured on {table.origin['card']}, {table.origin['date']}, {code}"
     else:
         assert table.provenance.startswith("heuristic, not measured: ")
         assert all(row.us is None for row in table.rows)

@@ -347,10 +347,24 @@ def test_rows_of_other_code_or_another_driver_go_where_their_shape_is_measured_a
     tactics.save(path, made)
     loaded = tactics.load(path, kernels.family("linear"), SM_90)
     assert [loaded.provenance_of(one) for one in loaded.rows] == [
-        "measured on a card, 2026-03-04", "measured on a card, 2026-01-02"
+        f"measured on a card, 2026-03-04, code {change.get('code', '1')}", "measured on a card, 2026-01-02, code 1"
     ]  # fmt: skip
     # Once more, with nothing changed since: nothing is lost.
     assert table(path, [at(1, 8.0)], **{**MEASURED, "date": "2026-03-04", **change})["rows"][1] == made["rows"][1]
+
+
+def test_a_row_whose_code_was_not_recorded_never_passes_for_one_of_the_code_of_a_later_run(tmp_path: Path) -> None:
+    path, later = tmp_path / "linear.json", {**MEASURED, "date": "2026-03-04"}
+    dated = {**at(4, 4.0, 2), "origin": {"date": "2026-01-01"}}
+    tactics.save(path, table(path, [at(1, 1.0), row(65)]) | {"rows": [at(1, 1.0), dated, row(65)]})
+    tactics.save(path, table(path, [row(1)], **later))
+    kept = tactics.load(path, kernels.family("linear"), SM_90)
+    said = dict(zip((one.when["n"] for one in kept.rows), map(kept.provenance_of, kept.rows), strict=True))
+    assert said[65].endswith(", 2026-01-02, code not recorded")
+    for _ in range(2):  # once its shape is measured it goes, however often other shapes were between
+        tactics.save(path, table(path, [row(1)], **later))
+    assert ranges(table(path, [at(1, 9.0)], **later))[:1] == [([1, 1], 9.0)]
+    assert not [one for one in table(path, [at(1, 9.0)], **later)["rows"] if one["us"] in (1.0, 4.0)]
 
 
 def test_a_row_whose_origin_is_not_one_is_refused(tmp_path: Path) -> None:
