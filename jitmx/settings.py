@@ -193,6 +193,14 @@ TABLE: tuple[Setting, ...] = (
         "0 or 1",
         "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's",
     ),
+    Setting(
+        "JITMX_ALL_SCALES",
+        "all_scales",
+        setting_text.flag,
+        lambda: False,
+        "0 or 1",
+        "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
+    ),
     *(
         Setting(
             f"JITMX_QUANTIZE_{layer.upper()}",
@@ -232,6 +240,7 @@ class Settings:
     moe_kernel: str
     moe_activation: str
     fuse_norm: bool
+    all_scales: bool
     quantize_qkv: bool | None
     quantize_o: bool | None
     quantize_lm_head: bool | None

@@ -52,6 +52,7 @@ READ: dict[str, list[tuple[str, Any]]] = {
     "moe_kernel": [("marlin", "marlin"), ("GEMV", "gemv"), ("auto", "auto")],
     "moe_activation": [("mxfp8", "mxfp8"), ("fp6", "fp6"), ("BF16", "bf16")],
     "fuse_norm": [("off", False), ("1", True)],
+    "all_scales": [("on", True), ("0", False)],
     "quantize_qkv": [("1", True), ("0", False), ("auto", None)],
     "quantize_o": [("1", True), ("0", False), ("AUTO", None)],
     "quantize_lm_head": [("yes", True), ("0", False), ("auto", None)],
@@ -77,6 +78,7 @@ REFUSED: dict[str, list[str]] = {
     "moe_kernel": ["cutlass", "auto,gemm", "0"],
     "moe_activation": ["fp8", "bfloat16"],
     "fuse_norm": ["auto", "2"],
+    "all_scales": ["auto", "full"],
     "quantize_qkv": ["2", "maybe"],
     "quantize_o": ["mxfp4"],
     "quantize_lm_head": ["2"],
@@ -195,6 +197,7 @@ def test_defaults_follow_the_platform() -> None:
     assert (read.log_level, read.verbose, read.linear_tile) == (2, False, None)
     assert (read.moe_knobs, read.moe_tile) == ((), None)
     assert (read.mxfp4_layers, read.moe_kernel, read.moe_activation, read.fuse_norm) == (None, "auto", "bf16", True)
+    assert read.all_scales is False
     assert (read.quantize_qkv, read.quantize_o, read.quantize_lm_head) == (None, None, None)
 
 

@@ -7,6 +7,7 @@ has arrived, and is packed and dropped at once: no two layers hold their bf16 we
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         format: "mxfp4" or "mxfp8".
         prefix: the layer's full name, for messages.
         stock: the method whose parameters the checkpoint is loaded into; vLLM's for bf16 linear layers by default.
+        all_scales: take kernels for all scales from the start: a weight that is loaded again may have any.
 
     Attributes:
         extras: norm or residual, as in `LinearProblem`, where the layer's block gives them to the product
@@ -99,11 +101,12 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     uses_meta_device = True
 
-    def __init__(self, format: str, prefix: str, stock: Any = None) -> None:
+    def __init__(self, format: str, prefix: str, stock: Any = None, all_scales: bool = False) -> None:
         super().__init__()
         if format not in WEIGHTS:
             raise InputError(f"{prefix}: format={format!r} is not one of {', '.join(WEIGHTS)}")
         self.format, self.prefix = format, prefix
+        self._all_scales = all_scales
         self.extras: dict[str, Any] = {}
         self.prefetch: torch.nn.Module | None = None
         self.stock = UnquantizedLinearMethod() if stock is None else stock
@@ -156,12 +159,15 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         warmup.quantizer(layer.weight, self.format)
         with timed():
             packed = pack(layer.weight.data, self.format)
+        if self._all_scales:
+            packed = replace(packed, scale_range="full")
         layout = operand.layout(packed)
         *_, before = getattr(layer, "jitmx_packed", (layout,))
         if before != layout and not before.endswith("/full"):
             raise InputError(
                 f"{self.prefix}: the reloaded weight is packed as {layout}, and compiled code and CUDA graphs were "
-                f"made for {before}; start a new engine on these weights"
+                f"made for {before}. Layers before this one have new weights by now: start a new engine on these, with "
+                "JITMX_ALL_SCALES=1 (additional_config's all_scales) if it is to take any"
             )
         layer.jitmx_packed = packed.n, packed.k, before
         if before.endswith("/full"):

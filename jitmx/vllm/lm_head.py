@@ -40,6 +40,10 @@ class Decision(Protocol):
     def reason(self) -> str:
         """Why, for the log."""
 
+    @property
+    def all_scales(self) -> bool:
+        """Whether by kernels for all scales, whatever the weight has."""
+
 
 _decide: Callable[[str, bool, str], Decision] | None = None
 
@@ -111,7 +115,7 @@ def _method(prefix: str, k: int, dtype: torch.dtype, quant_config: Any) -> Jitmx
         logger.warning("%s stays in bf16: %s", name, against)
         return None
     logger.debug("%s is quantized to %s: %s", name, decision.format, decision.reason)
-    return JitmxLinearMethod(decision.format, name, UnquantizedEmbeddingMethod())
+    return JitmxLinearMethod(decision.format, name, UnquantizedEmbeddingMethod(), decision.all_scales)
 
 
 def _tied(config: VllmConfig, tag: str) -> bool:

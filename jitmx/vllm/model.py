@@ -89,9 +89,10 @@ def layers(
         and fusion.gains(target, model.hidden_size, q + 2 * kv, served["qkv"])
     )  # fmt: skip
     added = "pair" if in_block else False
+    scales = "full" if asked.all_scales else "normal"
 
     def linear(kind: str, n: int, k: int, bias: bool, **extras: Any) -> Linear:
-        return Linear(target.name, None, tokens, n, k, "bf16", bias, served[kind], encoding, "normal", **extras)
+        return Linear(target.name, None, tokens, n, k, "bf16", bias, served[kind], encoding, scales, **extras)
 
     formats_of = {format for kind, format in served.items() if kind != "moe"}
     found: list[Needed] = [Quantizer(target.name, None, 1, format, "bf16") for format in sorted(formats_of)]
@@ -112,7 +113,7 @@ def layers(
             target.name, None, tokens, experts=model.num_local_experts, local=model.num_local_experts, mapped=False,
             top=model.num_experts_per_tok, hidden=model.hidden_size,
             intermediate=-(-shard // formats.BLOCK) * formats.BLOCK, bias=True, encoding=encoding,
-            scale_range="normal", scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora,
+            scale_range=scales, scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora,
             x_format=policy.X_FORMATS[asked.moe_activation], norm=in_block, residual=added,
         ))  # fmt: skip
     return found

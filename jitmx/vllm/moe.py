@@ -36,9 +36,12 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         moe: vLLM's configuration of the layer.
         gate: the router, if it can be taken over.
         x_format: what the experts' inputs are rounded to, as for `jitmx.moe`.
+        all_scales: take kernels for all scales from the start: weights that are loaded again may have any.
     """
 
-    def __init__(self, moe: Any, gate: RouterLinear | None, x_format: str = "bf16") -> None:
+    def __init__(
+        self, moe: Any, gate: RouterLinear | None, x_format: str = "bf16", all_scales: bool = False
+    ) -> None:
         # Not the parent's, which picks one of vLLM's own kernels.
         FusedMoEMethodBase.__init__(self, moe)
         self.weight_dtype = "gpt_oss_mxfp4"
@@ -56,7 +59,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self.gate = gate if self._whole and self._gathered == 1 and not simulated else None
         if self.gate is not None:
             self.gate.taken = True
-        self._x_format = x_format
+        self._x_format, self._all_scales = x_format, all_scales
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
         self._in_block = False
 
@@ -117,11 +120,15 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         with timed():
             packed = w13, pack_layer(layer, "w2", encoding)
         if self._packed is None:
-            self._packed = packed
+            w13, w2 = packed
+            if self._all_scales:
+                w13, w2 = replace(w13, scale_range="full"), replace(w2, scale_range="full")
+            self._packed = w13, w2
         elif _scale_range(self._packed) == "normal" != _scale_range(packed):
             raise InputError(
                 f"{layer.layer_name}: a reloaded weight has scales outside {' to '.join(map(str, NORMAL_SCALES))}, and "
-                "CUDA graphs were made for those within; start a new engine on these weights"
+                "CUDA graphs were made for those within. Layers before this one have new weights by now: start a new "
+                "engine on these, with JITMX_ALL_SCALES=1 (additional_config's all_scales) if it is to take any"
             )
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)

@@ -12,7 +12,8 @@ from jitmx.errors import SettingError
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm")}
+KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales")}
+FLAGS = ("fuse_norm", "all_scales")  # of these, what may also be true or false
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
@@ -26,10 +27,12 @@ class Decision:
     Attributes:
         format: of the weights in jitmx, or None where the layer stays with vLLM.
         reason: in words, for the log.
+        all_scales: by kernels for all scales, whatever the weights have.
     """
 
     format: str | None
     reason: str
+    all_scales: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Request:
     Attributes:
         layers: the format of each layer asked for.
         said: by kind of layer, and for what else there is, where that was said.
-        moe_kernel, moe_activation, fuse_norm: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION and JITMX_FUSE_NORM.
+        moe_kernel, moe_activation, fuse_norm, all_scales: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM
+            and JITMX_ALL_SCALES.
     """
 
     layers: Mapping[str, str]
@@ -47,6 +51,7 @@ class Request:
     moe_kernel: str = "auto"
     moe_activation: str = "bf16"
     fuse_norm: bool = True
+    all_scales: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,8 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
                 chosen.pop(kind, None)
     kernel = own.get("moe_kernel", read.moe_kernel)
     activation = own.get("moe_activation", read.moe_activation)
-    return Request(chosen, said, kernel, activation, own.get("fuse_norm", read.fuse_norm))
+    flags = {name: own.get(name, getattr(read, name)) for name in FLAGS}
+    return Request(chosen, said, kernel, activation, **flags)
 
 
 def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
@@ -175,7 +181,7 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     reason = "by default" if said == "default" else f"by {said}"
     if kind == "moe" and asked.moe_activation != "bf16":
         reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
-    return Decision(format, reason)
+    return Decision(format, reason, asked.all_scales)
 
 
 def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) -> str:
@@ -252,7 +258,7 @@ def _checked(options: Any) -> dict[str, Any]:
             raise SettingError(f"additional_config's jitmx has no {key!r}{hint}")
         setting = by_field[KEYS[key]]
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
-        text = str(int(text)) if isinstance(text, bool) and key == "fuse_norm" else text
+        text = str(int(text)) if isinstance(text, bool) and key in FLAGS else text
         if not isinstance(text, str):
             raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")
         try:

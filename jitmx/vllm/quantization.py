@@ -44,7 +44,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             if decision.format is not None:
                 from jitmx.vllm.linear import JitmxLinearMethod
 
-                return JitmxLinearMethod(decision.format, prefix)
+                return JitmxLinearMethod(decision.format, prefix, all_scales=decision.all_scales)
         return super().get_quant_method(layer, prefix)
 
     def _experts(self, layer: Any, prefix: str) -> Any:
@@ -62,7 +62,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 
-        method = JitmxMoEMethod(layer.moe_config, gate, x_format)
+        method = JitmxMoEMethod(layer.moe_config, gate, x_format, decision.all_scales)
         if method.gate is not None:
             compiled.add(get_current_vllm_config(), "router", decision.format)
         return method

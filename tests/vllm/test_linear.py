@@ -60,12 +60,14 @@ class Config:
 
     online_quantization_config = None
 
-    def __init__(self, format: str | None) -> None:
+    def __init__(self, format: str | None, all_scales: bool = False) -> None:
         super().__init__()
-        self.format = format
+        self.format, self.all_scales = format, all_scales
 
     def get_quant_method(self, _layer: torch.nn.Module, prefix: str) -> Any:
-        return JitmxLinearMethod(self.format, prefix) if self.format else UnquantizedLinearMethod()
+        if self.format is None:
+            return UnquantizedLinearMethod()
+        return JitmxLinearMethod(self.format, prefix, all_scales=self.all_scales)
 
 
 def qkv_proj(format: str | None, **more: Any) -> QKVParallelLinear:
@@ -287,8 +289,25 @@ def test_reloaded_weights_beyond_what_the_kernels_in_use_take_are_refused() -> N
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
     with simulated_card.on_cpu():
         load(layer, checkpoint(8))
-        with pytest.raises(InputError, match=r"packed as mxfp4/swizzle/full, .* for mxfp4/swizzle/normal; start a new"):
+        said = r"packed as mxfp4/swizzle/full, .* for mxfp4/swizzle/normal\. .*JITMX_ALL_SCALES=1"
+        with pytest.raises(InputError, match=said):
             reload_weights(layer, checkpoint(8, scale=1000.0))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_layer_with_kernels_for_all_scales_is_reloaded_with_any_weights(format: str) -> None:
+    layer = RowParallelLinear(HEADS * HEAD, HIDDEN, quant_config=Config(format, all_scales=True), prefix="a.o_proj")
+    second = checkpoint(8, scale=1000.0)
+    reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
+    x = torch.randn(2, HEADS * HEAD).bfloat16()
+    with simulated_card.on_cpu():
+        load(layer, checkpoint(8))
+        before = layer.weight_packed.data_ptr(), layer.jitmx_packed
+        assert before[1][2].endswith("/full")
+        reload_weights(layer, second)
+        assert (layer.weight_packed.data_ptr(), layer.jitmx_packed) == before
+        y, _ = layer(x)
+    assert oracle.relative_l2(wide(y), expected(x, second["o.weight"], second["o.bias"], format)) < 0.005
 
 
 def test_kernels_for_all_scales_go_on_where_reloaded_weights_need_less() -> None:

@@ -51,6 +51,7 @@ class Policy:
 
     format: str | None = "mxfp4"
     reason: str = "the test says so"
+    all_scales: bool = False
 
     def __post_init__(self) -> None:
         self.asked: list[tuple[str, bool]] = []

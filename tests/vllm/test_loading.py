@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jitmx
+import simulated_card
 from jitmx.errors import InputError
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import moe, packing
-from jitmx.vllm.needed import Experts, Packer
+from jitmx.vllm.needed import Experts, Linear, Packer
 from jitmx.vllm.packing import make_room, pack_layer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -100,6 +101,27 @@ def test_reloaded_experts_beyond_what_the_kernels_in_use_take_are_refused(host: 
                for name, t in checkpoint[1].items()}  # fmt: skip
     with pytest.raises(InputError, match=r"layers.0.mlp.experts.*: a reloaded weight has scales outside 2 to 128"):
         reloaded(model, changed)
+
+
+def test_layers_with_kernels_for_all_scales_are_reloaded_with_any_weights(host: Any, checkpoint: Checkpoint) -> None:
+    changed = {name: t.index_fill(0, torch.tensor(1), 255) if name.endswith("_scales") else t
+               for name, t in checkpoint[1].items()}  # fmt: skip
+    with simulated_card.on_cpu("sm_90a"):
+        model = host.build(load=True, additional_config={"jitmx": {"mxfp4_layers": "all", "all_scales": True}})
+        layers = [block.mlp.experts.routed_experts for block in model.model.layers]
+        before = [layer.w13_weight.data_ptr() for layer in layers]
+        # Every layer tells kernels and compiled code that scales may be any, from the first weights on.
+        dense = [block.attn.qkv_proj for block in model.model.layers] + [model.lm_head]
+        layouts = [layout for layer in layers for layout in layer.jitmx_packed[2:]]
+        layouts += [layer.jitmx_packed[2] for layer in dense]
+        assert len(layouts) == 7 and all(layout.endswith("/full") for layout in layouts)
+        asked = [one.scale_range for one in host.warmed if isinstance(one, Experts | Linear)]
+        assert set(asked) == {"full"}
+        reloaded(model, changed)
+    assert [layer.w13_weight.data_ptr() for layer in layers] == before
+    for index, layer in enumerate(layers):
+        for packed, name in zip(layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), strict=True):
+            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="swizzle"))
 
 
 class Layer(torch.nn.Module):

@@ -42,6 +42,7 @@ def by_sizes(folder: Path, options: Any = None, **more: Any) -> set[needed.Neede
         (None, {}, {}),
         (ALL, {}, {}),
         (ALL | {"fuse_norm": False}, {}, {}),
+        (ALL | {"all_scales": True}, {}, {}),
         ({"mxfp4_layers": "moe,qkv,lm_head:mxfp8"}, {}, {}),
         ({"mxfp4_layers": "moe,qkv:mxfp8,o"}, {}, {}),
         (ALL, LORA, {}),

@@ -129,6 +129,7 @@ def test_a_switch_is_named_where_it_decided() -> None:
         ({"moe_kernel": "cutlass"}, "jitmx.moe_kernel='cutlass' is not auto, gemm, gemv, marlin or triton"),
         ({"moe_activation": "fp8"}, "jitmx.moe_activation='fp8' is not bf16, mxfp8, mxfp4 or fp6"),
         ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
+        ({"all_scales": "full"}, "jitmx.all_scales='full' is not 0 or 1"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: str) -> None:
@@ -167,6 +168,21 @@ def test_fusing_can_be_asked_not_to_be_by_text_or_truth() -> None:
     ):  # fmt: skip
         against = against_fusing(_WHOLE, ask(options, **environ), lambda format: "")
         assert against == f"{name} asks for norms in launches of their own"
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "wanted"),
+    [
+        (None, {}, False), ({"all_scales": True}, {}, True), ({"all_scales": "1"}, {}, True),
+        (None, {"JITMX_ALL_SCALES": "1"}, True), ({"all_scales": False}, {"JITMX_ALL_SCALES": "1"}, False),
+    ],
+)  # fmt: skip
+def test_kernels_for_all_scales_are_taken_for_every_layer_where_they_are_asked_for(
+    options: Any, environ: dict[str, str], wanted: bool
+) -> None:
+    asked = ask({**ALL, **(options or {})}, **environ)
+    served = [decide(Layer(kind, kind), asked, H200) for kind in ("moe", "qkv", "o", "lm_head")]
+    assert [decision.all_scales for decision in served] == [wanted] * 4 and all(one.format for one in served)
 
 
 @pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6"])
