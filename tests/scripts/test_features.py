@@ -6,15 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="an adapter is drawn with torch")
 pytest.importorskip("safetensors", reason="an adapter is a safetensors file: pip install safetensors")
 
 from scripts.protocol import features
+from scripts.protocol.report import Report
 from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
+OURS = "jitmx:moe"
+KNOWN = {"known", "known, with others"}
+CACHED = {"unknown"} | KNOWN
+SAME = "a known prefix changes nothing"
 
 
 def asked(run: Any, model: Path, out: Path, *words: str, code: int = 0, **told: Any) -> dict[str, Any]:
@@ -32,16 +38,30 @@ def failed(report: dict[str, Any]) -> list[str]:
 def test_engines_that_differ_no_more_with_all_of_it_on_pass(run: Any, model: Path, tmp_path: Path) -> None:
     report = asked(run, model, tmp_path / "out", "--together")
     assert set(report["results"]["apart"]) == {"short", "adapter", "unknown", "known", "known, with others", "long"}
+    assert all(len(found["prompts"]) == 8 and not found["far"] for found in report["results"]["apart"].values())
     options = report["about"]["options"]
     assert options["enable_lora"] and options["enable_prefix_caching"] and options["max_num_batched_tokens"] == 256
     assert len(report["results"]["greedy"]["shared"]) == 8
+
+
+def test_one_prompt_of_eight_that_is_far_passes_and_is_named(run: Any, model: Path, tmp_path: Path) -> None:
+    report = asked(run, model, tmp_path / "out", at={OURS: {"241": 0.12}})
+    found = report["results"]["apart"]
+    assert {what: one["far"] for what, one in found.items() if one["far"]} == {what: [241] for what in CACHED}
+    assert found["known"]["prompts"][-1] == pytest.approx(0.12, rel=0.1)
+    said = {check["name"]: check["seen"] for check in report["checks"]}
+    assert all("the prompt of 241 tokens (0.1" in said[what] and "may explain" in said[what] for what in CACHED)
 
 
 @pytest.mark.parametrize(
     ("told", "words", "wanted"),
     [
         ({"lora": False}, (), {"the adapter is applied"}),
-        ({"long": {"jitmx:moe": 0.1}}, (), {"long"}),
+        ({"long": {OURS: 0.1}}, (), {"long"}),
+        ({"at": {OURS: dict.fromkeys(("65", "97", "145", "193", "241"), 0.1)}}, (), CACHED),
+        ({"at_known": {OURS: {"241": 0.12}}}, (), KNOWN | {SAME}),
+        # Which engine's own logits part does not matter: no tie explains that they do so only behind a known prefix.
+        ({"at_known": {"marlin": {"241": 0.12}}}, (), KNOWN),
         ({}, ("--engine", "enable_prefix_caching=false"), {"a prefix is known"}),
     ],
 )
@@ -49,6 +69,50 @@ def test_what_is_wrong_is_named(
     run: Any, model: Path, tmp_path: Path, told: dict[str, Any], words: tuple[str, ...], wanted: set[str]
 ) -> None:
     assert set(failed(asked(run, model, tmp_path / "out", *words, code=1, **told))) == wanted
+
+
+def judged(*faults: tuple[str, list[int], float]) -> set[str]:
+    """What fails where jitmx's logits of a set, after these of eight prompts, have a further error."""
+    source, sets = np.random.default_rng(0), ("short", "adapter", "unknown", *sorted(KNOWN), "long")
+    clean = source.standard_normal((8, 1000))
+    tables = {
+        (what, name): np.roll(clean, what == "adapter") + 0.003 * source.standard_normal(clean.shape)
+        for what in sets
+        for name in ("jitmx", "stock")
+    }
+    for what, prompts, error in faults:
+        # The same error in all sets: what a tie does to an engine does not depend on how the prompt was read.
+        tables[what, "jitmx"][prompts] += error * np.random.default_rng(1).standard_normal(clean.shape)[prompts]
+    report = Report("features", {})
+    features.judge(report, tables, ("jitmx", "stock"), {what: [[0] * (k + 1) for k in range(8)] for what in sets})
+    return {check.name for check in report.checks if not check.passed}
+
+
+def test_one_prompt_of_eight_may_be_as_far_as_another_expert_takes_it() -> None:
+    for what in ("short", "adapter", "long"):
+        assert not judged((what, [3], 0.12))
+        assert judged((what, [3], 0.5)) == {what}, "an adapter that is not applied moves logits by as much"
+    assert not judged(*((what, [7], 0.12) for what in CACHED))
+
+
+@pytest.mark.parametrize("prompts", [list(range(8)), [4, 5, 6, 7], [6, 7]], ids=["all", "half", "two"])
+def test_a_fault_that_reaches_two_of_eight_prompts_or_more_fails(prompts: list[int]) -> None:
+    for what in ("adapter", "long"):
+        assert judged((what, prompts, 0.12)) == {what}
+    assert judged(*((what, prompts, 0.12) for what in CACHED)) == CACHED
+
+
+def test_a_fault_that_leaves_no_prompt_far_fails_where_it_reaches_half_of_them() -> None:
+    for what in ("adapter", "long"):
+        assert judged((what, list(range(8)), 0.009)) == {what}
+        assert judged((what, [4, 5, 6, 7], 0.014)) == {what}
+
+
+def test_a_known_prefix_may_move_no_prompt() -> None:
+    assert judged(("known", [7], 0.12)) == {"known", SAME}
+    assert judged(("known, with others", [0], 0.12)) == {"known, with others", SAME}
+    # As far from the stock engine in all three sets, and not the same in each.
+    assert judged(("unknown", [7], 0.12), *((what, [7], -0.12) for what in KNOWN)) == CACHED | {SAME}
 
 
 def test_the_adapter_has_the_shapes_of_the_checkpoints_output_projections(model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     flaky    whether a server's answers change from request to request
     lora     whether an adapter that is asked for is applied (true by default)
     long     configuration to the error of its logits after prompts over 500 tokens
+    at       configuration to {tokens of a prompt: error of its logits after prompts of that length}
+    at_known the same, only where the cache knows how the prompt starts
 """
 
 from __future__ import annotations
@@ -74,13 +76,15 @@ class Model:
         self.noise = TOLD.get("noise", {}).get(self.name, 0.01)
         self.kernels = TOLD.get("kernels", {}).get(self.name, {})
 
-    def logits(self, tokens: list[int]) -> np.ndarray:
+    def logits(self, tokens: list[int], cached: int = 0) -> np.ndarray:
         seed = sum(token * 31**k for k, token in enumerate(tokens[-4:])) + len(tokens)
         clean = np.random.default_rng(seed).standard_normal(self.config["vocab_size"])
         if self.adapter is not None:
             clean += 0.5 * np.random.default_rng([seed, 1]).standard_normal(clean.size)
         salt = sum(map(ord, self.name))
         noise = TOLD.get("long", {}).get(self.name, self.noise) if len(tokens) > 500 else self.noise
+        for at in ("at", "at_known") if cached else ("at",):
+            noise = TOLD.get(at, {}).get(self.name, {}).get(str(len(tokens)), noise)
         return clean + noise * np.random.default_rng([seed, salt]).standard_normal(clean.size)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
@@ -147,7 +151,7 @@ class LLM:
         cached = max((len(block) for block in blocks if block in self.known), default=0)
         self.known.update(blocks)
         if params.logprobs == -1:
-            row = self.model.logits(prompt)
+            row = self.model.logits(prompt, cached)
             order = np.argsort(-row)
             logprobs = Flat([tokens[0], *order.tolist()], [row[tokens[0]], *row[order].tolist()])
         output = types.SimpleNamespace(token_ids=tokens, logprobs=logprobs)
