@@ -62,3 +62,10 @@ def test_logits_that_are_a_stock_engines_own_fail() -> None:
     found, report = apart.Apart.of(table, table, [[0]] * 8), Report("features", {})
     apart.judge(report, "long", found, found)
     assert not report.passed
+
+
+def test_most_prompts_further_apart_than_short_ones_fail_although_some_are_nearer() -> None:
+    lengths, report = range(8), Report("features", {})
+    measure = apart.Apart([0.004] * 8, lengths, 0.004)
+    apart.judge(report, "long", apart.Apart([0.0064] * 5 + [0.0004] * 3, lengths, 0.005), measure)
+    assert not report.passed

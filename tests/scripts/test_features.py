@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ def test_what_is_wrong_is_named(
     assert set(failed(asked(run, model, tmp_path / "out", *words, code=1, **told))) == wanted
 
 
-def judged(*faults: tuple[str, list[int], float]) -> set[str]:
-    """What fails where jitmx's logits of a set, after these of eight prompts, have a further error."""
+def judged(*faults: tuple[str, list[int], float], unmoved: Sequence[int] = ()) -> set[str]:
+    """What fails where jitmx's logits of a set, after these of eight prompts, have a further error.
+
+    Args:
+        unmoved: prompts to which neither engine applies the adapter.
+    """
     source, sets = np.random.default_rng(0), ("short", "adapter", "unknown", *sorted(KNOWN), "long")
     clean = source.standard_normal((8, 1000))
     tables = {
@@ -80,6 +85,8 @@ def judged(*faults: tuple[str, list[int], float]) -> set[str]:
         for what in sets
         for name in ("jitmx", "stock")
     }
+    for name in ("jitmx", "stock"):
+        tables["adapter", name][list(unmoved)] = tables["short", name][list(unmoved)]
     for what, prompts, error in faults:
         # The same error in all sets: what a tie does to an engine does not depend on how the prompt was read.
         tables[what, "jitmx"][prompts] += error * np.random.default_rng(1).standard_normal(clean.shape)[prompts]
@@ -106,6 +113,10 @@ def test_a_fault_that_leaves_no_prompt_far_fails_where_it_reaches_half_of_them()
     for what in ("adapter", "long"):
         assert judged((what, list(range(8)), 0.009)) == {what}
         assert judged((what, [4, 5, 6, 7], 0.014)) == {what}
+
+
+def test_an_adapter_that_is_not_applied_to_one_prompt_fails() -> None:
+    assert judged(unmoved=[5]) == {"the adapter is applied"}
 
 
 def test_a_known_prefix_may_move_no_prompt() -> None:
