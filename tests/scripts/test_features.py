@@ -109,10 +109,11 @@ def test_a_fault_that_reaches_two_of_eight_prompts_or_more_fails(prompts: list[i
     assert judged(*((what, prompts, 0.12) for what in CACHED)) == CACHED
 
 
-def test_a_fault_that_leaves_no_prompt_far_fails_where_it_reaches_half_of_them() -> None:
+def test_a_fault_that_leaves_no_prompt_far_fails_where_it_reaches_three_of_them() -> None:
     for what in ("adapter", "long"):
-        assert judged((what, list(range(8)), 0.009)) == {what}
-        assert judged((what, [4, 5, 6, 7], 0.014)) == {what}
+        assert judged((what, list(range(8)), 0.010)) == {what}
+        assert judged((what, [5, 6, 7], 0.014)) == {what}
+    assert judged(("known", [5, 6, 7], 0.014)) == {"known", SAME}
 
 
 def test_an_adapter_that_is_not_applied_to_one_prompt_fails() -> None:
