@@ -19,6 +19,8 @@ from scripts.protocol.report import SCHEMA_VERSION
 from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
+# The levels themselves ask torch for nothing but versions; test_metadata.py asks the real one.
+WITHOUT_TORCH = Path(__file__).parent / "without_torch"
 LAYERS = PRESETS["tiny"].layers
 ALL = "jitmx:moe,qkv,o,lm_head"
 OURS = "jitmx-moe+qkv+o+lm_head"
@@ -29,13 +31,20 @@ MARLIN = {"void marlin_moe_wna16::Marlin<1125899906909960l, 128, 1, 4, 8, false,
 KERNELS = {ALL: JITMX, "triton": TRITON, "marlin": MARLIN}
 
 
-@pytest.fixture
-def level(run: Any, model: Path, tmp_path: Path) -> Any:
-    """Run a level's script; give back its report."""
+@pytest.fixture(scope="module")
+def toolchain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache in which NVRTC's digest is found by all but the first who ask."""
+    return str(tmp_path_factory.mktemp("toolchain"))
 
-    def call(script: str, *words: object, code: int = 0, **told: Any) -> dict[str, Any]:
+
+@pytest.fixture
+def level(run: Any, model: Path, tmp_path: Path, toolchain: str) -> Any:
+    """Run a level's script, with the real torch where that is asked for; give back its report."""
+
+    def call(script: str, *words: object, code: int = 0, torch: bool = False, **told: Any) -> dict[str, Any]:
         out = tmp_path / "out"
-        fake = {"FAKE_VLLM": json.dumps(told), "PYTHONPATH": str(FAKE)}
+        path = str(FAKE) if torch else f"{FAKE}{os.pathsep}{WITHOUT_TORCH}"
+        fake = {"FAKE_VLLM": json.dumps(told), "PYTHONPATH": path, "JITMX_CACHE_DIR": toolchain}
         run(script, "--model", model, "--out", out, *words, code=code, **fake)
         report: dict[str, Any] = json.loads((out / "report.json").read_text())
         assert report["schema_version"] == SCHEMA_VERSION and report["passed"] == (code == 0)
@@ -123,7 +132,7 @@ def test_a_profile_without_a_kernel_is_a_failure_not_a_pass(level: Any) -> None:
 
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
     words = ("--reference", "none", "--steps", 200, "--chains", 8)
-    good = level("test_level2_correctness.sh", *words)
+    good = level("test_level2_correctness.sh", *words, torch=True)  # which would read the checkpoint, were there one
     for what in ("logits", "logits of one token"):
         assert 0 < good["results"][what][OURS]["bound"] < 0.05
     assert good["results"]["dense_on_grid"]["value"] is None and good["results"]["dense_on_grid"]["reason"]

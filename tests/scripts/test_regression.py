@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def test_figures_of_a_report_that_failed_say_nothing() -> None:
 
 
 def test_the_script_stores_a_baseline_and_exits_1_on_a_regression(run: Any, tmp_path: Path) -> None:
+    run = functools.partial(run, PYTHONPATH=str(Path(__file__).parent / "without_torch"))
     baseline, good, bad = tmp_path / "kept" / "base.json", tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(level4()))
     bad.write_text(json.dumps(level4(decode_1_tokens_s=200.0)))
