@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jitmx import arch, batch, formats, kernels
+from contracts import keep_contracts
+from jitmx import arch, formats, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
@@ -345,12 +346,6 @@ def test_scratch_holds_a_counter_a_tile_and_every_part(m: int, n: int, split_k: 
     assert count == -(-m // 128) * -(-n // 128)
     assert geometry.workspace == -(-count // 4) * 16 + geometry.blocks * 128 * 128 * 4
     assert launch(dataclasses.replace(knobs, split_k=1), m, n, 4096, 132).workspace == 0
-
-
-def keep_contracts(variants: Iterable[Variant]) -> None:
-    """All do, by their machine code."""
-    results = batch.build_all({(one.arch, one.name): one for one in variants}.values())
-    assert [result.error for result in results if isinstance(result, batch.Failed)] == []
 
 
 def modelled(target: str, **fields: Any) -> Variant:

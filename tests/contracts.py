@@ -1,0 +1,26 @@
+"""Machine code of kernels, held to their contracts and listed: many at once, as nvdisasm takes long to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jitmx import batch
+from jitmx.build import Built
+from jitmx.registry.spec import Variant
+from jitmx.toolchain import cubin
+
+
+def keep_contracts(variants: Iterable[Variant]) -> list[Built]:
+    """All do, by their machine code; how each was built, in order, those asked for twice once."""
+    results = batch.build_all({(one.arch, one.name): one for one in variants}.values())
+    built = [result for result in results if isinstance(result, Built)]
+    assert [result.error for result in results if not isinstance(result, Built)] == []
+    assert [one.breaches for one in built] == [()] * len(built)
+    return built
+
+
+def listings(built: Iterable[Built]) -> list[list[str]]:
+    """The instructions of each; all are for one target, and no two the same."""
+    images = {one.image: one.variant.arch.name for one in built}
+    (target,) = set(images.values())
+    return cubin.sass_of([*images], target)
