@@ -66,9 +66,9 @@ def rounded(exact: Fraction, kind: str, rounding: str, zero_sign: bool) -> int:
     magnitude = abs(exact)
     if magnitude == 0:
         return sign << width - 1
-    exponent = lowest
-    while magnitude >= Fraction(2) ** (exponent + 1):
-        exponent += 1
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent -= magnitude < Fraction(2) ** exponent  # the largest of which 2 to its power is not over the magnitude
+    exponent = max(exponent, lowest)
     unit = Fraction(2) ** (exponent - mantissa)
     steps, rest = divmod(magnitude, unit)
     up = {
