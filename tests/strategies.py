@@ -92,6 +92,7 @@ def arches_of(spec: KernelSpec) -> tuple[Arch, ...]:
     return tuple(arch for arch in ARCHES if served(spec, arch) is not None)
 
 
+@functools.cache
 def usual(spec: KernelSpec, arch: Arch) -> Variant:
     """What the heuristic makes of a problem that the kernel serves: legal on `arch`."""
     family, problem = kernels.family(spec.family), served(spec, arch)
@@ -108,11 +109,16 @@ def changed(variant: Variant, **knobs: Any) -> Variant | None:
         return None
 
 
+@functools.cache
+def changes_of(spec: KernelSpec) -> st.SearchStrategy[tuple[str, Any]]:
+    """A knob and one of its values."""
+    return st.sampled_from([(item.name, value) for item in dataclasses.fields(spec.knobs) for value in values(item)])
+
+
 @st.composite
 def variants(draw: st.DrawFn, spec: KernelSpec, arches: tuple[Arch, ...] = (), changes: int = 24) -> Variant:
     """A legal variant: the usual one after up to so many changes of one knob, of which illegal ones are passed over."""
     variant = usual(spec, draw(st.sampled_from(arches or arches_of(spec))))
-    options = [(item.name, value) for item in dataclasses.fields(spec.knobs) for value in values(item)]
-    for name, value in draw(st.lists(st.sampled_from(options), max_size=changes)):
+    for name, value in draw(st.lists(changes_of(spec), max_size=changes)):
         variant = changed(variant, **{name: value}) or variant
     return variant
