@@ -14,8 +14,9 @@ def keep_contracts(variants: Iterable[Variant]) -> list[Built]:
     """All do, by their machine code; how each was built, in order, those asked for twice once."""
     results = batch.build_all({(one.arch, one.name): one for one in variants}.values())
     built = [result for result in results if isinstance(result, Built)]
-    assert [result.error for result in results if not isinstance(result, Built)] == []
-    assert [one.breaches for one in built] == [()] * len(built)
+    failed = [str(result.error) for result in results if not isinstance(result, Built)]
+    failed += [f"{one.variant.name}: {one.breaches}" for one in built if one.breaches]
+    assert not failed, "\n".join(failed)
     return built
 
 
