@@ -8,6 +8,7 @@ import pytest
 
 from jitmx import settings
 from jitmx.toolchain import nvrtc
+from kept_ptx import kept_ptx
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,3 +23,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         nvrtc.identity.cache_clear()
         yield
     settings.current.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from kept_ptx(tmp_path_factory)

@@ -1,4 +1,4 @@
-"""A fixture that runs operators whole on the simulator."""
+"""Fixtures that run operators whole on the simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from jitmx import settings
+from kept_ptx import kept_ptx
 from simulated_card import Card, on_cpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from kept_ptx(tmp_path_factory)
 
 
 @pytest.fixture(params=["sm_121a"])

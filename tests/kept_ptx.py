@@ -1,0 +1,43 @@
+"""PTX that one process of a run has compiled, kept for the others: kernels of operators are the same in many tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from jitmx.registry.key import frame
+from jitmx.toolchain import headers, library, nvrtc
+
+
+def kept_ptx(factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`nvrtc.compile_ptx` takes what any process of this run compiled of the same source, headers and options.
+
+    The body of a fixture. The folder is $KEPT_PTX, or lies beside the temporary folders of all workers of the run.
+    """
+    base = factory.getbasetemp()
+    beside = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = Path(os.environ.get("KEPT_PTX", beside / "ptx"))
+    folder.mkdir(exist_ok=True)
+    path = library.locate()
+    compiler = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}".encode()
+    really = nvrtc.compile_ptx
+
+    def compile_ptx(source: str, options: Sequence[str]) -> str:
+        pool = headers.pool()
+        own = [(name, pool.digest(name).encode()) for name in pool.closure(source)]
+        given = [("option", option.encode()) for option in options]
+        kept = folder / frame([("compiler", compiler), ("source", source.encode()), *given, *own])
+        if kept.is_file():
+            return kept.read_text()
+        ptx = really(source, options)
+        scratch = kept.with_suffix(f".{os.getpid()}")
+        scratch.write_text(ptx)
+        scratch.replace(kept)
+        return ptx
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "compile_ptx", compile_ptx)
+        yield
