@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -26,6 +28,14 @@ def relative(kernel: str, m: int, magnitude: float, scales: tuple[int, int], dty
         assert card.kernels[0] == f"linear.{kernel}"
         wanted = x.double() @ jitmx.dequantize(tensor, torch.float32).double().T
     return float((y.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture(autouse=True)
+def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test chose is not in force in those that come after it."""
+    yield
+    monkeypatch.undo()
+    settings.reload()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, knobs: str) -> None:
