@@ -1,7 +1,7 @@
-"""The few CUDA driver calls that jitmx makes itself, through ctypes.
+"""The few CUDA driver calls that jitmx makes, through ctypes.
 
-CuPy loads modules; launches go straight to the driver, because CuPy's launch has no attributes (programmatic dependent
-launch needs one) and costs more Python time than a whole launch may.
+CuPy would take a quarter of a second to import. Its launch has no attributes (programmatic dependent launch needs one)
+and costs more Python time than a whole launch may.
 """
 
 from __future__ import annotations
@@ -140,6 +140,29 @@ def bind_primary_context(device: int) -> None:
     check(cuda.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "cuDevicePrimaryCtxRetain")
     check(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def load_module(image: bytes) -> int:
+    """The CUmodule of a cubin in the thread's current context, where it stays.
+
+    Raises:
+        DriverError: the driver refuses the cubin, or has no memory for it.
+    """
+    module = ctypes.c_void_p()
+    check(library().cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(image)), "cuModuleLoadData")
+    return int(module.value or 0)
+
+
+def module_function(module: int, name: str) -> int:
+    """The CUfunction called `name` of a module.
+
+    Raises:
+        DriverError: it has none.
+    """
+    function = ctypes.c_void_p()
+    code = library().cuModuleGetFunction(ctypes.byref(function), ctypes.c_void_p(module), name.encode())
+    check(code, f"cuModuleGetFunction({name})")
+    return int(function.value or 0)
 
 
 def allow_dynamic_shared(function: int, size: int) -> None:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection
-from typing import Any
 
 from jitmx import build
+from jitmx.build import Built
 from jitmx.errors import CaptureError, InputError
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
 
 _lock = threading.RLock()
-_modules: dict[tuple[str, int], tuple[Any, int]] = {}
-_inherited: list[dict[tuple[str, int], tuple[Any, int]]] = []
+_functions: dict[tuple[str, int], int] = {}
 
 
 def _forget_after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    # A forked child has no CUDA context of its parent's. Dropping a module would unload it there: keep it, unused.
-    _inherited.append(dict(_modules))
-    _modules.clear()
+    # A forked child has no CUDA context of its parent's.
+    _functions.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -34,7 +32,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 def loaded() -> Collection[tuple[str, int]]:
     """Identity and device of every variant that was loaded in this process; seen as it grows."""
-    return _modules.keys()
+    return _functions.keys()
 
 
 def capturing() -> bool:
@@ -44,17 +42,21 @@ def capturing() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def function(variant: Variant, device: int) -> int:
+def function(variant: Variant, device: int, built: Built | None = None) -> int:
     """CUfunction of `variant` on the device numbered `device`, compiled and loaded if need be.
+
+    Args:
+        built: its machine code, where that is at hand; otherwise it is obtained.
 
     Raises:
         CaptureError: it would have to be compiled or loaded while a graph is being captured.
         InputError: the variant's target does not run on the device.
+        DriverError: the driver refuses to load it.
     """
     key = (variant.identity, device)
-    loaded = _modules.get(key)
+    loaded = _functions.get(key)
     if loaded is not None:
-        return loaded[1]
+        return loaded
     if capturing():
         raise CaptureError(
             f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the "
@@ -62,19 +64,14 @@ def function(variant: Variant, device: int) -> int:
             f"`{variant.warm_up_command}` and load it before capture"
         )
     with _lock:
-        loaded = _modules.get(key)
+        loaded = _functions.get(key)
         if loaded is None:
-            loaded = _modules[key] = _load(variant, device)
-    return loaded[1]
+            loaded = _functions[key] = _load(variant, device, built)
+    return loaded
 
 
-def _load(variant: Variant, device: int) -> tuple[Any, int]:
+def _load(variant: Variant, device: int, built: Built | None) -> int:
     import torch
-
-    from jitmx.toolchain import cupy_cache
-
-    cupy_cache.ensure()
-    from cupy.cuda.function import Module
 
     capability = torch.cuda.get_device_capability(device)
     if not variant.arch.runs_on(*capability):
@@ -82,12 +79,10 @@ def _load(variant: Variant, device: int) -> tuple[Any, int]:
             f"{variant.name} is compiled for {variant.arch}, which does not run on cuda:{device} "
             f"(compute capability {capability[0]}.{capability[1]})"
         )
-    built = build.obtain(variant)
+    built = build.obtain(variant) if built is None else built
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # creates the context where nothing has yet
-        module = Module()
-        module.load(built.image)
-        function = int(module.get_function(variant.spec.entry).ptr)
+        torch.cuda.current_stream().synchronize()  # creates the context where nothing has yet, and makes it current
+        function = driver.module_function(driver.load_module(built.image), variant.spec.entry)
         # Once, and as far as the chip goes: the function is shared by launches of every size.
         driver.allow_dynamic_shared(function, variant.arch.shared_bytes - built.record.outputs["shared_bytes"])
-        return module, function
+        return function

@@ -106,9 +106,9 @@ def _prepare(kernels: Iterable[Kernel], started: float) -> None:
     if failed:
         raise _of_many(failed[0].error, len(failed), len(missing))
     with monitor.warming():
-        for kernel in missing:
-            if kernel.device is not None:
-                load.function(kernel.variant, kernel.device)
+        for kernel, built in zip(missing, results, strict=True):
+            if kernel.device is not None and isinstance(built, build.Built):
+                load.function(kernel.variant, kernel.device, built)
     _ready.update(missing)
     logger.info(
         "jitmx: %d kernels for %s are ready after %.1f s, %d of them compiled now (cache %s)", len(missing),

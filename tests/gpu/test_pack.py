@@ -85,7 +85,7 @@ def nothing_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """A process that may not compile, with an empty cache and nothing loaded."""
     monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("JITMX_MODE", "required")
-    monkeypatch.setattr(load, "_modules", {})
+    monkeypatch.setattr(load, "_functions", {})
     settings.reload()
     pack._launcher.cache_clear()
     yield

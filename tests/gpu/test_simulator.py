@@ -65,19 +65,12 @@ def simulated(snippet: Snippet, words: Sequence[Array], shape: tuple[int, int]) 
 
 def launch_on_card(source: str, entry: str, blocks: int, threads: int, parameters: Sequence[Any]) -> None:
     """Compile and run a kernel; `parameters` are ctypes values."""
-    from jitmx.toolchain import cupy_cache
-
-    cupy_cache.ensure()
-    from cupy.cuda.function import Module
-
     torch.cuda.synchronize()
-    module = Module()
-    module.load(nvrtc.compile(source, nvrtc.options(TARGET)).image)
-    function = module.get_function(entry)
+    function = driver.module_function(driver.load_module(nvrtc.compile(source, nvrtc.options(TARGET)).image), entry)
     listed = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
     config = driver.LaunchConfig(blocks, 1, 1, threads, 1, 1, 0, None, None, 0)
     code = driver.library().cuLaunchKernelEx(
-        ctypes.byref(config), ctypes.c_void_p(int(function.ptr)), ctypes.byref(listed), None
+        ctypes.byref(config), ctypes.c_void_p(function), ctypes.byref(listed), None
     )
     driver.check(code, f"launching {entry}")
     torch.cuda.synchronize()

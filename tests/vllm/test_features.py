@@ -221,8 +221,8 @@ def test_kernels_of_an_engine_that_starts_beside_another_do_not_come_late(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules: dict[tuple[str, int], Any] = {("first's", 0): None}
-    monkeypatch.setattr(load, "_modules", modules)
-    monkeypatch.setattr(load, "function", lambda variant, device: modules.setdefault((variant.name, device)))
+    monkeypatch.setattr(load, "_functions", modules)
+    monkeypatch.setattr(load, "function", lambda _, device, built: modules.setdefault((built.variant.name, device)))
     monkeypatch.setattr(monitor, "_sealed", None)
     monkeypatch.setattr(monitor, "_seen", 0)
     monkeypatch.setattr(warmup, "_ready", set())

@@ -181,15 +181,15 @@ def test_vllms_warm_up_knows_every_kernel_once_and_ends_with_a_seal(
 
 
 def test_a_kernel_that_comes_late_is_counted_and_said_once(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {("early", 0): (None, 1)}
-    monkeypatch.setattr(load, "_modules", modules)
+    modules = {("early", 0): 1}
+    monkeypatch.setattr(load, "_functions", modules)
     monkeypatch.setattr(monitor, "_sealed", None)
     monitor.look()
     assert monitor.late() == () and host.said == []
     monitor.seal()
     monitor.look()
     assert monitor.late() == () and host.said == []
-    modules["late", 0] = (None, 2)
+    modules["late", 0] = 2
     monitor.look()
     monitor.look()
     assert monitor.late() == ("late",)
