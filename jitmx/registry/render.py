@@ -7,6 +7,8 @@ source opens with a comment that names kernel, target and knobs, so that a kept 
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from pathlib import Path
 
 import jinja2
@@ -14,6 +16,16 @@ import jinja2
 from jitmx import resources
 from jitmx.errors import RenderError
 from jitmx.registry.spec import Variant
+
+_lock = threading.Lock()
+
+
+def _unlock_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 @functools.cache
@@ -60,9 +72,12 @@ def render(variant: Variant, root: Path | None = None) -> str:
     """
     environment = _environment(root or resources.directory("templates"))
     try:
-        body = environment.get_template(variant.spec.template).render(
-            arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
-        )
+        # One thread at a time: reading a template takes Jinja several times as long as rendering it, and threads that
+        # miss its cache together would each read the same ones.
+        with _lock:
+            body = environment.get_template(variant.spec.template).render(
+                arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
+            )
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.name or variant.spec.template}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:

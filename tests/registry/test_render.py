@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -255,3 +258,24 @@ def test_every_part_is_taken_in_by_a_template_and_opens_with_a_comment_that_is_n
     parts = {name: text for name, text in files("*.j2").items() if not name.endswith(".cu.j2")}
     assert parts.keys() == taken
     assert {name for name, text in parts.items() if not text.startswith("{#")} == set()
+
+
+def test_threads_that_render_one_kernel_read_its_template_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "templates"
+    root.symlink_to(resources.directory("templates"))
+    read: list[str] = []
+    get_source = jinja2.FileSystemLoader.get_source
+
+    def slow(loader: jinja2.FileSystemLoader, environment: jinja2.Environment, name: str) -> Any:
+        read.append(name)
+        time.sleep(0.05)
+        return get_source(loader, environment, name)
+
+    monkeypatch.setattr(jinja2.FileSystemLoader, "get_source", slow)
+    variant = SPECS[0].variant(arches_of(SPECS[0])[0])
+    with ThreadPoolExecutor(8) as pool:
+        sources = set(pool.map(lambda _: render(variant, root), range(8)))
+    assert SPECS[0].template in read and len(read) == len(set(read))
+    assert sources == {render(variant)}
