@@ -68,7 +68,7 @@ def choose(
         decided = decided or bool(values)
     for _name, _detail, values in reversed(asked):
         merged.update({name: value for name, value in (values or {}).items() if name != "kernel"})
-    sources += [dataclasses.replace(source, decided=source.decided and not decided) for source in base_sources]
+    sources += [dataclasses.replace(source, decided=False) for source in base_sources] if decided else base_sources
     with _naming("" if own or not asked[1][2] else asked[1][1]):
         try:
             variant = _variant(family, problem, arch, kernel, merged)
@@ -127,7 +127,7 @@ def beside(choice: Choice, item: Following) -> Choice:
 
 def agrees(variant: Variant, knobs: Mapping[str, Any]) -> bool:
     """Whether a variant has these knobs, and under "kernel" is of this kernel."""
-    has = {**dataclasses.asdict(variant.knobs), "kernel": variant.spec.name}
+    has = {**variant.knobs.as_dict(), "kernel": variant.spec.name}
     return all(has.get(name) == value for name, value in knobs.items())
 
 

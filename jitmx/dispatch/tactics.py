@@ -52,11 +52,11 @@ class Row:
 
     def fits(self, problem: Problem) -> bool:
         """Whether the row applies to `problem`."""
-        values = problem.as_dict()
-        return all(
-            wanted[0] <= values[name] <= wanted[1] if isinstance(wanted, list) else values[name] == wanted
-            for name, wanted in self.when.items()
-        )
+        for name, wanted in self.when.items():
+            value = getattr(problem, name)
+            if not (wanted[0] <= value <= wanted[1] if isinstance(wanted, list) else value == wanted):
+                return False
+        return True
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ class Fields:
 
     def __post_init__(self) -> None:
         owner: Any = type(self)
+        values = vars(self)
         for item, name, kind, choices, low, high in _rules(owner):
-            value = getattr(self, name)
+            value = values[name]
             if (
                 type(value) is not kind
                 or (choices is not None and value not in choices)
@@ -54,7 +55,8 @@ class Fields:
 
     def as_dict(self) -> dict[str, Any]:
         """Name to value, in declaration order."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        owner: Any = type(self)
+        return {name: getattr(self, name) for _, name, *_ in _rules(owner)}
 
 
 @dataclass(frozen=True)
@@ -189,11 +191,20 @@ class KernelSpec:
         Raises:
             KnobError: an unknown knob, a value outside its choices, or a need beyond the chip's limits.
         """
-        names = [item.name for item in dataclasses.fields(self.knobs)]
-        for name in knobs:
-            if name not in names:
-                raise KnobError(f"{self.family}.{self.name} has no knob {name!r}; its knobs: {', '.join(names)}")
-        return Variant(self, self.knobs(**knobs), arch)
+        try:
+            return _variant(self, arch, tuple(knobs), *knobs.values())
+        except TypeError:  # a value that cannot be hashed, of a table say, which is no knob's
+            return _variant.__wrapped__(self, arch, tuple(knobs), *knobs.values())
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _variant(spec: KernelSpec, arch: Arch, given: tuple[str, ...], *values: Any) -> Variant:
+    """One object for each: a layer's warm-up chooses the same few some thousand times. True is another value than 1."""
+    names = [item.name for item in dataclasses.fields(spec.knobs)]
+    for name in given:
+        if name not in names:
+            raise KnobError(f"{spec.family}.{spec.name} has no knob {name!r}; its knobs: {', '.join(names)}")
+    return Variant(spec, spec.knobs(**dict(zip(given, values, strict=True))), arch)
 
 
 def _check_features(knobs: Any, arch: Arch) -> None:

@@ -213,3 +213,14 @@ def test_the_warm_up_command_names_exactly_its_variant(spec: KernelSpec, data: s
     words = variant.warm_up_command.split()
     assert words[:6] == ["jitmx", "warmup", "--arch", variant.arch.name, "--variant", f"{spec.family}.{spec.name}"]
     assert targets.exact_variants((variant.arch,), words[5], tuple(words[6:])) == [variant]
+
+
+def test_what_was_made_once_does_not_stand_for_an_equal_value_of_another_type() -> None:
+    target = arch.parse("sm_90")
+    made = GEMV.variant(target, pdl=True, stages=2)
+    assert GEMV.variant(target, pdl=True, stages=2) is made
+    for illegal in ({"pdl": 1, "stages": 2}, {"pdl": True, "stages": 2.0}, {"pdl": True, "stages": [2]}):
+        with pytest.raises(KnobError, match=r"is not a (bool|int)"):
+            GEMV.variant(target, **illegal)
+    with pytest.raises(KnobError, match="has no knob 'stage'"):
+        GEMV.variant(target, pdl=True, stage=2)

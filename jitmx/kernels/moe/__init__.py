@@ -17,6 +17,7 @@ by expert as `linear` packs one weight. hidden and intermediate are multiples of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -60,8 +61,13 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
 def asked(problem: MoeProblem, kernel: str) -> MoeProblem:
     """What a kernel is asked of a problem: of a layer, one that makes products answers for the first of them."""
     if problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec):
-        return replace(problem, product="up")
+        return _first_product(problem)
     return problem
+
+
+@functools.lru_cache(maxsize=64)
+def _first_product(problem: MoeProblem) -> MoeProblem:
+    return replace(problem, product="up")
 
 
 def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:

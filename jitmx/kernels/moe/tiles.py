@@ -23,7 +23,13 @@ _SUMS = 64  # accumulators a thread, where the tile allows so few
 
 def makes_products(spec: KernelSpec) -> bool:
     """Whether a kernel makes one of the two products, and a layer takes several launches."""
-    return any(item.name == "product" for item in dataclasses.fields(spec.knobs))
+    knobs: Any = spec.knobs
+    return _has_product(knobs)
+
+
+@functools.cache
+def _has_product(knobs: Any) -> bool:
+    return any(item.name == "product" for item in dataclasses.fields(knobs))
 
 
 def maker(kernel: MoeKernel) -> Maker | None:
