@@ -33,7 +33,7 @@ from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
-from jitmx.vllm.packing import timed
+from jitmx.vllm.packing import processing, timed
 
 __all__ = ["JitmxLinearMethod", "refusal"]
 
@@ -143,6 +143,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         setattr(layer.weight, _OURS, True)
         initialize_online_processing(layer)
 
+    @processing()
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack the loaded weight and drop it. vLLM calls it when the layer is complete, and again after all are.
 

@@ -21,7 +21,7 @@ from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import compiled, facts, monitor, warmup
 from jitmx.vllm.needed import Experts
-from jitmx.vllm.packing import make_room, pack_layer, timed
+from jitmx.vllm.packing import make_room, pack_layer, processing, timed
 from jitmx.vllm.router import RouterLinear
 
 
@@ -102,6 +102,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             make_room(layer, name)
             getattr(layer, f"{name}_weight_scale").data.fill_(formats.SCALE_ONE)
 
+    @processing()
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weights in place, and have every kernel that serving needs compiled and loaded.
 

@@ -20,6 +20,7 @@ from jitmx.vllm.plugin import logger
 _AT_ONCE = 1 << 26
 
 _took: list[float] = []
+_spent: list[float] = []
 
 
 @contextlib.contextmanager
@@ -30,11 +31,23 @@ def timed() -> Iterator[None]:
     _took.append(time.perf_counter() - started)
 
 
+@contextlib.contextmanager
+def processing() -> Iterator[None]:
+    """Count what a layer takes once its weights are there, kernels that it waits for included, for `say`."""
+    started = time.perf_counter()
+    yield
+    _spent.append(time.perf_counter() - started)
+
+
 def say() -> None:
     """One line in the log on what was packed since the last one; none where nothing was."""
     if _took:
-        logger.info("jitmx: %d weights were packed in %.1f s", len(_took), sum(_took))
+        logger.info(
+            "jitmx: %d weights were packed in %.1f s, of %.1f s that layers took with their kernels",
+            len(_took), sum(_took), sum(_spent),
+        )  # fmt: skip
         _took.clear()
+        _spent.clear()
 
 
 def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,10 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
         No earlier: importing the model initialises CUDA, and where a configuration is made vLLM may have to fork.
         """
         super().apply_vllm_mapper(hf_to_vllm_mapper)
+        started = time.perf_counter()
         if plugin.hooks_hold():
             install()
+            logger.debug("jitmx is ready to take layers over after %.2f s", time.perf_counter() - started)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """The method for a layer: jitmx's or vLLM's."""
