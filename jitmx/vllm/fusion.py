@@ -40,7 +40,7 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
     wanted = [name for name in EXTRAS if getattr(problem, name)]
     if problem.m > NORMED_ROWS:
         wanted = [name for name in wanted if name != "norm"]
-    plain = replace(problem, norm=False, residual=False)
+    plain = replace(problem, norm=False, residual=False) if problem.norm or problem.residual else problem
     if not wanted:
         return plain
     family = kernels.family("linear")
@@ -48,9 +48,10 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
     most = family.max_rows(kernel)
     if most is not None and problem.m > most:
         return plain
-    kept: dict[str, Any] = {}
+    best = plain
     for name in wanted:
-        more = {**kept, name: getattr(problem, name)}
-        if kernel in family.serving(replace(plain, **more), arch):
-            kept = more
-    return replace(plain, **kept)
+        fields: dict[str, Any] = {name: getattr(problem, name)}
+        more = replace(best, **fields)
+        if kernel in family.serving(more, arch):
+            best = more
+    return best
