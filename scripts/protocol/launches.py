@@ -1,6 +1,10 @@
-"""Launch every kernel of this card once, on the first case of its first usual variant: for a sanitizer to watch.
+"""Launch every kernel of this card once in each of its ways, on the largest case of a usual variant: for a sanitizer.
 
-    compute-sanitizer --tool memcheck python -m scripts.protocol.launches [FAMILY.KERNEL]…
+    compute-sanitizer --tool memcheck python -m scripts.protocol.launches [WAY]…
+
+Knobs decide which of jitmx's headers a kernel is made of. The way of its first usual variant has its name,
+`linear.stream`; one made of another header besides is `linear.stream+whole_ring`, one that lacks some is named
+`linear.scaled-arrival`.
 
 A fault takes the process's context with it, and the kernels behind it; `scripts.protocol.sanitize` gives each its own.
 """
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -17,7 +22,9 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import default_variants
 from jitmx.errors import KnobError
 from jitmx.registry.case import Buffer, Case
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.toolchain import headers
 
 
 def alternatives(family: str, arch: Arch) -> Iterator[Variant]:
@@ -47,21 +54,37 @@ def usual(arch: Arch) -> Iterator[tuple[str, Variant]]:
                 yield f"{variant.spec.family}.{variant.spec.name}", variant
 
 
-def names(arch: Arch, only: Sequence[str] = ()) -> list[str]:
-    """The kernels on `arch` that there are, or those of `only`."""
-    return [kernel for kernel in dict.fromkeys(name for name, _ in usual(arch)) if not only or kernel in only]
+def ways(arch: Arch) -> Iterator[tuple[str, Variant]]:
+    """The first usual variant of each way of each kernel on `arch`, with the way's name."""
+    first: dict[str, frozenset[str]] = {}
+    seen: set[str] = set()
+    for kernel, variant in usual(arch):
+        made_of = parts(variant)
+        way = kernel + difference(first.setdefault(kernel, made_of), made_of)
+        if way not in seen:
+            seen.add(way)
+            yield way, variant
+
+
+def parts(variant: Variant) -> frozenset[str]:
+    """Stems of the headers that its source includes."""
+    return frozenset(PurePosixPath(each.name).stem for each in headers.directives(render(variant), headers.SOURCE))
+
+
+def difference(one: frozenset[str], other: frozenset[str]) -> str:
+    """What `other` has more and less than `one`, as text that goes behind a kernel's name."""
+    return "".join((*(f"+{part}" for part in sorted(other - one)), *(f"-{part}" for part in sorted(one - other))))
 
 
 def chosen(arch: Arch, only: Sequence[str] = ()) -> Iterator[tuple[Variant, Case]]:
-    """The first usual variant of each kernel on `arch`, with its first case; `only` names kernels, empty: all."""
-    seen: set[str] = set()
-    for kernel, variant in usual(arch):
-        if kernel in seen or (only and kernel not in only):
-            continue
-        case = next(iter(kernels.family(variant.spec.family).cases(variant)), None)
-        if case is not None:
-            seen.add(kernel)
-            yield variant, case
+    """What `ways` gives, each with its largest case, in which rings turn; `only` names ways, empty: all."""
+
+    def size(case: Case) -> int:
+        return sum(item.data.nbytes for item in case.arguments if isinstance(item, Buffer))
+
+    for way, variant in ways(arch):
+        if not only or way in only:
+            yield variant, max(kernels.family(variant.spec.family).cases(variant), key=size)
 
 
 def launch(variant: Variant, case: Case) -> float:

@@ -1,9 +1,9 @@
-"""Every kernel of this card under one tool of compute-sanitizer: a process, a log and a line a kernel.
+"""Every kernel of this card under one tool of compute-sanitizer: a process, a log and a line for each of its ways.
 
     python -m scripts.protocol.sanitize memcheck|racecheck|synccheck [--out FOLDER] [FAMILY.KERNEL]…
 
-What a tool says of one kernel ends that kernel's process at worst, so that every other one has its verdict. Ends with 1
-where a kernel is not clean.
+A kernel's ways are those of `scripts.protocol.launches`; its name stands for all of them. What a tool says of one ends
+that one's process at worst, so that every other has its verdict. Ends with 1 where one is not clean.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def main(tool: str, only: tuple[str, ...], out: Path, seconds: float, at_once: i
     """A line a kernel of this card: what TOOL of compute-sanitizer says of one launch."""
     device = driver.devices()[0]
     target = arch.of_device(device.major, device.minor)
-    wanted = launches.names(target, only)
-    if unknown := sorted(set(only) - set(wanted)):
-        known = ", ".join(launches.names(target))
-        raise click.UsageError(f"{', '.join(unknown)}: no kernel of {target}; its kernels: {known}")
+    known = [way for way, _ in launches.ways(target)]
+    if unknown := sorted(set(only) - set(known)):
+        raise click.UsageError(f"{', '.join(unknown)}: no kernel of {target}; its kernels: {', '.join(known)}")
+    wanted = [way for way in known if not only or {way, re.split("[+-]", way)[0]} & set(only)]
     folder = out.resolve() / tool
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(at_once) as pool:
