@@ -20,6 +20,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     needed.py        the kernels that a layer's calls launch
     model.py         the layers of a model by its sizes, for warm-up where nothing is served
     warmup.py        those kernels, compiled and loaded before serving begins
+    ahead.py         the same, begun while weights are loaded
     monitor.py       what was loaded after that
 """
 

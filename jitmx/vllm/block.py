@@ -63,11 +63,14 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         _made = (weakref.ref(config), self.layer_idx) if self.jitmx_fused else None
         if isinstance(self.attn.qkv_proj.quant_method, JitmxLinearMethod):
             self.attn.qkv_proj.quant_method.prefetch = self.attn.o_proj  # attention, between them, leaves memory idle
-        if not self.jitmx_fused:
-            return
-        self.attn.qkv_proj.quant_method.extras = {"norm": True}
-        self.attn.o_proj.quant_method.extras = {"residual": "pair"}
-        self.mlp.experts.routed_experts.quant_method.in_block()
+        layers = self.attn.qkv_proj, self.attn.o_proj, self.mlp.experts.routed_experts
+        if self.jitmx_fused:
+            layers[0].quant_method.extras = {"norm": True}
+            layers[1].quant_method.extras = {"residual": "pair"}
+            layers[2].quant_method.in_block()
+        for layer in layers:
+            if isinstance(layer.quant_method, JitmxLinearMethod | JitmxMoEMethod):
+                layer.quant_method.begin(layer)
 
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, residual: torch.Tensor | None

@@ -143,6 +143,10 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         setattr(layer.weight, _OURS, True)
         initialize_online_processing(layer)
 
+    def begin(self, layer: torch.nn.Module) -> None:
+        """Begin with the kernels that the layer will ask for; its block has set `extras`."""
+        warmup.begin_linear(layer, self.format, "full" if self._all_scales else "normal")
+
     @processing()
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack the loaded weight and drop it. vLLM calls it when the layer is complete, and again after all are.

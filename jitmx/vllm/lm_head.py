@@ -86,6 +86,8 @@ class JitmxLMHead(ParallelLMHead):  # type: ignore[misc]
                 asked.arguments["quant_config"],
             )
         super().__init__(*args, **kwargs)
+        if isinstance(self.quant_method, JitmxLinearMethod):
+            self.quant_method.begin(self)
 
     def tie_weights(self, embed_tokens: VocabParallelEmbedding) -> Any:
         """Share the embedding's weight, which is looked up in as well and stays as it is."""

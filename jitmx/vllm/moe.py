@@ -19,7 +19,7 @@ from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing_problem import FEW_TOKENS
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
-from jitmx.vllm import compiled, facts, monitor, warmup
+from jitmx.vllm import ahead, compiled, facts, monitor, warmup
 from jitmx.vllm.needed import Experts
 from jitmx.vllm.packing import make_room, pack_layer, processing, timed
 from jitmx.vllm.router import RouterLinear
@@ -101,6 +101,13 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         for name in ("w13", "w2"):
             make_room(layer, name)
             getattr(layer, f"{name}_weight_scale").data.fill_(formats.SCALE_ONE)
+
+    def begin(self, layer: Any) -> None:
+        """Begin with the kernels that the layer will ask for; its block has said whether it fuses."""
+        arch, _ = facts.target()
+        assert arch is not None, "the policy lets no layer come here without a target"
+        ahead.begin(warmup.packer_of(arch, layer.w13_weight.device, "mxfp4"))
+        ahead.begin(self._needed(layer))
 
     @processing()
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -223,15 +230,22 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         return w13, w2
 
     def _needed(self, layer: Any) -> Experts:
-        assert self._packed is not None
-        w13, w2 = self._packed
-        experts = layer.expert_map.numel() if layer.expert_map is not None else w13.experts
+        """Of the weights as they are packed, or as they most likely will be."""
+        arch, _ = facts.target()
+        assert arch is not None
+        if self._packed is not None:
+            w13, w2 = self._packed
+            local, hidden, intermediate, encoding = w13.experts, w13.k, w2.k, w13.encoding
+            scale_range = _scale_range(self._packed)
+        else:
+            (local, _, hidden), (*_, intermediate) = layer.w13_weight.shape, layer.w2_weight.shape
+            hidden, intermediate = hidden * 2, intermediate * 2  # values of a byte
+            encoding, scale_range = preferred_encoding(arch), "full" if self._all_scales else "normal"
         return Experts(
-            arch=str(facts.target()[0]), device=warmup.device_of(w13.device),
-            rows=self._rows, experts=experts, local=w13.experts,
-            mapped=layer.expert_map is not None, top=layer.top_k, hidden=w13.k, intermediate=w2.k,
-            bias=self.moe.has_bias, encoding=w13.encoding, x_format=self._x_format,
-            scale_range=_scale_range(self._packed),
+            arch=arch.name, device=warmup.device_of(layer.w13_weight.device), rows=self._rows,
+            experts=local if layer.expert_map is None else layer.expert_map.numel(), local=local,
+            mapped=layer.expert_map is not None, top=layer.top_k, hidden=hidden, intermediate=intermediate,
+            bias=self.moe.has_bias, encoding=encoding, x_format=self._x_format, scale_range=scale_range,
             scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None, norm=self._in_block,
             residual="pair" if self._in_block else False,

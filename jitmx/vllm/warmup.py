@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,9 @@ from jitmx.ops import operand
 from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
-from jitmx.vllm import facts, monitor, packing
+from jitmx.vllm import ahead, facts, monitor, packing
 from jitmx.vllm.needed import Linear, Needed, Packer, Quantizer, variants
 from jitmx.vllm.plugin import logger
-
-_SILENT = 5.0  # seconds between two lines of progress
 
 
 @dataclass(frozen=True)
@@ -47,72 +45,105 @@ _ready: set[Kernel] = set()
 def prepare(needed: Needed) -> None:
     """Have every kernel of a layer compiled and loaded, now and where vLLM warms kernels.
 
-    All layers of a model share them: the first does the work.
+    All layers of a model share them: the first does the work, or waits for what `ahead` has begun of it.
 
     Raises:
         NotWarmedError: a kernel is not in the cache, and JITMX_MODE=required; the message gives the command for it.
         JitmxError: a kernel cannot be compiled or loaded.
     """
     started = time.perf_counter()
-    _prepare(KERNELS.get_warmup_keys(needed), started)
+    built = ahead.take(needed)
+    _prepare(KERNELS.get_warmup_keys(needed), started, built)
     KERNELS.register_warmup(needed=needed)
 
 
 def linear(layer: Any) -> None:
     """The same for a layer of `jitmx.vllm.linear` that was packed; without a target there is nothing to do."""
-    arch, _ = facts.target()
-    config = get_current_vllm_config_or_none()
-    if arch is None or config is None:
-        return
     n, k, layout = layer.jitmx_packed
-    weight, encoding, scale_range = operand.parts(layout)
-    # The ranks that share a row-parallel product add its bias once.
-    bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
-    bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
-    prepare(
-        Linear(
-            arch.name, device_of(layer.weight.device), config.scheduler_config.max_num_batched_tokens, n, k,
-            DTYPES[layer.weight.dtype], bias, weight, encoding, scale_range,
-            **layer.quant_method.extras,
-        )
-    )  # fmt: skip
+    for needed in _linear(layer, layer.weight.device, n, k, *operand.parts(layout)):
+        prepare(needed)
 
 
 def quantizer(weight: torch.Tensor, format: str) -> None:
     """The same for what quantizes a weight of a layer to `format`, and packs it."""
-    arch, _ = facts.target()
-    if arch is not None and get_current_vllm_config_or_none() is not None:
-        prepare(Quantizer(arch.name, device_of(weight.device), 1, format, DTYPES[weight.dtype]))
-        packer(arch, weight.device, format)
+    for needed in _quantizer(weight.device, format, weight.dtype):
+        prepare(needed)
 
 
 def packer(arch: Arch, device: torch.device, format: str) -> None:
     """The same for what packs weights of a format."""
-    prepare(Packer(arch.name, device_of(device), 1, format, encoding_on(arch, format)))
+    prepare(packer_of(arch, device, format))
 
 
-def _prepare(kernels: Iterable[Kernel], started: float) -> None:
-    """Have kernels compiled and loaded; the log says how long that took since `started`."""
+def packer_of(arch: Arch, device: torch.device, format: str) -> Packer:
+    """What `packer` asks for."""
+    return Packer(arch.name, device_of(device), 1, format, encoding_on(arch, format))
+
+
+def begin_linear(layer: Any, format: str, scale_range: str) -> None:
+    """Begin with what `quantizer` and `linear` will ask for, of a layer that is being built."""
+    arch, _ = facts.target()
+    if arch is None:
+        return
+    device, (n, k) = torch.get_default_device(), layer.weight.shape
+    for needed in (
+        *_quantizer(device, format, layer.weight.dtype),
+        *_linear(layer, device, n, k, format, encoding_on(arch, format), scale_range),
+    ):
+        ahead.begin(needed)
+
+
+def _linear(
+    layer: Any, device: torch.device, n: int, k: int, format: str, encoding: str, scale_range: str
+) -> Iterator[Linear]:
+    arch, _ = facts.target()
+    config = get_current_vllm_config_or_none()
+    if arch is None or config is None:
+        return
+    # The ranks that share a row-parallel product add its bias once.
+    bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+    bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
+    yield Linear(
+        arch.name, device_of(device), config.scheduler_config.max_num_batched_tokens, n, k, DTYPES[layer.weight.dtype],
+        bias, format, encoding, scale_range, **layer.quant_method.extras,
+    )  # fmt: skip
+
+
+def _quantizer(device: torch.device, format: str, dtype: torch.dtype) -> Iterator[Needed]:
+    arch, _ = facts.target()
+    if arch is not None and get_current_vllm_config_or_none() is not None:
+        yield Quantizer(arch.name, device_of(device), 1, format, DTYPES[dtype])
+        yield packer_of(arch, device, format)
+
+
+def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.Built] | None = None) -> None:
+    """Have kernels compiled and loaded; the log says how long a layer waited for them, from `started`.
+
+    Args:
+        built: what is compiled already, by identity.
+    """
     missing = [kernel for kernel in kernels if kernel not in _ready]
     if not missing:
         return
-    progress = _Progress(len(missing))
-    results = batch.build_all(
-        [kernel.variant for kernel in missing], allow_compile=None, strict=False, on_result=progress.step
-    )
+    found = dict(built or {})
+    unknown = [kernel.variant for kernel in missing if kernel.identity not in found]
+    progress = ahead.Progress(len(unknown))
+    results = batch.build_all(unknown, allow_compile=None, strict=False, on_result=progress.step)
     failed = [result for result in results if isinstance(result, batch.Failed)]
     for result in failed:
         logger.error("jitmx: %s", result.error)
     if failed:
         raise _of_many(failed[0].error, len(failed), len(missing))
+    found |= {result.variant.identity: result for result in results if isinstance(result, build.Built)}
     with monitor.warming():
-        for kernel, built in zip(missing, results, strict=True):
-            if kernel.device is not None and isinstance(built, build.Built):
-                load.function(kernel.variant, kernel.device, built)
+        for kernel in missing:
+            if kernel.device is not None:
+                load.function(kernel.variant, kernel.device, found[kernel.identity])
     _ready.update(missing)
     logger.info(
         "jitmx: %d kernels for %s are ready after %.1f s, %d of them compiled now (cache %s)", len(missing),
-        missing[0].variant.arch, time.perf_counter() - started, progress.compiled, settings.current().cache_dir,
+        missing[0].variant.arch, time.perf_counter() - started,
+        sum(found[kernel.identity].status == "compiled" for kernel in missing), settings.current().cache_dir,
     )  # fmt: skip
 
 
@@ -121,23 +152,6 @@ def _of_many(error: JitmxError, failed: int, asked: int) -> JitmxError:
     if failed > 1:
         error.args = (f"{error} ({failed} of {asked} kernels cannot be had; each is in the log)", *error.args[1:])
     return error
-
-
-class _Progress:
-    """A line in the log every few seconds."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._said = time.monotonic()
-        self.compiled = 0
-
-    def step(self, result: build.Built | batch.Failed) -> None:
-        """One kernel more."""
-        self._done += 1
-        self.compiled += isinstance(result, build.Built) and result.status == "compiled"
-        if time.monotonic() - self._said >= _SILENT:
-            self._said = time.monotonic()
-            logger.info("jitmx: compiling kernels, %d of %d", self._done, self._total)
 
 
 class _JitmxKernels(VllmJitKernel[Kernel]):  # type: ignore[misc]

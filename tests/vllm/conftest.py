@@ -92,12 +92,14 @@ class Host:
         folder: of the checkpoint.
         said: what the plugin logged, level and message.
         warmed: what layers asked to have warmed; they get nothing by it.
+        begun: what each was taken to ask for before its weights were there.
         prepare: what would have warmed it.
     """
 
     folder: Path
     said: list[tuple[str, str]]
     warmed: list[Any]
+    begun: list[Any]
     prepare: Callable[[Any], None]
 
     def config(self, **options: Any) -> Any:
@@ -131,7 +133,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     from vllm.model_executor.models import gpt_oss
 
     import jitmx.vllm
-    from jitmx.vllm import facts, plugin, quantization, warmup
+    from jitmx.vllm import ahead, facts, plugin, quantization, warmup
 
     for name in {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)} & os.environ.keys():
         if name != "JITMX_CACHE_DIR":
@@ -146,8 +148,9 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
         plugin._say_once, plugin.hooks_hold, quantization._announce, quantization._announce_block,
         quantization._announce_draft,
     )  # fmt: skip
-    found = Host(checkpoint[0], [], [], warmup.prepare)
+    found = Host(checkpoint[0], [], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)
+    monkeypatch.setattr(ahead, "begin", found.begun.append)
 
     def keep(record: logging.LogRecord) -> None:
         found.said.append((record.levelname, record.getMessage()))

@@ -191,9 +191,9 @@ import torch, vllm_world
 torch.accelerator.empty_cache = lambda: None
 import jitmx.vllm
 from jitmx import arch
-from jitmx.vllm import facts, moe, warmup
+from jitmx.vllm import ahead, facts, moe, warmup
 facts.target = lambda: (arch.parse("sm_90"), "")
-warmup.prepare = lambda needed: None
+warmup.prepare = ahead.begin = lambda needed: None
 jitmx.vllm.register()
 kept, pack = {}, moe.pack_layer
 def keep(layer, name, encoding):

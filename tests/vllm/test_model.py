@@ -61,20 +61,21 @@ def test_layers_by_sizes_are_those_that_vllm_builds(
     with simulated_card.on_cpu("sm_90a"):
         host.build(load=True, max_num_batched_tokens=512, additional_config=said, **engine)
     assert set(host.warmed) == by_sizes(host.folder, options, tokens=512, lora=bool(engine))
+    assert set(host.begun) == set(host.warmed)
 
 
 _RANK = """
 import os, sys
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 sys.path.insert(0, sys.argv[1])
-rank, meeting, folder, warmed = int(sys.argv[2]), sys.argv[3], sys.argv[4], []
+rank, meeting, folder, warmed, begun = int(sys.argv[2]), sys.argv[3], sys.argv[4], [], []
 import simulated_card, torch, vllm_world
 torch.accelerator.empty_cache = lambda: None
 import jitmx.vllm
 from jitmx import arch
-from jitmx.vllm import facts, warmup
+from jitmx.vllm import ahead, facts, warmup
 facts.target = lambda: (arch.parse("sm_90"), "")
-warmup.prepare = warmed.append
+warmup.prepare, ahead.begin = warmed.append, begun.append
 jitmx.vllm.register()
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
@@ -87,6 +88,7 @@ config = EngineArgs(
 config.parallel_config.rank = rank
 with vllm_world.world(rank, 2, meeting), set_current_vllm_config(config), simulated_card.on_cpu("sm_90a"):
     get_model(vllm_config=config)
+assert set(begun) == set(warmed), (begun, warmed)
 open(f"{meeting}.{rank}", "w").write("\\n".join(sorted(set(map(repr, warmed)))))
 """
 

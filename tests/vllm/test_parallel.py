@@ -36,10 +36,10 @@ import simulated_card, torch, vllm_world
 torch.accelerator.empty_cache = lambda: None
 import jitmx.vllm
 from jitmx import arch
-from jitmx.vllm import facts, warmup
+from jitmx.vllm import ahead, facts, warmup
 warmed = []
 facts.target = lambda: (arch.parse("sm_90"), "")
-warmup.prepare = warmed.append
+warmup.prepare, ahead.begin = warmed.append, lambda needed: None
 jitmx.vllm.register()
 from torch import distributed
 from vllm.config import set_current_vllm_config

@@ -1,0 +1,86 @@
+"""Kernels that a layer will ask for once its weights are there, found or compiled in a thread while they are loaded.
+
+What decides the kernels is known before the weights but for the range of their scales, which is taken to be the usual
+one. Whatever goes wrong here is left to `warmup.prepare`, which does what was not done, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from jitmx import batch
+from jitmx.build import Built
+from jitmx.runtime import load
+from jitmx.vllm.needed import Needed, variants
+from jitmx.vllm.plugin import logger
+
+_SILENT = 5.0  # seconds between two lines of progress
+
+_worker: ThreadPoolExecutor | None = None
+_jobs: dict[Needed, Future[dict[str, Built]]] = {}
+
+
+def _forget_after_fork() -> None:
+    global _worker
+    _worker = None  # its thread is the parent's
+    _jobs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def begin(needed: Needed) -> None:
+    """Have every kernel of a layer found or compiled, without waiting for it; layers that are alike share them."""
+    global _worker
+    if needed in _jobs:
+        return
+    if _worker is None:
+        _worker = ThreadPoolExecutor(1, thread_name_prefix="jitmx-ahead")  # one layer after another, as they are loaded
+    _jobs[needed] = _worker.submit(_build, needed)
+
+
+def take(needed: Needed) -> dict[str, Built]:
+    """What `begin` came to for a layer, by the identity of the variant; waits for it. Empty where nothing was begun."""
+    job = _jobs.pop(needed, None)
+    if job is None:
+        return {}
+    try:
+        return job.result()
+    except Exception as error:  # prepare meets it again, where it can be said
+        logger.debug("jitmx: no kernels ahead of the weights: %s", error)
+        return {}
+
+
+def _build(needed: Needed) -> dict[str, Built]:
+    missing = [each for each in variants(needed) if (each.identity, needed.device) not in load.loaded()]
+    progress = Progress(len(missing))
+
+    def step(result: Built | batch.Failed) -> None:
+        progress.step(result)
+        # Refused where the interpreter ends, which would wait for kernels that nobody will launch.
+        assert _worker is not None
+        _worker.submit(_nothing)
+
+    results = batch.build_all(missing, allow_compile=None, strict=False, on_result=step)
+    return {result.variant.identity: result for result in results if isinstance(result, Built)}
+
+
+def _nothing() -> None:
+    pass
+
+
+class Progress:
+    """A line in the log every few seconds, while `total` kernels are compiled."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._said = time.monotonic()
+
+    def step(self, result: Built | batch.Failed) -> None:
+        """One kernel more."""
+        self._done += 1
+        if time.monotonic() - self._said >= _SILENT:
+            self._said = time.monotonic()
+            logger.info("jitmx: compiling kernels, %d of %d", self._done, self._total)
