@@ -43,7 +43,7 @@ def say() -> None:
     """One line in the log on what was packed since the last one; none where nothing was."""
     if _took:
         logger.info(
-            "jitmx: %d weights were packed in %.1f s, of %.1f s that layers took with their kernels",
+            "jitmx: %d weights were packed in %.2f s, of %.2f s that layers took with their kernels",
             len(_took), sum(_took), sum(_spent),
         )  # fmt: skip
         _took.clear()
