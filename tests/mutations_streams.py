@@ -52,7 +52,6 @@ VARIANTS = {
         "linear", "stream", "sm_80", m=2, scaling="post", share=False, whole=True, warps=2, chunk=2, tile_rows=2,
         copy="async", pdl=False,
     ),
-    "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
     "slice-cluster": variant(
         "linear", "slice", "sm_90a", m=8, cluster=2, warps=2, tiles=2, window=1, bias=True, residual=True
     ),
@@ -276,7 +275,7 @@ MUTATIONS = tuple(
             ("vectors are misaligned", "load_stream(args.data + i);",
              "load_stream(reinterpret_cast<const Vec4*>(reinterpret_cast<const u32*>(args.data) + i));"),
         ),
-        # Both hand sums over by one lane's arrival, which speaks for its warp behind the warp's barrier.
+        # Sums are handed over by one lane's arrival, which speaks for its warp behind the warp's barrier.
         "stream-cluster": (
             ("a lane arrives before its warp has stored", "__syncwarp();\n    if (owner == rank && elected())",
              "if (owner == rank && elected())"),
@@ -314,15 +313,6 @@ MUTATIONS = tuple(
             ("the second row's scales are the first's", "kCodeBytes + r * kChunk * kScaleBytes + i * 16",
              "kCodeBytes + i * 16"),
             ("no lane's copy is awaited", "ring.wait(stage, round);", "__syncwarp();"),
-        ),
-        "moe-decode": (
-            ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),
-            ("slices are not awaited", "await(shared_address(&shared.part_full[stage]), round & 1);", ""),
-            ("a stage is free while lanes read its slices",
-             "__syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));",
-             "if (lane == 0) signal(shared_address(&shared.part_empty[stage]));"),
-            ("a slice is stored over one that is not read",
-             "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
         ),
         "slice-cluster": (
             ("a row of tiles is not awaited", "mbarrier_wait(shared_address(full + r * kPieces), 0);", ""),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+import mutations_experts
 import mutations_products
 import mutations_streams
 import mutations_warpgroups
 from mutation import Mutation, fault, source
 
-_CATALOGUES = (mutations_streams, mutations_products, mutations_warpgroups)
+_CATALOGUES = (mutations_streams, mutations_products, mutations_warpgroups, mutations_experts)
 VARIANTS = {where: place for catalogue in _CATALOGUES for where, place in catalogue.VARIANTS.items()}
 MUTATIONS = tuple(mutation for catalogue in _CATALOGUES for mutation in catalogue.MUTATIONS)
 _ESCAPED = {name for catalogue in _CATALOGUES for name, _ in catalogue.ESCAPES}
