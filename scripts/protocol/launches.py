@@ -1,6 +1,6 @@
 """Launch every kernel of this card once in each of its ways, on the largest case of a usual variant: for a sanitizer.
 
-    compute-sanitizer --tool memcheck python -m scripts.protocol.launches [WAY]…
+    compute-sanitizer --tool memcheck python -m scripts.protocol.launches [--smallest] [WAY]…
 
 Knobs decide which of jitmx's headers a kernel is made of. The way of its first usual variant has its name,
 `linear.stream`; one made of another header besides is `linear.stream+whole_ring`, one that lacks some is named
@@ -11,10 +11,12 @@ A fault takes the process's context with it, and the kernels behind it; `scripts
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+import click
 import numpy as np
 
 from jitmx import kernels
@@ -55,13 +57,13 @@ def usual(arch: Arch) -> Iterator[tuple[str, Variant]]:
 
 
 def ways(arch: Arch) -> Iterator[tuple[str, Variant]]:
-    """The first usual variant of each way of each kernel on `arch`, with the way's name."""
+    """The first usual variant of each way of each kernel on `arch` that has a case, with the way's name."""
     first: dict[str, frozenset[str]] = {}
     seen: set[str] = set()
     for kernel, variant in usual(arch):
         made_of = parts(variant)
         way = kernel + difference(first.setdefault(kernel, made_of), made_of)
-        if way not in seen:
+        if way not in seen and any(True for _ in kernels.family(variant.spec.family).cases(variant)):
             seen.add(way)
             yield way, variant
 
@@ -76,15 +78,25 @@ def difference(one: frozenset[str], other: frozenset[str]) -> str:
     return "".join((*(f"+{part}" for part in sorted(other - one)), *(f"-{part}" for part in sorted(one - other))))
 
 
-def chosen(arch: Arch, only: Sequence[str] = ()) -> Iterator[tuple[Variant, Case]]:
-    """What `ways` gives, each with its largest case, in which rings turn; `only` names ways, empty: all."""
+def kernel_of(way: str) -> str:
+    """FAMILY.KERNEL of a way."""
+    return re.split("[+-]", way)[0]
+
+
+def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iterator[tuple[Variant, Case]]:
+    """What `ways` gives, each with its largest case, in which rings turn, or its smallest.
+
+    Args:
+        only: ways; empty, all.
+    """
 
     def size(case: Case) -> int:
         return sum(item.data.nbytes for item in case.arguments if isinstance(item, Buffer))
 
+    pick = min if smallest else max
     for way, variant in ways(arch):
         if not only or way in only:
-            yield variant, max(kernels.family(variant.spec.family).cases(variant), key=size)
+            yield variant, pick(kernels.family(variant.spec.family).cases(variant), key=size)
 
 
 def launch(variant: Variant, case: Case) -> float:
@@ -115,11 +127,15 @@ def launch(variant: Variant, case: Case) -> float:
     )
 
 
-def main() -> None:
+@click.command()
+@click.argument("only", nargs=-1, metavar="[WAY]...")
+@click.option("--smallest", is_flag=True, help="Launch the smallest case, in which hardly a ring turns.")
+def main(only: tuple[str, ...], smallest: bool) -> None:
+    """A line a launch: how far it is from its reference."""
     from jitmx.ops.checks import device_arch
 
     count = failed = 0
-    for variant, case in chosen(device_arch(0), sys.argv[1:]):
+    for variant, case in chosen(device_arch(0), only, smallest):
         try:
             error = launch(variant, case)
         except Exception as fault:
@@ -127,7 +143,7 @@ def main() -> None:
         count, failed = count + 1, failed + (not error <= case.gate)
         print(f"{variant.name}, {case.name}: error {error:.3g}, gate {case.gate:g}", flush=True)
     if not count:
-        sys.exit(f"no kernel of this card is among {', '.join(sys.argv[1:]) or 'the default variants'}")
+        sys.exit(f"no kernel of this card is among {', '.join(only) or 'the default variants'}")
     sys.exit(1 if failed else 0)
 
 

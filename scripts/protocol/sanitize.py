@@ -2,8 +2,9 @@
 
     python -m scripts.protocol.sanitize memcheck|racecheck|synccheck [--out FOLDER] [FAMILY.KERNEL]…
 
-A kernel's ways are those of `scripts.protocol.launches`; its name stands for all of them. What a tool says of one ends
-that one's process at worst, so that every other has its verdict. Ends with 1 where one is not clean.
+A kernel's ways are those of `scripts.protocol.launches`; its name stands for all of them. Each is launched on its
+largest case, or on its smallest where a tool can tell nothing from more (`hazards.SMALLEST`). What a tool says of one
+ends that one's process at worst, so that every other has its verdict. Ends with 1 where one is not clean.
 """
 
 from __future__ import annotations
@@ -50,15 +51,17 @@ class Tool:
     Attributes:
         environment: variables that it reads.
         judge: gives why a log is not that of a clean kernel, or None.
+        smallest: kernels that it watches on their smallest case, others on their largest.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
     judge: Callable[[str], str | None] = silent
+    smallest: frozenset[str] = frozenset()
 
 
 TOOLS: dict[str, Tool] = {
     "memcheck": Tool(),
-    "racecheck": Tool(hazards.ENVIRONMENT, hazards.judge),
+    "racecheck": Tool(hazards.ENVIRONMENT, hazards.judge, hazards.SMALLEST),
     "synccheck": Tool(),
 }
 
@@ -68,7 +71,7 @@ class Verdict:
     """What a tool says of one kernel.
 
     Attributes:
-        kernel: FAMILY.KERNEL.
+        kernel: FAMILY.KERNEL, or another way of it.
         reason: why it is not clean, or None.
         launched: what was launched, and how far it is from its reference.
     """
@@ -85,7 +88,8 @@ class Verdict:
 
 def command(tool: str, kernel: str) -> list[str]:
     """What runs one kernel under a tool."""
-    watched = (sys.executable, "-m", "scripts.protocol.launches", kernel)
+    size = ("--smallest",) if launches.kernel_of(kernel) in TOOLS[tool].smallest else ()
+    watched = (sys.executable, "-m", "scripts.protocol.launches", *size, kernel)
     return [SANITIZER, "--tool", tool, "--error-exitcode", str(FOUND), *watched]
 
 
@@ -133,7 +137,7 @@ def main(tool: str, only: tuple[str, ...], out: Path, seconds: float, at_once: i
     known = [way for way, _ in launches.ways(target)]
     if unknown := sorted(set(only) - set(known)):
         raise click.UsageError(f"{', '.join(unknown)}: no kernel of {target}; its kernels: {', '.join(known)}")
-    wanted = [way for way in known if not only or {way, re.split("[+-]", way)[0]} & set(only)]
+    wanted = [way for way in known if not only or {way, launches.kernel_of(way)} & set(only)]
     folder = out.resolve() / tool
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(at_once) as pool:

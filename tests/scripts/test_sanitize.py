@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from jitmx.registry.case import Case
+from jitmx import arch, kernels
+from jitmx.registry.case import Buffer, Case
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
 from scripts.protocol import card, hazards, launches, sanitize
@@ -37,6 +38,13 @@ print(sys.argv, os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"])
 sys.exit({{"moe.token": 9, "moe.stream": 1}}.get(kernel, 0))
 """
 KERNELS = ["moe.combine", "moe.token", "moe.stream", "linear.gemv", "linear.tile", "pack.pack"]
+WAYS = ["linear.stream", "linear.stream+whole_ring", "linear.streams", "linear.scaled", "linear.scaled-arrival"]
+
+
+@pytest.fixture(scope="module")
+def ways() -> list[tuple[str, Variant]]:
+    """The ways of all kernels on an H200."""
+    return list(launches.ways(arch.parse("sm_90a")))
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(driver, "devices", lambda: [SimpleNamespace(major=9, minor=0)])
-    monkeypatch.setattr(launches, "usual", lambda arch: [(name, None) for name in KERNELS])
+    monkeypatch.setattr(launches, "ways", lambda arch: [(name, None) for name in KERNELS])
 
     def invoke(*words: str) -> Result:
         arguments = [*words, "--out", str(tmp_path / "out"), "--seconds", "5"]
@@ -80,6 +88,76 @@ def test_kernels_are_named_and_one_that_there_is_not_is_refused(run: Callable[..
     assert f"pack.none: no kernel of sm_90a; its kernels: {', '.join(KERNELS)}" in none.output
 
 
+def test_a_kernel_s_name_stands_for_all_of_its_ways(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "ways", lambda arch: [(name, None) for name in WAYS])
+
+    def ran(*words: str) -> list[str]:
+        return [line.split()[1] for line in run("memcheck", *words).output.splitlines()[:-1]]
+
+    assert ran("linear.stream") == WAYS[:2]
+    assert {path.stem for path in (tmp_path / "out" / "memcheck").iterdir()} == set(WAYS[:2])
+    assert ran("linear.scaled", "linear.stream+whole_ring") == [WAYS[1], *WAYS[3:]]
+    assert ran("linear.scaled-arrival") == WAYS[-1:]
+    assert ran() == WAYS
+
+
+@pytest.mark.parametrize("name", ["linear.stream+ring", "linear", "linear.stream+", "stream", "linear.str"])
+def test_a_way_that_there_is_not_is_refused(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(launches, "ways", lambda arch: [(name, None) for name in WAYS])
+    found = run("memcheck", "linear.stream", name)
+    assert found.exit_code == 2
+    assert f"{name}: no kernel of sm_90a; its kernels: {', '.join(WAYS)}" in found.output
+
+
+def test_every_way_has_a_name_of_its_own_and_a_kernel_s_first_way_has_the_kernel_s(
+    ways: list[tuple[str, Variant]],
+) -> None:
+    names = [name for name, _ in ways]
+    assert len(set(names)) == len(names)
+    firsts: dict[str, str] = {}
+    for name, variant in ways:
+        assert launches.kernel_of(name) == f"{variant.spec.family}.{variant.spec.name}"
+        firsts.setdefault(launches.kernel_of(name), name)
+    assert all(kernel == name for kernel, name in firsts.items())
+    assert set(firsts) == {kernel for kernel, _ in launches.usual(arch.parse("sm_90a"))}
+
+
+def test_ways_differ_by_the_headers_that_their_names_tell(ways: list[tuple[str, Variant]]) -> None:
+    found = {name: launches.parts(variant) for name, variant in ways}
+    assert found["linear.stream+whole_ring"] - found["linear.stream"] == {"whole_ring"}
+    assert found["linear.stream"] <= found["linear.stream+whole_ring"]
+    assert found["moe.wgmma"] - found["moe.wgmma-swiglu"] == {"swiglu"}
+    for name, made_of in found.items():
+        assert name == launches.kernel_of(name) + launches.difference(found[launches.kernel_of(name)], made_of)
+
+
+@pytest.mark.parametrize(("smallest", "pick"), [(False, max), (True, min)])
+def test_the_case_launched_is_the_largest_or_where_asked_for_the_smallest(
+    smallest: bool, pick: Callable[[list[int]], int]
+) -> None:
+    names = ["linear.slice", "linear.stream+whole_ring", "moe.decode"]
+
+    def size(case: Case) -> int:
+        return sum(item.data.nbytes for item in case.arguments if isinstance(item, Buffer))
+
+    found = list(launches.chosen(arch.parse("sm_90a"), names, smallest=smallest))
+    assert len(found) == len(names)
+    for variant, case in found:
+        sizes = [size(each) for each in kernels.family(variant.spec.family).cases(variant)]
+        assert len(set(sizes)) > 1 and size(case) == pick(sizes)
+
+
+def test_racecheck_alone_watches_kernels_that_it_cannot_judge_otherwise_on_their_smallest_case() -> None:
+    for tool in sanitize.TOOLS:
+        for way in ("moe.wgmma-swiglu", "moe.decode"):
+            assert ("--smallest" in sanitize.command(tool, way)) == (tool == "racecheck")
+        assert "--smallest" not in sanitize.command(tool, "linear.wgmma")
+
+
 def test_each_tool_watches_one_kernel_s_launch_and_says_so_by_its_status() -> None:
     for tool in sanitize.TOOLS:
         words = sanitize.command(tool, "moe.token")
@@ -98,7 +176,6 @@ def test_racecheck_s_logs_are_held_to_the_known_list() -> None:
 
 
 def test_a_launch_that_fails_is_named_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitmx import arch
     from jitmx.errors import DriverError
 
     tried: list[str] = []
