@@ -225,7 +225,7 @@ def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> K
     nvrtc.check_target(variant.arch)
     options = nvrtc.options(variant.arch)
     # A header that appears may take the place of another under a relative name, so the names count too.
-    own = sorted(path.name for path in headers.pool().places()[0].glob("**/*"))
+    own = headers.pool().own_names
     scan = frame(
         [
             ("source", source.encode()),

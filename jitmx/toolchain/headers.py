@@ -109,6 +109,11 @@ class HeaderPool:
                 pending.extend(header.includes)
         return sorted(found)
 
+    @functools.cached_property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of jitmx's own headers, without their folders, sorted."""
+        return tuple(sorted(path.name for path in self.places()[0].glob("**/*")))
+
     def places(self) -> list[Path]:
         """The directories that headers come from."""
         return [self._own_root() / OWN, *self._cuda_roots()]
