@@ -54,11 +54,12 @@ def build_all(
     results: list[Built | Failed | None] = [None] * len(ordered)
     unheld = _Unheld(len(ordered))
     with ThreadPoolExecutor(max(1, min(workers, len(ordered))), thread_name_prefix="jitmx-build") as pool:
-        pending = [
-            pool.submit(_attempt, i, variant, allow_compile, unheld if strict else None)
-            for i, variant in enumerate(ordered)
-        ]
         try:
+            # The interpreter may end meanwhile, and refuse the rest.
+            pending = [
+                pool.submit(_attempt, i, variant, allow_compile, unheld if strict else None)
+                for i, variant in enumerate(ordered)
+            ]
             for future in as_completed(pending):
                 for i, result in future.result():
                     results[i] = result
