@@ -6,8 +6,12 @@ one. Whatever goes wrong here is left to `warmup.prepare`, which does what was n
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from jitmx import batch
@@ -17,15 +21,20 @@ from jitmx.vllm.needed import Needed, variants
 from jitmx.vllm.plugin import logger
 
 _SILENT = 5.0  # seconds between two lines of progress
+# Seconds that a thread waits for Python's lock before it asks for it. Who loads weights gives the lock up for each copy
+# and launch, and would wait Python's usual 5 ms to have it back: a second for 36 layers.
+_TURN = 1e-4
 
 _worker: ThreadPoolExecutor | None = None
 _jobs: dict[Needed, Future[dict[str, Built]]] = {}
+_usual: float | None = None  # Python's own turn, while it is `_TURN`
 
 
 def _forget_after_fork() -> None:
     global _worker
     _worker = None  # its thread is the parent's
     _jobs.clear()
+    _take_usual_turns()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -53,6 +62,29 @@ def take(needed: Needed) -> dict[str, Built]:
         return {}
 
 
+@contextlib.contextmanager
+def _brief_turns() -> Iterator[None]:
+    """Have Python's lock change hands soon, for as long as the worker computes beside who loads weights."""
+    global _usual
+    usual = sys.getswitchinterval()
+    if usual > _TURN:
+        _usual = usual
+        sys.setswitchinterval(_TURN)
+    try:
+        yield
+    finally:
+        _take_usual_turns()
+
+
+def _take_usual_turns() -> None:
+    """Undo `_brief_turns`, unless someone else has set other turns since."""
+    global _usual
+    usual, _usual = _usual, None
+    if usual is not None and math.isclose(sys.getswitchinterval(), _TURN):
+        sys.setswitchinterval(usual)
+
+
+@_brief_turns()
 def _build(needed: Needed) -> dict[str, Built]:
     missing = [each for each in variants(needed) if (each.identity, needed.device) not in load.loaded()]
     progress = Progress(len(missing))

@@ -1,13 +1,14 @@
 """Kernels are begun before the weights are there, are waited for, and stand in nobody's way."""
 
-
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,42 @@ def test_what_fails_ahead_of_the_weights_is_an_error_of_prepare(cold: None, monk
     assert ahead.take(SECOND) == {}
 
 
+@pytest.mark.parametrize("usual", [0.005, 0.00005])
+@pytest.mark.parametrize("fails", [False, True])
+def test_pythons_lock_changes_hands_soon_while_kernels_are_found_and_as_before_afterwards(
+    cold: None, monkeypatch: pytest.MonkeyPatch, usual: float, fails: bool
+) -> None:
+    seen: list[float] = []
+
+    def build(*args: Any, **options: Any) -> list[Any]:
+        seen.append(sys.getswitchinterval())
+        if fails:
+            raise RuntimeError("as planned")
+        return []
+
+    monkeypatch.setattr(batch, "build_all", build)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(usual)
+    try:
+        ahead.begin(FIRST)
+        assert ahead.take(FIRST) == {}
+        assert seen == [pytest.approx(min(usual, 1e-4), abs=2e-6)]
+        assert sys.getswitchinterval() == pytest.approx(usual, abs=2e-6)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_turns_that_someone_else_sets_meanwhile_stay(cold: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(batch, "build_all", lambda *args, **options: sys.setswitchinterval(0.02) or [])
+    try:
+        ahead.begin(FIRST)
+        ahead.take(FIRST)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(before)
+
+
 def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     known = {**os.environ, "JITMX_CACHE_DIR": str(folder), "VLLM_TARGET_DEVICE": "cpu"}
     command = [sys.executable, "-c", script]
@@ -91,23 +128,53 @@ def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_forked_child_begins_anew_and_does_not_wait_for_its_parents_thread(tmp_path: Path) -> None:
     script = """
-import os
+import os, sys
 from jitmx.vllm import ahead
 from jitmx.vllm.needed import Packer, Quantizer
+usual = sys.getswitchinterval()
 first, second = Quantizer("sm_90a", None, 1, "mxfp4", "bf16"), Packer("sm_90a", None, 1, "mxfp4", "swizzle")
 ahead.begin(first)
 assert len(ahead.take(first)) == 1
+from jitmx import batch
+from threading import Event
+under_way, go_on, build_all = Event(), Event(), batch.build_all
+def build(*args, **options):
+    under_way.set()
+    go_on.wait(60)
+    return build_all(*args, **options)
+batch.build_all = build
 ahead.begin(first)
+assert under_way.wait(60) and sys.getswitchinterval() < usual
 child = os.fork()
 if not child:
+    assert sys.getswitchinterval() == usual
+    batch.build_all = build_all
     assert ahead.take(first) == {}
     ahead.begin(second)
     os._exit(len(ahead.take(second)))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+go_on.set()
 assert len(ahead.take(first)) == 1
 """
     done = _run(script, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_ends_while_kernels_are_queued_compiles_no_more_than_are_under_way(
+    cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, submit = [], ThreadPoolExecutor.submit
+
+    def refuse(pool: ThreadPoolExecutor, run: Any, place: Any = 0, *args: Any) -> Any:
+        if place == 5:  # as of the moment at which the interpreter ends
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(pool, run, place, *args)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(batch, "_attempt", lambda place, *args: compiled.append(place) or time.sleep(1) or [])
+    with pytest.raises(RuntimeError, match="interpreter shutdown"):
+        batch.build_all(range(15), jobs=1)
+    assert compiled == [0]
 
 
 def test_a_process_that_ends_while_kernels_are_compiled_ends_soon(tmp_path: Path) -> None:
