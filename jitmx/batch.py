@@ -32,7 +32,7 @@ def build_all(
     allow_compile: bool | None = True,
     strict: bool = True,
 ) -> list[Built | Failed]:
-    """Build many variants at once, in threads: NVRTC compiles without Python's lock.
+    """Build many variants at once, in threads: NVRTC releases the GIL.
 
     Machine code of several kernels is disassembled by one run of nvdisasm, which takes longer to start than most of
     them to compile.

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -659,6 +660,23 @@ def test_an_interrupt_ends_a_warm_up_at_once(probe: Any, compiles: list[str]) ->
             [probe.variant(factor=factor) for factor in range(40, 60)], jobs=1, on_result=interrupt, strict=False
         )
     assert len(compiles) < 10
+
+
+def test_an_interpreter_that_ends_while_kernels_are_queued_starts_no_more_of_them(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, submit = [], ThreadPoolExecutor.submit
+
+    def refuse(pool: ThreadPoolExecutor, run: Any, place: int, *arguments: Any) -> Any:
+        if place == 5:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(pool, run, place, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(batch, "_attempt", lambda place, *arguments: begun.append(place) or time.sleep(1) or [])
+    with pytest.raises(RuntimeError, match="interpreter shutdown"):
+        batch.build_all([probe.variant(factor=factor) for factor in range(20, 35)], jobs=1)
+    assert begun == [0]
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])

@@ -21,20 +21,20 @@ from jitmx.vllm.needed import Needed, variants
 from jitmx.vllm.plugin import logger
 
 _SILENT = 5.0  # seconds between two lines of progress
-# Seconds that a thread waits for Python's lock before it asks for it. Who loads weights gives the lock up for each copy
-# and launch, and would wait Python's usual 5 ms to have it back: a second for 36 layers.
-_TURN = 1e-4
+# Seconds. Who loads weights releases the GIL for each copy and launch, and would wait Python's usual 5 ms to have it
+# back: a second for 36 layers.
+_SWITCH_INTERVAL = 1e-4
 
 _worker: ThreadPoolExecutor | None = None
 _jobs: dict[Needed, Future[dict[str, Built]]] = {}
-_usual: float | None = None  # Python's own turn, while it is `_TURN`
+_usual_interval: float | None = None  # while it is `_SWITCH_INTERVAL`
 
 
 def _forget_after_fork() -> None:
     global _worker
     _worker = None  # its thread is the parent's
     _jobs.clear()
-    _take_usual_turns()
+    _restore_switch_interval()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -63,28 +63,28 @@ def take(needed: Needed) -> dict[str, Built]:
 
 
 @contextlib.contextmanager
-def _brief_turns() -> Iterator[None]:
-    """Have Python's lock change hands soon, for as long as the worker computes beside who loads weights."""
-    global _usual
+def _short_switch_interval() -> Iterator[None]:
+    """Have the GIL change hands soon, for as long as the worker computes beside who loads weights."""
+    global _usual_interval
     usual = sys.getswitchinterval()
-    if usual > _TURN:
-        _usual = usual
-        sys.setswitchinterval(_TURN)
+    if usual > _SWITCH_INTERVAL:
+        _usual_interval = usual
+        sys.setswitchinterval(_SWITCH_INTERVAL)
     try:
         yield
     finally:
-        _take_usual_turns()
+        _restore_switch_interval()
 
 
-def _take_usual_turns() -> None:
-    """Undo `_brief_turns`, unless someone else has set other turns since."""
-    global _usual
-    usual, _usual = _usual, None
-    if usual is not None and math.isclose(sys.getswitchinterval(), _TURN):
+def _restore_switch_interval() -> None:
+    """Undo `_short_switch_interval`, unless someone else has set another since."""
+    global _usual_interval
+    usual, _usual_interval = _usual_interval, None
+    if usual is not None and math.isclose(sys.getswitchinterval(), _SWITCH_INTERVAL):
         sys.setswitchinterval(usual)
 
 
-@_brief_turns()
+@_short_switch_interval()
 def _build(needed: Needed) -> dict[str, Built]:
     missing = [each for each in variants(needed) if (each.identity, needed.device) not in load.loaded()]
     progress = Progress(len(missing))

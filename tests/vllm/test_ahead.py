@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +84,7 @@ def test_what_fails_ahead_of_the_weights_is_an_error_of_prepare(cold: None, monk
 
 @pytest.mark.parametrize("usual", [0.005, 0.00005])
 @pytest.mark.parametrize("fails", [False, True])
-def test_pythons_lock_changes_hands_soon_while_kernels_are_found_and_as_before_afterwards(
+def test_the_gil_changes_hands_soon_while_kernels_are_found_and_as_before_afterwards(
     cold: None, monkeypatch: pytest.MonkeyPatch, usual: float, fails: bool
 ) -> None:
     seen: list[float] = []
@@ -109,7 +107,7 @@ def test_pythons_lock_changes_hands_soon_while_kernels_are_found_and_as_before_a
         sys.setswitchinterval(before)
 
 
-def test_turns_that_someone_else_sets_meanwhile_stay(cold: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_interval_that_someone_else_sets_meanwhile_stays(cold: None, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     monkeypatch.setattr(batch, "build_all", lambda *args, **options: sys.setswitchinterval(0.02) or [])
     try:
@@ -158,23 +156,6 @@ assert len(ahead.take(first)) == 1
 """
     done = _run(script, tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_process_that_ends_while_kernels_are_queued_compiles_no_more_than_are_under_way(
-    cold: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled, submit = [], ThreadPoolExecutor.submit
-
-    def refuse(pool: ThreadPoolExecutor, run: Any, place: Any = 0, *args: Any) -> Any:
-        if place == 5:  # as of the moment at which the interpreter ends
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-        return submit(pool, run, place, *args)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    monkeypatch.setattr(batch, "_attempt", lambda place, *args: compiled.append(place) or time.sleep(1) or [])
-    with pytest.raises(RuntimeError, match="interpreter shutdown"):
-        batch.build_all(range(15), jobs=1)
-    assert compiled == [0]
 
 
 def test_a_process_that_ends_while_kernels_are_compiled_ends_soon(tmp_path: Path) -> None:
