@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,13 @@ class Mutation:
         count = text.count(self.old)
         assert count == 1, f"{self.old!r} occurs {count} times in {self.where}; it should occur once"
         return fault(self.place, text.replace(self.old, self.new))
+
+
+def catalogue(
+    places: Mapping[str, Variant], faults: Mapping[str, Iterable[tuple[str, str, str]]]
+) -> tuple[Mutation, ...]:
+    """Faults by the name of the place that they are planted in: what tests call each, what is replaced, and by what."""
+    return tuple(Mutation(where, places[where], *fault) for where, planted in faults.items() for fault in planted)
 
 
 @functools.cache

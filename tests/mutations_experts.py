@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import Mutation, variant
+from mutation import catalogue, variant
 
 VARIANTS = {
     "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
@@ -10,49 +10,45 @@ VARIANTS = {
     "moe-wgmma": variant("moe", "wgmma", "sm_90a", product="down", tile_m=128, grain=16, tile_n=128, stages=2, ring=2),
 }
 
-MUTATIONS = tuple(
-    Mutation(where, VARIANTS[where], name, old, new)
-    for where, faults in {
-        "moe-decode": (
-            ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),
-            ("slices are not awaited", "await(shared_address(&shared.part_full[stage]), round & 1);", ""),
-            ("a stage is free while lanes read its slices",
-             "__syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));",
-             "if (lane == 0) signal(shared_address(&shared.part_empty[stage]));"),
-            ("a slice is stored over one that is not read",
-             "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
-            ("a stage is filled before its slices are taken",
-             "    if (round > 0) await(shared_address(&shared.part_full[stage]), (round - 1) & 1);\n", ""),
-            ("a stage is free before lanes have read its bias",
-             "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
-             "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"
-             "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n",
-             "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n"
-             "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
-             "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"),
-        ),
-        "moe-stream": (
-            ("a lane arrives before its warp has stored",
-             "__syncwarp();\n        if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));",
-             "if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));"),
-            ("a warp's part of a row is not awaited",
-             "await(shared_address(&shared.head_full[kDown][w]), 0u);", ""),
-        ),
-        "moe-wgmma": (
-            ("an item is written while lanes read the one before it",
-             "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
-             "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));"),
-            ("an item is written over one that is not done",
-             "      mbarrier_wait(shared_address(shared.done + last.slot), last.round & 1);\n", ""),
-            ("an item is done for a warp before its sums are stored",
-             "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);\n    __syncwarp();\n"
-             "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
-             "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));\n"
-             "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);"),
-        ),
-    }.items()
-    for name, old, new in faults
-)  # fmt: skip
+MUTATIONS = catalogue(VARIANTS, {
+    "moe-decode": (
+        ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),
+        ("slices are not awaited", "await(shared_address(&shared.part_full[stage]), round & 1);", ""),
+        ("a stage is free while lanes read its slices",
+         "__syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));",
+         "if (lane == 0) signal(shared_address(&shared.part_empty[stage]));"),
+        ("a slice is stored over one that is not read",
+         "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
+        ("a stage is filled before its slices are taken",
+         "    if (round > 0) await(shared_address(&shared.part_full[stage]), (round - 1) & 1);\n", ""),
+        ("a stage is free before lanes have read its bias",
+         "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
+         "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"
+         "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n",
+         "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n"
+         "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
+         "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"),
+    ),
+    "moe-stream": (
+        ("a lane arrives before its warp has stored",
+         "__syncwarp();\n        if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));",
+         "if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));"),
+        ("a warp's part of a row is not awaited",
+         "await(shared_address(&shared.head_full[kDown][w]), 0u);", ""),
+    ),
+    "moe-wgmma": (
+        ("an item is written while lanes read the one before it",
+         "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
+         "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));"),
+        ("an item is written over one that is not done",
+         "      mbarrier_wait(shared_address(shared.done + last.slot), last.round & 1);\n", ""),
+        ("an item is done for a warp before its sums are stored",
+         "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);\n    __syncwarp();\n"
+         "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
+         "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));\n"
+         "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);"),
+    ),
+})  # fmt: skip
 
 # What no case can see, with the reason; by `Mutation.id`.
 ESCAPES: tuple[tuple[str, str], ...] = ()
