@@ -19,24 +19,38 @@ _TEMPORARY = ".tmp"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read(path: Path) -> tuple[bytes, os.stat_result] | None:
+def read(
+    path: Path | str, limit: int, *, within: int | None = None, follow: bool = False
+) -> tuple[bytes, os.stat_result] | None:
     """Contents and status of the regular file `path`; None where there is none.
 
+    Args:
+        limit: bytes that such a file can have at most; no more than one beyond it is ever read.
+        within: descriptor of the directory that `path` is relative to.
+        follow: read through a symbolic link under this name.
+
     Raises:
-        OSError: something is there that cannot be read, or that is no regular file.
+        OSError: something is there that cannot be read, that is no regular file, or that is larger than `limit`
+            (EFBIG).
     """
+    # Without O_NONBLOCK, a FIFO under this name would hold the reader for ever.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        # Without O_NONBLOCK, a FIFO under this name would hold the reader for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, flags, dir_fd=within)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        parts = []
-        while part := os.read(descriptor, max(info.st_size + 1, 1 << 16)):
-            parts.append(part)
+        parts, rest = [], limit + 1
+        if info.st_size <= limit:
+            # What grows meanwhile is read no further either.
+            while rest and (part := os.read(descriptor, min(rest, max(info.st_size + 1, 1 << 16)))):
+                parts.append(part)
+                rest -= len(part)
+        if info.st_size > limit or not rest:
+            raise OSError(errno.EFBIG, f"larger than such a file can be ({limit} bytes)", str(path))
         return b"".join(parts), info
     finally:
         os.close(descriptor)

@@ -24,6 +24,16 @@ from jitmx.cache.manifest import HEX64
 
 VERSION = "v1"
 
+# Bytes that a file of a kind has at most: a larger one is damaged. An object has as many as its record says.
+LIMITS = {
+    "record": 1 << 20,
+    "object": 256 << 20,
+    "source": 16 << 20,
+    "scan": 1 << 20,
+    "toolchain": 1 << 20,
+    "ledger": 64 << 20,
+}
+
 _FORMS = {
     "actions": ("record", re.compile(r"([0-9a-f]{64})\.json")),
     "sources": ("source", re.compile(r"([0-9a-f]{64})\.cu")),

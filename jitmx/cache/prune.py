@@ -185,7 +185,7 @@ def _parts(record: Record) -> set[str]:
 
 def _scanned(item: Item) -> str | None:
     try:
-        found = files.read(item.path)
+        found = files.read(item.path, layout.LIMITS["scan"])
         return str(unseal(found[0])["source_digest"]) if found else None
     except (OSError, ValueError, KeyError):
         return None

@@ -231,7 +231,7 @@ class Store:
         """Headers (name to SHA-256) once found for what `digest` stands for; None where nothing sound is known."""
         for tier in self._tiers:
             path = layout.scan(tier.root, digest)
-            if (data := tier.read(path)) is None:
+            if (data := tier.read(path, layout.LIMITS["scan"])) is None:
                 continue
             try:
                 values = unseal(data)
@@ -272,7 +272,7 @@ class Store:
     def _renew(self, place: Path, image: bytes) -> bool:
         """Whether `place` holds `image`; if so its time stamp says now, which keeps a sweeper away."""
         try:
-            found = files.read(place)
+            found = files.read(place, len(image))
             if found is None or found[0] != image:
                 return False
             os.utime(place)

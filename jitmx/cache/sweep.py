@@ -31,7 +31,7 @@ def references(tier: Tier, *, without: Iterable[str] = ()) -> set[str]:
 
 def _mentioned(path: Path) -> set[str]:
     try:
-        found = files.read(path)
+        found = files.read(path, layout.LIMITS["record"])
         if found is None:
             return set()
         record = Record.from_json(found[0])

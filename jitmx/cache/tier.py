@@ -53,11 +53,11 @@ class Tier:
                 files.check_owner(inner, allow_shared=self._allow_shared)
             self._admitted = there
 
-    def read(self, path: Path) -> bytes | None:
+    def read(self, path: Path, limit: int) -> bytes | None:
         """Contents of a file; None where there is none or it cannot be read."""
         self.admit()
         try:
-            found = files.read(path)
+            found = files.read(path, limit)
         except OSError as error:
             # On a shared file system, a name may be there before its contents are.
             self._refused(path, error)
@@ -69,7 +69,7 @@ class Tier:
         self.admit()
         path = layout.action(self.root, key)
         try:
-            found = files.read(path)
+            found = files.read(path, layout.LIMITS["record"])
             if found is None:
                 return None
             record = Record.from_json(found[0])
@@ -88,7 +88,7 @@ class Tier:
     def holds_newer(self, key: str) -> bool:
         """Whether the record of `key` is a sound one of a newer schema, which is not ours to replace."""
         try:
-            found = files.read(layout.action(self.root, key))
+            found = files.read(layout.action(self.root, key), layout.LIMITS["record"])
             if found:
                 Record.from_json(found[0])
         except NewerSchemaError:
@@ -101,7 +101,7 @@ class Tier:
         """The machine code of `record`, verified; None where it is missing or damaged."""
         digest = record.outputs["object"]
         path = layout.object_(self.root, digest)
-        image = self.read(path)
+        image = self.read(path, layout.LIMITS["object"])
         if image is not None and hashlib.sha256(image).hexdigest() != digest:
             self.complain(path, "damaged (its bytes do not match its name) and taken for absent")
             return None
@@ -109,7 +109,7 @@ class Tier:
 
     def source(self, digest: str) -> str | None:
         """The rendered source with this digest, verified; None where it is missing or damaged."""
-        data = self.read(layout.source(self.root, digest))
+        data = self.read(layout.source(self.root, digest), layout.LIMITS["source"])
         return data.decode() if data is not None and hashlib.sha256(data).hexdigest() == digest else None
 
     def all_keys(self) -> list[str]:

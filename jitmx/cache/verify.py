@@ -171,7 +171,7 @@ def _read_records(tier: Tier, items: list[Item]) -> tuple[dict[str, Record], lis
 
 
 def _record(path: Path, key: str) -> Record | None:
-    found = files.read(path)
+    found = files.read(path, layout.LIMITS["record"])
     if found is None:
         return None
     record = Record.from_json(found[0])
@@ -186,7 +186,7 @@ def _has_object(tier: Tier, record: Record) -> bool:
 
 def _digest_of(path: Path) -> str | None:
     try:
-        found = files.read(path)
+        found = files.read(path, layout.LIMITS["object"])
     except OSError:
         return None
     return hashlib.sha256(found[0]).hexdigest() if found else None
@@ -213,7 +213,7 @@ def _files(tier: Tier, items: list[Item], old: float) -> list[Finding]:
 def _is_scan(item: Item) -> bool:
     """Whether the scan is sound, or gone. One that no record needs is fine: it may be for a compile to come."""
     try:
-        found = files.read(item.path)
+        found = files.read(item.path, layout.LIMITS["scan"])
         return found is None or unseal(found[0])["scan"] == item.digest
     except (OSError, ValueError, KeyError):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -21,7 +22,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for data in (b"", b"x", os.urandom(3 << 20)):
         files.write(path, data)
-        found = files.read(path)
+        found = files.read(path, 4 << 20)
         assert found is not None and found[0] == data
     assert names(tmp_path) == ["a"]
 
@@ -44,20 +45,59 @@ def test_permissions_do_not_depend_on_the_umask(tmp_path: Path) -> None:
 
 
 def test_nothing_is_there_reads_as_none(tmp_path: Path) -> None:
-    assert files.read(tmp_path / "a") is None
+    assert files.read(tmp_path / "a", 100) is None
     (tmp_path / "file").write_text("")
-    assert files.read(tmp_path / "file" / "a") is None
+    assert files.read(tmp_path / "file" / "a", 100) is None
+
+
+def test_a_file_over_the_limit_is_refused_by_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 100)
+    found = files.read(path, 100)
+    assert found is not None and found[0] == b"x" * 100
+    os.truncate(path, 1 << 40)
+    monkeypatch.setattr(os, "read", lambda *arguments: pytest.fail("it was read"))
+    with pytest.raises(OSError, match="larger than") as raised:
+        files.read(path, 100)
+    assert raised.value.errno == errno.EFBIG
+
+
+def test_a_file_that_grows_is_read_one_byte_beyond_the_limit_and_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 100)
+    really, had = os.read, []
+
+    def growing(descriptor: int, count: int) -> bytes:
+        os.truncate(path, 1 << 20)
+        had.append(really(descriptor, count))
+        return had[-1]
+
+    monkeypatch.setattr(os, "read", growing)
+    with pytest.raises(OSError, match="larger than"):
+        files.read(path, 1000)
+    assert sum(map(len, had)) == 1001
+
+
+def test_a_symbolic_link_is_not_read_unless_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"x")
+    (tmp_path / "a").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError):
+        files.read(tmp_path / "a", 100)
+    found = files.read(tmp_path / "a", 100, follow=True)
+    assert found is not None and found[0] == b"x"
 
 
 def test_a_fifo_does_not_hold_the_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     with pytest.raises(OSError, match="regular"):
-        files.read(tmp_path / "a")
+        files.read(tmp_path / "a", 100)
 
 
 def test_a_directory_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        files.read(tmp_path)
+        files.read(tmp_path, 100)
 
 
 def test_writing_replaces_a_symbolic_link_and_leaves_its_target_alone(tmp_path: Path) -> None:
@@ -122,7 +162,7 @@ def test_readers_see_the_old_bytes_or_the_new_and_never_a_part(tmp_path: Path) -
     thread.start()
     seen = set()
     while not done.is_set():
-        found = files.read(path)
+        found = files.read(path, 4 << 20)
         assert found is not None
         seen.add(found[0])
     thread.join()

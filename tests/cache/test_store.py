@@ -204,10 +204,10 @@ def test_a_just_published_file_that_cannot_be_read_yet_is_a_miss(
     for suffix in (".json", ".cubin"):
         for error in (PermissionError(13, "denied"), OSError(116, "Stale file handle"), OSError(5, "I/O error")):
 
-            def read(path: Path, suffix: str = suffix, error: OSError = error) -> object:
-                if path.suffix == suffix:
+            def read(path: Path, *more: Any, suffix: str = suffix, error: OSError = error, **named: Any) -> object:
+                if Path(path).suffix == suffix:
                     raise error
-                return really(path)
+                return really(path, *more, **named)
 
             monkeypatch.setattr(files, "read", read)
             assert store.lookup(record.key) is None
