@@ -113,7 +113,7 @@ from jitmx.cache import store as stores
 from jitmx.cache.prune import prune
 from jitmx.cache.verify import verify
 from jitmx.kernels import probe
-from jitmx.toolchain import nvrtc
+from jitmx.toolchain import nvrtc, workers
 
 errors, kills = sys.argv[1], int(sys.argv[2])
 target = arch.parse("sm_121a")
@@ -150,6 +150,7 @@ def start(work, seed):
             stream.write(traceback.format_exc())
     os._exit(1)
 
+workers._retire_all()  # a child has none to begin with
 began = time.monotonic()
 real(random.Random())
 # On a busy machine everything takes longer, and so must the lives of those to be killed.

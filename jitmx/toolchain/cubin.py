@@ -183,9 +183,10 @@ def _nvdisasm(image: bytes, *options: str) -> str:
             while rest:
                 rest = rest[file.write(rest) :]
             done = subprocess.run(
-                # Its dataflow analysis is for the branch stacks of older targets.
-                [program, "-ndf", *options, f"/proc/self/fd/{file.fileno()}"],
-                cwd="/", env={"LC_ALL": "C"}, pass_fds=(file.fileno(),), stdin=subprocess.DEVNULL,
+                # Its dataflow analysis is for the branch stacks of older targets. The image is its standard input: any
+                # other descriptor could have the number of one that is closed here, and be lost to a redirection.
+                [program, "-ndf", *options, "/proc/self/fd/0"],
+                cwd="/", env={"LC_ALL": "C"}, stdin=file,
                 capture_output=True, timeout=_NVDISASM_SECONDS, check=False,
             )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

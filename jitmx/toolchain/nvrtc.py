@@ -1,7 +1,8 @@
-"""From CUDA source to machine code: the only caller of CuPy's NVRTC binding. No device and no driver are needed.
+"""From CUDA source to machine code, by NVRTC in a process of its own. No device and no driver are needed.
 
 A compile is hermetic. NVRTC opens files beside the source (that is, in the working directory) unless it is told not
-to, so `--no-source-include` is always given; headers reach it in memory only; options that name files are refused.
+to, so `--no-source-include` is always given; headers reach it in memory only; options that name files are refused; and
+no environment variable of this process is seen by the one that compiles (`jitmx.toolchain.workers`).
 It is also repeatable: symbols in anonymous namespaces and static variables are named after the program, whose name is
 fixed, and possibly after a random number (not in NVRTC 13.0 to 13.5), whose seed is fixed too.
 
@@ -11,25 +12,19 @@ report it, and the compile that counts then gets exactly the headers reported, u
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.errors import ArchError, CompileError, ToolchainError
-from jitmx.toolchain import cupy_binding, diagnostics, headers, library
+from jitmx.toolchain import diagnostics, headers, library, workers
+from jitmx.toolchain.worker import PROGRAM, Outcome
 
-# It ends up in the machine code, so it must not change from compile to compile.
-_PROGRAM = "jitmx.cu"
 _NO_DISK = "--no-source-include"
 _REPORT = "jitmx-include:"
 _REPORTED = re.compile(rf'#pragma message: "{_REPORT}([^"\n]+)"')
@@ -52,12 +47,14 @@ class Identity:
         digest: SHA-256 over the contents of the library and of its built-in declarations.
         path: where it lies. Never part of a key.
         targets: compute capabilities that it compiles for, 121 for 12.1.
+        signature: of its files when the digest was theirs (`library.signature`).
     """
 
     version: str
     digest: str
     path: Path
     targets: tuple[int, ...] = ()
+    signature: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,18 @@ class Compiled:
 
 @functools.cache
 def identity() -> Identity:
-    """The NVRTC of this process. Its digest is remembered in `<cache>/toolchain.json`, so this loads no library twice.
+    """The NVRTC that compiles for this process. What it says of itself is remembered in `<cache>/toolchain.json`.
 
     Raises:
         ToolchainError: it is not installed or can't be read.
     """
     path = library.locate()
+    parts = library.parts(path)
     current = settings.current()
     memo = None if current.mode == "off" else current.cache_dir / "toolchain.json"
-    found = library.identify(library.files(path), lambda: library.describe(path), memo)
-    return Identity(found["version"], found["digest"], path, tuple(found["targets"]))
+    signature = library.signature(parts)
+    found = library.identify(parts, lambda: workers.call(path, "describe"), memo)
+    return Identity(found["version"], found["digest"], path, tuple(found["targets"]), tuple(map(tuple, signature)))
 
 
 def check_target(arch: Arch) -> None:
@@ -164,13 +163,14 @@ def compile(source: str, options: Sequence[str], *, keep_source: Keep | None = N
         ToolchainError: NVRTC can't be used; a header is nowhere to be found, or lies outside of what a hermetic
             compile may include; an option opens files.
     """
-    with _keeping(source, keep_source), _included_program(source, tuple(options)) as handle:
-        milliseconds = _run(handle, source, tuple(options))
-        # CuPy's getCUBIN takes the last byte for a terminator and drops it.
-        image = _fetch(handle, "CUBIN")
-        if not image:
-            raise ToolchainError(f"NVRTC makes no machine code for {_target(options)}; the options need -arch=sm_...")
-        return Compiled(image, _log(handle), milliseconds)
+    options = tuple(options)
+    pool = headers.pool()
+    with _keeping(source, keep_source):
+        texts = {name: pool.text(name) for name in _included(pool, source, options)}
+        made = _run(source, texts, options, "CUBIN")
+    if not made.output:
+        raise ToolchainError(f"NVRTC makes no machine code for {_target(options)}; the options need -arch=sm_...")
+    return Compiled(made.output, made.log, made.milliseconds)
 
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:
@@ -183,9 +183,8 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
     _refuse(source, tuple(options))
     pool = headers.pool()
     # Nothing is kept of PTX, so that headers which are never included do no harm: asking which are takes a scan.
-    with _program(source, {name: pool.text(name) for name in pool.closure(source)}) as handle:
-        _run(handle, source, virtual)
-        return _fetch(handle, "PTX").rstrip(b"\0").decode()
+    made = _run(source, {name: pool.text(name) for name in pool.closure(source)}, virtual, "PTX")
+    return made.output.rstrip(b"\0").decode()
 
 
 @contextmanager
@@ -197,15 +196,6 @@ def _keeping(source: str, keep_source: Keep | None) -> Iterator[None]:
         kept = keep_source(source) if keep_source else None
         where = f"the rendered source is kept at {kept}" if kept else "the rendered source is not kept"
         raise CompileError(f"{error}\n\n{where}", log=error.log, source_path=kept) from None
-
-
-@contextmanager
-def _included_program(source: str, options: tuple[str, ...]) -> Iterator[int]:
-    """A program of `source` with exactly the headers that it includes."""
-    pool = headers.pool()
-    names = _included(pool, source, options)
-    with _program(source, {name: pool.text(name) for name in names}) as handle:
-        yield handle
 
 
 # Bounded, so that a process that compiles for days does not keep every source.
@@ -222,13 +212,10 @@ def _reported(pool: headers.HeaderPool, source: str, options: tuple[str, ...], n
     texts = {name: pool.text(name) for name in names}
     marked = {name: f'#pragma message("{_REPORT}{name}")\n#line 1\n'.encode() + text for name, text in texts.items()}
     try:
-        with _program(source, marked) as handle:
-            _run(handle, source, syntax)
-            reported = set(_REPORTED.findall(_log(handle)))
+        reported = set(_REPORTED.findall(_run(source, marked, syntax).log))
     except CompileError:
         # Once more without the marks, for a log that has nothing in it but what the source calls for.
-        with _program(source, texts) as handle:
-            _run(handle, source, syntax)
+        _run(source, texts, syntax)
         raise
     return [name for name in names if name in reported]
 
@@ -250,15 +237,28 @@ def _refuse(source: str, options: tuple[str, ...]) -> None:
         raise ToolchainError(f"{_NO_DISK} is missing from the options; start from nvrtc.options(arch)")
 
 
-def _run(handle: int, source: str, options: tuple[str, ...]) -> float:
-    """Compile the program, and return how long that took, in milliseconds."""
-    binding = _binding()
-    started = time.perf_counter()
-    try:
-        binding.compileProgram(handle, options)
-    except binding.NVRTCError as error:
-        raise _failure(source, options, _log(handle), str(error)) from None
-    return (time.perf_counter() - started) * 1e3
+def _run(source: str, texts: Mapping[str, bytes], options: tuple[str, ...], output: str = "") -> Outcome:
+    """Compile `source` with exactly these headers, for one output or only for what NVRTC says."""
+    here = identity()
+    made: Outcome = workers.call(here.path, "compile", source, dict(texts), options, output)
+    _require_same(here, made)
+    if made.status:
+        raise _failure(source, options, made.log, made.status)
+    return made
+
+
+def _require_same(here: Identity, made: Outcome) -> None:
+    """Check that the library that compiled is the one that keys tell of."""
+    seen = tuple(map(tuple, made.signature))
+    if here.signature in (seen, ()):
+        return
+    # A link to a file, or a change of its mode, shows in the signature too.
+    parts = library.parts(here.path)
+    if library.signature(parts) != made.signature or library.digest(parts) != here.digest:
+        raise ToolchainError(
+            f"{here.path} was replaced on disk since this process first asked for it, and its code would be kept under "
+            "the digest of what lay there then; start the process again"
+        )
 
 
 def _failure(source: str, options: tuple[str, ...], log: str, status: str) -> ToolchainError:
@@ -269,7 +269,7 @@ def _failure(source: str, options: tuple[str, ...], log: str, status: str) -> To
     missing = diagnostics.missing_header(log)
     if missing is not None:
         pool = headers.pool()
-        owner = headers.SOURCE if missing.file == _PROGRAM else missing.file
+        owner = headers.SOURCE if missing.file == PROGRAM else missing.file
         return ToolchainError(
             f"there is no header {missing.name!r}, which {owner} includes on line {missing.line} (looked in: "
             f"{', '.join(map(str, pool.places()))}); {headers.remedy(missing.name)}"
@@ -282,7 +282,7 @@ def _failure(source: str, options: tuple[str, ...], log: str, status: str) -> To
 
 def _text_of(file: str, source: str, options: tuple[str, ...]) -> str | None:
     """The text that a place in the log refers to."""
-    if file == _PROGRAM:
+    if file == PROGRAM:
         return source
     if file == diagnostics.PTX:
         try:
@@ -296,56 +296,3 @@ def _text_of(file: str, source: str, options: tuple[str, ...]) -> str | None:
 def _target(options: Sequence[str]) -> str:
     match = next(filter(None, map(_ARCH.fullmatch, options)), None)
     return f"sm_{match[1]}" if match else "no target"
-
-
-_loading = threading.RLock()
-# A fork waits for a load under way: in the child nobody would finish it, nor let go of the lock. Reentrant, for a load
-# that forks itself.
-os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
-
-
-@functools.cache
-def _native() -> ctypes.CDLL:
-    """The library that `identity()` tells of."""
-    return library.preload(identity().path)
-
-
-@functools.cache
-def _load() -> Any:
-    return cupy_binding.bind(_native(), identity().path)
-
-
-def _binding() -> Any:
-    """CuPy's NVRTC binding over that same library, loaded by one thread while the others wait."""
-    with _loading:
-        return _load()
-
-
-@contextmanager
-def _program(source: str, texts: Mapping[str, bytes]) -> Iterator[int]:
-    """An NVRTC program with these headers."""
-    binding = _binding()
-    handle: int = binding.createProgram(source, _PROGRAM, list(texts.values()), [name.encode() for name in texts])
-    try:
-        yield handle
-    finally:
-        binding.destroyProgram(handle)
-
-
-def _log(handle: int) -> str:
-    return _fetch(handle, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-
-
-def _fetch(handle: int, what: str) -> bytes:
-    """The whole of one output of a program: "CUBIN", "PTX" or "ProgramLog"."""
-    native = _native()
-    program = ctypes.c_void_p(handle)
-    size = ctypes.c_size_t()
-    status = getattr(native, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-    buffer = ctypes.create_string_buffer(size.value)
-    if status == 0 and size.value:
-        status = getattr(native, f"nvrtcGet{what}")(program, buffer)
-    if status != 0:
-        native.nvrtcGetErrorString.restype = ctypes.c_char_p
-        raise ToolchainError(f"NVRTC does not give its {what}: {native.nvrtcGetErrorString(status).decode()}")
-    return buffer.raw

@@ -103,11 +103,11 @@ def test_a_copy_in_another_place_has_the_same_digest(small: Library, tmp_path: P
 def test_the_companion_library_is_part_of_the_digest(small: Library) -> None:
     companion = small.path.with_name("libnvrtc-builtins.so.13.5")
     companion.write_bytes(b"built-in")
-    assert library.files(small.path) == (small.path, companion)
+    assert library.parts(small.path) == (small.path, companion)
     digests = set()
     for text in (b"built-in", b"built-out"):
         companion.write_bytes(text)
-        digests.add(library.identify(library.files(small.path), dict, None)["digest"])
+        digests.add(library.identify(library.parts(small.path), dict, None)["digest"])
     assert len(digests) == 2
 
 
@@ -181,11 +181,10 @@ def test_a_library_that_is_not_there_is_an_error_with_a_remedy(small: Library) -
 
 def test_a_library_that_does_not_load_is_an_error_with_a_remedy(small: Library) -> None:
     with pytest.raises(ToolchainError, match=r"NVRTC does not load: .*--force-reinstall nvidia-cuda-nvrtc"):
-        library.preload(small.path)
+        library.load(small.path)
 
 
 def test_without_the_wheel_the_error_says_which_package_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_loaded", lambda name: None)
     monkeypatch.setattr(wheels, "roots", lambda: ())
     with pytest.raises(ToolchainError, match=r"libnvrtc\.so\.13 is missing, .*pip install nvidia-cuda-nvrtc"):
         library.locate()
@@ -197,7 +196,7 @@ def test_the_identity_is_that_of_the_installed_wheel(cache: Path) -> None:
     assert identity.version.startswith("13.")
     assert {80, 90, 100, 120, 121} <= set(identity.targets)
     assert len(identity.digest) == 64
-    assert identity.digest == library._digest(library.files(identity.path))
+    assert identity.digest == library.digest(library.parts(identity.path))
 
 
 def test_a_remembered_identity_takes_less_than_5_ms_and_loads_nothing(python: Callable[..., str], cache: Path) -> None:
@@ -224,7 +223,7 @@ def test_mode_off_leaves_no_memo(python: Callable[..., str], tmp_path: Path) -> 
 
 
 _COMPILE = """
-    import ctypes, re, shutil
+    import ctypes, os, re, shutil
     from jitmx import arch
     from jitmx.toolchain import nvrtc
     from jitmx.errors import ToolchainError
@@ -238,7 +237,7 @@ _COMPILE = """
     except ToolchainError as error:
         print(error)
 """
-_CUPY = "from cupy_backends.cuda.libs import nvrtc as cupys; cupys.getVersion()"  # it looks for NVRTC only now
+_CUPY = "from cupy_backends.cuda.libs import nvrtc as cupys; cupys.getVersion()"
 
 
 def _release(path: Path) -> bytes:
@@ -254,86 +253,79 @@ def release() -> str:
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of NVRTC outside of the wheel, as a second installation of CUDA would bring."""
-    directory = tmp_path_factory.mktemp("cuda") / "lib"
-    directory.mkdir()
-    for file in library.files(nvrtc.identity().path):
-        shutil.copy(file, directory)
-    return directory / nvrtc.identity().path.name
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory, release: str) -> Path:
-    """A copy that says of itself, in the code that it makes, that it is another release."""
+    """A copy of NVRTC that says of itself, in the code that it makes, that it is another release."""
     path = tmp_path_factory.mktemp("other") / nvrtc.identity().path.name
     mark = f"V13.9{release[5:]}"
     path.write_bytes(nvrtc.identity().path.read_bytes().replace(release.encode(), mark.encode()))
     return path
 
 
-def test_a_library_loaded_before_is_the_one_that_keys_tell_of(
-    python: Callable[..., str], copied: Path, release: str
-) -> None:
-    printed = python(_COMPILE.format(first=f"before = ctypes.CDLL({str(copied)!r})", then=""))
-    assert printed == f"{copied} {release} True {nvrtc.identity().digest}"
-
-
 @pytest.mark.parametrize(
-    "when", ["after a compile", "before jitmx's", "between jitmx's and CuPy", "by cuda.pathfinder"]
+    ("first", "then"), [("{load}", ""), ("{load}; {cupy}", ""), ("", "nvrtc.compile(source, options); {load}; {cupy}")]
 )
 def test_another_library_in_the_process_compiles_nothing_of_jitmx_s(
-    python: Callable[..., str], other: Path, release: str, when: str
+    python: Callable[..., str], other: Path, release: str, first: str, then: str
 ) -> None:
-    load = f"loaded = ctypes.CDLL({str(other)!r})"
-    first, then = {
-        "after a compile": (f"nvrtc.compile(source, options); {load}", ""),
-        "before jitmx's": ("", load),
-        "between jitmx's and CuPy": ("", f"nvrtc._native(); {load}"),
-        "by cuda.pathfinder": ("", f"{load}; from cuda import pathfinder; pathfinder.load_nvidia_dynamic_lib('nvrtc')"),
-    }[when]
-    code = _COMPILE.format(first=first, then=then)
+    words = {"load": f"loaded = ctypes.CDLL({str(other)!r})", "cupy": _CUPY}
     identity = nvrtc.identity()
-    assert python(code) == f"{identity.path} {release} True {identity.digest}"
+    printed = python(_COMPILE.format(first=first.format(**words), then=then.format(**words)))
+    assert printed == f"{identity.path} {release} True {identity.digest}"
 
 
-def test_what_cupy_was_bound_to_before_is_used_where_it_has_the_same_contents(
-    python: Callable[..., str], copied: Path, release: str
-) -> None:
-    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(copied)!r}); {_CUPY}"))
-    assert printed == f"{nvrtc.identity().path} {release} True {nvrtc.identity().digest}"
-
-
-def test_what_cupy_was_bound_to_before_is_an_error_where_it_is_another_release(
-    python: Callable[..., str], other: Path
-) -> None:
-    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(other)!r}); {_CUPY}"))
-    assert printed.startswith(f"this process uses {other} in the place of {nvrtc.identity().path}: CuPy compiles")
-    assert "under the digest of the other" in printed and "jitmx warmup" in printed
-
-
-def test_built_in_declarations_of_another_release_are_an_error(python: Callable[..., str], tmp_path: Path) -> None:
-    companion = library.files(nvrtc.identity().path)[1]
-    changed = tmp_path / companion.name
-    changed.write_bytes(companion.read_bytes() + b"changed")
-    printed = python(_COMPILE.format(first="", then=f"loaded = ctypes.CDLL({str(changed)!r})"))
-    assert printed.startswith(f"this process uses {changed} in the place of {companion}: NVRTC asks for")
-
-
-def test_a_library_replaced_while_it_is_loaded_is_an_error(python: Callable[..., str], tmp_path: Path) -> None:
-    for file in library.files(nvrtc.identity().path):
-        shutil.copy(file, tmp_path)
-    path = tmp_path / nvrtc.identity().path.name
-    replace = f"shutil.copy({str(path)!r}, 'new'); import os; os.replace('new', {str(path)!r})"
-    printed = python(_COMPILE.format(first=f"before = ctypes.CDLL({str(path)!r})", then=replace), cwd=tmp_path)
-    assert printed.startswith(f"{path} was replaced on disk") and "start the process again" in printed
-
-
+@pytest.mark.parametrize("libraries", ["{other}", "{builtins}"])
 def test_library_paths_in_the_environment_do_not_decide(
-    python: Callable[..., str], copied: Path, release: str
+    python: Callable[..., str], other: Path, release: str, tmp_path: Path, libraries: str
 ) -> None:
-    root = copied.parent.parent
-    env = {"LD_LIBRARY_PATH": str(copied.parent), "CUDA_PATH": str(root), "CUDA_HOME": str(root)}
+    builtins = tmp_path / "builtins"
+    builtins.mkdir()
+    companion = library.parts(nvrtc.identity().path)[1]
+    (builtins / companion.name).write_bytes(b"no library")
+    place = libraries.format(other=other.parent, builtins=builtins)
+    env = dict.fromkeys(("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME"), place)
     identity = nvrtc.identity()
     printed = python(_COMPILE.format(first="", then=""), **env)
     assert printed == f"{identity.path} {release} True {identity.digest}"
+
+
+
+
+def _wheel(folder: Path) -> str:
+    """Code by which a process takes a copy of NVRTC in `folder` for the wheel's."""
+    return f"""
+    from pathlib import Path
+    from jitmx.toolchain import library, wheels
+    for file in library.parts(library.locate()):
+        shutil.copy(file, {str(folder)!r})
+    wheels.find = lambda *_, **__: Path({str(folder)!r}) / wheels.NVRTC"""
+
+
+# The process that has the old contents loaded goes on with them: only one that is started later meets the new ones.
+_REPLACE = (
+    "from jitmx.toolchain import workers; workers._retire_all(); "
+    "shutil.copy(identity.path, 'new'); {change}; os.replace('new', identity.path)"
+)
+
+
+def test_a_library_replaced_since_its_digest_was_taken_is_an_error(python: Callable[..., str], tmp_path: Path) -> None:
+    change = "open('new', 'ab').write(b'changed')"
+    printed = python(_COMPILE.format(first=_wheel(tmp_path), then=_REPLACE.format(change=change)), cwd=tmp_path)
+    path = tmp_path / nvrtc.identity().path.name
+    assert printed.startswith(f"{path} was replaced on disk") and "start the process again" in printed
+
+
+def test_a_library_replaced_while_it_is_loaded_still_makes_the_code_that_keys_tell_of(
+    python: Callable[..., str], tmp_path: Path, release: str
+) -> None:
+    then = "nvrtc.compile(source, options); open('new', 'wb').write(b'no'); os.replace('new', identity.path)"
+    printed = python(_COMPILE.format(first=_wheel(tmp_path), then=then), cwd=tmp_path)
+    path = tmp_path / nvrtc.identity().path.name
+    assert printed == f"{path} {release} True {nvrtc.identity().digest}"
+
+
+def test_a_library_replaced_by_one_with_the_same_contents_goes_on(
+    python: Callable[..., str], tmp_path: Path, release: str
+) -> None:
+    printed = python(_COMPILE.format(first=_wheel(tmp_path), then=_REPLACE.format(change="pass")), cwd=tmp_path)
+    path = tmp_path / nvrtc.identity().path.name
+    assert printed == f"{path} {release} True {nvrtc.identity().digest}"

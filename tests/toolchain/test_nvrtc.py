@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -166,36 +164,3 @@ def test_threads_may_be_the_first_to_load_nvrtc(python: Callable[..., str]) -> N
         print(len(images), len(set(images)))
     """
     assert python(code) == "8 1"
-
-
-FORK_WHILE_LOADING = """
-import os, signal, threading, time
-from jitmx import arch
-from jitmx.toolchain import cupy_cache, nvrtc
-
-SOURCE = 'extern "C" __global__ void k(float* x) { *x = 1; }'
-loading, really = threading.Event(), cupy_cache.ensure
-
-def slow():
-    loading.set()
-    time.sleep(0.5)
-    really()
-
-cupy_cache.ensure = slow
-options = nvrtc.options(arch.parse("sm_121"))
-thread = threading.Thread(target=nvrtc._load)
-thread.start()
-loading.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    os._exit(0 if nvrtc.compile(SOURCE, options).image else 1)
-thread.join()
-assert nvrtc.compile(SOURCE, options).image
-print(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_child_forked_while_a_thread_loads_the_compiler_can_compile() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK_WHILE_LOADING], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr

@@ -71,13 +71,20 @@ def test_code_is_the_same_from_process_to_process_and_directory_to_directory(
     )
 
 
-@pytest.mark.parametrize("variable", ["NVRTC_DISABLE_CONCURRENT_NVVM", "CUDA_CACHE_DISABLE"])
-def test_variables_that_nvrtc_reads_change_no_code(
-    variable: str, local_symbols: str, python: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NVRTC_DISABLE_CONCURRENT_NVVM", "1"), ("NV_NVVM_VERSION", "nvvm70"), ("NV_NVVM_VERSION", "nvvm-latest"),
+     ("NV_NVVM_VERSION", "nvvm-next"), ("FINALIZER_USE_LEGACY_ELF_BUILDER", "1"),
+     ("FINALIZER_CUBIE", "{folder}/cubie")],
+)  # fmt: skip
+def test_variables_that_nvrtc_reads_change_no_code_and_write_no_file(
+    variable: str, value: str, local_symbols: str, python: Callable[..., str], tmp_path: Path
 ) -> None:
     source = tmp_path / "kernel.cu"
     source.write_text(local_symbols)
-    assert python(CHILD.format(path=str(source)), **{variable: "1"}) == _digests(local_symbols)
+    found = python(CHILD.format(path=str(source)), **{variable: value.format(folder=tmp_path)})
+    assert found == _digests(local_symbols)
+    assert not list(tmp_path.glob("*cubie*"))
 
 
 _TWICE = """

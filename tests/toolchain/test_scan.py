@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jitmx import arch
@@ -154,14 +155,20 @@ def test_a_source_cannot_claim_headers_that_it_does_not_include(include: Include
     assert list(nvrtc.scan(source, SM90)) == ["jitmx/a.cuh"]
 
 
+def processor_time() -> float:
+    """Seconds that this process and those that compile for it have been at work."""
+    children = [child.cpu_times() for child in psutil.Process().children()]
+    return time.process_time() + sum(times.user + times.system for times in children)
+
+
 def test_scanning_a_kernel_of_200_lines_takes_less_than_100_ms(include: Include) -> None:
     include("jitmx/a.cuh", "#pragma once\n#include <cuda_bf16.h>\n" + "__device__ inline float f(float x);\n" * 100)
     body = "".join(f"    a[{line}] = a[{line + 1}] * {line}.f;\n" for line in range(200))
     taken = []
     for attempt in range(8):
         source = f'#include "jitmx/a.cuh"\nextern "C" __global__ void k{attempt}(float* a) {{\n{body}}}\n'
-        started = time.process_time()
+        started = processor_time()
         nvrtc.scan(source, SM90)
-        taken.append(time.process_time() - started)
+        taken.append(processor_time() - started)
     # Time on the processor, and the best of several: others may be using the machine.
     assert min(taken) < 0.100, statistics.median(taken)
