@@ -165,6 +165,50 @@ def test_a_memo_that_cannot_be_written_is_done_without(small: Library, tmp_path:
     assert small.reads == 2
 
 
+def put(path: Path, what: str) -> None:
+    """Something in the place of a memo that none could be."""
+    path.unlink()
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("what", ["fifo", "directory", "link", "a terabyte"])
+def test_what_cannot_be_a_memo_is_done_without_at_once(small: Library, what: str) -> None:
+    first = small.identify()
+    put(small.memo, what)
+    assert small.identify() == first
+    assert small.reads == 2
+    assert [path.name for path in small.memo.parent.glob("*") if not path.name.startswith(".")] == ["toolchain.json"]
+
+
+@pytest.mark.parametrize("entry", [{}, [], None, {"version": 13.5}, {"targets": 90}, {"targets": ["90"]}, {"digest": 1}])
+def test_a_whole_memo_with_odd_values_is_done_without(small: Library, entry: Any) -> None:
+    first = small.identify()
+    document = json.loads(small.memo.read_bytes())
+    (kept,) = document["libraries"]
+    kept["entry"] = {**first, **entry} if entry else entry
+    kept["check"] = library._check(kept["signature"], kept["entry"])
+    small.memo.write_text(json.dumps(document))
+    assert small.identify() == first
+    assert small.reads == 2
+
+
+def test_a_memo_of_another_user_is_not_believed(small: Library) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    first = small.identify()
+    os.chown(small.memo, 65534, -1)
+    assert small.identify() == first
+    assert small.reads == 2
+
+
 def test_a_memo_stays_small_and_leaves_no_temporary_files(small: Library) -> None:
     for number in range(40):
         small.path.write_bytes(f"contents {number}".encode())
