@@ -1,54 +1,39 @@
-"""Write the tuning tables of targets that nobody here could measure, from the written cost model, marked as heuristic.
+"""Write the tuning table of GB10's experts, where measurements of another kernel say more than the cost model.
 
     python scripts/heuristic_tactics.py [FOLDER]      default: tactics/
 
-The model is `heuristic` of each family: for linear whole rows of tiles for every multiprocessor, and bandwidth times
-latency in flight; for moe the experts that so many rows hit, the rows that each of them gets, filled up to whole tiles,
-and whole waves of these. Tiles of moe on sm_121a are not the model's: 64x128 up to 16 rows and 128x128 above were the
-fastest when grouped FP8 x FP4 products of CUTLASS were measured on a GB10, and are taken wherever a kernel has such a
-tile. A table makes the outcome visible and easy to override row by row; a tuning run on the card replaces it.
+64x128 up to 16 rows and 128x128 above were the fastest when grouped FP8 x FP4 products of CUTLASS were measured on a
+GB10, and are taken wherever a kernel has such a tile. All else is the model's: `heuristic` of the family. Other targets
+that nobody here could measure have no table, since it would repeat the model. A tuning run on the card replaces it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jitmx import arch, kernels
 from jitmx.arch import Arch
+from jitmx.dispatch import tactics
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import KERNELS, MoeProblem
+from jitmx.kernels.moe import KERNELS, USUAL_ROWS, MoeProblem
 from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.kernels.moe.tiles import makes_products
 
-TARGETS = {"sm_120a": "RTX PRO 6000: 188 multiprocessors, 1600 GB/s", "sm_121a": "GB10: 48 multiprocessors, 240 GB/s"}
+TARGET = "sm_121a"
+NOTE = (
+    "cost model for GB10: 48 multiprocessors, 240 GB/s, 101,376 B of shared memory a block; tiles of grouped FP8 x FP4 "
+    "products of CUTLASS that measured best on a GB10, by rows of x"
+)
 EXPERTS = (128, 32)  # of gpt-oss-120b and gpt-oss-20b
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
-# Rows at most, and tile: what measured best on the target, of another kernel.
-MEASURED_TILES = {"sm_121a": ((16, (64, 128)), (1 << 20, (128, 128)))}
-MEASURED = "; tiles of grouped FP8 x FP4 products of CUTLASS that measured best on a GB10, by rows of x"
+# Rows at most, and tile.
+MEASURED_TILES = ((16, (64, 128)), (1 << 20, (128, 128)))
 
 Row = dict[str, Any]
-
-
-def linear(chip: Arch) -> list[Row]:
-    """Rows of `linear`: its typical calls."""
-    family = kernels.family("linear")
-    rows: list[Row] = []
-    below: dict[tuple[Any, ...], int] = {}
-    for problem in sorted(family.typical(chip), key=lambda problem: problem.m):
-        kernel, knobs = family.heuristic(problem, chip, chip.multiprocessors)
-        kind = {name: getattr(problem, name) for name in ("n", "k", "dtype", "scale_range", "weight", "activation")}
-        low = below.get(tuple(kind.values()), 0) + 1
-        if low <= problem.m:  # with and without a bias: once
-            rows.append({"when": {"m": [low, problem.m], **kind}, "kernel": kernel, "knobs": knobs})
-        below[tuple(kind.values())] = problem.m
-    return rows
 
 
 def moe(chip: Arch) -> list[Row]:
@@ -61,14 +46,14 @@ def moe(chip: Arch) -> list[Row]:
     for x_format, experts in itertools.product(formats.metadata["choices"] if formats else ("",), EXPERTS):
         kind = {"experts": experts, "top": 4, "hidden": 2880, "intermediate": 2880, "scale_range": "normal"}
         kind |= {"x_format": x_format} if x_format else {}
-        best = {m: choice(MoeProblem.on(chip, m=m, **kind), chip, None) for m in ROWS}
+        best = {m: choice(MoeProblem.on(chip, m=m, **kind), chip, None) for m in USUAL_ROWS}
         rows += merged({**kind, "product": "layer"}, best)
         for name, kernel in KERNELS.items():
             if not makes_products(kernel.spec):
                 continue
             for product in ("layer", "up", "down"):
                 problem = MoeProblem.on(chip, **kind, product=product)
-                some = {m: choice(dataclasses.replace(problem, m=m), chip, name) for m in ROWS}
+                some = {m: choice(dataclasses.replace(problem, m=m), chip, name) for m in USUAL_ROWS}
                 if product == "layer":  # those that serve anyway are there
                     some = {m: None if one and best[m] and one[0] == best[m][0] else one for m, one in some.items()}
                 rows += merged({**kind, "product": product}, some)
@@ -89,7 +74,7 @@ def choice(problem: MoeProblem, chip: Arch, kernel: str | None) -> tuple[str, di
     except KnobError:  # nothing of it fits the shape
         return None
     tile = family.tile(kernel)
-    for most, (m, n) in MEASURED_TILES.get(chip.name, ()):
+    for most, (m, n) in MEASURED_TILES:
         if tile is not None and problem.m <= most:
             measured = {**knobs, **tile(m, n, None, None)}
             try:
@@ -113,22 +98,14 @@ def merged(kind: dict[str, Any], found: dict[int, tuple[str, dict[str, Any]] | N
             low = m + 1
 
 
-def table(family: str, target: str, note: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """The table of a family for a target."""
-    note = f"cost model for {note}, 101,376 B of shared memory a block"
-    note += MEASURED if family == "moe" and target in MEASURED_TILES else ""
-    origin = {"kind": "heuristic", "note": note}
-    return {"schema_version": 1, "family": family, "arch": target, "origin": origin, "rows": list(rows)}
-
-
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tactics"
-    for target, note in TARGETS.items():
-        chip = arch.parse(target)
-        folder = root / target
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, rows in (("linear", linear(chip)), ("moe", moe(chip))):
-            (folder / f"{name}.json").write_text(json.dumps(table(name, target, note, rows), indent=1) + "\n")
+    origin = {"kind": "heuristic", "note": NOTE}
+    rows = moe(arch.parse(TARGET))
+    tactics.save(
+        root / TARGET / "moe.json",
+        {"schema_version": tactics.SCHEMA_VERSION, "family": "moe", "arch": TARGET, "origin": origin, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

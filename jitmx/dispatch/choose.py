@@ -303,10 +303,23 @@ def _nothing() -> None:
 def _guess(
     family: Family, problem: Problem, arch: Arch, multiprocessors: int, named: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model."""
-    if named is not None:
-        return named, family.tuned(problem, arch, multiprocessors, named)
-    return family.heuristic(problem, arch, multiprocessors)
+    """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model.
+
+    It is that for the problem's bucket, unless what is best there is illegal here.
+    """
+
+    def answer(asked: Problem) -> tuple[str, dict[str, Any]]:
+        if named is not None:
+            return named, family.tuned(asked, arch, multiprocessors, named)
+        return family.heuristic(asked, arch, multiprocessors)
+
+    bucket = family.bucket(problem)
+    if bucket != problem:
+        with contextlib.suppress(KnobError):
+            kernel, knobs = answer(bucket)
+            if family.fits(problem, _variant(family, problem, arch, kernel, knobs), multiprocessors):
+                return kernel, knobs
+    return answer(problem)
 
 
 def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None) -> tuple[Variant, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jitmx.arch import Arch
@@ -101,9 +101,20 @@ def _whole(problem: Any) -> tuple[Way, ...]:
     return (Way(problem),)
 
 
+def _as_asked(problem: Any) -> Any:
+    """A family whose heuristic answers each problem for itself."""
+    return problem
+
+
 def _steered(problem: Any) -> str | None:
     """A family in which a tile chooses no kernel."""
     return None
+
+
+def rounded_up(problem: Problem, usual: Sequence[int]) -> Problem:
+    """`problem` with the next larger of the `usual` row counts, ascending; as it is above them all."""
+    rows: dict[str, Any] = {"m": next((count for count in usual if count >= problem.m), problem.m)}  # type: ignore[attr-defined]
+    return replace(problem, **rows)
 
 
 def taking(fixed: Callable[[Any, str], dict[str, Any]], problem: Problem, names: Iterable[str]) -> tuple[str, ...]:
@@ -132,6 +143,8 @@ class Family:
         fixed: knobs that a problem itself decides, for one of those kernels.
         heuristic: kernel and tuned knobs for a problem on a target with so many multiprocessors, without a table.
         tuned: the same for a kernel that something else named.
+        bucket: the problem whose answer of the heuristic serves others too, so that few variants are compiled: that of
+            the next larger row count which is usual.
         cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
@@ -154,6 +167,7 @@ class Family:
     heuristic: Callable[[Any, Arch, int], tuple[str, dict[str, Any]]]
     tuned: Callable[[Any, Arch, int, str], dict[str, Any]]
     cases: Callable[[Variant], Iterable[Case]]
+    bucket: Callable[[Any], Any] = _as_asked
     check: Callable[[Any, Variant], None] = _unchecked
     fits: Callable[[Any, Variant, int], bool] = _anywhere
     max_rows: Callable[[str], int | None] = _unlimited

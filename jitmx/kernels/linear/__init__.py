@@ -20,7 +20,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, taking
+from jitmx.kernels import Family, Problem, rounded_up, taking
 from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma
 from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
@@ -37,6 +37,8 @@ KERNELS: dict[str, LinearKernel] = {
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
 GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+EIGHT_BIT_ROWS = (1, 16, 64, 512)
+QUANTIZED_ROWS = (16, 512)
 MOST_LOGITS = 512  # rows of lm_head: prompts need only their last
 
 # Up to this many rows, bytes in flight count for more than products.
@@ -58,13 +60,19 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
         if n < 100_000 or m <= MOST_LOGITS
     )
     # What is asked for by name: eight-bit weights for O, quantized activations.
-    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in (1, 16, 64, 512))
+    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
     quantized = tuple(
         LinearProblem(m, 5120, 2880, "bf16", True, encoding, activation=activation)
         for activation in ("mxfp8", "mxfp6", "mxfp4")
-        for m in (16, 512)
+        for m in QUANTIZED_ROWS
     )
     return dense + eight + quantized
+
+
+def _bucket(problem: LinearProblem) -> Problem:
+    few = TYPICAL_ROWS if problem.weight == "mxfp4" else EIGHT_BIT_ROWS
+    few = few if problem.activation == "none" else QUANTIZED_ROWS
+    return rounded_up(problem, (*few, *(count for count in TYPICAL_ROWS if count > few[-1])))
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
@@ -157,6 +165,7 @@ FAMILY = Family(
     fixed=_fixed,
     heuristic=_heuristic,
     tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
+    bucket=_bucket,
     cases=_cases,
     check=_check,
     max_rows=lambda kernel: KERNELS[kernel].max_rows,

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family, Way, taking
+from jitmx.kernels import Family, Way, rounded_up, taking
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
 from jitmx.kernels.moe.kernel import Launch, MoeKernel
@@ -39,6 +39,7 @@ TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
 CHOSEN_FROM = (128, 32)
+USUAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
 
 
@@ -156,6 +157,7 @@ FAMILY = Family(
     fixed=_fixed,
     heuristic=_heuristic,
     tuned=_tuned,
+    bucket=lambda problem: rounded_up(problem, USUAL_ROWS),
     cases=_cases,
     check=_check,
     fits=fits,
