@@ -60,8 +60,8 @@ class Entry:
             # Shown on terminals, and compared with one another.
             if field.name != "error" and not (isinstance(value, str) and value.isprintable()):
                 raise TacticError(f"{field.name} is no printable text")
-        number = isinstance(self.error, int | float) and 0 <= self.error < math.inf
-        if self.error is not None and not number:
+        is_number = isinstance(self.error, int | float) and not isinstance(self.error, bool)
+        if self.error is not None and not (is_number and 0 <= self.error < math.inf):
             raise TacticError("error is no number of at least 0")
         if not re.fullmatch(r"[0-9a-f]{64}", self.source_digest):
             raise TacticError(f"source_digest {self.source_digest!r} is not 64 hexadecimal digits")
