@@ -49,30 +49,36 @@ def open_directory(root: Path, below: Sequence[str] = (), *, allow_shared: bool,
         OSError: there is none (FileNotFoundError), something else has its place (NotADirectoryError), or it cannot be
             entered.
     """
-    try:
-        link = root.lstat()
-        here = os.open(root, _ENTER)
-    except NotADirectoryError as error:
-        if exists(root):
-            what = f"{root} is not a directory; name one in JITMX_CACHE_DIR, or remove that file"
-            raise CacheError(what) from error
-        raise
-    path = root
+    here = _open_root(root, allow_shared)
     try:
         if not allow_shared:
-            _check(root, root, link)
-            _check(root, root, os.fstat(here))
-        for name in below:
-            path = path / name
+            check(root, (), os.fstat(here))
+        for depth, name in enumerate(below, 1):
             inner = _enter(name, here, make)
             os.close(here)
             here = inner
             if not allow_shared:
-                _check(root, path, os.fstat(here))
+                check(root, below[:depth], os.fstat(here))
     except BaseException:
         os.close(here)
         raise
     return here
+
+
+def _open_root(root: Path, allow_shared: bool) -> int:
+    try:
+        return os.open(root, _ENTER | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        link = root.lstat()
+    try:
+        if not stat.S_ISLNK(link.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
+        if not allow_shared:
+            check(root, (), link)
+        return os.open(root, _ENTER)
+    except NotADirectoryError as error:
+        what = f"{root} is not a directory; name one in JITMX_CACHE_DIR, or remove that file"
+        raise CacheError(what) from error
 
 
 def _enter(name: str, within: int, make: int | None) -> int:
@@ -98,16 +104,21 @@ def distrust(info: os.stat_result) -> str | None:
     return None
 
 
-def _check(root: Path, path: Path, info: os.stat_result) -> None:
+def check(root: Path, below: Sequence[str], info: os.stat_result) -> None:
+    """Refuse a directory of the cache `root`, to which the names `below` lead, by its status.
+
+    Raises:
+        CacheError: it belongs to another user or can be written by others; the message says what mends the cache whole.
+    """
     fault = distrust(info)
     if fault is None:
         return
     place = shlex.quote(str(root))
     raise CacheError(
-        f"{path} {fault}, and code that somebody else put there would run as user id {os.geteuid()}; it cannot be told "
-        f"from your own, so remove all of it (rm -r {place}; kernels are compiled again), or take the permission away "
-        f"(chmod -R go-w {place}) only if nobody else ever wrote there, name another directory in JITMX_CACHE_DIR, or "
-        "set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there"
+        f"{root.joinpath(*below)} {fault}, and code that somebody else put there would run as user id {os.geteuid()}; "
+        f"it cannot be told from your own, so remove all of it (rm -r {place}; kernels are compiled again), or take "
+        f"the permission away (chmod -R go-w {place}) only if nobody else ever wrote there, name another directory in "
+        "JITMX_CACHE_DIR, or set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there"
     )
 
 

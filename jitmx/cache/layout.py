@@ -45,6 +45,8 @@ _FORMS = {
     "failed": ("failed", re.compile(r"([^/]+)\.cu")),
     "locks": ("lock", re.compile(r"([0-9a-f]{3})\.lock")),
 }
+_OBJECTS = (VERSION, "objects")
+_FOLDERS = ((), (VERSION,), *((VERSION, name) for name in _FORMS), _OBJECTS)
 _OBJECT = re.compile(r"([0-9a-f]{64})\.cubin")
 
 
@@ -114,9 +116,17 @@ def check(root: Path, *, allow_shared: bool) -> None:
     Raises:
         CacheError: one of them belongs to another user or can be written by others.
     """
-    for below in _directories(root, allow_shared):
+    for below in _FOLDERS:
         with suppress(OSError):
-            os.close(files.open_directory(root, below, allow_shared=allow_shared))
+            directory = files.open_directory(root, below, allow_shared=allow_shared)
+            try:
+                if below == _OBJECTS and not allow_shared:
+                    for name in files.names(directory):
+                        if _is_folder(below, name):
+                            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                            files.check(root, (*below, name), info)
+            finally:
+                os.close(directory)
 
 
 def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
@@ -139,14 +149,14 @@ def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
 
 
 def _directories(root: Path, allow_shared: bool) -> Iterator[tuple[str, ...]]:
-    yield from ((), (VERSION,), *((VERSION, name) for name in _FORMS), (VERSION, "objects"))
+    yield from _FOLDERS
     with suppress(OSError):
-        objects = files.open_directory(root, (VERSION, "objects"), allow_shared=allow_shared)
+        objects = files.open_directory(root, _OBJECTS, allow_shared=allow_shared)
         try:
             found = files.names(objects)
         finally:
             os.close(objects)
-        yield from ((VERSION, "objects", name) for name in found if _is_folder((VERSION, "objects"), name))
+        yield from ((*_OBJECTS, name) for name in found if _is_folder(_OBJECTS, name))
 
 
 def _items(directory: int, path: Path, below: tuple[str, ...], allow_shared: bool) -> Iterator[Item]:
@@ -176,7 +186,7 @@ def _is_folder(below: tuple[str, ...], name: str) -> bool:
         return name == VERSION
     if below == (VERSION,):
         return name == "objects" or name in _FORMS
-    return below == (VERSION, "objects") and re.fullmatch("[0-9a-f]{2}", name) is not None
+    return below == _OBJECTS and re.fullmatch("[0-9a-f]{2}", name) is not None
 
 
 def _classify(below: tuple[str, ...], name: str) -> tuple[str, str]:

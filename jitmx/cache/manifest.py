@@ -109,7 +109,8 @@ class Record:
         version = values.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise NewerSchemaError(f"schema version {version} is newer than {SCHEMA_VERSION}")
-        _check_values(values)
+        # Of bytes that cannot hold an odd name, only the free parts are looked through: a look-up is to be quick.
+        _check_values([values.get("knobs"), values.get("outputs")] if _is_plain(data) else values)
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise ValueError(f"schema version {version!r} is unknown")
         _check(values, _RECORD, "record")
@@ -199,7 +200,13 @@ _LONGEST = 1024
 _DEEPEST = 8
 
 
-def _check_values(values: dict[str, Any]) -> None:
+def _is_plain(data: bytes) -> bool:
+    """Whether no text in this JSON can have an odd character, or be too long; raw control characters it never has."""
+    odd = b"\\" in data or b"\x7f" in data or not data.isascii()
+    return not odd and max(map(len, data.split(b'"'))) <= _LONGEST
+
+
+def _check_values(values: Any) -> None:
     """Refuse what no name or number of jitmx's is, wherever it stands: it would be shown on terminals and added up."""
     waiting: list[tuple[Any, int]] = [(values, 1)]
     while waiting:

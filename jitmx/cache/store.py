@@ -2,17 +2,22 @@
 
 Who may do what, without a lock
 -------------------------------
-Everyone may read, write and remove without a lock. Three facts make that safe:
+Everyone who may write there may read, write and remove without a lock. Four facts make that safe:
 
 * Files appear whole. Each is written under a fresh hidden name and renamed; a reader holds the old bytes or the new.
 * Names bind contents. An object's name is the digest of its bytes, a record's name is the key that it holds, and a
-  record is sealed. A reader checks all three, so whatever a crash, a bad disk or a foreign hand left is a miss.
+  record is sealed. A reader checks all three, and reads no more than such a file can hold, so whatever a crash, a
+  bad disk or a foreign hand left is a miss.
+* Nothing is taken on trust from before. Each time, every directory from the root down is opened by the descriptor of
+  the one above, without following links, and must be this user's or root's alone, as must each file, unless sharing is
+  allowed; what is renamed, linked or given away between two look-ups is refused at the second.
 * Order. An object is on disk before the record that points to it. A record without its object is therefore rare, and
   a miss too.
 
 The lock of a key only saves work: of the processes that need a kernel at once, one compiles. It is a `flock` on a file
 that is never removed, so it ends with its holder, however that ends, and two processes never hold locks on two files of
-one name. Where it cannot be had (in time, or at all) the caller compiles for itself and publishes all the same.
+one name. Only who may write to the cache can open it, for whoever can is able to hold it. Where it cannot be had (in
+time, or at all) the caller compiles for itself and publishes all the same.
 
 Races, and why each is harmless
 -------------------------------
@@ -22,10 +27,15 @@ Races, and why each is harmless
 * A sweeper takes an object that a publisher counts on: the publisher looks for it again after its record is out and
   writes it again if it went; the sweeper, having moved it aside, reads all records again and puts it back if one of
   them names it. Whichever comes last sees the other.
+* Two sweepers work at once, and one finds what the other has moved aside: it is no cut-off write, for moving has
+  renewed the time at which it was changed; and what is gone at any step, another has taken out.
 * A sweeper is killed while a file is aside: what it would have put back is a miss.
 * A repairer takes a damaged file just as a sound one replaces it: it moves the file aside, reads it again, and puts it
   back if it is sound.
 * On a shared file system a file may be listed and yet not be readable for a while: a miss.
+* A date in the future would keep an entry for ever: a look-up sets it right, and a sweeper takes it for old.
+* A directory or a link has the place of a file, or a file that of a directory: what is in the way is not read, written
+  through or stamped; a repairer takes it out.
 * A child forked while its parent holds a lock or publishes owns neither, and can wait for both.
 
 What cannot be written, for want of space or of permission, is kept in this process's memory after one warning.

@@ -42,13 +42,14 @@ class Tier:
     def __init__(self, root: Path, *, allow_shared: bool = False) -> None:
         self.root = root.absolute()
         self.allow_shared = allow_shared
+        self._above = len(os.fspath(self.root / layout.VERSION)) - len(layout.VERSION)
         self._complained: set[Path] = set()
         layout.check(self.root, allow_shared=allow_shared)
 
     @contextmanager
     def within(self, path: Path, *, make: int | None = None) -> Iterator[int]:
         """Descriptor of the directory of `path`, a file of the cache; `make` and errors as for `open_directory`."""
-        below = path.parent.relative_to(self.root).parts
+        below = os.fspath(path)[self._above :].split("/")[:-1]
         directory = files.open_directory(self.root, below, allow_shared=self.allow_shared, make=make)
         try:
             yield directory
