@@ -126,14 +126,16 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_entry(tmp_path: Path, chang
         b'{"schema_version": 1, "entries": [[]]}',
         b'{"schema_version": 1, "entries": [7]}',
         b'{"schema_version": 1, "entries": {"a": 1}}',
+        b'{"schema_version": "\\u001b[2J", "entries": []}',
         b'{"schema_version": 1' + b"0" * 5000 + b"}",
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_bytes_that_are_no_ledger_are_refused_and_end_in_no_traceback(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "ledger.json").write_bytes(data)
-    with pytest.raises(TacticError, match=r"ledger\.json"):
+    with pytest.raises(TacticError, match=r"ledger\.json") as raised:
         ledger.load(tmp_path / "ledger.json")
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize("what", ["directory", "fifo", "terabyte"])

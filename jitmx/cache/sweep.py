@@ -93,8 +93,8 @@ def settle(tier: Tier, moved: dict[Path, Path], wanted: Callable[[Path, Path], b
 def _put_back(name: str, aside: str, within: int) -> None:
     # A link, not a rename: where somebody has published anew meanwhile, the newer file stays.
     try:
-        os.link(aside, name, src_dir_fd=within, dst_dir_fd=within)
-    except (FileExistsError, FileNotFoundError):
+        os.link(aside, name, src_dir_fd=within, dst_dir_fd=within, follow_symlinks=False)
+    except FileExistsError:
         pass
     except OSError:
         # No hard links on this file system, or a directory.
