@@ -63,7 +63,7 @@ def test_every_use_refuses_a_directory_that_others_can_write_wherever_it_lies(
     assert list(Store(store.root, allow_shared=True).records()) == [record]
 
 
-@pytest.mark.parametrize("below", ["v1", "v1/actions", "v1/objects"])
+@pytest.mark.parametrize("below", ["", "v1", "v1/actions", "v1/objects"])
 def test_a_directory_that_is_opened_to_others_under_a_running_process_is_refused_at_the_next_look_up(
     store: Store, make: Make, below: str
 ) -> None:
