@@ -222,7 +222,7 @@ class Store:
         for tier in self._tiers:
             if found := tier.record(key):
                 path = layout.source(tier.root, found.record.inputs["source_digest"])
-                if tier.has(path):
+                if tier.has(path, layout.LIMITS["source"]):
                     return path
         return None
 
@@ -234,7 +234,8 @@ class Store:
         """Keep a rendered source under its digest, if it is not there."""
         data = source.encode()
         digest = hashlib.sha256(data).hexdigest()
-        if self.own and not any(tier.has(layout.source(tier.root, digest)) for tier in self._tiers):
+        most = layout.LIMITS["source"]
+        if self.own and not any(tier.has(layout.source(tier.root, digest), most) for tier in self._tiers):
             self._try_write(self.own, layout.source(self.own.root, digest), data)
 
     def keep_failed(self, name: str, source: str) -> str | None:
@@ -277,7 +278,7 @@ class Store:
             self._write(tier, place, image)
         self.keep_source(source)
         self._write(tier, layout.action(tier.root, record.key), record.to_json())
-        if not tier.has(place):
+        if not tier.has(place, len(image)):
             self._write(tier, place, image)
 
     def _renew(self, tier: Tier, place: Path, image: bytes) -> bool:

@@ -80,12 +80,12 @@ class Tier:
         except OSError:
             return None
 
-    def has(self, path: Path) -> bool:
-        """Whether `path` is known to be there and to be a file that can be read and trusted."""
+    def has(self, path: Path, limit: int) -> bool:
+        """Whether `path` is known to be a file of `limit` bytes at most that can be read and trusted."""
         try:
             with (
                 self.within(path) as directory,
-                files.opened(path, layout.LIMITS["object"], within=directory, allow_shared=self.allow_shared),
+                files.opened(path, limit, within=directory, allow_shared=self.allow_shared),
             ):
                 return True
         except OSError:

@@ -204,7 +204,7 @@ def test_a_directory_of_another_user_is_refused_unless_allowed(tmp_path: Path, m
     except PermissionError:
         # Only root may give a directory away: for others, its status says that somebody did.
         given = os.stat_result((*tmp_path.stat()[:4], 12345, *tmp_path.stat()[5:]))
-        monkeypatch.setattr(Path, "stat", lambda path, **more: given)
+        monkeypatch.setattr(os, "fstat", lambda descriptor: given)
     with pytest.raises(CacheError, match=r"belongs to user id .*JITMX_CACHE_DIR"):
         files.check_owner(tmp_path, allow_shared=False)
     assert files.check_owner(tmp_path, allow_shared=True)
