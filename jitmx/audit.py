@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jitmx import arch, build, kernels
 from jitmx.cache.manifest import Record
 from jitmx.cache.verify import Recompiled
 from jitmx.cache.why import Subject
 from jitmx.errors import ArchError, CompileError, JitmxError, RenderError
 from jitmx.registry.key import KeyInputs
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import nvrtc
 
 
 def variant_of(record: Record) -> Variant | None:
     """The variant that `record` was compiled for, as this installation makes it; None where it no longer does."""
-    family = kernels.families().get(record.family)
-    spec = next((spec for spec in family.specs if spec.name == record.kernel), None) if family else None
+    return _variant(record.family, record.kernel, record.arch, record.knobs)
+
+
+def _variant(family_name: str, kernel: str, target: str, knobs: Mapping[str, Any]) -> Variant | None:
+    family = kernels.families().get(family_name)
+    spec = next((spec for spec in family.specs if spec.name == kernel), None) if family else None
     if spec is None:
         return None
     try:
-        return spec.variant(arch.parse(record.arch), **record.knobs)
+        return spec.variant(arch.parse(target), **knobs)
     except JitmxError:
         return None
 
@@ -31,6 +39,15 @@ def subject(variant: Variant) -> Subject:
         RenderError, ArchError, ToolchainError, CompileError: its inputs cannot be had.
     """
     return Subject(variant.knobs.as_dict(), build.named(build.key_inputs(variant)[0]))
+
+
+def render_again(subject: Subject) -> str | None:
+    """What the present templates make of `subject`, for `jitmx.cache.why`; None where they no longer do."""
+    variant = _variant(subject.inputs["family"], subject.kernel, subject.inputs["arch"], subject.knobs)
+    try:
+        return None if variant is None else render(variant)
+    except RenderError:
+        return None
 
 
 def is_reachable(record: Record) -> bool:

@@ -330,7 +330,9 @@ def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> Not
     where = f"the kernel cache {store.root}" if store.root else "this process's memory"
     said = f"{variant.name} for {variant.arch} is not in {where}"
     kin = [record for record in store.records() if record.identity == variant.identity]
-    if kin and inputs:
+    if inputs and any(record.key == inputs.key for record in kin):
+        said += " (there is a record of it, but its machine code is missing or damaged)"
+    elif kin and inputs:
         newest = max(kin, key=lambda record: record.created)
         differing = changes(Subject.of(newest), Subject(variant.knobs.as_dict(), named(inputs)))
         said += f" (there is one of which since changed: {'; '.join(differing)})"

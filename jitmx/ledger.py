@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jitmx import resources, settings
-from jitmx.cache import files
+from jitmx.cache import files, layout
 from jitmx.errors import TacticError, ToolchainError
 from jitmx.registry import key
 
@@ -54,6 +55,14 @@ class Entry:
     note: str = ""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # Shown on terminals, and compared with one another.
+            if field.name != "error" and not (isinstance(value, str) and value.isprintable()):
+                raise TacticError(f"{field.name} is no printable text")
+        is_number = isinstance(self.error, int | float) and not isinstance(self.error, bool)
+        if self.error is not None and not (is_number and 0 <= self.error < math.inf):
+            raise TacticError("error is no number of at least 0")
         if not re.fullmatch(r"[0-9a-f]{64}", self.source_digest):
             raise TacticError(f"source_digest {self.source_digest!r} is not 64 hexadecimal digits")
         if self.evidence not in KINDS[1:]:
@@ -107,19 +116,24 @@ def load(path: Path | None = None) -> Ledger:
     """The ledger at `path`, by default the one that ships with jitmx; a missing file is an empty ledger.
 
     Raises:
-        TacticError: the file is not a ledger; the message names the entry at fault.
+        TacticError: the file is not a ledger, or cannot be read; the message names the entry at fault.
     """
     path = path or resources.directory("tactics") / "ledger.json"
     try:
-        text = path.read_text()
-    except FileNotFoundError:
+        # A ledger that ships may be linked to where an installer keeps its files.
+        found = files.read(path, layout.LIMITS["ledger"], follow=True)
+    except OSError as error:
+        raise TacticError(f"{path} cannot be read as a ledger: {error.strerror}") from error
+    if found is None:
         return Ledger(())
     try:
-        document: Any = json.loads(text)
+        document: Any = json.loads(found[0])
         version = document["schema_version"]
         rows = list(document["entries"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TacticError(f"{path} is not a ledger: {error}") from error
+    if not isinstance(version, int):
+        raise TacticError(f"{path} is not a ledger: its schema version is no number")
     if version != SCHEMA_VERSION:
         raise TacticError(f"{path} has schema version {version}; this jitmx reads {SCHEMA_VERSION}")
     entries = []
@@ -144,7 +158,9 @@ def known() -> Ledger:
     """
     try:
         own = load(own_path())
-    except OSError:
+    except TacticError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
         own = Ledger(())
     return Ledger([*load().entries, *own.entries])
 

@@ -11,6 +11,7 @@ import pytest
 from jitmx import audit, build, kernels
 from jitmx.cache import store as stores
 from jitmx.cache.layout import object_
+from jitmx.cache.manifest import Record
 from jitmx.cache.prune import prune
 from jitmx.cache.verify import verify
 from jitmx.cache.why import explain
@@ -69,6 +70,63 @@ def test_why_counts_the_lines_of_a_changed_template(probe: Any) -> None:
         "what changed: template source changed (2 lines added, 1 removed, the first at line 9)."
     )
     assert new.key != old.key
+
+
+def why_changed(new: Record) -> str:
+    store = stores.current()
+    return explain(new, store.records(), source_of=store.source, render=audit.render_again)[1].rpartition(
+        "what changed: "
+    )[2]
+
+
+def test_why_names_a_knob_and_a_changed_template_both(probe: Any) -> None:
+    build.obtain(probe.variant(factor=2))
+    edit(probe.template, "if (i < n) x[i]", "if (i >= n) return;\n    x[i]")
+    new = build.obtain(probe.variant(factor=3)).record
+    assert why_changed(new) == "knob factor 2 → 3; template source changed."
+
+
+def test_why_names_the_knob_alone_where_the_template_is_what_it_was(probe: Any) -> None:
+    build.obtain(probe.variant(factor=2))
+    new = build.obtain(probe.variant(factor=3)).record
+    assert why_changed(new) == "knob factor 2 → 3."
+    other = build.obtain(probe.variant("sm_90a", factor=3)).record
+    assert "template" not in why_changed(other)
+
+
+def test_why_tells_a_template_that_changed_between_two_entries_before_it_changed_again(probe: Any) -> None:
+    build.obtain(probe.variant(factor=2))
+    same = build.obtain(probe.variant(factor=3)).record
+    edit(probe.template, "{% if half %}", "// edited\n{% if half %}")
+    assert why_changed(same) == "knob factor 2 → 3.", "the lines that differ are those of the knob"
+    store = stores.current()
+    for path in (probe.cache / "v1" / "sources").iterdir():
+        path.unlink()
+    assert why_changed(same) == "knob factor 2 → 3; whether the template source changed too is not known."
+    assert list(store.records())
+
+
+def test_why_does_not_claim_what_a_template_did_that_no_longer_renders(probe: Any) -> None:
+    build.obtain(probe.variant(factor=2))
+    new = build.obtain(probe.variant(factor=3)).record
+    probe.template.write_text("{{ no_such_knob }}")
+    assert why_changed(new) == "knob factor 2 → 3; whether the template source changed too is not known."
+
+
+def test_why_calls_an_entry_current_only_where_a_look_up_finds_it(probe: Any) -> None:
+    record = build.obtain(probe.variant()).record
+    store = stores.current()
+    path = object_(probe.cache, record.outputs["object"])
+    image = path.read_bytes()
+
+    def last() -> str:
+        present = audit.subject(probe.variant())
+        return explain(record, [record], present=present, sound=store.holds(record.key))[-1]
+
+    assert last() == "It is current: a look-up now finds it."
+    for damage in (image + b"\0", image[:-1], image[:-1] + bytes([image[-1] ^ 1]), None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        assert last() == "Its machine code is missing or damaged, and its next use compiles it again."
 
 
 def test_pruning_by_reach_takes_what_an_edit_left_behind_and_nothing_else(probe: Any) -> None:

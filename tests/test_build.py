@@ -309,6 +309,17 @@ def test_mode_required_says_what_changed_since_the_warm_up(probe: Any, monkeypat
         build.obtain(probe.variant())
 
 
+@pytest.mark.parametrize("damage", ["gone", "longer"])
+def test_mode_required_says_that_only_the_machine_code_is_missing(probe: Any, damage: str) -> None:
+    record = build.obtain(probe.variant()).record
+    path = layout.object_(probe.cache, record.outputs["object"])
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes() + b"x")
+    probe.set(JITMX_MODE="required")
+    with pytest.raises(NotWarmedError, match=r"machine code is missing or damaged\)") as raised:
+        build.obtain(probe.variant())
+    assert "since changed" not in str(raised.value)
+
+
 def test_compiling_may_be_forbidden_in_mode_auto_too(probe: Any, compiles: list[str]) -> None:
     with pytest.raises(NotWarmedError, match="JITMX_MODE=auto"):
         build.obtain(probe.variant(), allow_compile=False)

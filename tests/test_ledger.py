@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 
 from jitmx import ledger
+from jitmx.cache import files
 from jitmx.errors import TacticError
 from jitmx.ledger import Entry, Ledger
 
@@ -94,6 +97,82 @@ def test_a_bad_entry_is_refused_by_its_number_and_fault(tmp_path: Path, changes:
     path.write_text(json.dumps({"schema_version": 1, "entries": [dataclasses.asdict(entry()), row]}))
     with pytest.raises(TacticError, match=f"entry 1: .*{said}"):
         ledger.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{name: value} for name in ("arch", "kernel", "card", "date", "note", "source_digest", "evidence")
+     for value in (None, 5, [], {"a": 1}, "a\x1b[2Jb", "\ud800")]
+    + [{"error": value} for value in ("0.1", [], True, -1, math.nan, math.inf)],
+    ids=str,
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_refused_by_its_entry(tmp_path: Path, changes: dict[str, object]) -> None:
+    path = tmp_path / "ledger.json"
+    rows = [dataclasses.asdict(entry()), dataclasses.asdict(entry()) | changes]
+    path.write_text(json.dumps({"schema_version": 1, "entries": rows}))
+    with pytest.raises(TacticError, match="entry 1: ") as raised:
+        ledger.load(path)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xfe\x00",
+        b"\xc3\x28",
+        b"[" * 200_000,
+        b'{"schema_version": 1, "entries": ' + b"[" * 200_000,
+        b'{"schema_version": ' + b"[" * 990 + b"]" * 990 + b', "entries": []}',
+        b'{"schema_version": 1, "entries": [[]]}',
+        b'{"schema_version": 1, "entries": [7]}',
+        b'{"schema_version": 1, "entries": {"a": 1}}',
+        b'{"schema_version": "\\u001b[2J", "entries": []}',
+        b'{"schema_version": 1' + b"0" * 5000 + b"}",
+    ],
+    ids=range(10),
+)
+def test_bytes_that_are_no_ledger_are_refused_and_end_in_no_traceback(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "ledger.json").write_bytes(data)
+    with pytest.raises(TacticError, match=r"ledger\.json") as raised:
+        ledger.load(tmp_path / "ledger.json")
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "terabyte"])
+def test_what_is_no_file_of_a_ledgers_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = tmp_path / "ledger.json"
+    match what:
+        case "directory":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "terabyte":
+            path.touch()
+            os.truncate(path, 1 << 40)
+    monkeypatch.setattr(ledger, "own_path", lambda: path)
+    for read in (lambda: ledger.load(path), ledger.known):
+        with pytest.raises(TacticError, match="cannot be read as a ledger"):
+            read()
+
+
+def test_an_own_ledger_that_may_not_be_read_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_arguments: object, **_more: object) -> object:
+        if path.parent == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return really(path, *_arguments, **_more)
+
+    really = files.read
+    monkeypatch.setattr(files, "read", refuse)
+    monkeypatch.setattr(ledger, "own_path", lambda: tmp_path / "ledger.json")
+    assert ledger.known().entries == ledger.load().entries
+
+
+def test_a_ledger_behind_a_link_is_read(tmp_path: Path) -> None:
+    ledger.save([entry()], tmp_path / "target.json")
+    (tmp_path / "ledger.json").symlink_to(tmp_path / "target.json")
+    assert ledger.load(tmp_path / "ledger.json").entries == (entry(),)
 
 
 def test_an_edit_to_an_included_header_withdraws_the_evidence(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@
     v1/scans/<digest>.json          which headers a source includes, so that asking takes no compiler
     v1/failed/<name>-<digest>.cu    sources that did not compile
     v1/locks/<3 digits>.lock        empty; never removed, 4096 at most
+    toolchain.json, ledger.json     beside v1: digests of NVRTC libraries, and what was checked on this machine
 
-Names that start with a dot and end in `.tmp` are files being written; any other name is foreign and left alone.
+Names below `v1/` that start with a dot and end in `.tmp` are files being written, as are those of the two files beside
+it; any other name is foreign and left alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +37,7 @@ LIMITS = {
     "ledger": 64 << 20,
 }
 
+_ROOT_TEMPORARY = re.compile(r"\.*(toolchain|ledger)\.json\..*\.tmp")
 _FORMS = {
     "actions": ("record", re.compile(r"([0-9a-f]{64})\.json")),
     "sources": ("source", re.compile(r"([0-9a-f]{64})\.cu")),
@@ -41,6 +45,8 @@ _FORMS = {
     "failed": ("failed", re.compile(r"([^/]+)\.cu")),
     "locks": ("lock", re.compile(r"([0-9a-f]{3})\.lock")),
 }
+_OBJECTS = (VERSION, "objects")
+_FOLDERS = ((), (VERSION,), *((VERSION, name) for name in _FORMS), _OBJECTS)
 _OBJECT = re.compile(r"([0-9a-f]{64})\.cubin")
 
 
@@ -83,13 +89,16 @@ def lock(root: Path, key: str) -> Path:
 
 @dataclass(frozen=True)
 class Item:
-    """One file below `v1/`.
+    """One file of a cache.
 
     Attributes:
-        kind: record, object, source, scan, failed, lock, temporary or foreign (a name that jitmx does not write).
+        kind: record, object, source, scan, failed, lock, temporary, folder (where something else has the place of a
+            directory) or foreign (a name that jitmx does not write).
         digest: the digest in its name, or an empty text.
         size: bytes.
         modified: seconds since the epoch by the file system's clock; for a record, when it was last used.
+        changed: likewise, when it last was written, renamed or stamped, which no program can set.
+        fault: why it is no such file whatever is in it, in words: no regular file, too large, or somebody else's.
     """
 
     kind: str
@@ -97,45 +106,96 @@ class Item:
     digest: str
     size: int
     modified: float
+    changed: float
+    fault: str | None
 
 
-def walk(root: Path) -> Iterator[Item]:
-    """Every file below `v1/`, in the order of the names. What vanishes meanwhile or cannot be looked at is left out."""
-    return _walk(root / VERSION, ())
+def check(root: Path, *, allow_shared: bool) -> None:
+    """Look at every directory of a cache.
+
+    Raises:
+        CacheError: one of them belongs to another user or can be written by others.
+    """
+    for below in _FOLDERS:
+        with suppress(OSError):
+            directory = files.open_directory(root, below, allow_shared=allow_shared)
+            try:
+                if below == _OBJECTS and not allow_shared:
+                    for name in files.names(directory):
+                        if _is_folder(below, name):
+                            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                            files.check(root, (*below, name), info)
+            finally:
+                os.close(directory)
 
 
-def _walk(directory: Path, below: tuple[str, ...]) -> Iterator[Item]:
-    try:
-        with os.scandir(directory) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in found:
+def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
+    """Every file of the cache, in the order of the directories, and in each of the names.
+
+    What vanishes meanwhile or cannot be looked at is left out.
+
+    Raises:
+        CacheError: a directory belongs to another user or can be written by others.
+    """
+    for below in _directories(root, allow_shared):
         try:
-            info = entry.stat(follow_symlinks=False)
+            directory = files.open_directory(root, below, allow_shared=allow_shared)
         except OSError:
             continue
-        path = directory / entry.name
-        if stat.S_ISDIR(info.st_mode) and _is_ours(below, entry.name):
-            yield from _walk(path, (*below, entry.name))
-        else:
-            kind, digest = _classify(below, entry.name) if stat.S_ISREG(info.st_mode) else ("foreign", "")
-            yield Item(kind, path, digest, info.st_size, info.st_mtime)
+        try:
+            yield from _items(directory, root.joinpath(*below), below, allow_shared)
+        finally:
+            os.close(directory)
 
 
-def _is_ours(below: tuple[str, ...], name: str) -> bool:
+def _directories(root: Path, allow_shared: bool) -> Iterator[tuple[str, ...]]:
+    yield from _FOLDERS
+    with suppress(OSError):
+        objects = files.open_directory(root, _OBJECTS, allow_shared=allow_shared)
+        try:
+            found = files.names(objects)
+        finally:
+            os.close(objects)
+        yield from ((*_OBJECTS, name) for name in found if _is_folder(_OBJECTS, name))
+
+
+def _items(directory: int, path: Path, below: tuple[str, ...], allow_shared: bool) -> Iterator[Item]:
+    with suppress(OSError):
+        for name in files.names(directory):
+            try:
+                info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except OSError:
+                continue
+            folder = _is_folder(below, name)
+            if folder and stat.S_ISDIR(info.st_mode):
+                continue
+            kind, digest = ("folder", "") if folder else _classify(below, name)
+            if kind == "foreign" and not below:
+                continue
+            if folder:
+                fault = "something else is in the place of a directory"
+            elif kind in ("foreign", "temporary"):
+                fault = None
+            else:
+                fault = files.unfit(info, LIMITS.get(kind, info.st_size), allow_shared=allow_shared)
+            yield Item(kind, path / name, digest, info.st_size, info.st_mtime, info.st_ctime, fault)
+
+
+def _is_folder(below: tuple[str, ...], name: str) -> bool:
     if not below:
+        return name == VERSION
+    if below == (VERSION,):
         return name == "objects" or name in _FORMS
-    return below == ("objects",) and re.fullmatch("[0-9a-f]{2}", name) is not None
+    return below == _OBJECTS and re.fullmatch("[0-9a-f]{2}", name) is not None
 
 
 def _classify(below: tuple[str, ...], name: str) -> tuple[str, str]:
-    if below and files.is_temporary(name):
+    if files.is_temporary(name) if below else _ROOT_TEMPORARY.fullmatch(name):
         return "temporary", ""
-    if len(below) == 2 and (match := _OBJECT.fullmatch(name)) and match[1].startswith(below[1]):
+    if len(below) == 3 and (match := _OBJECT.fullmatch(name)) and match[1].startswith(below[2]):
         return "object", match[1]
-    if len(below) == 1 and below[0] in _FORMS:
-        kind, form = _FORMS[below[0]]
+    if len(below) == 2 and below[1] in _FORMS:
+        kind, form = _FORMS[below[1]]
         if match := form.fullmatch(name):
             return kind, match[1]
     return "foreign", ""

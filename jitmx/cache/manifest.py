@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ class Record:
         version = values.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise NewerSchemaError(f"schema version {version} is newer than {SCHEMA_VERSION}")
+        # Of bytes that cannot hold an odd name, only the free parts are looked through: a look-up is to be quick.
+        _check_values([values.get("knobs"), values.get("outputs")] if _is_plain(data) else values)
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise ValueError(f"schema version {version!r} is unknown")
         _check(values, _RECORD, "record")
@@ -121,7 +124,56 @@ class Record:
         for part, name in (("inputs", "options"), ("outputs", "entries"), ("outputs", "breaches")):
             if not all(isinstance(text, str) for text in values[part][name]):
                 raise ValueError(f"{part}.{name} holds something that is no text")
+        for part, name in (("inputs", "schema"), *(("outputs", name) for name in _COUNTS)):
+            if not 0 <= values[part][name] <= _MOST[name]:
+                raise ValueError(f"{part}.{name} is not within 0 and {_MOST[name]:.0f}")
+        if not 0 <= values["created"] <= _MOST["created"]:
+            raise ValueError("created is no date that a clock can show")
         return cls(**values)
+
+    @classmethod
+    def of(cls, key: str, data: bytes) -> Record:
+        """The record of `key`, as which `data` was kept; errors are those of `from_json`."""
+        record = cls.from_json(data)
+        if record.key != key:
+            raise ValueError(f"it is the record of {record.key[:12]}")
+        return record
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Which headers a source includes.
+
+    Attributes:
+        digest: what it stands for: source, options and compiler.
+        source_digest: SHA-256 of the source.
+        headers: each included name to its SHA-256.
+    """
+
+    digest: str
+    source_digest: str
+    headers: dict[str, str]
+
+    def to_json(self) -> bytes:
+        """The scan as it is kept on disk, sealed."""
+        return seal({"scan": self.digest, "source_digest": self.source_digest, "headers": self.headers})
+
+    @classmethod
+    def of(cls, digest: str, data: bytes) -> Scan:
+        """The scan of `digest`, as which `data` was kept.
+
+        Raises:
+            ValueError: it is none; the message says what is wrong.
+        """
+        values = unseal(data)
+        _check_values(values)
+        _check(values, {"scan": str, "source_digest": str, "headers": dict}, "scan")
+        for text in (values["source_digest"], *values["headers"].values()):
+            if not (isinstance(text, str) and HEX64.fullmatch(text)):
+                raise ValueError(f"{text!r} is not a SHA-256")
+        if values["scan"] != digest:
+            raise ValueError(f"it is the scan of {values['scan'][:12]}")
+        return cls(digest, values["source_digest"], values["headers"])
 
 
 _RECORD: Mapping[str, type | tuple[type, ...]] = {
@@ -136,6 +188,39 @@ _OUTPUTS: Mapping[str, type | tuple[type, ...]] = {
     "object": str, "size": int, "entries": list, "registers": int, "spill_bytes": int, "stack_bytes": int,
     "shared_bytes": int, "compile_ms": (int, float), "contract": dict, "breaches": list,
 }  # fmt: skip
+
+
+# What a sound number is at most: dates in seconds (year 5138), times in milliseconds, the rest in bytes or as counted.
+_MOST: Mapping[str, float] = {
+    "created": 1e11, "schema": 1 << 31, "size": 1 << 40, "registers": 1 << 16, "spill_bytes": 1 << 31,
+    "stack_bytes": 1 << 31, "shared_bytes": 1 << 31, "compile_ms": 1e11,
+}  # fmt: skip
+_COUNTS = ("size", "registers", "spill_bytes", "stack_bytes", "shared_bytes", "compile_ms")
+_LONGEST = 1024
+_DEEPEST = 8
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether no text in this JSON can have an odd character, or be too long; raw control characters it never has."""
+    odd = b"\\" in data or b"\x7f" in data or not data.isascii()
+    return not odd and max(map(len, data.split(b'"'))) <= _LONGEST
+
+
+def _check_values(values: Any) -> None:
+    """Refuse what no name or number of jitmx's is, wherever it stands: it would be shown on terminals and added up."""
+    waiting: list[tuple[Any, int]] = [(values, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, dict | list):
+            if depth > _DEEPEST:
+                raise ValueError(f"it is nested more than {_DEEPEST} deep")
+            waiting += [(inner, depth + 1) for inner in (*value, *(value.values() if isinstance(value, dict) else ()))]
+        elif isinstance(value, str):
+            # No control characters, terminal escapes or lone surrogates.
+            if len(value) > _LONGEST or not value.isprintable():
+                raise ValueError(f"{value[:80]!a} is no text of at most {_LONGEST} printable characters")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} is no number")
 
 
 def _check(values: Mapping[str, Any], form: Mapping[str, type | tuple[type, ...]], where: str) -> None:
@@ -163,7 +248,10 @@ def unseal(data: bytes) -> dict[str, Any]:
     head, tail = data[:-_SEAL_LENGTH], data[-_SEAL_LENGTH:]
     if tail != _SEAL_OPENS + hashlib.sha256(head).hexdigest().encode() + _SEAL_CLOSES:
         raise ValueError("its seal does not match its bytes")
-    values = json.loads(data)
+    try:
+        values = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(values, dict):
         raise ValueError("it is no JSON object")
     values.pop("seal", None)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jitmx.cache import files, layout, sweep
+from jitmx.cache import layout, sweep
 from jitmx.cache.layout import Item
-from jitmx.cache.manifest import Record, unseal
+from jitmx.cache.manifest import Record, Scan
 from jitmx.cache.store import Store
 from jitmx.cache.tier import Tier
 
@@ -63,18 +64,19 @@ def prune(
     tier = store.own
     if tier is None:
         return Pruned((), 0, 0)
-    plan = _Plan(tier, store.clock() - grace)
+    plan = _Plan(tier, store.clock(), grace)
     for record, item in plan.records.values():
-        age = plan.now + grace - item.modified
+        age = plan.age(item)
         if record.arch in arches:
             plan.drop(record.key, f"for {record.arch}")
         elif older_than is not None and age > older_than:
-            plan.drop(record.key, f"not used for {age / _DAY:.1f} days")
+            since = "dated in the future" if math.isinf(age) else f"not used for {age / _DAY:.1f} days"
+            plan.drop(record.key, since)
         elif reachable is not None and not reachable(record):
             plan.drop(record.key, "unreachable: what it was made from has changed")
     if older_than is not None:
         for item in plan.failed:
-            if plan.now + grace - item.modified > older_than:
+            if plan.age(item) > older_than:
                 plan.drop_failed(item, "a failed compile's source, old")
     if max_bytes is not None:
         plan.shrink(max_bytes)
@@ -88,10 +90,11 @@ def prune(
 
 @dataclass
 class _Plan:
-    """What a cache holds and what of it is to go. `now` is the moment before which an unreferenced file is old."""
+    """What a cache holds and what of it is to go. `clock` is its file system's, `grace` as for `prune`."""
 
     tier: Tier
-    now: float
+    clock: float
+    grace: float
     records: dict[str, tuple[Record, Item]] = field(default_factory=dict)
     parts: dict[str, list[Item]] = field(default_factory=dict)
     failed: list[Item] = field(default_factory=list)
@@ -103,7 +106,7 @@ class _Plan:
     left: int = 0
 
     def __post_init__(self) -> None:
-        for item in layout.walk(self.tier.root):
+        for item in self.tier.walk():
             self._add(item)
         # What only records of a newer schema mention counts as used.
         for digest in sweep.references(self.tier, without=self.records):
@@ -111,19 +114,25 @@ class _Plan:
         self.left = self.total
 
     def _add(self, item: Item) -> None:
-        if item.kind not in ("foreign", "lock"):
-            self.total += item.size
+        if item.kind in ("foreign", "lock") or item.fault:
+            # What is no such file at all is for `verify` to find.
+            return
+        self.total += item.size
         if item.kind == "record" and (found := self.tier.record(item.digest)):
             self.records[item.digest] = (found.record, item)
             self.uses.update(_parts(found.record))
         elif item.kind in ("object", "source"):
             self.parts.setdefault(item.digest, []).append(item)
-        elif item.kind == "scan" and (source := _scanned(item)):
+        elif item.kind == "scan" and (source := _scanned(self.tier, item)):
             self.parts.setdefault(source, []).append(item)
         elif item.kind == "failed":
             self.failed.append(item)
         elif item.kind == "temporary":
             self.temporary.append(item)
+
+    def age(self, item: Item) -> float:
+        """Seconds since it was last used; infinite where its stamp is from the future, which says nothing."""
+        return math.inf if sweep.is_future(item.modified, self.clock) else self.clock - item.modified
 
     def drop(self, key: str, reason: str) -> None:
         """The entry goes, and each part that no other entry uses."""
@@ -144,17 +153,21 @@ class _Plan:
         """Failed compiles' sources go, oldest first, then entries, least recently used first, until the rest fits."""
         for digest, parts in self.parts.items():
             self.left -= sum(part.size for part in parts if self._is_orphan(digest, part))
-        self.left -= sum(item.size for item in self.temporary if item.modified < self.now)
+        self.left -= sum(item.size for item in self.temporary if self._is_cut_off(item))
         reason = f"over the limit of {max_bytes} bytes"
-        for item in sorted(self.failed, key=lambda item: item.modified):
+        for item in sorted(self.failed, key=self.age, reverse=True):
             if self.left > max_bytes and item.path not in self.doomed_failed:
                 self.drop_failed(item, reason)
-        for key, (_, _item) in sorted(self.records.items(), key=lambda pair: (pair[1][1].modified, pair[0])):
+        for key, _ in sorted(self.records.items(), key=lambda pair: (-self.age(pair[1][1]), pair[0])):
             if self.left > max_bytes and key not in self.doomed:
                 self.drop(key, f"{reason}, least recently used")
 
     def _is_orphan(self, digest: str, part: Item) -> bool:
-        return digest not in self.uses and part.modified < self.now
+        return digest not in self.uses and sweep.is_old(part.modified, self.clock, self.grace)
+
+    def _is_cut_off(self, item: Item) -> bool:
+        # A file that another sweeper has just moved aside keeps its old time of modification.
+        return sweep.is_old(item.changed, self.clock, self.grace)
 
     def removals(self) -> list[Removal]:
         """Records first, so that no record is left without its object."""
@@ -174,7 +187,7 @@ class _Plan:
         found += [
             Removal("temporary", item.path, item.size, "a write that was cut off")
             for item in self.temporary
-            if item.modified < self.now
+            if self._is_cut_off(item)
         ]
         return found
 
@@ -183,23 +196,30 @@ def _parts(record: Record) -> set[str]:
     return {record.outputs["object"], record.inputs["source_digest"]}
 
 
-def _scanned(item: Item) -> str | None:
+def _scanned(tier: Tier, item: Item) -> str | None:
     try:
-        found = files.read(item.path, layout.LIMITS["scan"])
-        return str(unseal(found[0])["source_digest"]) if found else None
-    except (OSError, ValueError, KeyError):
+        found = tier.get(item.path, layout.LIMITS["scan"])
+        return Scan.of(item.digest, found[0]).source_digest if found else None
+    except (OSError, ValueError):
         return None
 
 
 def _carry_out(tier: Tier, plan: _Plan, removals: list[Removal]) -> tuple[list[Removal], set[Path]]:
     records = [removal for removal in removals if removal.kind == "record"]
     stamps = {item.path: item.modified for _, item in plan.records.values()}
-    moved, refused = sweep.move_aside(removal.path for removal in records)
+    moved, refused = sweep.move_aside(tier, [removal.path for removal in records])
     # An entry that was used or published again since it was looked at stays.
-    gone = sweep.settle(moved, lambda path, aside: aside.stat().st_mtime > stamps[path])
+    gone = sweep.settle(tier, moved, lambda path, aside: _stamp(aside) not in (stamps[path], None))
     others = [removal for removal in removals if removal.kind != "record"]
-    moved, refused_too = sweep.move_aside(removal.path for removal in others)
+    moved, refused_too = sweep.move_aside(tier, [removal.path for removal in others])
     used = sweep.references(tier)
     sources = {part.path: digest for digest, parts in plan.parts.items() for part in parts}
-    gone |= sweep.settle(moved, lambda path, _aside: sources.get(path, "") in used)
+    gone |= sweep.settle(tier, moved, lambda path, _aside: sources.get(path, "") in used)
     return [removal for removal in removals if removal.path in gone], {*refused, *refused_too}
+
+
+def _stamp(path: Path) -> float | None:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from jitmx.cache import layout
 from jitmx.cache.store import Store
 
 
@@ -17,8 +16,8 @@ def measure(store: Store) -> dict[str, Any]:
     """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    if store.root is not None:
-        for item in layout.walk(store.root):
+    if store.own is not None:
+        for item in store.own.walk():
             counts[item.kind] += 1
             sizes[item.kind] += item.size
     listed = list(store.listing())

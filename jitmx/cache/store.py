@@ -2,17 +2,22 @@
 
 Who may do what, without a lock
 -------------------------------
-Everyone may read, write and remove without a lock. Three facts make that safe:
+Everyone who may write there may read, write and remove without a lock. Four facts make that safe:
 
 * Files appear whole. Each is written under a fresh hidden name and renamed; a reader holds the old bytes or the new.
 * Names bind contents. An object's name is the digest of its bytes, a record's name is the key that it holds, and a
-  record is sealed. A reader checks all three, so whatever a crash, a bad disk or a foreign hand left is a miss.
+  record is sealed. A reader checks all three, and reads no more than such a file can hold, so whatever a crash, a
+  bad disk or a foreign hand left is a miss.
+* Nothing is taken on trust from before. Each time, every directory from the root down is opened by the descriptor of
+  the one above, without following links, and must be this user's or root's alone, as must each file, unless sharing is
+  allowed; what is renamed, linked or given away between two look-ups is refused at the second.
 * Order. An object is on disk before the record that points to it. A record without its object is therefore rare, and
   a miss too.
 
 The lock of a key only saves work: of the processes that need a kernel at once, one compiles. It is a `flock` on a file
 that is never removed, so it ends with its holder, however that ends, and two processes never hold locks on two files of
-one name. Where it cannot be had (in time, or at all) the caller compiles for itself and publishes all the same.
+one name. Only who may write to the cache can open it, for whoever can is able to hold it. Where it cannot be had (in
+time, or at all) the caller compiles for itself and publishes all the same.
 
 Races, and why each is harmless
 -------------------------------
@@ -22,10 +27,15 @@ Races, and why each is harmless
 * A sweeper takes an object that a publisher counts on: the publisher looks for it again after its record is out and
   writes it again if it went; the sweeper, having moved it aside, reads all records again and puts it back if one of
   them names it. Whichever comes last sees the other.
+* Two sweepers work at once, and one finds what the other has moved aside: it is no cut-off write, for moving has
+  renewed the time at which it was changed; and what is gone at any step, another has taken out.
 * A sweeper is killed while a file is aside: what it would have put back is a miss.
 * A repairer takes a damaged file just as a sound one replaces it: it moves the file aside, reads it again, and puts it
   back if it is sound.
 * On a shared file system a file may be listed and yet not be readable for a while: a miss.
+* A date in the future would keep an entry for ever: a look-up sets it right, and a sweeper takes it for old.
+* A directory or a link has the place of a file, or a file that of a directory: what is in the way is not read, written
+  through or stamped; a repairer takes it out.
 * A child forked while its parent holds a lock or publishes owns neither, and can wait for both.
 
 What cannot be written, for want of space or of permission, is kept in this process's memory after one warning.
@@ -36,6 +46,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +56,7 @@ from typing import TYPE_CHECKING
 
 from jitmx import settings
 from jitmx.cache import files, layout
-from jitmx.cache.manifest import Record, seal, unseal
+from jitmx.cache.manifest import Record, Scan
 from jitmx.cache.tier import Tier
 
 if TYPE_CHECKING:
@@ -117,11 +128,18 @@ class Store:
             return entry
         for tier in self._tiers:
             if (found := tier.record(key)) and (image := tier.image(found.record)) is not None:
-                if tier is self.own and time.time() - found.used > _STAMP_EVERY:
+                # A stamp from the future would keep the entry for ever.
+                if tier is self.own and abs(time.time() - found.used) > _STAMP_EVERY:
                     with suppress(OSError):
-                        os.utime(layout.action(tier.root, key))
+                        self._stamp(tier, layout.action(tier.root, key), layout.LIMITS["record"])
                 return Entry(found.record, image, tier.root)
         return None
+
+    def holds(self, key: str) -> bool:
+        """Whether a look-up would find `key` on disk or in memory. Unlike a look-up, this is no use of the entry."""
+        return key in self._memory or any(
+            (found := tier.record(key)) is not None and tier.image(found.record) is not None for tier in self._tiers
+        )
 
     def publish(self, record: Record, image: bytes, source: str) -> bool:
         """Keep an entry: on disk, or in memory where the disk refuses. True where it is on disk.
@@ -204,7 +222,7 @@ class Store:
         for tier in self._tiers:
             if found := tier.record(key):
                 path = layout.source(tier.root, found.record.inputs["source_digest"])
-                if files.is_file(path):
+                if tier.has(path, layout.LIMITS["source"]):
                     return path
         return None
 
@@ -216,7 +234,8 @@ class Store:
         """Keep a rendered source under its digest, if it is not there."""
         data = source.encode()
         digest = hashlib.sha256(data).hexdigest()
-        if self.own and not any(files.is_file(layout.source(tier.root, digest)) for tier in self._tiers):
+        most = layout.LIMITS["source"]
+        if self.own and not any(tier.has(layout.source(tier.root, digest), most) for tier in self._tiers):
             self._try_write(self.own, layout.source(self.own.root, digest), data)
 
     def keep_failed(self, name: str, source: str) -> str | None:
@@ -234,66 +253,69 @@ class Store:
             if (data := tier.read(path, layout.LIMITS["scan"])) is None:
                 continue
             try:
-                values = unseal(data)
-                if values["scan"] != digest:
-                    raise ValueError(f"it is the scan of {values['scan']}")
-                return {str(name): str(found) for name, found in values["headers"].items()}
-            except (ValueError, KeyError, AttributeError) as error:
+                return Scan.of(digest, data).headers
+            except ValueError as error:
                 tier.complain(path, f"damaged ({error}) and taken for absent")
         return None
 
     def keep_scan(self, digest: str, headers: Mapping[str, str], source_digest: str) -> None:
         """Remember the headers of a source, for `scan`."""
         if self.own:
-            values = {"scan": digest, "source_digest": source_digest, "headers": dict(headers)}
-            self._try_write(self.own, layout.scan(self.own.root, digest), seal(values))
+            data = Scan(digest, source_digest, dict(headers)).to_json()
+            self._try_write(self.own, layout.scan(self.own.root, digest), data)
 
     def clock(self) -> float:
         """Now by the clock of the cache's file system, seconds since the epoch; that of a file server may be off."""
         if self.own:
-            probe = files.temporary_beside(self.own.root / layout.VERSION / "clock")
-            with suppress(OSError):
-                os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-                try:
-                    return probe.stat().st_mtime
-                finally:
-                    probe.unlink()
+            # A file without a name: a process that is killed leaves nothing.
+            with suppress(OSError), tempfile.TemporaryFile(dir=self.own.root / layout.VERSION) as probe:
+                return os.fstat(probe.fileno()).st_mtime
         return time.time()
 
     def _write_entry(self, tier: Tier, record: Record, image: bytes, source: str) -> None:
         place = layout.object_(tier.root, record.outputs["object"])
-        if not self._renew(place, image):
+        if not self._renew(tier, place, image):
             self._write(tier, place, image)
         self.keep_source(source)
         self._write(tier, layout.action(tier.root, record.key), record.to_json())
-        if not files.exists(place):
+        if not tier.has(place, len(image)):
             self._write(tier, place, image)
 
-    def _renew(self, place: Path, image: bytes) -> bool:
+    def _renew(self, tier: Tier, place: Path, image: bytes) -> bool:
         """Whether `place` holds `image`; if so its time stamp says now, which keeps a sweeper away."""
         try:
-            found = files.read(place, len(image))
+            found = tier.get(place, len(image))
             if found is None or found[0] != image:
                 return False
-            os.utime(place)
+            self._stamp(tier, place, len(image))
         except OSError:
             return False
         return True
 
+    def _stamp(self, tier: Tier, path: Path, limit: int) -> None:
+        """Let the time stamp of a file say now; what has its place meanwhile, such as a link, is left alone."""
+        with (
+            tier.within(path) as directory,
+            files.opened(path, limit, within=directory, allow_shared=tier.allow_shared) as (descriptor, _),
+        ):
+            os.utime(descriptor)
+
     def _write(self, tier: Tier, path: Path, data: bytes, *, sync: bool = True) -> None:
-        permissions = self._prepare(tier, path)
         try:
-            files.write(path, data, permissions=permissions, sync=sync)
+            self._write_once(tier, path, data, sync)
         except FileNotFoundError:
             # Somebody removed the directory or the temporary file under our hands.
-            files.write(path, data, permissions=self._prepare(tier, path), sync=sync)
+            self._write_once(tier, path, data, sync)
 
-    def _prepare(self, tier: Tier, path: Path) -> int:
-        """Make the directory of `path`; the permissions that a file there is to have, which follow the root's."""
-        tier.admit()
-        permissions = files.permissions_of(tier.root)
-        files.make_directory(path.parent, permissions)
-        return permissions & 0o666
+    def _write_once(self, tier: Tier, path: Path, data: bytes, sync: bool) -> None:
+        permissions = self._prepare(tier)
+        with tier.within(path, make=permissions) as directory:
+            files.write(path, data, permissions=permissions & 0o666, sync=sync, within=directory)
+
+    def _prepare(self, tier: Tier) -> int:
+        """Make the root; the permissions that a directory below it is to have, which follow its own."""
+        files.make_directory(tier.root)
+        return files.permissions_of(tier.root)
 
     def _try_write(self, tier: Tier, path: Path, data: bytes) -> bool:
         # Sources and scans can be made again and are known by their digests: not worth waiting for the disk.
@@ -310,7 +332,7 @@ class Store:
         path = layout.lock(tier.root, key)
         deadline = time.monotonic() + timeout
         try:
-            permissions = self._prepare(tier, path)
+            permissions = self._prepare_lock(tier, path)
             lock = FileLock(path, mode=permissions, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
             while True:
                 try:
@@ -326,13 +348,29 @@ class Store:
             logger.debug("there is no lock to be had at %s (%s)", path, error)
             return None
 
+    def _prepare_lock(self, tier: Tier, path: Path) -> int:
+        """Make the directory of locks; the permissions of a lock there.
+
+        Whoever can open a lock, if only to read, can hold it: so only those can who may write to the cache.
+        """
+        permissions = self._prepare(tier)
+        writers = permissions & 0o022
+        own = files.PRIVATE | writers << 1 | writers | writers >> 1
+        with tier.within(path.parent, make=permissions):
+            pass
+        with tier.within(path, make=own) as directory:
+            # An older jitmx gave locks the permissions of the cache.
+            files.restrict(path, own, within=directory)
+        return own & 0o666
+
     def _degrade(self, error: OSError) -> None:
         if self.own and self.own.is_news(self.own.root):
             logger.warning(
                 "the kernel cache %s cannot be written (%s), so kernels compiled from here on stay in memory and end "
-                "with this process: free space there, make it writable, or name another directory in JITMX_CACHE_DIR",
+                "with this process: %s, or name another directory in JITMX_CACHE_DIR",
                 self.root,
                 error.strerror or error,
+                files.remedy(error, self.own.root),
             )
 
 

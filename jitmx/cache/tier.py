@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from jitmx.cache import files, layout
+from jitmx.cache.layout import Item
 from jitmx.cache.manifest import HEX64, NewerSchemaError, Record
 
 logger = logging.getLogger("jitmx.cache")
@@ -24,71 +28,92 @@ class Found:
 class Tier:
     """A cache directory as readers see it.
 
-    Every damaged or unreadable file is reported once, as a warning, and is a miss.
+    Every damaged or unreadable file is reported once, as a warning, and is a miss. Whose the directories and files are
+    is looked at each time that one is opened.
 
     Args:
         root: the directory; it need not exist.
         allow_shared: accept one that other users own or can write to.
+
+    Raises:
+        CacheError: here or at any use, a directory that belongs to another user or can be written by others.
     """
 
     def __init__(self, root: Path, *, allow_shared: bool = False) -> None:
         self.root = root.absolute()
-        self._allow_shared = allow_shared
-        self._admitted = False
+        self.allow_shared = allow_shared
+        self._above = len(os.fspath(self.root / layout.VERSION)) - len(layout.VERSION)
         self._complained: set[Path] = set()
-        self.admit()
+        layout.check(self.root, allow_shared=allow_shared)
 
-    def admit(self) -> None:
-        """Refuse the directory if others could put code there.
+    @contextmanager
+    def within(self, path: Path, *, make: int | None = None) -> Iterator[int]:
+        """Descriptor of the directory of `path`, a file of the cache; `make` and errors as for `open_directory`."""
+        below = os.fspath(path)[self._above :].split("/")[:-1]
+        directory = files.open_directory(self.root, below, allow_shared=self.allow_shared, make=make)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
-        One that does not exist is looked at again on the next use: somebody else may make it. One that exists and is
-        ours alone stays so.
+    def walk(self) -> Iterator[Item]:
+        """Every file of the cache; see `layout.walk`."""
+        return layout.walk(self.root, allow_shared=self.allow_shared)
+
+    def get(self, path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
+        """Contents and status of a file of the cache, which has `limit` bytes at most; None where there is none.
 
         Raises:
-            CacheError: it belongs to another user or can be written by others.
+            OSError: there is something that cannot be read or is not to be trusted.
         """
-        if not self._admitted:
-            there = files.check_owner(self.root, allow_shared=self._allow_shared)
-            if files.is_directory(inner := self.root / layout.VERSION):
-                files.check_owner(inner, allow_shared=self._allow_shared)
-            self._admitted = there
+        try:
+            with self.within(path) as directory:
+                return files.read(path, limit, within=directory, allow_shared=self.allow_shared)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def digest(self, path: Path, limit: int) -> tuple[str, int] | None:
+        """SHA-256 and bytes of a file of the cache; None where there is none that can be read and is to be trusted."""
+        try:
+            with self.within(path) as directory:
+                return files.digest(path, limit, within=directory, allow_shared=self.allow_shared)
+        except OSError:
+            return None
+
+    def has(self, path: Path, limit: int) -> bool:
+        """Whether `path` is known to be a file of `limit` bytes at most that can be read and trusted."""
+        try:
+            with (
+                self.within(path) as directory,
+                files.opened(path, limit, within=directory, allow_shared=self.allow_shared),
+            ):
+                return True
+        except OSError:
+            return False
 
     def read(self, path: Path, limit: int) -> bytes | None:
         """Contents of a file; None where there is none or it cannot be read."""
-        self.admit()
-        try:
-            found = files.read(path, limit)
-        except OSError as error:
-            # On a shared file system, a name may be there before its contents are.
-            self._refused(path, error)
-            return None
+        found = self._read(path, limit)
         return found[0] if found else None
 
     def record(self, key: str) -> Found | None:
         """The record of `key`; None where there is none, none that is sound, or one of a newer schema."""
-        self.admit()
         path = layout.action(self.root, key)
-        try:
-            found = files.read(path, layout.LIMITS["record"])
-            if found is None:
-                return None
-            record = Record.from_json(found[0])
-            if record.key != key:
-                raise ValueError(f"it is the record of {record.key[:12]}")
-        except NewerSchemaError:
+        found = self._read(path, layout.LIMITS["record"])
+        if found is None:
             return None
-        except OSError as error:
-            self._refused(path, error)
+        try:
+            return Found(Record.of(key, found[0]), found[1].st_mtime)
+        except NewerSchemaError:
             return None
         except ValueError as error:
             self.complain(path, f"damaged ({error}) and taken for absent")
             return None
-        return Found(record, found[1].st_mtime)
 
     def holds_newer(self, key: str) -> bool:
         """Whether the record of `key` is a sound one of a newer schema, which is not ours to replace."""
         try:
-            found = files.read(layout.action(self.root, key), layout.LIMITS["record"])
+            found = self.get(layout.action(self.root, key), layout.LIMITS["record"])
             if found:
                 Record.from_json(found[0])
         except NewerSchemaError:
@@ -99,11 +124,11 @@ class Tier:
 
     def image(self, record: Record) -> bytes | None:
         """The machine code of `record`, verified; None where it is missing or damaged."""
-        digest = record.outputs["object"]
+        digest, size = record.outputs["object"], record.outputs["size"]
         path = layout.object_(self.root, digest)
-        image = self.read(path, layout.LIMITS["object"])
-        if image is not None and hashlib.sha256(image).hexdigest() != digest:
-            self.complain(path, "damaged (its bytes do not match its name) and taken for absent")
+        image = self.read(path, min(size, layout.LIMITS["object"]))
+        if image is not None and (len(image) != size or hashlib.sha256(image).hexdigest() != digest):
+            self.complain(path, "damaged (its bytes do not match its name or its record) and taken for absent")
             return None
         return image
 
@@ -114,15 +139,15 @@ class Tier:
 
     def all_keys(self) -> list[str]:
         """The key of each record, sound or not, in order."""
-        self.admit()
         try:
-            names = [path.name for path in (self.root / layout.VERSION / "actions").iterdir()]
+            with self.within(self.root / layout.VERSION / "actions" / "any") as directory:
+                names = files.names(directory)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self._refused(self.root, error)
+            self._shut_out(error)
             return []
-        return sorted(name[:64] for name in names if name.endswith(".json") and HEX64.fullmatch(name[:-5]))
+        return [name[:64] for name in names if name.endswith(".json") and HEX64.fullmatch(name[:-5])]
 
     def complain(self, path: Path, what: str) -> None:
         """Warn once about `path`."""
@@ -135,16 +160,29 @@ class Tier:
         self._complained.add(path)
         return not known
 
-    def _refused(self, path: Path, error: OSError) -> None:
-        """Warn of what cannot be read: of one file by its name, of a directory that lets nobody in as a whole."""
-        if isinstance(error, PermissionError) and not files.exists(path):
-            path = self.root
-        if path != self.root:
-            self.complain(path, f"unreadable ({error.strerror}) and taken for absent")
-        elif self.is_news(path):
+    def _read(self, path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
+        """Like `get`, with a warning for an error."""
+        try:
+            with self.within(path) as directory:
+                try:
+                    return files.read(path, limit, within=directory, allow_shared=self.allow_shared)
+                except OSError as error:
+                    # Of a directory that lets nobody in, one warning is enough: this look raises what it refuses.
+                    os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+                    # On a shared file system, a name may be there before its contents are.
+                    self.complain(path, f"unreadable ({error.strerror}) and taken for absent")
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self._shut_out(error)
+        return None
+
+    def _shut_out(self, error: OSError) -> None:
+        """Warn of a directory that lets nobody in, as a whole."""
+        if self.is_news(self.root):
             logger.warning(
                 "the kernel cache %s cannot be looked into (%s) and is done without; what is compiled stays in memory "
                 "and ends with this process: get yourself permission, or name another directory in JITMX_CACHE_DIR",
-                path,
+                self.root,
                 error.strerror,
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from jitmx.cache import files, layout, sweep
 from jitmx.cache.layout import Item
-from jitmx.cache.manifest import NewerSchemaError, Record, unseal
+from jitmx.cache.manifest import NewerSchemaError, Record, Scan
 from jitmx.cache.store import Store
 from jitmx.cache.tier import Tier
 from jitmx.errors import JitmxError
@@ -27,7 +28,10 @@ class Recompiled(NamedTuple):
     image: bytes
 
 
-_DAMAGED = ("corrupt-object", "corrupt-source", "corrupt-scan", "stray-temporary")
+_DAMAGED = (
+    "corrupt-folder", "corrupt-object", "corrupt-source", "corrupt-scan", "corrupt-failed", "corrupt-lock",
+    "stray-temporary",
+)  # fmt: skip
 _RECORDS = ("corrupt-record", "dangling-record", "wrong-key", "unreproducible")
 _LEFT_OVER = ("orphan-object", "orphan-source")
 
@@ -40,7 +44,8 @@ class Finding:
     """One thing that is not as it should be.
 
     Attributes:
-        kind: corrupt-record, corrupt-object, corrupt-source, corrupt-scan: bytes that are not what was written;
+        kind: corrupt-record, corrupt-object, corrupt-source, corrupt-scan: bytes that are not what was written, or
+            somebody else's; these and corrupt-failed, corrupt-lock, corrupt-folder: something else in that place;
             dangling-record: machine code missing or damaged; orphan-object, orphan-source: no record points there;
             stray-temporary: a write that was cut off; unmet-contract: machine code that breaks what its kernel
             promises; wrong-key, unreproducible: found by compiling again.
@@ -104,12 +109,12 @@ def verify(
     tier = store.own
     if tier is None:
         return Report((), 0, 0)
-    report = _look(tier, store.clock() - grace, recompile, progress)
+    report = _look(tier, store.clock(), grace, recompile, progress)
     if not repair:
         return report
     findings = _mend(tier, report.findings)
     # What a record taken out was the last to need is left over only now.
-    while rest := [finding for finding in _look(tier, store.clock() - grace).findings if finding.kind in _LEFT_OVER]:
+    while rest := [finding for finding in _look(tier, store.clock(), grace).findings if finding.kind in _LEFT_OVER]:
         more = _mend(tier, rest)
         findings += [finding for finding in more if finding.path not in {known.path for known in findings}]
         if not any(finding.mended for finding in more):
@@ -118,12 +123,16 @@ def verify(
 
 
 def _look(
-    tier: Tier, old: float, recompile: Recompile | None = None, progress: Callable[[str], None] | None = None
+    tier: Tier,
+    clock: float,
+    grace: float,
+    recompile: Recompile | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Report:
     # Objects are listed before records are read: one published meanwhile is not in the list, or is young.
-    items = list(layout.walk(tier.root))
+    items = list(tier.walk())
     records, findings, newer = _read_records(tier, items)
-    findings += _files(tier, items, old)
+    findings += _files(tier, items, clock, grace)
     recompiled = skipped = 0
     broken = {finding.key for finding in findings}
     for record in records.values() if recompile else ():
@@ -151,12 +160,14 @@ def _read_records(tier: Tier, items: list[Item]) -> tuple[dict[str, Record], lis
         if item.kind != "record":
             continue
         try:
-            record = _record(item.path, item.digest)
+            record = _record(tier, item.path, item.digest)
         except NewerSchemaError:
             newer.append(item.path)
             continue
         except (OSError, ValueError) as error:
-            findings.append(Finding("corrupt-record", item.path, f"the record cannot be used: {error}", item.digest))
+            # The message of an OSError repeats the path.
+            why = error.strerror if isinstance(error, OSError) else error
+            findings.append(Finding("corrupt-record", item.path, f"the record cannot be used: {why}", item.digest))
             continue
         if record is None:
             continue
@@ -170,52 +181,53 @@ def _read_records(tier: Tier, items: list[Item]) -> tuple[dict[str, Record], lis
     return records, findings, newer
 
 
-def _record(path: Path, key: str) -> Record | None:
-    found = files.read(path, layout.LIMITS["record"])
-    if found is None:
-        return None
-    record = Record.from_json(found[0])
-    if record.key != key:
-        raise ValueError(f"it is the record of {record.key[:12]}")
-    return record
+def _record(tier: Tier, path: Path, key: str) -> Record | None:
+    found = tier.get(path, layout.LIMITS["record"])
+    return Record.of(key, found[0]) if found else None
 
 
 def _has_object(tier: Tier, record: Record) -> bool:
-    return _digest_of(layout.object_(tier.root, record.outputs["object"])) == record.outputs["object"]
+    digest, size = record.outputs["object"], record.outputs["size"]
+    path = layout.object_(tier.root, digest)
+    return tier.digest(path, min(size, layout.LIMITS["object"])) == (digest, size)
 
 
-def _digest_of(path: Path) -> str | None:
-    try:
-        found = files.read(path, layout.LIMITS["object"])
-    except OSError:
-        return None
-    return hashlib.sha256(found[0]).hexdigest() if found else None
+def _is_sound(tier: Tier, kind: str, path: Path, digest: str) -> bool:
+    """Whether the bytes of the object or source at `path` are those of its name."""
+    found = tier.digest(path, layout.LIMITS[kind])
+    return found is not None and found[0] == digest
 
 
-def _files(tier: Tier, items: list[Item], old: float) -> list[Finding]:
+def _files(tier: Tier, items: list[Item], clock: float, grace: float) -> list[Finding]:
     findings: list[Finding] = []
     used = sweep.references(tier)
     for item in items:
-        if item.kind in ("object", "source"):
-            if _digest_of(item.path) != item.digest and files.exists(item.path):
-                what = f"the {item.kind}'s bytes do not match its name"
+        if item.fault:
+            if item.kind != "record":
+                what = f"the {item.kind} cannot be used: {item.fault}"
                 findings.append(Finding(f"corrupt-{item.kind}", item.path, what))
-            elif item.digest not in used and item.modified < old:
+        elif item.kind in ("object", "source"):
+            if not _is_sound(tier, item.kind, item.path, item.digest):
+                if os.path.lexists(item.path):
+                    what = f"the {item.kind}'s bytes do not match its name"
+                    findings.append(Finding(f"corrupt-{item.kind}", item.path, what))
+            elif item.digest not in used and sweep.is_old(item.modified, clock, grace):
                 findings.append(Finding(f"orphan-{item.kind}", item.path, f"no record points to this {item.kind}"))
         elif item.kind == "scan":
-            if not _is_scan(item):
+            if not _is_scan(tier, item):
                 findings.append(Finding("corrupt-scan", item.path, "the scan's bytes are not what was written"))
-        elif item.kind == "temporary" and item.modified < old:
+        # A file that another sweeper has just moved aside keeps its old time of modification.
+        elif item.kind == "temporary" and sweep.is_old(item.changed, clock, grace):
             findings.append(Finding("stray-temporary", item.path, "a write that was cut off"))
     return findings
 
 
-def _is_scan(item: Item) -> bool:
+def _is_scan(tier: Tier, item: Item) -> bool:
     """Whether the scan is sound, or gone. One that no record needs is fine: it may be for a compile to come."""
     try:
-        found = files.read(item.path, layout.LIMITS["scan"])
-        return found is None or unseal(found[0])["scan"] == item.digest
-    except (OSError, ValueError, KeyError):
+        found = tier.get(item.path, layout.LIMITS["scan"])
+        return found is None or Scan.of(item.digest, found[0]).digest == item.digest
+    except (OSError, ValueError):
         return False
 
 
@@ -243,10 +255,10 @@ def _mend(tier: Tier, findings: Sequence[Finding]) -> list[Finding]:
     # A record is judged by whether its object is there, and an orphan by the records: so each is settled in its turn.
     for kinds in (_DAMAGED, _RECORDS, _LEFT_OVER):
         by_path = {finding.path: finding for finding in findings if finding.kind in kinds}
-        moved, failed = sweep.move_aside(by_path)
+        moved, failed = sweep.move_aside(tier, by_path)
         refused |= failed
         used = sweep.references(tier)
-        sweep.settle(moved, functools.partial(_is_wanted, tier, by_path, used))
+        sweep.settle(tier, moved, functools.partial(_is_wanted, tier, by_path, used))
     return [
         replace(finding, obstacle=refused[finding.path].strerror or str(refused[finding.path]))
         if finding.path in refused
@@ -258,13 +270,15 @@ def _mend(tier: Tier, findings: Sequence[Finding]) -> list[Finding]:
 def _is_wanted(tier: Tier, findings: dict[Path, Finding], used: set[str], path: Path, aside: Path) -> bool:
     """Whether the file that was moved aside is not the one that was found, but one published since."""
     match findings[path].kind:
-        case "corrupt-object" | "corrupt-source":
-            return _digest_of(aside) == path.stem
+        case "corrupt-object" | "corrupt-source" as kind:
+            return _is_sound(tier, kind.removeprefix("corrupt-"), aside, path.stem)
+        case "corrupt-folder":
+            return files.is_directory(aside) and not aside.is_symlink()
         case "orphan-object" | "orphan-source":
             return path.stem in used
         case "corrupt-record" | "dangling-record":
             try:
-                record = _record(aside, path.stem)
+                record = _record(tier, aside, path.stem)
             except NewerSchemaError:
                 return True
             except (OSError, ValueError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +13,22 @@ from typing import Any
 from jitmx.cache.manifest import Inputs, Record
 
 SourceOf = Callable[[str], "str | None"]
+# What the present templates render for a subject; None where they no longer do.
+Render = Callable[["Subject"], "str | None"]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: a record, or what would be compiled now. `source_of` a digest gives the rendered source."""
+    """What is compared: a record, or what would be compiled now; `kernel` is "" where it is not told."""
 
     knobs: Mapping[str, Any]
     inputs: Inputs
+    kernel: str = ""
 
     @classmethod
     def of(cls, record: Record) -> Subject:
         """What `record` was made from."""
-        return cls(record.knobs, record.inputs)
+        return cls(record.knobs, record.inputs, record.kernel)
 
 
 def predecessor(record: Record, records: Iterable[Record]) -> Record | None:
@@ -43,20 +48,26 @@ def predecessor(record: Record, records: Iterable[Record]) -> Record | None:
     return min(kin, key=distance, default=None)
 
 
-def changes(old: Subject, new: Subject, source_of: SourceOf | None = None) -> list[str]:
+def changes(
+    old: Subject, new: Subject, source_of: SourceOf | None = None, render: Render | None = None
+) -> list[str]:
     """Each named input in which `new` differs from `old`, such as "knob stages 3 → 4" or "NVRTC 13.0 → 13.5".
 
     Args:
         source_of: the rendered source with a digest, where it is kept; with it, a change of source is counted in lines.
+        render: with it, a change of the template is told from what other knobs or another target make of it.
     """
     before, after = old.inputs, new.inputs
     knobs = _knobs(old.knobs, new.knobs)
     found = [*knobs]
     if before["arch"] != after["arch"]:
         found.append(f"target {before['arch']} → {after['arch']}")
-    # With other knobs or another target the source differs anyway; only otherwise is it news.
-    if before["source_digest"] != after["source_digest"] and not found:
-        found.append(_source(before["source_digest"], after["source_digest"], source_of))
+    if before["source_digest"] != after["source_digest"]:
+        # With other knobs or another target the source differs anyway: whether more of it does has to be looked at.
+        if not found:
+            found.append(_source(before["source_digest"], after["source_digest"], source_of))
+        elif render:
+            found += _template(old, new, source_of, render)
     found += _headers(before["headers"], after["headers"])
     skipped = ("-arch=", "--gpu-architecture=") if before["arch"] != after["arch"] else ()
     found += _options(
@@ -73,7 +84,13 @@ def changes(old: Subject, new: Subject, source_of: SourceOf | None = None) -> li
 
 
 def explain(
-    record: Record, records: Iterable[Record], *, present: Subject | None = None, source_of: SourceOf | None = None
+    record: Record,
+    records: Iterable[Record],
+    *,
+    present: Subject | None = None,
+    sound: bool = True,
+    source_of: SourceOf | None = None,
+    render: Render | None = None,
 ) -> list[str]:
     """Why `record` was compiled, in sentences.
 
@@ -81,7 +98,8 @@ def explain(
         records: the entries among which its predecessor is looked for.
         present: what the same variant would be compiled from now; with it, the last sentence says whether the entry is
             current, and if not, why.
-        source_of: see `changes`.
+        sound: whether a look-up finds its machine code.
+        source_of, render: see `changes`.
     """
     said = [
         f"{record.name} for {record.arch} (key {record.key[:12]}) was compiled {_when(record.created)} with NVRTC "
@@ -91,7 +109,7 @@ def explain(
     if nearest is None:
         said.append(f"It is the only entry of {record.family}.{record.kernel}: there is nothing to compare it with.")
     else:
-        differing = changes(Subject.of(nearest), Subject.of(record), source_of)
+        differing = changes(Subject.of(nearest), Subject.of(record), source_of, render)
         order = "nearest predecessor" if nearest.created <= record.created else "nearest other entry"
         said.append(
             f"Its {order} is {nearest.name} for {nearest.arch} (key {nearest.key[:12]}, compiled "
@@ -103,6 +121,8 @@ def explain(
             f"It is stale, and its next use compiles it again: {'; '.join(stale)}."
             if stale
             else "It is current: a look-up now finds it."
+            if sound
+            else "Its machine code is missing or damaged, and its next use compiles it again."
         )
     return said
 
@@ -155,6 +175,32 @@ def _options(old: list[str], new: list[str]) -> list[str]:
     if not found and old != new:
         found.append(f"options in another order: {' '.join(new)}")
     return found
+
+
+def _template(old: Subject, new: Subject, source_of: SourceOf | None, render: Render) -> list[str]:
+    """Whether the template of two subjects with other knobs or targets changed between them, in words if so."""
+    digests = old.inputs["source_digest"], new.inputs["source_digest"]
+    rendered = render(old), render(new)
+    if None not in rendered:
+        is_present = [
+            hashlib.sha256(str(text).encode()).hexdigest() == digest
+            for text, digest in zip(rendered, digests, strict=True)
+        ]
+        if all(is_present):
+            return []
+        if any(is_present):
+            return ["template source changed"]
+        kept = [source_of(digest) if source_of else None for digest in digests]
+        # Of templates that are no more: the same lines differ as between what the present one makes of the knobs.
+        if None not in kept and _differing(*map(str, kept)) == _differing(*map(str, rendered)):
+            return []
+    return ["whether the template source changed too is not known"]
+
+
+def _differing(old: str, new: str) -> tuple[Counter[str], Counter[str]]:
+    """Lines that are only in the one text, and only in the other."""
+    was, now = Counter(old.splitlines()), Counter(new.splitlines())
+    return was - now, now - was
 
 
 def _source(old: str, new: str, source_of: SourceOf | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -15,17 +14,12 @@ from pathlib import Path
 
 from jitmx import arch as arches
 from jitmx import resources, settings
-from jitmx.cache import files
+from jitmx.cache import files, layout
 from jitmx.cli import output
 from jitmx.errors import ArchError, CacheError, DriverError, JitmxError
 
 _LEAST_FREE = 256 << 20
 _MOST_SKEW = 2.0
-_WRITABLE = {
-    errno.EROFS: "mount it writable",
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "free some of your quota there",
-}
 
 _CUDA_HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp4.h", "cuda_fp6.h", "cuda_fp8.h")
 
@@ -157,23 +151,23 @@ def check_directory(path: Path, *, allow_shared: bool, now: Callable[[], float] 
     nearest = next(folder for folder in (path, *path.absolute().parents) if files.exists(folder))
     own = "set JITMX_CACHE_DIR to a directory of your own"
     try:
-        files.check_owner(path, allow_shared=allow_shared)
-        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".jitmx-doctor-") as probe:
+        layout.check(path, allow_shared=allow_shared)
+        # A file without a name: a process that is killed leaves nothing.
+        with tempfile.TemporaryFile(dir=nearest) as probe:
             before = now()
             # Without times given, a file server stamps its own clock.
             os.utime(probe.fileno())
             skew = os.fstat(probe.fileno()).st_mtime - before
     except CacheError as error:
         found, remedy = _split(error)
-        yield Check("cache", "problem", found, remedy or f"make it yours alone (chown, chmod go-w), or {own}")
+        yield Check("cache", "problem", found, remedy)
         return
     except NotADirectoryError:
         yield Check("cache", "problem", f"{nearest} is not a directory, so {path} cannot be made", own)
         return
     except OSError as error:
         reason = f"{nearest} cannot be written ({error.strerror}), so every process compiles anew"
-        remedy = _WRITABLE.get(error.errno or 0, f"chmod u+rwx {nearest}")
-        yield Check("cache", "problem", reason, f"{remedy}, or {own}")
+        yield Check("cache", "problem", reason, f"{files.remedy(error, nearest)}, or {own}")
         return
     yield Check("cache", "ok", str(path) if files.exists(path) else f"{path} (made at the first compile)")
     free = shutil.disk_usage(nearest).free

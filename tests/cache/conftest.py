@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,3 +77,41 @@ def make() -> Make:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def as_user() -> Callable[..., None]:
+    """Calls a function in a process of another user: `as_user(12345, function, groups=[23456])`; it must not raise.
+
+    Which users a system knows does not matter to its files: the number is all.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as other users")
+
+    def call(user: int, function: Callable[[], object], *, groups: tuple[int, ...] = ()) -> None:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setgroups(groups)
+                os.setgid(user)
+                os.setuid(user)
+                os.umask(0o077)
+                function()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0, "see the traceback of the other user's process"
+
+    return call
+
+
+@pytest.fixture
+def commons() -> Iterator[Path]:
+    """A directory in which everyone may write; that of pytest lets other users not even in."""
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o777)
+    yield place
+    shutil.rmtree(place)

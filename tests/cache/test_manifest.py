@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitmx.cache.manifest import NewerSchemaError, Record, seal, unseal
+from jitmx.cache.manifest import NewerSchemaError, Record, Scan, seal, unseal
 
 Make = Callable[..., tuple[Record, bytes, str]]
 JSON = st.recursive(
@@ -113,6 +116,113 @@ def test_a_member_of_the_wrong_kind_is_refused(make: Make, path: tuple[str, ...]
     inner[path[-1]] = value
     with pytest.raises(ValueError):
         Record.from_json(seal(values))
+
+
+def put(values: dict[str, Any], path: tuple[str, ...], value: object) -> bytes:
+    """A sealed record in which one member is another."""
+    inner = values
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    return seal(values)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, -0.5, 1e300, 10**30, 10**400])
+@pytest.mark.parametrize(
+    "path",
+    [("created",), ("inputs", "schema")]
+    + [
+        ("outputs", name)
+        for name in ("size", "registers", "spill_bytes", "stack_bytes", "shared_bytes", "compile_ms")
+    ],
+    ids=lambda path: path[-1],
+)
+def test_a_number_that_no_compile_gives_is_refused(make: Make, path: tuple[str, ...], value: float) -> None:
+    with pytest.raises(ValueError):
+        Record.from_json(put(make("a")[0].as_dict(), path, value))
+
+
+def test_a_number_too_large_for_a_float_is_refused(make: Make) -> None:
+    head = json.dumps(make("a")[0].as_dict(), indent=1).replace("1000000000.0", "1e400").removesuffix("\n}").encode()
+    sealed = head + b',\n "seal": "' + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+    assert unseal(sealed)["created"] == math.inf
+    with pytest.raises(ValueError):
+        Record.from_json(sealed)
+
+
+ODD = ["a\x1b[2Jb", "a\nb", "a\0b", "\ud800", "\x7f", "\u202e", "n" * 5000]
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+@pytest.mark.parametrize(
+    "path",
+    [(name,) for name in ("name", "family", "kernel", "arch", "entry", "jitmx")]
+    + [("inputs", name) for name in ("family", "arch", "nvrtc")],
+    ids="-".join,
+)
+def test_a_name_that_no_terminal_should_be_shown_is_refused(make: Make, path: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ValueError, match="printable") as raised:
+        Record.from_json(put(make("a")[0].as_dict(), path, text))
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+def test_odd_names_are_refused_within_lists_and_tables_too(make: Make, text: str) -> None:
+    for path, value in (
+        (("inputs", "headers"), {text: "a" * 64}),
+        (("inputs", "options"), [text]),
+        (("outputs", "entries"), [text]),
+        (("outputs", "breaches"), [text]),
+        (("knobs",), {text: 1}),
+        (("knobs",), {"m": text}),
+        (("outputs", "contract"), {"require": [text]}),
+    ):
+        with pytest.raises(ValueError, match="printable"):
+            Record.from_json(put(make("a")[0].as_dict(), path, value))
+
+
+def nested(depth: int) -> bytes:
+    """Sealed JSON of so many lists, one within the other."""
+    head = b'{\n "schema_version": ' + b"[" * depth + b"]" * depth
+    return head + b',\n "seal": "' + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+@pytest.mark.parametrize("depth", [10, 100, 500, 900, 970, 990, 1000, 400_000])
+def test_deep_nesting_is_damage_and_no_recursion_error(make: Make, depth: int) -> None:
+    with pytest.raises(ValueError):
+        Record.from_json(nested(depth))
+    with pytest.raises(ValueError):
+        Scan.of("a" * 64, nested(depth))
+    if depth <= 400:
+        values: Any = 1
+        for _ in range(depth):
+            values = {"a": values}
+        with pytest.raises(ValueError):
+            Record.from_json(put(make("a")[0].as_dict(), ("knobs",), values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"scan": "a" * 64},
+        {"scan": "b" * 64, "source_digest": "c" * 64, "headers": {}},
+        {"scan": "a" * 64, "source_digest": 7, "headers": {}},
+        {"scan": "a" * 64, "source_digest": "c" * 64, "headers": []},
+        {"scan": "a" * 64, "source_digest": "c" * 64, "headers": {"a.h": 1}},
+        {"scan": "a" * 64, "source_digest": "c" * 64, "headers": {"a.h": "/etc/passwd"}},
+        {"scan": "a" * 64, "source_digest": "c" * 64, "headers": {"a\x1b[2J.h": "d" * 64}},
+        {"scan": [[[]]], "source_digest": "c" * 64, "headers": {}},
+        {"scan": "a" * 64, "source_digest": "c" * 64, "headers": {}, "more": 1},
+    ],
+)
+def test_a_scan_with_wrong_values_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Scan.of("a" * 64, seal(values))
+
+
+def test_a_scan_comes_back_as_it_was() -> None:
+    scan = Scan("a" * 64, "b" * 64, {"jitmx/a.cuh": "c" * 64})
+    assert Scan.of("a" * 64, scan.to_json()) == scan
 
 
 def test_a_missing_member_is_refused(make: Make) -> None:

@@ -79,7 +79,12 @@ def damage_scan(store: Store, record: Record) -> None:
 def cut_off_a_write(store: Store, record: Record) -> None:
     path = files.temporary_beside(layout.action(store.root, record.key))
     path.write_bytes(b"half")
-    age(path)
+
+
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on all files that there are are old, also by the time that no program can set."""
+    really = Store.clock
+    monkeypatch.setattr(Store, "clock", lambda store: really(store) + OLD)
 
 
 DAMAGE: dict[Callable[[Store, Record], None], list[str]] = {
@@ -102,9 +107,10 @@ def test_a_sound_cache_has_no_findings(store: Store, entries: list[Any]) -> None
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_damage_is_found_and_looking_changes_nothing(
-    store: Store, entries: list[Any], damage: Callable[[Store, Record], None]
+    store: Store, entries: list[Any], damage: Callable[[Store, Record], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(store, entries[0][0])
+    later(monkeypatch)
     before = tree(store.root)
     for _ in range(2):
         report = verify(store)
@@ -115,9 +121,10 @@ def test_damage_is_found_and_looking_changes_nothing(
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_repair_mends_what_is_found_and_leaves_the_rest(
-    store: Store, entries: list[Any], damage: Callable[[Store, Record], None]
+    store: Store, entries: list[Any], damage: Callable[[Store, Record], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(store, entries[0][0])
+    later(monkeypatch)
     report = verify(store, repair=True)
     assert set(DAMAGE[damage]) <= set(kinds(report)), "and what only the removed records needed"
     assert report.unmended == ()
@@ -160,8 +167,8 @@ def test_an_old_object_that_is_published_again_meanwhile_is_put_back(
     layout.action(store.root, record.key).unlink()
     really = sweep.move_aside
 
-    def publish_between(paths: Any) -> Any:
-        moved = really(paths)
+    def publish_between(*arguments: Any) -> Any:
+        moved = really(*arguments)
         path = layout.object_(store.root, record.outputs["object"])
         if path in moved[0]:
             Store(store.root).publish(record, image, source)
@@ -183,11 +190,11 @@ def test_a_damaged_entry_that_is_published_again_meanwhile_stays(
     damage(store, record)
     really = sweep.move_aside
 
-    def publish_before(paths: Any) -> Any:
+    def publish_before(*arguments: Any) -> Any:
         if damage is damage_source:
             layout.source(store.root, record.inputs["source_digest"]).write_text(source)
         Store(store.root).publish(record, image, source)
-        return really(paths)
+        return really(*arguments)
 
     monkeypatch.setattr(sweep, "move_aside", publish_before)
     verify(store, repair=True)
@@ -198,11 +205,11 @@ def test_a_damaged_entry_that_is_published_again_meanwhile_stays(
 def test_putting_back_never_replaces_a_newer_file(store: Store, entries: list[Any]) -> None:
     record, image, source = entries[0]
     path = layout.action(store.root, record.key)
-    moved, refused = sweep.move_aside([path, store.root / "gone"])
+    moved, refused = sweep.move_aside(store.own, [path, store.root / "gone"])
     assert list(moved) == [path] and not refused
     later = replace(record, created=2e9)
     store.publish(later, image, source)
-    assert sweep.settle(moved, lambda path, aside: True) == set()
+    assert sweep.settle(store.own, moved, lambda path, aside: True) == set()
     assert store.lookup(record.key).record == later
     assert not list(store.root.rglob("*.tmp"))
 
@@ -210,14 +217,14 @@ def test_putting_back_never_replaces_a_newer_file(store: Store, entries: list[An
 def test_a_file_is_put_back_where_the_file_system_has_no_hard_links(
     store: Store, entries: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*arguments: object) -> None:
+    def missing(*arguments: object, **more: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", missing)
     record, image, _ = entries[0]
-    moved, _ = sweep.move_aside([layout.action(store.root, record.key)])
+    moved, _ = sweep.move_aside(store.own, [layout.action(store.root, record.key)])
     assert store.lookup(record.key) is None
-    assert sweep.settle(moved, lambda path, aside: True) == set()
+    assert sweep.settle(store.own, moved, lambda path, aside: True) == set()
     assert store.lookup(record.key).image == image
 
 

@@ -129,6 +129,37 @@ def test_why_names_what_changed_since_the_predecessor(run, read, cache, record) 
     assert "knob m 1 → 4; header jitmx/mxfp4.cuh changed; NVRTC 13.0 → 13.5" in run("cache", "why", new.key).stdout
 
 
+def test_why_of_an_entry_without_its_machine_code_says_that_it_is_compiled_again(run, read) -> None:
+    run("warmup", "-q", "--arch", "sm_90", "--variant", "quantize.quantize")
+    assert read("cache", "why", "quantize.quantize")["current"]
+    path = Path(read("cache", "path", "quantize.quantize")["path"])
+    path.write_bytes(path.read_bytes() + b"\0")
+    said = read("cache", "why", "quantize.quantize")
+    assert not said["current"] and not said["sound"] and said["changed_since"] == []
+    assert "missing or damaged, and its next use compiles it again" in run("cache", "why", "quantize.quantize").stdout
+
+
+@pytest.mark.parametrize("part", ["actions", "objects", "sources", "scans"])
+def test_a_file_of_a_terabyte_stops_no_verb_and_repair_mends_it(run, read, tmp_path: Path, part: str) -> None:
+    warmup = ("warmup", "-q", "--arch", "sm_90", "--variant", "quantize.quantize")
+    run(*warmup)
+    path = next(path for path in (tmp_path / "cache" / "v1" / part).rglob("*") if path.is_file())
+    os.truncate(path, 1 << 40)
+    for verb in (("ls",), ("stats",), ("prune", "--age", "30d")):
+        read("cache", *verb)
+    assert "larger than" in run("cache", "verify", code=1).stdout
+    assert read("cache", "verify", "--repair")["mended"] and not path.exists()
+    run(*warmup)
+    assert read("cache", "verify")["findings"] == [] and len(read("cache", "ls")["entries"]) == 1
+
+
+def test_a_folder_that_others_can_write_is_told_by_every_verb_alike(run, cache, three) -> None:
+    (cache.root / "v1" / "objects").chmod(0o777)
+    said = {run("cache", verb, code=1).stderr for verb in ("ls", "stats", "verify", "prune")}
+    said.add(run("warmup", "-q", "--arch", "sm_90", "--variant", "quantize.quantize", code=1).stderr)
+    assert len(said) == 1 and "v1/objects can be written by others" in said.pop()
+
+
 def test_why_of_a_kernel_that_is_no_more_says_so(run, read, cache, record) -> None:
     cache.publish(*record("linear.former"))
     said = read("cache", "why", "linear.former")

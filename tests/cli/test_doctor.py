@@ -150,7 +150,8 @@ def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_cache_that_others_can_write_is_refused_unless_allowed(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     found = statuses(tmp_path)["cache"]
-    assert found.status == "problem" and "0777" in found.found and "chmod go-w" in found.remedy
+    assert found.status == "problem" and "0777" in found.found
+    assert "rm -r" in found.remedy and "chmod -R go-w" in found.remedy
     assert statuses(tmp_path, allow_shared=True)["cache"].status == "ok"
 
 
@@ -187,7 +188,7 @@ def test_the_remedy_is_that_of_what_keeps_the_cache_from_being_written(
     def refuse(**_options) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(checks.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(checks.tempfile, "TemporaryFile", refuse)
     found = statuses(tmp_path)["cache"]
     assert found.status == "problem" and os.strerror(number) in found.found and found.remedy.startswith(remedy)
 

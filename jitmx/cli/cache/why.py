@@ -13,6 +13,12 @@ from jitmx.cli.options import arch_option, json_option
 from jitmx.errors import JitmxError
 
 
+def _render(subject: why.Subject) -> str | None:
+    from jitmx import audit
+
+    return audit.render_again(subject)
+
+
 def _present(record: Record) -> tuple[why.Subject | None, str | None]:
     """What the variant of `record` would be compiled from now, or why it would not be."""
     from jitmx import audit
@@ -48,8 +54,10 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], as_json: bool) ->
     record = select(cache, name_or_key, targets_asked)
     records = list(cache.records())
     now, obstacle = _present(record)
+    sound = cache.holds(record.key)
     if not as_json:
-        for sentence in why.explain(record, records, present=now, source_of=cache.source):
+        said = why.explain(record, records, present=now, sound=sound, source_of=cache.source, render=_render)
+        for sentence in said:
             click.echo(sentence)
         if obstacle is not None:
             click.echo(f"This jitmx does not compile it any more: {obstacle}.")
@@ -62,9 +70,10 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], as_json: bool) ->
             "arch": record.arch,
             "key": record.key,
             "predecessor": nearest and nearest.key,
-            "changed": [] if nearest is None else why.changes(why.Subject.of(nearest), here, cache.source),
-            "current": now is not None and not why.changes(here, now, cache.source),
+            "changed": [] if nearest is None else why.changes(why.Subject.of(nearest), here, cache.source, _render),
+            "current": sound and now is not None and not why.changes(here, now, cache.source),
             "changed_since": [] if now is None else why.changes(here, now, cache.source),
+            "sound": sound,
             "obstacle": obstacle,
         }
     )
