@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitmx import resources, settings
+from jitmx import json_rows, resources, settings
 from jitmx.cache import files, layout
 from jitmx.errors import TacticError, ToolchainError
 from jitmx.registry import key
@@ -171,5 +171,14 @@ def save(entries: Iterable[Entry], path: Path) -> None:
     for entry in sorted(entries, key=lambda entry: entry.date):
         latest[entry.source_digest, entry.arch, entry.evidence, entry.card] = entry
     ordered = sorted(latest.values(), key=lambda entry: (entry.arch, entry.kernel, entry.evidence, entry.card))
-    document = {"schema_version": SCHEMA_VERSION, "entries": [dataclasses.asdict(entry) for entry in ordered]}
-    files.write(path, (json.dumps(document, indent=1) + "\n").encode(), permissions=0o644)
+    document = {"schema_version": SCHEMA_VERSION, "entries": [_told(entry) for entry in ordered]}
+    files.write(path, json_rows.text(document, "entries").encode(), permissions=0o644)
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    """The fields of an entry that say something."""
+    return {
+        item.name: value
+        for item in dataclasses.fields(entry)
+        if (value := getattr(entry, item.name)) != item.default
+    }

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jitmx import json_rows
 from jitmx.arch import Arch
 from jitmx.cache import files
 from jitmx.errors import KnobError, TacticError
@@ -206,16 +207,9 @@ def save(path: Path, table: Mapping[str, Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, _text(table).encode(), permissions=0o644)
+        files.write(path, json_rows.text(table, "rows").encode(), permissions=0o644)
     except OSError as error:
         raise TacticError(f"{path}: the table cannot be written there ({error}); name another file") from error
-
-
-def _text(table: Mapping[str, Any]) -> str:
-    """JSON with a line for each row, so that tables can be read and compared."""
-    head = json.dumps({name: value for name, value in table.items() if name != "rows"}, indent=1)
-    rows = ",\n  ".join(json.dumps(row) for row in table["rows"])
-    return f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
 @functools.cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -27,13 +30,41 @@ def decided(choice: Choice) -> str:
 
 
 def test_explain_on_sm_121_says_that_nothing_was_measured() -> None:
-    for m in range(1, 9):
-        in_table = explain("linear", SM_121, m=m, n=5120, k=2880).choice
-        assert decided(in_table) == "shipped table"
-        assert "heuristic, not measured" in in_table.decided_by.detail
-    elsewhere = explain("linear", SM_121, m=1, n=777, k=2880).choice
-    assert decided(elsewhere) == "heuristic"
-    assert "not measured" in elsewhere.decided_by.detail
+    dense = explain("linear", SM_121, m=1, n=5120, k=2880).choice
+    assert decided(dense) == "heuristic" and "not measured" in dense.decided_by.detail
+    experts = explain("moe", SM_121, m=1).choice
+    assert decided(experts) == "shipped table" and "heuristic, not measured" in experts.decided_by.detail
+
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize("op", ["linear", "moe"])
+@given(m=st.integers(1, 8192), target=st.sampled_from(ARCHES), hidden=st.integers(4, 128))
+@hypothesis_settings(max_examples=60)
+def test_the_heuristic_takes_for_any_rows_what_it_takes_for_the_next_larger_usual_count(
+    op: str, m: int, target: Arch, hidden: int
+) -> None:
+    """So that a server compiles as many variants as there are usual counts, and not as there are batches."""
+    shape = {"n": 1000, "k": 32 * hidden} if op == "linear" else {"hidden": 32 * hidden, "intermediate": 1024}
+    family = kernels.family(op)
+    problem = family.problem.on(target, m=m, **shape)
+    usual = dataclasses.replace(problem, m=next(count for count in BUCKETS if count >= m))
+    one, other = choose(op, problem, target), choose(op, usual, target)
+    assert decided(one) == decided(other) == "heuristic"
+    kernel = one.variant.spec.name
+    assert kernel == other.variant.spec.name
+    fixed = family.fixed(problem, kernel)
+    assert {**other.variant.knobs.as_dict(), **fixed} == one.variant.knobs.as_dict()
+
+
+def test_what_a_bucket_takes_and_the_rows_asked_for_do_not_is_chosen_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    def heuristic(problem: LinearProblem, arch: Arch, count: int) -> tuple[str, dict[str, Any]]:
+        return "gemv", {"stages": 2 if problem.m == 5 else 99}
+
+    family = dataclasses.replace(kernels.family("linear"), heuristic=heuristic)
+    monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
+    assert choose("linear", LinearProblem(5, 1000, 2880), SM_90).variant.knobs.stages == 2
 
 
 def test_explain_on_sm_90_names_card_date_and_time() -> None:

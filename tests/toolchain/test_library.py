@@ -188,7 +188,7 @@ def test_what_cannot_be_a_memo_is_done_without_at_once(small: Library, what: str
     assert [path.name for path in small.memo.parent.glob("*") if not path.name.startswith(".")] == ["toolchain.json"]
 
 
-@pytest.mark.parametrize("entry", [{}, [], None, {"version": 13.5}, {"targets": 90}, {"targets": ["90"]}, {"digest": 1}])
+@pytest.mark.parametrize("entry", [{}, [], None, {"version": 13.5}, {"targets": 90}, {"targets": ["9"]}, {"digest": 1}])
 def test_a_whole_memo_with_odd_values_is_done_without(small: Library, entry: Any) -> None:
     first = small.identify()
     document = json.loads(small.memo.read_bytes())
