@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitmx.registry import key
 from jitmx.registry.key import KeyInputs, digest, frame
 
 DIGESTS = st.binary(max_size=4).map(digest)
@@ -75,6 +76,64 @@ def test_text_that_moves_between_source_and_an_option_changes_the_key(source: st
 def test_the_order_in_which_headers_were_found_does_not_matter(headers: dict[str, str]) -> None:
     inputs = KeyInputs("f", "s", headers, (), "sm_121a", "13.5", digest(b""))
     assert replace(inputs, headers=dict(reversed(headers.items()))).key == inputs.key
+
+
+@given(st.dictionaries(TEXT, DIGESTS, min_size=1, max_size=4), st.data())
+def test_a_header_of_the_same_name_with_other_bytes_changes_the_key(
+    headers: dict[str, str], data: st.DataObject
+) -> None:
+    inputs = KeyInputs("f", "s", headers, (), "sm_121a", "13.5", digest(b""))
+    name = data.draw(st.sampled_from(sorted(headers)))
+    other = digest(headers[name].encode())
+    assert replace(inputs, headers={**headers, name: other}).key != inputs.key
+
+
+@given(st.dictionaries(TEXT, DIGESTS, min_size=1, max_size=4), st.data())
+def test_a_header_of_another_name_with_the_same_bytes_changes_the_key(
+    headers: dict[str, str], data: st.DataObject
+) -> None:
+    inputs = KeyInputs("f", "s", headers, (), "sm_121a", "13.5", digest(b""))
+    name = data.draw(st.sampled_from(sorted(headers)))
+    renamed = {(f"{name}+" if one == name else one): known for one, known in headers.items()}
+    assert (replace(inputs, headers=renamed).key == inputs.key) == (renamed == headers)
+
+
+def test_a_schema_of_another_number_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = KeyInputs("f", "s", {}, (), "sm_121a", "13.5", digest(b""))
+    before = inputs.key
+    monkeypatch.setattr(key, "SCHEMA", key.SCHEMA + 1)
+    assert inputs.key != before
+
+
+# Lengths as they are framed: eight bytes, the lowest first.
+NAME, VALUE = st.text("ab\0\1\2", max_size=4), st.binary(max_size=4)
+
+
+@given(NAME, NAME, VALUE)
+def test_the_name_of_a_field_counts(name: str, other: str, value: bytes) -> None:
+    assert (frame([(name, value)]) == frame([(other, value)])) == (name == other)
+
+
+@given(NAME, VALUE, NAME, VALUE)
+def test_one_field_never_has_the_bytes_of_two(name: str, value: bytes, second: str, more: bytes) -> None:
+    # All that follows the first name: what its value would be if names, or values, had no length before them.
+    length = len(more).to_bytes(8, "little")
+    two = [(name, value), (second, more)]
+    assert frame(two) != frame([(name, value + second.encode() + length + more)])
+    assert frame(two) != frame([(name + second, value + more)])
+
+
+@given(NAME, VALUE)
+def test_bytes_that_move_from_the_name_of_a_field_to_its_value_change_the_digest(name: str, value: bytes) -> None:
+    # Without a length before it the name ends wherever one is read that fits what is left.
+    tail = len(value).to_bytes(8, "little") + value
+    longer = name + len(tail).to_bytes(8, "little").decode()
+    assert frame([(longer, value)]) != frame([(name, tail)])
+
+
+def test_the_digest_of_named_fields_is_that_of_their_lengths_and_bytes() -> None:
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in (b"source", b"text", b"option", b"-DA=1"))
+    assert frame([("source", b"text"), ("option", b"-DA=1")]) == digest(framed)
 
 
 def test_the_order_of_options_matters() -> None:
