@@ -10,7 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain, require_registers
 from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -80,6 +80,14 @@ def _check(knobs: GemvKnobs, arch: Arch) -> None:
             f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
             f"the nearest legal value is {48 // knobs.warps}"
         )
+    require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
+
+
+def _least_registers(knobs: GemvKnobs) -> int:
+    """Registers that a thread takes at least: sums and X of its rows, or tiles taken at once, and the rest."""
+    products = 24 + 9 * knobs.m if knobs.engine == "fma" else 37 + 2 * min(knobs.unroll, knobs.chunk)
+    folded = knobs.dtype == "bf16" and knobs.scale_range == "normal"
+    return products + 6 * (not folded) + 10 * (not knobs.stage_x) - 7 * (knobs.copy == "async")
 
 
 def _contract(knobs: GemvKnobs, arch: Arch) -> Contract:

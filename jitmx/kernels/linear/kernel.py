@@ -93,3 +93,25 @@ def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:
         value = getattr(problem, name)
         if name not in allowed and value != usual:
             raise KnobError(f"linear.{kernel} does not take {name}={value!r}, only {name}={usual!r}")
+
+
+def require_registers(warps: int, blocks_per_sm: int, least: int) -> None:
+    """Raise KnobError where a thread that takes `least` registers at least cannot have them.
+
+    Such a bound is what code was seen to spill without. Above it the compiler may spill yet: the contract tells.
+
+    Args:
+        warps: a block.
+        blocks_per_sm: blocks that must fit a multiprocessor.
+    """
+
+    def left(blocks: int) -> int:
+        return min(255, 65536 // (warps * 32 * blocks) // 8 * 8)
+
+    if least > left(blocks_per_sm):
+        legal = [blocks for blocks in range(1, blocks_per_sm) if least <= left(blocks)]
+        remedy = f"the nearest legal value is blocks_per_sm={legal[-1]}" if legal else "use fewer warps"
+        raise KnobError(
+            f"blocks_per_sm={blocks_per_sm} of {warps} warps leaves a thread {left(blocks_per_sm)} registers, under "
+            f"the {least} that it takes at least with the other knobs: {remedy}"
+        )

@@ -15,7 +15,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, require_registers
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -93,6 +93,13 @@ def _check(knobs: SliceKnobs, arch: Arch) -> None:
         raise KnobError(f"pieces={knobs.pieces} makes a window finer, and there is none with window=0; use pieces=1")
     if knobs.cluster > 1 and not has_clusters(arch):
         raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+    require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
+
+
+def _least_registers(knobs: SliceKnobs) -> int:
+    """Registers that a thread takes at least: X with its sums, tiles decoded early but for one, and the rest."""
+    x = _x_registers(knobs.scaling, knobs.m, knobs.tiles)
+    return 14 + 3 * x // 2 + 9 * max(0, knobs.predecode - 1) + 12 * (knobs.scaling != "halves")
 
 
 SPEC = KernelSpec(

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch, has_clusters
+from jitmx.kernels.linear.kernel import Launch, has_clusters, require_registers
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -138,6 +138,19 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
             raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
         if not knobs.share:
             raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out; use cluster=1")
+    require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
+
+
+def _least_registers(knobs: StreamKnobs) -> int:
+    """Registers that a thread takes at least, in its loop over tiles or, with tiles decoded early, as it stages X."""
+    folded, split, columns = knobs.scaling in FOLDED, _splits_columns(knobs), -(-knobs.m // 8)
+    early = knobs.predecode * knobs.tile_rows
+    sums = 4 * (2 if split or (folded and columns == 1) else columns) * knobs.tile_rows
+    scales = 0 if folded else 5 if split else 27
+    loop = 10 + 2 * sums + 12 * max(0, early - 1) + 8 * (knobs.unroll > 1) + scales
+    staging = (56 if knobs.m >= 4 else 26) + 14 * early if knobs.norm else 0
+    # In 40 registers a warp that decodes nothing early, or more than a tile at once, spills.
+    return max(loop, staging, 41 if knobs.unroll > 1 or early != 1 else 0)
 
 
 # Knobs of one way to share the work, which select nothing in the other.

@@ -10,7 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, spread
+from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, require_registers, spread
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
@@ -120,11 +120,23 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
         raise KnobError(
             f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'"
         )
+    require_registers(knobs.warps_n * knobs.warps_m, knobs.blocks_per_sm, _least_registers(knobs))
 
 
 def sums_per_thread(knobs: TileKnobs) -> int:
     """Accumulators of a thread, in registers."""
     return knobs.tile_n * knobs.tile_m // threads(knobs)
+
+
+def _least_registers(knobs: TileKnobs) -> int:
+    """Registers that a thread takes at least: sums, fragments, scales of sums, what is on its way to a stage.
+
+    With those of a lone block the compiler finds its way whatever the tile, so that no more are asked for.
+    """
+    rows, columns = knobs.tile_n // TILE_ROWS // knobs.warps_n, knobs.tile_m // COLUMN // knobs.warps_m
+    folded = (knobs.weight, knobs.dtype, knobs.scale_range) == ("mxfp4", "bf16", "normal")
+    copies = {64: 0, 128: 12, 256: 26}[knobs.tile_k]
+    return min(240, 7 * sums_per_thread(knobs) // 5 + 9 * rows + 6 * columns + 38 * (not folded) + copies - 34)
 
 
 def _contract(knobs: TileKnobs, arch: Arch) -> Contract:
