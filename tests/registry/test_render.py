@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from jitmx import arch, resources
 from jitmx.errors import RenderError
+from jitmx.registry import render as rendering
 from jitmx.registry.contract import Contract
 from jitmx.registry.render import header, render
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
@@ -279,3 +282,17 @@ def test_threads_that_render_one_kernel_read_its_template_once(
         sources = set(pool.map(lambda _: render(variant, root), range(8)))
     assert SPECS[0].template in read and len(read) == len(set(read))
     assert sources == {render(variant)}
+
+
+def test_a_child_forked_while_another_thread_renders_does_not_wait_for_it() -> None:
+    variant = usual(*PAIRS[0])
+    with rendering._lock:  # as a thread holds it that the child does not have
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                status = 0 if render(variant) else 1
+            finally:
+                os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
