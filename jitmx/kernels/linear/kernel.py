@@ -108,10 +108,11 @@ def require_registers(warps: int, blocks_per_sm: int, least: int) -> None:
     def left(blocks: int) -> int:
         return min(255, 65536 // (warps * 32 * blocks) // 8 * 8)
 
-    if least > left(blocks_per_sm):
-        legal = [blocks for blocks in range(1, blocks_per_sm) if least <= left(blocks)]
-        remedy = f"the nearest legal value is blocks_per_sm={legal[-1]}" if legal else "use fewer warps"
+    # A lone block is never refused: heuristics take one where nothing smaller holds the shape.
+    if blocks_per_sm > 1 and least > left(blocks_per_sm):
+        nearest = next((blocks for blocks in range(blocks_per_sm - 1, 1, -1) if least <= left(blocks)), 1)
         raise KnobError(
             f"blocks_per_sm={blocks_per_sm} of {warps} warps leaves a thread {left(blocks_per_sm)} registers, under "
-            f"the {least} that it takes at least with the other knobs: {remedy}"
+            f"the {least} that it takes at least with the other knobs: the nearest legal value is "
+            f"blocks_per_sm={nearest}"
         )
