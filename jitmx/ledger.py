@@ -43,6 +43,8 @@ class Entry:
         date: day of the check, YYYY-MM-DD.
         error: largest relative L2 error against float64; None where results are exact or were not compared.
         note: what was checked, in a few words.
+        proof: of simulated evidence, what it rests on (`jitmx.sim.proof`).
+        cases, coverage: of simulated evidence, how many cases ran, and the share of the kernel's PTX lines that did.
     """
 
     source_digest: str
@@ -53,16 +55,23 @@ class Entry:
     date: str = ""
     error: float | None = None
     note: str = ""
+    proof: str = ""
+    cases: int = 0
+    coverage: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             # Shown on terminals, and compared with one another.
-            if field.name != "error" and not (isinstance(value, str) and value.isprintable()):
+            if field.name == "cases":
+                if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                    raise TacticError("cases is no whole number of at least 0")
+            elif field.name in ("error", "coverage"):
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if value is not None and not (is_number and 0 <= value < math.inf):
+                    raise TacticError(f"{field.name} is no number of at least 0")
+            elif not (isinstance(value, str) and value.isprintable()):
                 raise TacticError(f"{field.name} is no printable text")
-        is_number = isinstance(self.error, int | float) and not isinstance(self.error, bool)
-        if self.error is not None and not (is_number and 0 <= self.error < math.inf):
-            raise TacticError("error is no number of at least 0")
         if not re.fullmatch(r"[0-9a-f]{64}", self.source_digest):
             raise TacticError(f"source_digest {self.source_digest!r} is not 64 hexadecimal digits")
         if self.evidence not in KINDS[1:]:
@@ -106,6 +115,12 @@ class Ledger:
             # The stronger evidence counts, and of equally strong the later.
             if held is None or (KINDS.index(held.evidence), held.date) <= (KINDS.index(entry.evidence), entry.date):
                 self._best[entry.source_digest, entry.arch] = entry
+
+        self._proven = {entry.proof: entry for entry in self.entries if entry.proof}
+
+    def proven(self, proof: str) -> Entry | None:
+        """The simulated evidence that rests on just what `proof` stands for, or None."""
+        return self._proven.get(proof)
 
     def best(self, source_digest: str, arch: str) -> Entry | None:
         """The strongest evidence for this code on this target, or None."""

@@ -25,6 +25,7 @@ import hypothesis
 import pytest
 
 import jitmx
+from evidence import Verdicts, kept, write
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
 from jitmx.dispatch import tactics
@@ -38,6 +39,10 @@ hypothesis.settings.load_profile("jitmx")
 
 _PROBE = Path(__file__).parent / "probe"
 _PACKAGE = Path(jitmx.__file__).parent
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    write()
 
 
 def variables() -> set[str]:
@@ -290,14 +295,23 @@ def count_in(log):
 
 
 @pytest.fixture
-def simulated() -> Callable[[Variant], Verdict]:
-    """Runs every case of a variant in the simulator; the variant must pass, and its cases must reach its code."""
+def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], Verdict]:
+    """Runs every case of a variant in the simulator; the variant must pass, and its cases must reach its code.
+
+    Where its PTX, its cases and the simulator are those of evidence that is kept, or that another process of this run
+    has just given, that stands, unless `--all-evidence` is passed.
+    """
+    base = tmp_path_factory.getbasetemp()
+    beside = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    everything = request.config.getoption("--all-evidence") or request.config.getoption("--nightly")
+    verdicts = Verdicts(beside / "verdicts", None if everything else kept())
 
     def run(variant: Variant, coverage: float = 0.95) -> Verdict:
-        verdict = verify(variant)
+        verdict = verify(variant, verdicts.find)
         assert verdict.passed, f"{variant.name} for {variant.arch}: {verdict.failure}"
         missed = "\n".join(f"{line}: {text}" for line, text in verdict.uncovered)
         assert verdict.coverage >= coverage, f"{variant.name} for {variant.arch}: no case came to\n{missed}"
+        verdicts.keep(variant, verdict)
         return verdict
 
     return run

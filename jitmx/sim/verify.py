@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import Report, simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.proof import proof
 from jitmx.sim.tensormap import TensorMap
 from jitmx.toolchain import nvrtc
 
@@ -27,27 +29,30 @@ class Verdict:
         failure: why it failed, or None.
         error: largest error of its cases; 0 where results are exact.
         cases: how many ran.
-        report: what the launches did together, None where none finished.
+        coverage: share of the kernel's PTX lines that ran.
+        report: what the launches did together, None where none finished, or none was simulated now.
         uncovered: PTX source lines, with their numbers, that no case came to.
         seconds: how long it took.
+        proof: what it rests on (`jitmx.sim.proof`); empty where the kernel did not get so far.
     """
 
     failure: str | None
     error: float
     cases: int
-    report: Report | None
-    uncovered: tuple[tuple[int, str], ...] = field(repr=False)
-    seconds: float
+    coverage: float
+    report: Report | None = None
+    uncovered: tuple[tuple[int, str], ...] = field(default=(), repr=False)
+    seconds: float = 0.0
+    proof: str = ""
 
     @property
     def passed(self) -> bool:
         """Whether every case was within its gate."""
         return self.failure is None
 
-    @property
-    def coverage(self) -> float:
-        """Share of the kernel's PTX lines that ran."""
-        return self.report.coverage if self.report else 0.0
+
+# A verdict that was given before on the same proof, or None.
+Known = Callable[[str], Verdict | None]
 
 
 def _buffers(case: Case) -> list[Buffer]:
@@ -105,16 +110,24 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
     return case.check(outputs), report
 
 
-def verify(variant: Variant) -> Verdict:
-    """Run every case of `variant`; a fault is part of the verdict, not raised."""
+def verify(variant: Variant, known: Known | None = None) -> Verdict:
+    """Run every case of `variant`; a fault is part of the verdict, not raised.
+
+    Args:
+        known: asked for a verdict before anything is simulated.
+    """
     started = time.perf_counter()
     failure: str | None = None
     worst, count = 0.0, 0
     together: Report | None = None
-    ptx = ""
+    ptx = rests_on = ""
     try:
         ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
-        for case in kernels.family(variant.spec.family).cases(variant):
+        cases = list(kernels.family(variant.spec.family).cases(variant))
+        rests_on = proof(variant, ptx, cases)
+        if known and (before := known(rests_on)):
+            return before
+        for case in cases:
             error, report = run(case, variant, ptx)
             count += 1
             worst = float(np.maximum(worst, error))
@@ -128,4 +141,6 @@ def verify(variant: Variant) -> Verdict:
     text = ptx.splitlines()
     missed = sorted(together.lines - together.covered) if together else []
     uncovered = tuple((line, text[line - 1].strip()) for line in missed)
-    return Verdict(failure, worst, count, together, uncovered, time.perf_counter() - started)
+    coverage = together.coverage if together else 0.0
+    seconds = time.perf_counter() - started
+    return Verdict(failure, worst, count, coverage, together, uncovered, seconds, rests_on)

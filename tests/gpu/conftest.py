@@ -1,8 +1,6 @@
 """Tests in this folder run kernels on the card; without one they are not collected.
 
-Each test that has compared a variant with its reference calls `evidence`. With TEST_EVIDENCE set to a path, what passed
-is written there as a ledger, for scripts/record_evidence.py to add to the shipped one; beside pytest-xdist each worker
-writes a ledger of its own, with its name behind the path's.
+Each test that has compared a variant with its reference calls `evidence`, which notes it for the ledger.
 
 A test that costs the process its CUDA context ends the tests of that process.
 
@@ -11,17 +9,14 @@ A test that costs the process its CUDA context ends the tests of that process.
 
 from __future__ import annotations
 
-import datetime
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+import evidence as tests_evidence
 from gpu import lost_device
 from gpu.lost_device import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401  hooks of these tests
-from jitmx import ledger, machine, settings
-from jitmx.registry.render import render
+from jitmx import machine, settings
 from jitmx.registry.spec import Variant
 
 try:
@@ -35,9 +30,6 @@ WORKER_BYTES = 10 << 30  # of the card's memory: the largest weights, in float64
 
 collect_ignore_glob = [] if HAVE_GPU else ["test_*.py"]
 
-_passed: list[ledger.Entry] = []
-
-
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Workers of `-n auto`."""
@@ -50,23 +42,12 @@ def evidence() -> Iterator[Callable[[Variant, float | None, str], None]]:
     """Note that a variant agreed with its reference; counts only if the whole test passes."""
     noted: list[tuple[Variant, float | None, str]] = []
     yield lambda variant, error, note: noted.append((variant, error, note))
-    card, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.UTC).date().isoformat()
-    for variant, error, note in noted:
-        digest = ledger.digest(render(variant))
-        _passed.append(ledger.Entry(digest, variant.arch.name, variant.name, "hardware", card, date, error, note))
+    card = torch.cuda.get_device_name()
+    for variant, error, said in noted:
+        tests_evidence.note(variant, "hardware", card=card, error=error, note=said)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    _write_evidence()
-
-
-def _write_evidence() -> None:
-    path, worker = os.environ.get("TEST_EVIDENCE"), os.environ.get("PYTEST_XDIST_WORKER")
-    if path and _passed:
-        ledger.save(_passed, Path(f"{path}.{worker}" if worker else path))
-
-
-lost_device.before_the_end.append(_write_evidence)
+lost_device.before_the_end.append(tests_evidence.write)
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
 
 
 def _bucket(problem: LinearProblem) -> Problem:
-    few = TYPICAL_ROWS if problem.weight == "mxfp4" else EIGHT_BIT_ROWS
+    few: tuple[int, ...] = TYPICAL_ROWS if problem.weight == "mxfp4" else EIGHT_BIT_ROWS
     few = few if problem.activation == "none" else QUANTIZED_ROWS
     return rounded_up(problem, (*few, *(count for count in TYPICAL_ROWS if count > few[-1])))
 

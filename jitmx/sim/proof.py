@@ -1,0 +1,106 @@
+"""What a verdict of the simulator rests on, as a digest: while it stays the same, so does the verdict.
+
+It covers the PTX but for its `.target`, which the simulator does not look at; every input of every case; and the code
+that makes and judges them: the simulator's own, and the modules that the family imports. Comments, docstrings and
+blanks of that code do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from jitmx.registry.case import Buffer, Case
+from jitmx.registry.key import frame
+from jitmx.registry.spec import Variant
+
+_PACKAGE = Path(__file__).parents[1]
+_TARGET = re.compile(r"^\.target .*$", re.MULTILINE)
+# What judges a case, beside the simulator's own modules.
+# What only finds families and code: a verdict is given of PTX that is there.
+_LOOKS_UP = ("jitmx.kernels", "jitmx.toolchain.nvrtc")
+_JUDGES = ("jitmx.registry.case", "jitmx.registry.matrix", "jitmx.formats")
+
+
+def proof(variant: Variant, ptx: str, cases: Iterable[Case]) -> str:
+    """SHA-256 over all that decides what the simulator finds of `variant`, compiled to `ptx`, in its `cases`."""
+    return frame(
+        [
+            ("ptx", _TARGET.sub("", ptx).encode()),
+            ("knobs", repr(sorted(variant.knobs.as_dict().items())).encode()),
+            ("simulator", _code(("jitmx.sim",))),
+            ("family", _code((f"jitmx.kernels.{variant.spec.family}",))),
+            *(("case", _inputs(case)) for case in cases),
+        ]
+    )
+
+
+def _inputs(case: Case) -> bytes:
+    """A digest of what a case launches."""
+    launched = (case.grid, case.cluster, case.resident, case.shared_bytes, case.layout, case.matrix)
+    hasher = hashlib.sha256(repr((case.name, case.gate, *launched)).encode())
+    for item in case.arguments:
+        if isinstance(item, Buffer):
+            data = item.data
+            hasher.update(repr((data.dtype.str, data.shape, item.output, item.scratch, item.early)).encode())
+            if not item.output or item.scratch:
+                hasher.update(data.tobytes())
+        else:
+            hasher.update(repr(item).encode())
+    return hasher.digest()
+
+
+@functools.cache
+def _code(modules: tuple[str, ...]) -> bytes:
+    """A digest of these modules of jitmx and of all that they import, packages whole."""
+    seen: dict[str, Path] = {}
+    waiting = [*modules, *_JUDGES]
+    while waiting:
+        name = waiting.pop()
+        path = _file(name)
+        if name not in seen and path is not None and name not in _LOOKS_UP:
+            seen[name] = path
+            waiting += _imported(path)
+            waiting += [f"{name}.{part.stem}" for part in path.parent.glob("*.py") if path.name == "__init__.py"]
+    return frame([(name, _meaning(seen[name])) for name in sorted(seen)]).encode()
+
+
+def _file(name: str) -> Path | None:
+    """Where a module of jitmx lies; None for a name within one, and for other packages."""
+    first, *rest = name.split(".")
+    place = _PACKAGE.joinpath(*rest)
+    found = [path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()]
+    return found[0] if first == "jitmx" and rest and found else None
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _imported(path: Path) -> list[str]:
+    """Names of modules, and of what is taken from them, that a file imports anywhere."""
+    found: list[str] = []
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+@functools.cache
+def _meaning(path: Path) -> bytes:
+    """The code of a file, without comments, docstrings and places in the text."""
+    tree = _parsed(path)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                body[0] = ast.Pass()
+    return ast.dump(tree).encode()
