@@ -182,21 +182,21 @@ def _routing(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[s
 
 
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:
-    click.echo(
+    output.say(
         f"{limits.card}: read {limits.read / 1e12:.2f} TB/s, copy {limits.copy / 1e12:.2f} TB/s, "
         f"bf16 matmul {limits.matmul / 1e12:.0f} TFLOP/s, measured in this run"
     )
     if "linear" in payload:
-        click.echo()
+        output.say()
         _show_linear(payload["linear"], limits)
     if "routing" in payload:
-        click.echo()
+        output.say()
         _show_routing(payload["routing"])
     if "moe" in payload:
-        click.echo()
+        output.say()
         _show_moe(payload["moe"], limits)
     if "quantize" in payload:
-        click.echo()
+        output.say()
         output.table(
             ("QUANTIZE, 64 MB", "US", "TB/S", "OF COPY"),
             [
@@ -209,7 +209,7 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
             right=("US", "TB/S", "OF COPY"),
         )  # fmt: skip
     if "launch" in payload:
-        click.echo()
+        output.say()
         output.table(
             ("HOST TIME OF A WARM CALL", "US"),
             [(row["name"], f"{row['us']:.2f}") for row in payload["launch"]],
@@ -242,7 +242,7 @@ def _show_moe(payload: dict[str, Any], limits: Ceilings) -> None:
     names = list(rows[0]["peers"])
     headers = ["M", "EXPERTS HIT", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", "OF COPY", "TFLOP/S"]
     peers = [f"{name.upper()} US" for name in names]
-    click.echo(f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}")
+    output.say(f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}")
     output.table(
         (*headers, *peers),
         [
@@ -264,7 +264,7 @@ def _show_routing(payload: dict[str, Any]) -> None:
     names = list(rows[0]["peers"])
     headers = ["M", "RMSNORM", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", f"{layers} ROUTERS US", "NO OVERLAP US"]
     peers = [f"{name.upper()} US" for name in names]
-    click.echo(
+    output.say(
         f"routers of {payload['model']} that rotate past the L2, top-k and softmax, seed {payload['seed']}; "
         f"and over {layers} only, and without launches that overlap"
     )
@@ -293,4 +293,4 @@ def _show_reasons(rows: list[dict[str, Any]]) -> None:
     for name in rows[0]["peers"]:
         reasons = dict.fromkeys(row["peers"][name]["reason"] for row in rows if row["peers"][name]["reason"])
         for text in reasons:
-            click.echo(f"{name}: {text}", err=True)
+            output.say(f"{name}: {text}", err=True)

@@ -72,4 +72,4 @@ def command(
         output.emit(explanation.to_dict())
         return
     for line in explanation.lines():
-        click.echo(line)
+        output.say(line)

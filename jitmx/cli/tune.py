@@ -13,6 +13,7 @@ import click
 
 from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
+from jitmx.cli.group import INTERRUPTED
 from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option
 from jitmx.errors import DriverError, KnobError
 
@@ -148,17 +149,17 @@ def command(
         if timings:
             journal.export(timings)  # one that cannot be written is an error now, not after hours of work
         if journal.resumed and not quiet:
-            click.echo(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
+            output.say(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
         run = _Run(op, measure, journal, seconds, shown, builds)
         try:
             outcomes = run(wanted)
         except KeyboardInterrupt:
             shown.stop()
-            click.echo(
-                f"interrupted: {len(journal.rows)} of {len(wanted)} rows are in {path}; the same command goes on there",
+            output.say(
+                f"Interrupted: {len(journal.rows)} of {len(wanted)} rows are in {path}; the same command goes on there",
                 err=True,
             )
-            raise click.exceptions.Exit(130) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             if timings:
                 journal.export(timings)
@@ -193,7 +194,7 @@ def _tell_failures(journal: Journal) -> None:
 
     breaches = sum(reason.startswith(BREACH) for reason in journal.reasons.values())
     if journal.reasons:
-        click.echo(
+        output.say(
             f"{len(journal.reasons)} of {len(journal.timings)} candidates were not timed: {breaches} break their "
             f"contract, {len(journal.reasons) - breaches} do not compile, do not run or are wrong",
             err=True,
@@ -327,10 +328,10 @@ def _show(outcomes: list[Outcome], target: Path) -> None:
         ],
         right=("M", "US"),
     )  # fmt: skip
-    click.echo(f"\nwrote {target}")
+    output.say(f"\nwrote {target}")
     noisy = sum(not outcome.stable for outcome in outcomes)
     if noisy:
-        click.echo(f"{noisy} rows did not come out the same twice in a row; tune them again on a quiet card", err=True)
+        output.say(f"{noisy} rows did not come out the same twice in a row; tune them again on a quiet card", err=True)
 
 
 class _Shown:
@@ -389,7 +390,7 @@ class _Shown:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=float(self._finished))
         elif not self._quiet:
-            click.echo(
+            output.say(
                 f"[{self._finished}/{self._total}] {_size(shape)} m={shape['m']}: {outcome.us:.2f} us, "
                 f"{outcome.kernel}" + ("" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"),
                 err=True,

@@ -68,7 +68,7 @@ def _record(verdicts: Verdicts, path: Path) -> None:
         files.make_directory(path.parent)
         ledger.save([*ledger.load(path).entries, *entries], path)
     except OSError as error:
-        click.echo(
+        output.say(
             f"Warning: what passed was not noted in {path} ({error.strerror}); --ledger names another file", err=True
         )
 
@@ -175,8 +175,8 @@ def _show(verdicts: Verdicts, lines: bool) -> None:
     )
     for variant, verdict in verdicts:
         if verdict.failure:
-            click.echo(f"\n{variant.name} for {variant.arch}: {verdict.failure}")
+            output.say(f"\n{variant.name} for {variant.arch}: {verdict.failure}")
         if lines and verdict.uncovered:
-            click.echo(f"\n{variant.name} for {variant.arch}: no case came to these lines of its PTX")
+            output.say(f"\n{variant.name} for {variant.arch}: no case came to these lines of its PTX")
             for number, text in verdict.uncovered:
-                click.echo(f"  {number:6}  {text}")
+                output.say(f"  {number:6}  {text}")

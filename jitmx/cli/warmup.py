@@ -63,7 +63,7 @@ def _report(failures: list[tuple[str, JitmxError]]) -> int:
         kernels.setdefault(str(error), []).append(name)
     for message, names in kernels.items():
         others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        click.echo(f"Error: {names[0]}{others}: {message}", err=True)
+        output.say(f"Error: {names[0]}{others}: {message}", err=True)
     return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
 
 
@@ -230,7 +230,7 @@ def command(
         )
     else:
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
-        click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
+        output.say(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
     codes = [_report(failures)] if failures else []
     lost, newer = _lost(results)
@@ -238,7 +238,7 @@ def command(
         why = "free space there, make it writable, or" if lost > newer else ""
         if newer:
             why = f"a newer jitmx has its own records of {newer} there, which stay; {why}".rstrip()
-        click.echo(
+        output.say(
             f"Error: {lost} of {len(rows)} kernels could not be kept in {settings.current().cache_dir} and end with "
             f"this process: {why} name another directory in JITMX_CACHE_DIR",
             err=True,

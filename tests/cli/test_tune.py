@@ -82,7 +82,7 @@ def test_an_interrupted_run_says_where_it_is_kept_and_the_same_command_goes_on(
     monkeypatch.setattr(Card, "stop_after", 8)
     stopped = run(*command, code=130)
     journal = card.with_name("linear.json.journal")
-    assert f"interrupted: 1 of 3 rows are in {journal}; the same command goes on there" in stopped.stderr
+    assert f"Interrupted: 1 of 3 rows are in {journal}; the same command goes on there" in stopped.stderr
     assert not card.exists()
     for line in journal.read_text().splitlines():
         json.loads(line)

@@ -50,9 +50,9 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], as_json: bool) ->
     now, obstacle = _present(record)
     if not as_json:
         for sentence in why.explain(record, records, present=now, source_of=cache.source):
-            click.echo(sentence)
+            output.say(sentence)
         if obstacle is not None:
-            click.echo(f"This jitmx does not compile it any more: {obstacle}.")
+            output.say(f"This jitmx does not compile it any more: {obstacle}.")
         return
     nearest = why.predecessor(record, records)
     here = why.Subject.of(record)
