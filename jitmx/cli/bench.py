@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx.cli import output, roofline, shapes
+from jitmx.cli import output, roofline, shapes, targets
 from jitmx.cli.options import json_option
-from jitmx.errors import DriverError, KnobError
 
 if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
@@ -109,13 +108,7 @@ def command(
         roofline.require_matplotlib()
         if not plot.parent.is_dir():
             raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
-    try:
-        import torch
-    except ImportError:
-        raise KnobError("bench needs torch; install it with: pip install 'jitmx[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DriverError("bench needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why")
-
+    targets.require_gpu("bench")
     from jitmx.ops import benchmarks
 
     limits = benchmarks.ceilings()

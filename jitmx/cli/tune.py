@@ -15,7 +15,6 @@ from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
 from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option
-from jitmx.errors import DriverError, KnobError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -126,12 +125,12 @@ def command(
         (arch,) = targets.resolve(targets_asked)[:1]
         tune_compile.run(op, _wanted(family, arch, sizes, asked, m), arch, jobs, quiet=quiet, as_json=as_json)
         return
+    targets.require_gpu("tune")
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
     from jitmx.ops import checks, tuning
     from jitmx.ops.tuning_builds import Background
 
-    _require_gpu()
     arch = checks.device_arch(0)
     wanted = _wanted(family, arch, sizes, asked, m)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
@@ -287,15 +286,6 @@ def _require_timed(op: str, asked: dict[str, Any]) -> None:
         untimed = ["residual=pair"]
     if untimed:
         raise click.UsageError(f"{untimed[0]} is not timed, and rows serve calls with and without it: leave it out")
-
-
-def _require_gpu() -> None:
-    try:
-        import torch
-    except ImportError:
-        raise KnobError("tune needs torch; install it with: pip install 'jitmx[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DriverError("tune needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why")
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
