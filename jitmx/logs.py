@@ -22,7 +22,7 @@ class _Stderr(logging.Handler):
     """Writes to whatever stderr is at the time, unlike a StreamHandler, which keeps the one it was made with."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Where stderr is closed it is None, for which print would take stdout; a full or broken one is no error of jitmx's.
+        # A closed stderr is None, for which print would take stdout; that one is full is no error of jitmx's.
         if sys.stderr is not None:
             with suppress(OSError, ValueError):
                 print(printable(self.format(record)), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How text that jitmx did not write stands in what it says: names and paths from disk, values of options and settings."""
+"""How text that jitmx did not write stands in what it says: names and paths from disk, values of options."""
 
 from __future__ import annotations
 

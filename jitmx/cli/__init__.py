@@ -1,7 +1,8 @@
 """The command line: one file a verb, imported when it is called.
 
 Data goes to stdout, progress and messages to stderr. Exit codes: 0 fine, 1 findings (stale, corrupt, unmet contract),
-2 usage, 3 compile failure, 130 interrupted. The `cache` verbs import neither torch, cupy, numpy nor jinja2, so that they answer at once.
+2 usage, 3 compile failure, 130 interrupted. The `cache` verbs import neither torch, cupy, numpy nor jinja2, so that
+they answer at once.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitmx.cli import output, roofline, shapes, targets
-from jitmx.cli.options import json_option
+from jitmx.cli.options import Count, json_option
+from jitmx.registry.spec import MAX_SIZE
 
 if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
@@ -72,10 +73,11 @@ Read, copy and matmul rates are measured in the same run.
     help="What moe's activations are rounded to.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing, and of routing's routers."
-)
-@click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
-@click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
+    "--seed", type=Count(0, (1 << 63) - 1), default=0, show_default=True,
+    help="Of moe's routing, and of routing's routers.",
+)  # fmt: skip
+@click.option("-n", "n", type=Count(1, MAX_SIZE), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
+@click.option("-k", "k", type=Count(32, MAX_SIZE), help="Input features, a multiple of 32; with -n.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path),
     help="Draw linear or moe under the roofline into this PNG; of both, moe into another one beside it.",

@@ -7,14 +7,12 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
 
 from jitmx import errors
 from jitmx.cli import output, streams
-from jitmx.quoting import printable
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 INTERRUPTED = 130  # as shells say of a process that Ctrl-C has ended
@@ -84,11 +82,10 @@ class Program(LazyGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         streams.prepare()
         failed: OSError | None = None
         try:
@@ -115,7 +112,9 @@ class Program(LazyGroup):
             output.say("Interrupted", err=True)
             return INTERRUPTED
         except click.ClickException as error:
-            error.message = printable(error.message)
-            with suppress(OSError):
-                error.show()
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            if context is not None:
+                hint = f"Try '{context.command_path} --help' for help."
+                output.say(f"{context.get_usage()}\n{hint}\n", err=True)
+            output.say(f"Error: {error.format_message()}", err=True)
             return error.exit_code

@@ -1,4 +1,4 @@
-"""The standard streams of a command: there whatever the caller closed, able to take any text, and settled at the end."""
+"""The standard streams of a command: there though the caller closed them, open to any text, settled at the end."""
 
 from __future__ import annotations
 

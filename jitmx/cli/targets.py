@@ -12,6 +12,7 @@ from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.cli import shapes
 from jitmx.errors import DriverError, KnobError
+from jitmx.quoting import short
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
 
@@ -39,7 +40,7 @@ def require_gpu(verb: str) -> None:
         import torch
     except ImportError as error:
         if error.name != "torch":
-            raise DriverError(f"{verb} needs torch, and the one here cannot be imported ({error}); install it anew") from error
+            raise DriverError(f"{verb} needs torch, which cannot be imported ({error}); install it anew") from error
         raise KnobError(f"{verb} needs torch; install it with: pip install 'jitmx[torch]'") from None
     if not torch.cuda.is_available():
         raise DriverError(
@@ -128,7 +129,7 @@ def exact_variants(targets: tuple[Arch, ...], kernel: str, words: tuple[str, ...
     found = kernels.family(family)
     if not dot:
         listed = ", ".join(f"{family}.{spec.name}" for spec in found.specs)
-        raise click.UsageError(f"{kernel!r} is no kernel; those of the family: {listed}")
+        raise click.UsageError(f"{short(kernel)} is no kernel; those of the family: {listed}")
     spec = found.spec(name)
     names = [item.name for item in dataclasses.fields(spec.knobs)]
     knobs = spec.knobs.from_text(shapes.pairs(words, kernel, names, "knob"))

@@ -14,7 +14,7 @@ import click
 from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
-from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option, span
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -75,7 +75,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Time for the whole run, compiling included."
+    "--seconds", type=float, callback=span, help="Time for the whole run, compiling included."
 )
 @click.option(
     "--timings", type=click.Path(dir_okay=False, path_type=Path),

@@ -12,7 +12,7 @@ from jitmx import settings
 from jitmx.cache import store
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.group import exit_code
-from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import Count, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 from jitmx.errors import ContractError, JitmxError, SettingError
 
@@ -159,10 +159,10 @@ several targets also "arch".
 )
 @click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS.")
 @click.option(
-    "--tokens", type=click.IntRange(1), default=16384, show_default=True,
+    "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
     help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
 )  # fmt: skip
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Of the model: vLLM's tensor_parallel_size.")
+@click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
 @click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
 @arch_option(
     "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."

@@ -47,7 +47,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The card, and a folder for tables; returns the table that is written by default."""
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
-    monkeypatch.setattr(verb, "_require_gpu", lambda: None)
+    monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
@@ -132,7 +132,7 @@ def test_rows_of_another_card_stop_it_before_anything_is_timed(
         ((*SHAPE, "dtype=fp64"), "fp64"),
         ((*SHAPE, "residual=pair"), "residual=pair is not timed, and rows serve calls with and without it: leave it"),
         ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
-        ((*SHAPE, "-m", "0"), "'0' is no whole number of 1 or more"),
+        ((*SHAPE, "-m", "0"), "'0' is no whole number from 1 to 2147483616"),
         ((*SHAPE, "--seconds", "0"), "--seconds"),
         (("--model", "gpt-5"), "gpt-oss-120b"),
     ],
