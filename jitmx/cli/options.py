@@ -63,12 +63,18 @@ def byte_count(_context: click.Context, parameter: click.Parameter, value: str |
     return int(count)
 
 
-def span(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Seconds that are a number, above 0."""
-    if value is not None and not 0 < value <= _MOST_SECONDS:
-        said = f"{value} is no number of seconds above 0 and up to {_MOST_SECONDS:.0e}"
-        raise click.BadParameter(said, ctx=context, param=parameter)
-    return value
+def span(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Reads a number of seconds above 0."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        said = f"{short(value)} is no number of seconds above 0 and up to {_MOST_SECONDS:.0e}"
+        raise click.BadParameter(said, param=parameter)
+    return seconds
 
 
 def duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:

@@ -61,10 +61,10 @@ def find(name: str) -> Model:
             raise FileNotFoundError("there is no such file")
         said = json.loads(found[0])
         sizes = {item.name: said[item.name] for item in dataclasses.fields(Model)}
-        for item in dataclasses.fields(Model):
-            value, kind = sizes[item.name], type(item.default)
-            if type(value) is not kind or (kind is int and not 1 <= value <= MAX_SIZE):
-                raise ValueError(f"{item.name} is {short(value)}")
+        for member, usual in dataclasses.asdict(Model()).items():
+            value = sizes[member]
+            if type(value) is not type(usual) or not (isinstance(value, bool) or 1 <= value <= MAX_SIZE):
+                raise ValueError(f"{member} is {short(value)}")
         return Model(**sizes)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
