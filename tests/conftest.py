@@ -40,6 +40,18 @@ _PROBE = Path(__file__).parent / "probe"
 _PACKAGE = Path(jitmx.__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run also what takes hours: the fuzzing of .ci/nightly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly"):
+        return
+    later = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
+
+
 def variables() -> set[str]:
     """Every environment variable that jitmx reads."""
     return {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)}
