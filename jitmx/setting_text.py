@@ -12,7 +12,6 @@ from jitmx.errors import ArchError, SettingError
 from jitmx.quoting import short
 
 MOST_JOBS = 4096
-_DIGITS = 20  # Python reads no number of some thousand digits, and says so in a way of its own
 _WORD = 64  # characters of a knob's name or value at most
 
 
@@ -26,7 +25,7 @@ def whole(text: str, low: int, high: int) -> int:
     Raises:
         ValueError: any other text, whatever its length.
     """
-    value = int(text) if len(text) <= _DIGITS else high + 1
+    value = int(text)  # of some thousand digits Python makes no number: a ValueError too
     if not low <= value <= high:
         raise ValueError
     return value

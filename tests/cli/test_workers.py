@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -16,14 +17,16 @@ VERIFY = ("verify", "-q", "--arch", "sm_90", "--family", "linear", "--jobs", "2"
 
 
 @pytest.fixture
-def begin() -> Callable[..., tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def begin() -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[psutil.Process]]]]:
     """Starts `jitmx` in a process group of its own; gives it and its children, so many, once they are at work."""
+    groups: list[int] = []
 
     def start(*arguments: str, children: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
         process = subprocess.Popen(
             [sys.executable, "-m", "jitmx.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
+        groups.append(process.pid)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             found = psutil.Process(process.pid).children(recursive=True)
@@ -32,7 +35,10 @@ def begin() -> Callable[..., tuple[subprocess.Popen[str], list[psutil.Process]]]
             time.sleep(0.1)
         raise AssertionError("its workers did not begin")
 
-    return start
+    yield start
+    for group in groups:  # of a test that has failed
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def _none_is_left(workers: list[psutil.Process]) -> bool:
