@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from jitmx.errors import ArchError
+from jitmx.quoting import short
 
 
 @dataclass(frozen=True, order=True)
@@ -109,7 +110,7 @@ def parse(text: str) -> Arch:
     match = _SPELLING.fullmatch(text.strip())
     known = ", ".join(SUPPORTED)
     if match is None:
-        raise ArchError(f"{text!r} is not an SM target; write one of: {known}")
+        raise ArchError(f"{short(text)} is not an SM target; write one of: {known}")
     name = f"sm_{int(match[1])}{match[2]}{match[3].lower()}"
     name = _PREFERRED.get(name, name)
     if name not in SUPPORTED:

@@ -14,6 +14,7 @@ JitmxError
 ├── NotWarmedError          a kernel is missing while JITMX_MODE=required
 ├── CaptureError            compiling or loading was asked for during CUDA-graph capture
 ├── SimulationError         the PTX simulator met a fault of the kernel, or an instruction that it does not know
+├── WorkerError             a worker process was ended from outside
 └── DriverError             the CUDA driver is missing or refused a call
 
 A message names the value, the rule it breaks and the remedy.
@@ -86,6 +87,10 @@ class CaptureError(JitmxError, RuntimeError):
 
 class SimulationError(JitmxError):
     """A simulated kernel did what no kernel may, or holds an instruction that the simulator does not know."""
+
+
+class WorkerError(JitmxError, RuntimeError):
+    """A worker process was ended from outside, and what it was doing is lost."""
 
 
 class DriverError(JitmxError, RuntimeError):

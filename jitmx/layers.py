@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from jitmx.errors import SettingError
+from jitmx.quoting import short
 
 KINDS = ("moe", "qkv", "o", "lm_head")
 # Formats that a layer's weights can be kept in; the first is meant where none is named.
@@ -25,12 +26,12 @@ def parse(text: str) -> dict[str, str]:
         if name not in (*KINDS, "all"):
             close = difflib.get_close_matches(name, (*KINDS, "all"), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise SettingError(f"{name!r} is none of {', '.join(KINDS)}, all{hint}")
+            raise SettingError(f"{short(name)} is none of {', '.join(KINDS)}, all{hint}")
         for kind in KINDS if name == "all" else (name,):
             chosen = format if colon else FORMATS[kind][0]
             if chosen not in FORMATS[kind]:
                 remedy = "; name the layers one by one" if name == "all" else ""
-                raise SettingError(f"{kind} takes {' or '.join(FORMATS[kind])}, not {chosen!r}{remedy}")
+                raise SettingError(f"{kind} takes {' or '.join(FORMATS[kind])}, not {short(chosen)}{remedy}")
             if found.setdefault(kind, chosen) != chosen:
                 raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}; name it once")
     if not found:

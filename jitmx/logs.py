@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 
 from jitmx import settings as variables
+from jitmx.quoting import printable
 from jitmx.settings import Settings
 
 _LEVELS = (logging.CRITICAL + 1, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
@@ -20,7 +22,10 @@ class _Stderr(logging.Handler):
     """Writes to whatever stderr is at the time, unlike a StreamHandler, which keeps the one it was made with."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        # A closed stderr is None, for which print would take stdout; that one is full is no error of jitmx's.
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                print(printable(self.format(record)), file=sys.stderr)
 
 
 _stderr = _Stderr()

@@ -8,7 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jitmx import layers
-from jitmx.errors import SettingError
+from jitmx.errors import ArchError, SettingError
+from jitmx.quoting import short
+
+MOST_JOBS = 4096
+_WORD = 64  # characters of a knob's name or value at most
+
+
+class Unfit(ValueError):
+    """A text that is none of the choices, with the reason in words."""
+
+
+def whole(text: str, low: int, high: int) -> int:
+    """A whole number within limits, both included.
+
+    Raises:
+        ValueError: any other text, whatever its length.
+    """
+    value = int(text)  # of some thousand digits Python makes no number: a ValueError too
+    if not low <= value <= high:
+        raise ValueError
+    return value
 
 
 def choice(*choices: str) -> Callable[[str], str]:
@@ -28,11 +48,8 @@ def flag(text: str) -> bool:
     raise ValueError
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+def jobs(text: str) -> int:
+    return whole(text, 1, MOST_JOBS)
 
 
 def seconds(text: str) -> float:
@@ -43,26 +60,23 @@ def seconds(text: str) -> float:
 
 
 def log_level(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 5:
-        raise ValueError
-    return value
+    return whole(text, 0, 5)
 
 
 def arches(text: str) -> tuple[str, ...]:
-    from jitmx import arch, errors
+    from jitmx import arch
 
     try:
         return tuple(arch.parse(word).name for word in text.replace(",", " ").replace(";", " ").split())
-    except errors.ArchError as error:
-        raise ValueError(str(error)) from error
+    except ArchError as error:
+        raise Unfit(str(error)) from error
 
 
 def path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:  # ~name of a user that there is not
-        raise ValueError(str(error)) from error
+        raise Unfit(str(error)) from error
 
 
 def paths(text: str) -> tuple[Path, ...]:
@@ -70,16 +84,19 @@ def paths(text: str) -> tuple[Path, ...]:
 
 
 def knobs(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
+    pairs: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not (name.strip() and equals and value.strip()):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value) or max(len(name), len(value)) > _WORD:
             raise ValueError
-        pairs.append((name.strip(), value.strip()))
-    return tuple(pairs)
+        if name in pairs:
+            raise Unfit(f"{short(name)} is given twice; give it once")
+        pairs[name] = value
+    return tuple(pairs.items())
 
 
-_TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?:s([1-9]\d*))?")
+_SIZE = r"([1-9][0-9]{0,8})"
+_TILE = re.compile(f"{_SIZE}x{_SIZE}(?:x{_SIZE})?(?:s{_SIZE})?")
 
 
 def tile_text(text: str) -> str:
@@ -105,7 +122,7 @@ def chosen_layers(text: str) -> tuple[tuple[str, str], ...]:
     try:
         return tuple(layers.parse(text).items())
     except SettingError as error:
-        raise ValueError(str(error)) from error
+        raise Unfit(str(error)) from error
 
 
 def switch(text: str) -> bool | None:

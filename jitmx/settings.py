@@ -20,6 +20,7 @@ import platformdirs
 
 from jitmx import layers, setting_text
 from jitmx.errors import SettingError
+from jitmx.quoting import short
 
 MODES = ("auto", "required", "off")
 
@@ -94,9 +95,9 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "JITMX_JOBS",
         "jobs",
-        setting_text.positive,
+        setting_text.jobs,
         lambda: None,
-        "a number of 1 or more",
+        f"a number, 1 to {setting_text.MOST_JOBS}",
         "compiles at once; by default as many as cores and memory allow",
         ("FLASHINFER_NVCC_THREADS",),
     ),
@@ -273,7 +274,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         if name.startswith("JITMX_") and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
-            raise SettingError(f"{name} is not a setting of jitmx{hint}")
+            raise SettingError(f"{name if len(name) < 100 else short(name)} is not a setting of jitmx{hint}")
     values: dict[str, Any] = {}
     for setting in TABLE:
         source = origin(setting.field, environ)
@@ -284,8 +285,8 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             values[setting.field] = setting.parse(text)
         except ValueError as error:
-            detail = f" ({error})" if isinstance(error.__cause__, Exception) else ""
-            raise SettingError(f"{source}={text!r} is not {setting.choices}{detail}") from None
+            detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
+            raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
     return Settings(**values)
 
 

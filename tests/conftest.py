@@ -41,6 +41,19 @@ _PROBE = Path(__file__).parent / "probe"
 _PACKAGE = Path(jitmx.__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run also what takes hours: the fuzzing of .ci/nightly")
+    parser.addoption("--all-evidence", action="store_true", help="simulate also what a ledger has the same evidence of")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly"):
+        return
+    later = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     write()
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jitmx import layers, setting_text, settings
 from jitmx.errors import SettingError
+from jitmx.quoting import short
 from jitmx.settings import TABLE, Setting, Settings
 
 # For each field, texts and what they are read as; the first differs from the default.
@@ -65,14 +66,16 @@ REFUSED: dict[str, list[str]] = {
     "tactics_dir": ["~nobody-of-that-name"],
     "mode": ["always", "auto,off", "1"],
     "allow_shared_cache": ["maybe", "2"],
-    "lock_timeout": ["-1", "nan", "inf", "1e6", "soon"],
+    "lock_timeout": ["-1", "nan", "inf", "1e6", "soon", "9" * 5000],
     "arches": ["sm_70", "hopper", "sm_90 sm_999"],
-    "jobs": ["0", "-2", "1.5", "all"],
-    "log_level": ["6", "-1", "debug"],
+    "jobs": ["0", "-2", "1.5", "all", "4097", "9" * 5000, "-" + "9" * 5000],
+    "log_level": ["6", "-1", "debug", "9" * 5000],
     "verbose": ["maybe"],
-    "linear_knobs": ["split_k", "=8", "split_k=", "split_k=8;stages=6,x"],
-    "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4"],
-    "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x"],
+    "linear_knobs": [
+        "split_k", "=8", "split_k=", "split_k=8;stages=6,x", "stages=2,stages=3", "stages=2, stages=2", "k=" + "9" * 65
+    ],  # fmt: skip
+    "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4", "9" * 5000 + "x1"],
+    "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x", "tile_m=32,tile_m=64"],
     "moe_tile": ["64", "x128", "64x0", "64*128"],
     "mxfp4_layers": ["mlp", "moe:mxfp8", "all:mxfp8", "qkv:int4", "qkv,qkv:mxfp8", "none,moe", ",", "qkv:"],
     "moe_kernel": ["cutlass", "auto,gemm", "0"],
@@ -142,7 +145,7 @@ def test_a_bad_value_is_refused_with_the_variable_the_value_and_the_choices(
 ) -> None:
     with pytest.raises(SettingError) as error:
         settings.read({name: text})
-    assert str(error.value).startswith(f"{name}={text!r} is not {setting.choices}")
+    assert str(error.value).startswith(f"{name}={short(text)} is not {setting.choices}")
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_one() -> None:
@@ -253,3 +256,16 @@ def test_what_the_program_chose_decides_until_the_environment_is_read_again(monk
     finally:
         monkeypatch.undo()
         settings.reload()
+
+
+def test_a_long_value_is_abbreviated_and_a_knob_given_twice_is_named() -> None:
+    with pytest.raises(SettingError) as error:
+        settings.read({"JITMX_JOBS": "9" * 5000})
+    assert str(error.value) == (
+        "JITMX_JOBS='999999999999999999999999'... (5000 characters) is not a number, 1 to 4096"
+    )
+    with pytest.raises(SettingError, match=r"\('stages' is given twice; give it once\)"):
+        settings.read({"JITMX_LINEAR_KNOBS": "stages=2,stages=3"})
+    with pytest.raises(SettingError) as unknown:
+        settings.read({"JITMX_" + "X" * 5000: "1"})
+    assert len(str(unknown.value)) < 1000

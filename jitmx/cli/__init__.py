@@ -1,7 +1,8 @@
 """The command line: one file a verb, imported when it is called.
 
 Data goes to stdout, progress and messages to stderr. Exit codes: 0 fine, 1 findings (stale, corrupt, unmet contract),
-2 usage, 3 compile failure. The `cache` verbs import neither torch, cupy, numpy nor jinja2, so that they answer at once.
+2 usage, 3 compile failure, 130 interrupted. The `cache` verbs import neither torch, cupy, numpy nor jinja2, so that
+they answer at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from contextlib import suppress
 import click
 
 from jitmx import logs, settings
-from jitmx.cli.group import LazyGroup
+from jitmx.cli import output
+from jitmx.cli.group import Program
 from jitmx.errors import SettingError
 
 
@@ -20,12 +22,12 @@ def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) 
         return
     from importlib.metadata import version
 
-    click.echo(f"jitmx {version('jitmx')}")
+    output.say(f"jitmx {version('jitmx')}")
     context.exit()
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Program,
     package="jitmx.cli",
     verbs=("warmup", "variants", "explain", "verify", "bench", "tune", "env", "doctor", "cache"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -46,7 +48,7 @@ def main() -> None:
     """JIT-compiled CUDA kernels for MXFP4 inference.
 
     Kernels are rendered from templates, compiled by NVRTC, kept on disk and picked by batch size.
-    Exit codes: 0 fine, 1 findings, 2 usage, 3 compile failure.
+    Exit codes: 0 fine, 1 findings, 2 usage, 3 compile failure, 130 interrupted.
     """
     # A bad setting is for the verb to report: `doctor` has more to say about it than that.
     with suppress(SettingError):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx.cli import output, roofline, shapes
-from jitmx.cli.options import json_option
-from jitmx.errors import DriverError, KnobError
+from jitmx.cli import output, roofline, shapes, targets
+from jitmx.cli.options import Count, json_option
+from jitmx.registry.spec import MAX_SIZE
 
 if TYPE_CHECKING:
     from jitmx.ops.benchmarks import Ceilings
@@ -73,10 +73,11 @@ Read, copy and matmul rates are measured in the same run.
     help="What moe's activations are rounded to.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of moe's routing, and of routing's routers."
-)
-@click.option("-n", "n", type=click.IntRange(1), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
-@click.option("-k", "k", type=click.IntRange(32), help="Input features, a multiple of 32; with -n.")
+    "--seed", type=Count(0, (1 << 63) - 1), default=0, show_default=True,
+    help="Of moe's routing, and of routing's routers.",
+)  # fmt: skip
+@click.option("-n", "n", type=Count(1, MAX_SIZE), help="Output features, instead of gpt-oss-120b's shapes; with -k.")
+@click.option("-k", "k", type=Count(32, MAX_SIZE), help="Input features, a multiple of 32; with -n.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path),
     help="Draw linear or moe under the roofline into this PNG; of both, moe into another one beside it.",
@@ -109,13 +110,7 @@ def command(
         roofline.require_matplotlib()
         if not plot.parent.is_dir():
             raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
-    try:
-        import torch
-    except ImportError:
-        raise KnobError("bench needs torch; install it with: pip install 'jitmx[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DriverError("bench needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why")
-
+    targets.require_gpu("bench")
     from jitmx.ops import benchmarks
 
     limits = benchmarks.ceilings()
@@ -182,21 +177,21 @@ def _routing(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[s
 
 
 def _show(payload: dict[str, Any], limits: Ceilings) -> None:
-    click.echo(
+    output.say(
         f"{limits.card}: read {limits.read / 1e12:.2f} TB/s, copy {limits.copy / 1e12:.2f} TB/s, "
         f"bf16 matmul {limits.matmul / 1e12:.0f} TFLOP/s, measured in this run"
     )
     if "linear" in payload:
-        click.echo()
+        output.say()
         _show_linear(payload["linear"], limits)
     if "routing" in payload:
-        click.echo()
+        output.say()
         _show_routing(payload["routing"])
     if "moe" in payload:
-        click.echo()
+        output.say()
         _show_moe(payload["moe"], limits)
     if "quantize" in payload:
-        click.echo()
+        output.say()
         output.table(
             ("QUANTIZE, 64 MB", "US", "TB/S", "OF COPY"),
             [
@@ -209,7 +204,7 @@ def _show(payload: dict[str, Any], limits: Ceilings) -> None:
             right=("US", "TB/S", "OF COPY"),
         )  # fmt: skip
     if "launch" in payload:
-        click.echo()
+        output.say()
         output.table(
             ("HOST TIME OF A WARM CALL", "US"),
             [(row["name"], f"{row['us']:.2f}") for row in payload["launch"]],
@@ -242,7 +237,7 @@ def _show_moe(payload: dict[str, Any], limits: Ceilings) -> None:
     names = list(rows[0]["peers"])
     headers = ["M", "EXPERTS HIT", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", "OF COPY", "TFLOP/S"]
     peers = [f"{name.upper()} US" for name in names]
-    click.echo(f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}")
+    output.say(f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}")
     output.table(
         (*headers, *peers),
         [
@@ -264,7 +259,7 @@ def _show_routing(payload: dict[str, Any]) -> None:
     names = list(rows[0]["peers"])
     headers = ["M", "RMSNORM", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", f"{layers} ROUTERS US", "NO OVERLAP US"]
     peers = [f"{name.upper()} US" for name in names]
-    click.echo(
+    output.say(
         f"routers of {payload['model']} that rotate past the L2, top-k and softmax, seed {payload['seed']}; "
         f"and over {layers} only, and without launches that overlap"
     )
@@ -293,4 +288,4 @@ def _show_reasons(rows: list[dict[str, Any]]) -> None:
     for name in rows[0]["peers"]:
         reasons = dict.fromkeys(row["peers"][name]["reason"] for row in rows if row["peers"][name]["reason"])
         for text in reasons:
-            click.echo(f"{name}: {text}", err=True)
+            output.say(f"{name}: {text}", err=True)

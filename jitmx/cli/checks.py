@@ -244,7 +244,10 @@ def _torch(gpu: bool) -> Iterator[Check]:
 
 def _torch_cuda() -> str | None:
     """CUDA release of the torch at hand, None for a CPU build; from its version file, as importing it takes seconds."""
-    spec = util.find_spec("torch")
+    try:
+        spec = util.find_spec("torch")
+    except (ImportError, ValueError):  # what is left of one that was taken away
+        spec = None
     if spec is None or spec.origin is None:
         return None
     try:

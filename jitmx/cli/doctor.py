@@ -43,11 +43,10 @@ def command(gpu: bool, as_json: bool) -> None:
     else:
         width = max(len(check.name) for check in found)
         for check in found:
-            click.echo(
-                f"{click.style(f'{check.status:<7}', fg=_COLOURS[check.status])}  {check.name:<{width}}  {check.found}"
-            )
+            told = f"  {check.name:<{width}}  {check.found}"
+            output.say(told, opening=f"{check.status:<7}", fg=_COLOURS[check.status])
             if check.remedy:
-                click.echo(f"{'':<7}  {'':<{width}}  → {check.remedy}")
-        click.echo(f"{problems} problem{'' if problems == 1 else 's'}")
+                output.say(f"{'':<7}  {'':<{width}}  → {check.remedy}")
+        output.say(f"{problems} problem{'' if problems == 1 else 's'}")
     if problems:
         raise click.exceptions.Exit(1)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from jitmx.cli import output, shapes, targets
-from jitmx.cli.options import arch_option, json_option
+from jitmx.cli.options import Count, arch_option, json_option
+from jitmx.registry.spec import MAX_SIZE
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
@@ -35,10 +36,10 @@ Order of authority: argument, environment, your own table (JITMX_TACTICS), the s
 @click.argument("op")
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
-@click.option("-m", "m", type=click.IntRange(min=1), help="Rows of the activations: the same as m=...")
+@click.option("-m", "m", type=Count(1, MAX_SIZE), help="Rows of the activations: the same as m=...")
 @shapes.size_options
 @click.option(
-    "--sms", type=click.IntRange(min=1), help="SM count (default: the GPU's here, else that of the target's card)."
+    "--sms", type=Count(1, 1 << 16), help="SM count (default: the GPU's here, else that of the target's card)."
 )
 @json_option
 def command(
@@ -72,4 +73,4 @@ def command(
         output.emit(explanation.to_dict())
         return
     for line in explanation.lines():
-        click.echo(line)
+        output.say(line)

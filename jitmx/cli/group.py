@@ -1,14 +1,21 @@
-"""Groups whose verbs are modules, and the one place where an error becomes a message and an exit code."""
+"""Groups whose verbs are modules, and where whatever ends a command becomes a message and an exit code."""
 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from jitmx import errors
+from jitmx.cli import output, streams
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+INTERRUPTED = 130  # as shells say of a process that Ctrl-C has ended
 
 # First match decides, so a subclass stands before its base.
 _EXIT_CODES: tuple[tuple[type[errors.JitmxError], int], ...] = (
@@ -59,5 +66,55 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except errors.JitmxError as error:
-            click.echo(f"Error: {error}", err=True)
+            output.say(f"Error: {error}", err=True)
             ctx.exit(exit_code(error))
+        except KeyboardInterrupt:
+            output.say("Interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+class Program(LazyGroup):
+    """The outermost group: it has streams to write to, and ends in an exit code whatever happens to them."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        streams.prepare()
+        failed: OSError | None = None
+        try:
+            code = self._ended(args, prog_name, complete_var, **extra)
+        except OSError as error:
+            code, failed = 1, error
+        unwritten = streams.settle(sys.stdout)
+        failed = failed or unwritten
+        if failed is not None:
+            code = code or 1
+            if failed.errno != errno.EPIPE:  # who closes a pipe early has read enough
+                of_output = failed.filename is None and failed.errno in _UNWRITABLE
+                said = f"the output could not be written ({failed.strerror})" if of_output else str(failed)
+                output.say(f"Error: {said}", err=True)
+        streams.settle(sys.stderr)
+        sys.exit(code)
+
+    def _ended(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        """The exit code of a command, whose end it has told."""
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            return code if isinstance(code, int) else 0
+        except (KeyboardInterrupt, click.Abort):
+            output.say("Interrupted", err=True)
+            return INTERRUPTED
+        except click.ClickException as error:
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            if context is not None:
+                hint = f"Try '{context.command_path} --help' for help."
+                output.say(f"{context.get_usage()}\n{hint}\n", err=True)
+            output.say(f"Error: {error.format_message()}", err=True)
+            return error.exit_code

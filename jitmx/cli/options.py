@@ -9,13 +9,30 @@ from typing import Any, TypeVar
 import click
 
 from jitmx import arch as arches
+from jitmx import setting_text
 from jitmx.arch import Arch
 from jitmx.errors import ArchError
+from jitmx.quoting import short
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_MOST_BYTES, _MOST_SECONDS = 1 << 60, 1e10
+
+
+class Count(click.IntRange):
+    """A whole number within limits, whatever number of digits is passed."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high)
+        self._low, self._high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else setting_text.whole(value, self._low, self._high)
+        except ValueError:
+            self.fail(f"{short(value)} is no whole number from {self._low} to {self._high}", param, ctx)
 
 
 def _targets(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Arch, ...]:
@@ -37,9 +54,27 @@ def byte_count(_context: click.Context, parameter: click.Parameter, value: str |
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(
-            f"{value!r} is not a size; write bytes or a number with K, M, G or T, such as 500M", param=parameter
+            f"{short(value)} is not a size; write bytes or a number with K, M, G or T, such as 500M", param=parameter
         )
-    return int(float(match[1]) * _BYTES[match[2].upper()])
+    count = float(match[1]) * _BYTES[match[2].upper()]
+    if count > _MOST_BYTES:
+        said = f"{short(value)} is more than any disk holds; write a size such as 500M"
+        raise click.BadParameter(said, param=parameter)
+    return int(count)
+
+
+def span(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Reads a number of seconds above 0."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        said = f"{short(value)} is no number of seconds above 0 and up to {_MOST_SECONDS:.0e}"
+        raise click.BadParameter(said, param=parameter)
+    return seconds
 
 
 def duration(_context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -49,9 +84,12 @@ def duration(_context: click.Context, parameter: click.Parameter, value: str | N
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", value.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(
-            f"{value!r} is not an age; write a number with s, m, h, d or w, such as 30d", param=parameter
+            f"{short(value)} is not an age; write a number with s, m, h, d or w, such as 30d", param=parameter
         )
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    seconds = float(match[1]) * _SECONDS[match[2].lower()]
+    if seconds > _MOST_SECONDS:
+        raise click.BadParameter(f"{short(value)} is over 300 years; write an age such as 30d", param=parameter)
+    return seconds
 
 
 def arch_option(help: str) -> Callable[[_F], _F]:
@@ -76,7 +114,7 @@ def jobs_option(function: _F) -> _F:
     return click.option(
         "--jobs",
         "-j",
-        type=click.IntRange(min=1),
+        type=Count(1, setting_text.MOST_JOBS),
         metavar="N",
         help="Compiles at once (default: JITMX_JOBS, else what cores and memory allow).",
     )(function)

@@ -1,24 +1,55 @@
-"""What goes to stdout: JSON objects, aligned columns, and units that people read."""
+"""What is printed: lines, JSON objects, aligned columns, and units that people read."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import click
 
+from jitmx.quoting import printable
+
 SCHEMA_VERSION = 1
+_PLAIN = str.maketrans({"–": "-", "→": "->"})  # jitmx's own signs where the output's encoding has none
+
+
+def say(text: object = "", *, err: bool = False, opening: str = "", **style: Any) -> None:
+    """Print `text` and the end of a line; every verb prints by this.
+
+    Whatever would steer a terminal, and characters that the output's encoding lacks, are shown escaped.
+
+    Args:
+        err: to stderr. What cannot be written there is lost: that is no reason to do less.
+        opening: goes before the text, in the `style` that `click.style` takes.
+
+    Raises:
+        OSError: stdout cannot be written.
+    """
+    stream = sys.stderr if err else sys.stdout
+    first, rest = (_encodable(printable(str(part)), getattr(stream, "encoding", None)) for part in (opening, text))
+    with suppress(OSError) if err else nullcontext():
+        click.echo((click.style(first, **style) if first else "") + rest, file=stream)
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding or "utf-8", "backslashreplace").decode(encoding or "utf-8")
+    return text
 
 
 def emit(payload: Mapping[str, Any]) -> None:
     """Print one JSON object that opens with its schema version."""
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **payload}, indent=2))
+    say(json.dumps({"schema_version": SCHEMA_VERSION, **payload}, indent=2))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
     """Print `rows` in columns as wide as their longest cell; columns named in `right` are flush right."""
-    cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["–" if cell is None else printable(str(cell)).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(headers), *cells]) for column in range(len(headers))]
 
     def line(parts: Sequence[str]) -> str:
@@ -28,9 +59,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
         )
         return "  ".join(aligned).rstrip()
 
-    click.secho(line(headers), bold=True)
+    say(opening=line(headers), bold=True)
     for row in cells:
-        click.echo(line(row))
+        say(line(row))
 
 
 def size(count: int) -> str:

@@ -6,7 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import click
+from jitmx.cli import output
+from jitmx.quoting import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -35,7 +36,7 @@ class Progress:
                 progress.BarColumn(),
                 progress.MofNCompleteColumn(),
                 progress.TimeElapsedColumn(),
-                progress.TextColumn("{task.fields[last]}"),
+                progress.TextColumn("{task.fields[last]}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
             )
@@ -53,6 +54,6 @@ class Progress:
         """One step is done."""
         self._done += 1
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, last=what)
+            self._bar.update(self._task, advance=1, last=printable(what))
         elif not self._quiet:
-            click.echo(f"[{self._done}/{self._total}] {what}", err=True)
+            output.say(f"[{self._done}/{self._total}] {what}", err=True)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from jitmx.registry.spec import flags, read_flag
+from jitmx.cli.options import Count
+from jitmx.quoting import short
+from jitmx.registry.spec import MAX_SIZE, flags, read_flag
+from jitmx.setting_text import whole
 
 if TYPE_CHECKING:
     from jitmx.kernels import Problem
@@ -26,18 +29,15 @@ def usual_rows(n: int, counts: Sequence[int]) -> tuple[int, ...]:
 
 def size_options(function: _F) -> _F:
     """`-n` and `-k`; the verb receives `n: int | None` and `k: int | None`."""
-    size = click.IntRange(min=1)
+    size = Count(1, MAX_SIZE)
     function = click.option("-k", "k", type=size, help="Input features: the same as k=...")(function)
     return click.option("-n", "n", type=size, help="Output features: the same as n=...")(function)
 
 
-def size_list(_context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+def size_list(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
     """Reads `1,2,4`, or several such options, as numbers of 1 or more."""
     words = [word for value in values for word in value.replace(",", " ").split()]
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise click.BadParameter(f"{word!r} is no whole number of 1 or more", param=parameter)
-    return tuple(dict.fromkeys(map(int, words)))
+    return tuple(dict.fromkeys(Count(1, MAX_SIZE).convert(word, parameter, context) for word in words))
 
 
 def pairs(words: tuple[str, ...], owner: str, names: list[str], kind: str) -> dict[str, str]:
@@ -50,9 +50,9 @@ def pairs(words: tuple[str, ...], owner: str, names: list[str], kind: str) -> di
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or name not in names:
-            raise click.UsageError(f"{word!r} is no {kind}=value of {owner}; its {kind}s: {', '.join(names)}")
+            raise click.UsageError(f"{short(word)} is no {kind}=value of {owner}; its {kind}s: {', '.join(names)}")
         if name in found:
-            raise click.UsageError(f"{name} is given twice, as {found[name]} and as {text}; give it once")
+            raise click.UsageError(f"{name} is given twice, as {short(found[name])} and as {short(text)}; give it once")
         found[name] = text
     return found
 
@@ -67,18 +67,19 @@ def read(op: str, problem: type[Problem], words: tuple[str, ...], **sizes: Any) 
     fields = {name: item.default for name, item in items.items()}
     found: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     for name, text in pairs(words, op, list(fields), "field").items():
-        if name in found:
-            raise click.UsageError(f"{name} is given twice, as {name}={text} and as -{name}; give it once")
         word = f"{name}={text}"
+        if name in found:
+            raise click.UsageError(f"{name} is given twice, as {short(word)} and as -{name}; give it once")
         if isinstance(fields[name], bool):
             value = read_flag(items[name], text)
             if value is None:
-                raise click.UsageError(f"{word!r}: {name} is {' or '.join(flags(items[name]))}")
+                raise click.UsageError(f"{short(word)}: {name} is {' or '.join(flags(items[name]))}")
             found[name] = value
         elif isinstance(fields[name], int):
-            if not text.isdecimal() or int(text) < 1:
-                raise click.UsageError(f"{word!r}: {name} is a whole number of 1 or more")
-            found[name] = int(text)
+            try:
+                found[name] = whole(text, 1, MAX_SIZE)
+            except ValueError:
+                raise click.UsageError(f"{short(word)}: {name} is a whole number from 1 to {MAX_SIZE}") from None
         else:
             found[name] = text
     return found

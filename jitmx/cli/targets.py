@@ -11,7 +11,8 @@ from jitmx import arch as arches
 from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.cli import shapes
-from jitmx.errors import DriverError
+from jitmx.errors import DriverError, KnobError
+from jitmx.quoting import short
 from jitmx.registry.spec import Variant
 from jitmx.runtime import driver
 
@@ -26,6 +27,25 @@ def devices() -> list[driver.Device]:
         return driver.devices()
     except DriverError:
         return []
+
+
+def require_gpu(verb: str) -> None:
+    """`verb` measures by torch on a GPU.
+
+    Raises:
+        KnobError: torch is not installed.
+        DriverError: there is no GPU that it can use.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        if error.name != "torch":
+            raise DriverError(f"{verb} needs torch, which cannot be imported ({error}); install it anew") from error
+        raise KnobError(f"{verb} needs torch; install it with: pip install 'jitmx[torch]'") from None
+    if not torch.cuda.is_available():
+        raise DriverError(
+            f"{verb} needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why"
+        )
 
 
 def resolve(asked: tuple[Arch, ...]) -> tuple[Arch, ...]:
@@ -109,7 +129,7 @@ def exact_variants(targets: tuple[Arch, ...], kernel: str, words: tuple[str, ...
     found = kernels.family(family)
     if not dot:
         listed = ", ".join(f"{family}.{spec.name}" for spec in found.specs)
-        raise click.UsageError(f"{kernel!r} is no kernel; those of the family: {listed}")
+        raise click.UsageError(f"{short(kernel)} is no kernel; those of the family: {listed}")
     spec = found.spec(name)
     names = [item.name for item in dataclasses.fields(spec.knobs)]
     knobs = spec.knobs.from_text(shapes.pairs(words, kernel, names, "knob"))

@@ -13,8 +13,8 @@ import click
 
 from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
-from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option
-from jitmx.errors import DriverError, KnobError
+from jitmx.cli.group import INTERRUPTED
+from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option, span
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -75,7 +75,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Time for the whole run, compiling included."
+    "--seconds", callback=span, metavar="SECONDS", help="Time for the whole run, compiling included."
 )
 @click.option(
     "--timings", type=click.Path(dir_okay=False, path_type=Path),
@@ -125,12 +125,12 @@ def command(
         (arch,) = targets.resolve(targets_asked)[:1]
         tune_compile.run(op, _wanted(family, arch, sizes, asked, m), arch, jobs, quiet=quiet, as_json=as_json)
         return
+    targets.require_gpu("tune")
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
     from jitmx.ops import checks, tuning
     from jitmx.ops.tuning_builds import Background
 
-    _require_gpu()
     arch = checks.device_arch(0)
     wanted = _wanted(family, arch, sizes, asked, m)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
@@ -148,17 +148,17 @@ def command(
         if timings:
             journal.export(timings)  # one that cannot be written is an error now, not after hours of work
         if journal.resumed and not quiet:
-            click.echo(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
+            output.say(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
         run = _Run(op, measure, journal, seconds, shown, builds)
         try:
             outcomes = run(wanted)
         except KeyboardInterrupt:
             shown.stop()
-            click.echo(
-                f"interrupted: {len(journal.rows)} of {len(wanted)} rows are in {path}; the same command goes on there",
+            output.say(
+                f"Interrupted: {len(journal.rows)} of {len(wanted)} rows are in {path}; the same command goes on there",
                 err=True,
             )
-            raise click.exceptions.Exit(130) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             if timings:
                 journal.export(timings)
@@ -193,7 +193,7 @@ def _tell_failures(journal: Journal) -> None:
 
     breaches = sum(reason.startswith(BREACH) for reason in journal.reasons.values())
     if journal.reasons:
-        click.echo(
+        output.say(
             f"{len(journal.reasons)} of {len(journal.timings)} candidates were not timed: {breaches} break their "
             f"contract, {len(journal.reasons) - breaches} do not compile, do not run or are wrong",
             err=True,
@@ -288,15 +288,6 @@ def _require_timed(op: str, asked: dict[str, Any]) -> None:
         raise click.UsageError(f"{untimed[0]} is not timed, and rows serve calls with and without it: leave it out")
 
 
-def _require_gpu() -> None:
-    try:
-        import torch
-    except ImportError:
-        raise KnobError("tune needs torch; install it with: pip install 'jitmx[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DriverError("tune needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why")
-
-
 def _as_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "problem": outcome.task.problem.as_dict(), "low": outcome.task.low, "kernel": outcome.kernel,
@@ -327,10 +318,10 @@ def _show(outcomes: list[Outcome], target: Path) -> None:
         ],
         right=("M", "US"),
     )  # fmt: skip
-    click.echo(f"\nwrote {target}")
+    output.say(f"\nwrote {target}")
     noisy = sum(not outcome.stable for outcome in outcomes)
     if noisy:
-        click.echo(f"{noisy} rows did not come out the same twice in a row; tune them again on a quiet card", err=True)
+        output.say(f"{noisy} rows did not come out the same twice in a row; tune them again on a quiet card", err=True)
 
 
 class _Shown:
@@ -389,7 +380,7 @@ class _Shown:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=float(self._finished))
         elif not self._quiet:
-            click.echo(
+            output.say(
                 f"[{self._finished}/{self._total}] {_size(shape)} m={shape['m']}: {outcome.us:.2f} us, "
                 f"{outcome.kernel}" + ("" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"),
                 err=True,

@@ -54,12 +54,12 @@ def run(op: str, wanted: list[Task], arch: Arch, jobs: int | None, *, quiet: boo
     if as_json:
         output.emit({"arch": arch.name, "rows": len(rows), **counts, "cache": str(settings.current().cache_dir)})
     else:
-        click.echo(
+        output.say(
             f"{arch}: {counts['candidates']} candidates of {len(rows)} rows: {counts['fit']} can be timed, "
             f"{counts['breaches']} break their contract, {counts['failed']} do not compile; "
             f"cache {settings.current().cache_dir}"
         )
     if errors:
-        click.echo(f"Error: {errors[0]}", err=True)
+        output.say(f"Error: {errors[0]}", err=True)
     if not counts["fit"]:
         raise click.exceptions.Exit(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ def _record(verdicts: Verdicts, path: Path) -> None:
         files.make_directory(path.parent)
         ledger.save([*ledger.load(path).entries, *entries], path)
     except OSError as error:
-        click.echo(
+        output.say(
             f"Warning: what passed was not noted in {path} ({error.strerror}); --ledger names another file", err=True
         )
 
@@ -86,7 +85,7 @@ Examples:
 Each kernel is rendered, compiled to PTX and simulated on small ragged shapes with every access checked: bounds,
 alignment, uninitialised reads, races, barriers. Results are compared with a float64 reference.
 What passes is noted in a ledger as "simulated"; `jitmx variants` shows it.
-Exit codes: 0 all pass, 1 a kernel fails.
+Exit codes: 0 all pass, 1 a kernel fails, 130 interrupted.
 """,
 )
 @arch_option(
@@ -117,7 +116,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Run kernels on the CPU, thread for thread, and compare them with their references."""
-    from jitmx import ledger, machine
+    from jitmx import ledger, machine, workers
 
     arches = targets.resolve(targets_asked)
     variants = [v for v in targets.default_variants(arches, family_names) if all(text in v.name for text in names)]
@@ -126,12 +125,14 @@ def command(
             f"no default kernel of {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
             "`jitmx variants` lists them"
         )
-    workers = min(jobs or machine.compiles_at_once(), len(variants))
+    count = min(jobs or machine.compiles_at_once(), len(variants))
     title = f"Verifying {', '.join(map(str, arches))}"
     verdicts: Verdicts = []
-    with Progress(len(variants), title, quiet=quiet) as progress, ProcessPoolExecutor(workers) as pool:
-        found = pool.map(_verify, *zip(*map(_plain, variants), strict=True))
-        for variant, verdict in zip(variants, found, strict=True):
+    with Progress(len(variants), title, quiet=quiet) as progress, workers.pool(count) as pool:
+        with workers.starting():
+            found = [pool.submit(_verify, *_plain(variant)) for variant in variants]
+        for variant, future in zip(variants, found, strict=True):
+            verdict = future.result()
             verdicts.append((variant, verdict))
             progress.step(_words(variant, verdict))
     _record(verdicts, path or ledger.own_path())
@@ -175,8 +176,8 @@ def _show(verdicts: Verdicts, lines: bool) -> None:
     )
     for variant, verdict in verdicts:
         if verdict.failure:
-            click.echo(f"\n{variant.name} for {variant.arch}: {verdict.failure}")
+            output.say(f"\n{variant.name} for {variant.arch}: {verdict.failure}")
         if lines and verdict.uncovered:
-            click.echo(f"\n{variant.name} for {variant.arch}: no case came to these lines of its PTX")
+            output.say(f"\n{variant.name} for {variant.arch}: no case came to these lines of its PTX")
             for number, text in verdict.uncovered:
-                click.echo(f"  {number:6}  {text}")
+                output.say(f"  {number:6}  {text}")

@@ -12,7 +12,7 @@ from jitmx import settings
 from jitmx.cache import store
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.group import exit_code
-from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import Count, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 from jitmx.errors import ContractError, JitmxError, SettingError
 
@@ -63,7 +63,7 @@ def _report(failures: list[tuple[str, JitmxError]]) -> int:
         kernels.setdefault(str(error), []).append(name)
     for message, names in kernels.items():
         others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        click.echo(f"Error: {names[0]}{others}: {message}", err=True)
+        output.say(f"Error: {names[0]}{others}: {message}", err=True)
     return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
 
 
@@ -159,10 +159,10 @@ several targets also "arch".
 )
 @click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS.")
 @click.option(
-    "--tokens", type=click.IntRange(1), default=16384, show_default=True,
+    "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
     help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
 )  # fmt: skip
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Of the model: vLLM's tensor_parallel_size.")
+@click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
 @click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
 @arch_option(
     "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
@@ -230,7 +230,7 @@ def command(
         )
     else:
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
-        click.echo(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
+        output.say(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
     codes = [_report(failures)] if failures else []
     lost, newer = _lost(results)
@@ -238,7 +238,7 @@ def command(
         why = "free space there, make it writable, or" if lost > newer else ""
         if newer:
             why = f"a newer jitmx has its own records of {newer} there, which stay; {why}".rstrip()
-        click.echo(
+        output.say(
             f"Error: {lost} of {len(rows)} kernels could not be kept in {settings.current().cache_dir} and end with "
             f"this process: {why} name another directory in JITMX_CACHE_DIR",
             err=True,

@@ -18,10 +18,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from jitmx.cache import files
 from jitmx.errors import TacticError
+from jitmx.quoting import short
 
 SCHEMA_VERSION = 2
 _ENDED = "it ended the run"
+_LARGEST = 64 << 20  # bytes
+# What a finished row holds (`tune.Outcome`, but for its task).
+_ROW: dict[str, Any] = {
+    "kernel": str, "knobs": dict, "us": int | float, "spread": int | float, "stable": bool, "tried": int, "failed": int
+}  # fmt: skip
+
+
+def _of(kind: Any, entry: Mapping[str, Any], name: str) -> Any:
+    """What `entry` says of `name`, which has to be of a kind; a number, finite."""
+    value = entry[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        raise TypeError(f"{name} is {short(value)}")
+    return value
 
 
 class Journal:
@@ -70,35 +87,60 @@ class Journal:
 
     def _read(self) -> int:
         """Take over what is there, and say how many bytes of it are whole lines of this run; 0 for another run's."""
-        data = self.path.read_bytes() if self.path.exists() else b""
+        found = files.read(self.path, _LARGEST, follow=True)
+        data = b"" if found is None else found[0]
         size = 0
         for number, line in enumerate(data.splitlines(keepends=True)):
             try:
                 entry = json.loads(line)
                 whole = line.endswith(b"\n") and isinstance(entry, dict)
-            except ValueError:
+            except (ValueError, RecursionError):
                 whole = False
             if not whole:
                 break
             if number == 0:
                 if entry != json.loads(json.dumps(self.about)):
                     return 0
-            elif "row" in entry:
-                self.rows[entry["task"]] = entry["row"]
-            elif "launching" in entry:
-                key = entry["task"], entry["candidate"]
-                if entry["launching"]:
-                    self._take(key, None, _ENDED)
-                else:
-                    self.timings.pop(key, None)
-                    self.reasons.pop(key, None)
-            elif "round" in entry:
-                self.rounds.setdefault((entry["task"], entry["candidate"]), []).append(entry["round"])
             else:
-                self._take((entry["task"], entry["candidate"]), entry["us"], entry.get("reason", ""))
+                try:
+                    self._take_over(entry)
+                except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                    raise TacticError(
+                        f"{self.path}: line {number + 1} is no outcome of a run ({type(error).__name__}: {error}); "
+                        "remove the journal to start the run anew"
+                    ) from error
             size += len(line)
         self.resumed = bool(self.rows or self.timings)
         return size
+
+    def _take_over(self, entry: dict[str, Any]) -> None:
+        """Take over one line of an earlier run."""
+        task = _of(str, entry, "task")
+        low, problem = json.loads(task)
+        if not (isinstance(low, int) and isinstance(problem, dict)):
+            raise TypeError("task is no pair of rows and problem")
+        if "row" in entry:
+            row = _of(dict, entry, "row")
+            for name, kind in _ROW.items():
+                _of(kind, row, name)
+            self.rows[task] = {name: row[name] for name in _ROW}
+            return
+        key = task, _of(str, entry, "candidate")
+        kernel, knobs = json.loads(key[1])
+        if not (isinstance(kernel, str) and isinstance(knobs, dict)):
+            raise TypeError("candidate is no pair of kernel and knobs")
+        if "launching" in entry:
+            if _of(bool, entry, "launching"):
+                self._take(key, None, _ENDED)
+            else:
+                self.timings.pop(key, None)
+                self.reasons.pop(key, None)
+        elif "round" in entry:
+            self.rounds.setdefault(key, []).append(float(_of(int | float, entry, "round")))
+        elif entry["us"] is None:
+            self._take(key, None, _of(str, entry, "reason"))
+        else:
+            self._take(key, float(_of(int | float, entry, "us")), "")
 
     @contextlib.contextmanager
     def launching(self, task: str, candidate: str) -> Iterator[None]:

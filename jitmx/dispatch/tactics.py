@@ -26,11 +26,15 @@ from jitmx.arch import Arch
 from jitmx.cache import files
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels import Family, Problem
+from jitmx.quoting import short
 
 SCHEMA_VERSION = 1
 KINDS = ("measured", "heuristic")
 OWN = ("driver", "date", "code")  # what a row's own origin names where it is not the table's
 _DIGITS = 12  # of a digest, in words
+_LARGEST = 64 << 20  # bytes of a table
+_LONGEST = 1e12  # microseconds
+_TEXTS = ("card", "driver", "date", "code", "note")  # of an origin
 
 
 @dataclass(frozen=True)
@@ -90,24 +94,43 @@ def load(path: Path, family: Family, arch: Arch) -> Table:
     Raises:
         TacticError: it cannot be read, or is not a table of this family and target.
     """
+    return _checked(path, _parsed(path), family, arch)
+
+
+def _parsed(path: Path) -> Any:
+    """The JSON value in `path`."""
     try:
-        data = json.loads(path.read_text())
+        found = files.read(path, _LARGEST, follow=True)
+        if found is None:
+            raise TacticError(f"{path} is gone; name a table that is there")
+        return json.loads(found[0])
+    except (OSError, ValueError, RecursionError) as error:
+        raise TacticError(f"{path} is no tuning table ({type(error).__name__}: {error}); mend or remove it") from error
+
+
+def _checked(path: Path, data: Any, family: Family, arch: Arch) -> Table:
+    try:
         if data["schema_version"] != SCHEMA_VERSION:
             raise TacticError(f"{path}: schema_version {data['schema_version']} is not {SCHEMA_VERSION}")
         if (data["family"], data["arch"]) != (family.name, arch.name):
             raise TacticError(f"{path} is for {data['family']} on {data['arch']}, not for {family.name} on {arch}")
         if data["origin"]["kind"] not in KINDS:
             raise TacticError(f"{path}: origin kind {data['origin']['kind']!r} is not one of {', '.join(KINDS)}")
-        rows = tuple(_row(f"{path}: row {number}", row, family) for number, row in enumerate(data["rows"]))
-        return Table(path, family.name, arch.name, data["origin"], rows)
-    except TacticError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for name in _TEXTS:
+            if not isinstance(data["origin"].get(name), str | None):
+                raise TacticError(f"{path}: {name} of its origin is no text; mend or remove it")
+        listed = enumerate(data["rows"])
+    except (KeyError, TypeError, AttributeError) as error:
         raise TacticError(f"{path} is no tuning table ({type(error).__name__}: {error}); mend or remove it") from error
+    return Table(path, family.name, arch.name, data["origin"], tuple(_row(path, *item, family) for item in listed))
 
 
-def _row(where: str, row: Any, family: Family) -> Row:
-    when, kernel, knobs, us, spread = row["when"], row["kernel"], row["knobs"], row.get("us"), row.get("spread")
+def _row(path: Path, number: int, row: Any, family: Family) -> Row:
+    where = f"{path}: row {number}"
+    if not (isinstance(row, dict) and isinstance(row.get("when"), dict) and isinstance(row.get("knobs"), dict)):
+        raise TacticError(f"{where} is no object with `when` and `knobs`, objects both; mend or remove it")
+    kernel: Any = row.get("kernel")
+    when, knobs, us, spread = row["when"], row["knobs"], row.get("us"), row.get("spread")
     fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
     unknown = when.keys() - fields
     if unknown:
@@ -117,21 +140,26 @@ def _row(where: str, row: Any, family: Family) -> Row:
     for name, wanted in when.items():
         values = wanted if isinstance(wanted, list) else [wanted]
         if len(values) != (2 if values is wanted else 1) or any(type(value) is not fields[name] for value in values):
-            raise TacticError(f"{where}: {name} is {wanted!r}, neither one {fields[name].__name__} nor [low, high]")
+            one = fields[name].__name__
+            raise TacticError(f"{where}: {name} is {short(wanted)}, neither one {one} nor [low, high]")
     try:
         family.spec(kernel)
     except KnobError as error:
         raise TacticError(f"{where}: {error}") from error
-    if not isinstance(knobs, dict) or not isinstance(us, int | float | None):
-        raise TacticError(f"{where}: knobs must be an object, and us a number where there is one")
-    if not isinstance(spread, int | float | None):
-        raise TacticError(f"{where}: spread must be a number where there is one")
+    if not all(isinstance(value, str | int) for value in knobs.values()):
+        raise TacticError(f"{where}: knobs must be numbers, texts, true or false")
+    if not all(value is None or _is_time(value) for value in (us, spread)):
+        raise TacticError(f"{where}: us and spread must be numbers where they are there, from 0 to {_LONGEST:.0e}")
     origin = row.get("origin", {})
     if not isinstance(origin, dict) or origin.keys() - set(OWN):
         raise TacticError(f"{where}: origin must be an object of {', '.join(OWN)}")
     if not all(isinstance(value, str | None) for value in origin.values()):
         raise TacticError(f"{where}: what origin names must be texts, or null where it was not recorded")
     return Row(when, kernel, knobs, us, spread, origin)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST
 
 
 def merged(
@@ -147,8 +175,9 @@ def merged(
         TacticError: `path` holds what was measured on another card, or cannot be read.
     """
     kept: list[dict[str, Any]] = []
-    if path.is_file():
-        old = load(path, family, arch)
+    if files.exists(path):
+        data = _parsed(path)
+        old = _checked(path, data, family, arch)
         if old.origin["kind"] == "measured":
             if old.origin.get("card") != origin.get("card"):
                 raise TacticError(
@@ -156,7 +185,7 @@ def merged(
                     f"{origin.get('card')}; name another file with --out, or move it away"
                 )
             served = {_kind(row) for row in rows}
-            for row in json.loads(path.read_text())["rows"]:
+            for row in data["rows"]:
                 made = {**old.origin, **row.get("origin", {})}
                 same = all(made.get(name) and made[name] == origin.get(name) for name in ("code", "driver"))
                 if same or _kind(row) not in served:
@@ -220,8 +249,5 @@ def tables(family: Family, arch: Arch, user: Path, shipped: Path) -> tuple[Table
 
 
 def _load_if_there(path: Path, family: Family, arch: Arch) -> Table | None:
-    try:
-        there = path.is_file()
-    except OSError:  # the home directory of another user, say
-        there = False
-    return load(path, family, arch) if there else None
+    # Looking may be refused: in the home directory of another user, say.
+    return load(path, family, arch) if files.exists(path) else None

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.quoting import short
 from jitmx.registry.case import Case
 from jitmx.registry.spec import Fields, KernelSpec, Variant
 
@@ -187,7 +188,7 @@ class Family:
             if spec.name == name:
                 return spec
         listed = ", ".join(spec.name for spec in self.specs)
-        raise KnobError(f"{name!r} is no kernel of {self.name}; its kernels: {listed}")
+        raise KnobError(f"{short(name)} is no kernel of {self.name}; its kernels: {listed}")
 
 
 @functools.cache
@@ -209,5 +210,5 @@ def family(name: str) -> Family:
     """
     known = families()
     if name not in known:
-        raise KnobError(f"{name!r} is not a kernel family; families: {', '.join(known)}")
+        raise KnobError(f"{short(name)} is not a kernel family; families: {', '.join(known)}")
     return known[name]

@@ -9,6 +9,7 @@ from jitmx.errors import KnobError
 from jitmx.registry.spec import knob
 
 MAX_EXPERTS, MAX_K = 512, 8
+MAX_TOKENS = 1 << 27  # eight slots each, and the padding of their lists, are counted in an int
 SCORINGS = ("softmax_topk", "softmax_all")
 BIASES = ("none", "bias_bf16", "bias_fp16", "bias_fp32")
 

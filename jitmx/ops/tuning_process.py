@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
+from jitmx import workers
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, TacticError
 from jitmx.kernels import Problem
@@ -68,7 +69,8 @@ class Isolated:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, self._where, self._arguments), daemon=True)
-        self._process.start()
+        with workers.starting():
+            self._process.start()
         theirs.close()
         us, reason, healthy = self._answer(self._pipe, STARTING, self._where)
         if us is None or not healthy:
@@ -100,7 +102,8 @@ class Isolated:
 
 def _serve(pipe: Connection, where: str, arguments: tuple[Any, ...]) -> None:
     """Answer until the other side is gone, or the device is."""
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+    workers.serve()
+    with contextlib.suppress(EOFError, OSError):
         try:
             module, _, name = where.partition(":")
             bench = getattr(importlib.import_module(module), name)(*arguments)

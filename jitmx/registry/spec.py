@@ -14,9 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitmx import setting_text
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.quoting import short
 from jitmx.registry.contract import Contract
+
+# What a size can be: an int of a kernel's arguments holds it, and it is whole blocks of 32.
+MAX_SIZE = (1 << 31) - 32
 
 
 def knob(
@@ -74,7 +79,7 @@ class Knobs(Fields):
         values: dict[str, Any] = {}
         for name, text in pairs.items():
             if name not in items:
-                raise KnobError(f"{cls.__name__} has no knob {name!r}; its knobs: {', '.join(items)}")
+                raise KnobError(f"{cls.__name__} has no knob {short(name)}; its knobs: {', '.join(items)}")
             values[name] = _read(cls.__name__, items[name], text)
         return dataclasses.replace(base, **values) if base is not None else cls(**values)
 
@@ -94,13 +99,13 @@ def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
     if isinstance(item.default, bool):
         value = read_flag(item, text)
         if value is None:
-            raise KnobError(f"{owner}.{item.name}={text!r} is not {' or '.join(flags(item))}")
+            raise KnobError(f"{owner}.{item.name}={short(text)} is not {' or '.join(flags(item))}")
         return value
     if isinstance(item.default, int):
         try:
-            return int(text)
+            return setting_text.whole(text, -MAX_SIZE, MAX_SIZE)
         except ValueError:
-            raise KnobError(f"{owner}.{item.name}={text!r} is not a whole number") from None
+            raise KnobError(f"{owner}.{item.name}={short(text)} is no whole number, or far too large") from None
     return text
 
 
@@ -118,18 +123,18 @@ def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
     if isinstance(item.default, bool) and isinstance(value, str) and value in flags(item).values():
         return
     if isinstance(item.default, bool) != isinstance(value, bool) or not isinstance(value, type(item.default)):
-        raise KnobError(f"{owner}.{item.name}={value!r} is not a {type(item.default).__name__}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is not a {type(item.default).__name__}")
     choices, low, high = (item.metadata.get(part) for part in ("choices", "low", "high"))
     if choices is not None and value not in choices:
         listed = ", ".join(map(str, choices))
         if isinstance(value, int) and not isinstance(value, bool):
             nearest = min(choices, key=lambda choice: abs(choice - value))
-            raise KnobError(f"{owner}.{item.name}={value} is not one of {listed}; the nearest is {nearest}")
-        raise KnobError(f"{owner}.{item.name}={value!r} is not one of {listed}")
+            raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}; the nearest is {nearest}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}")
     if low is not None and value < low:
-        raise KnobError(f"{owner}.{item.name}={value} is below its limit; the nearest legal value is {low}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is below its limit; the nearest legal value is {low}")
     if high is not None and value > high:
-        raise KnobError(f"{owner}.{item.name}={value} is above its limit; the nearest legal value is {high}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is above its limit; the nearest legal value is {high}")
 
 
 def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str:
@@ -203,7 +208,7 @@ def _variant(spec: KernelSpec, arch: Arch, given: tuple[str, ...], *values: Any)
     names = [item.name for item in dataclasses.fields(spec.knobs)]
     for name in given:
         if name not in names:
-            raise KnobError(f"{spec.family}.{spec.name} has no knob {name!r}; its knobs: {', '.join(names)}")
+            raise KnobError(f"{spec.family}.{spec.name} has no knob {short(name)}; its knobs: {', '.join(names)}")
     return Variant(spec, spec.knobs(**dict(zip(given, values, strict=True))), arch)
 
 

@@ -14,14 +14,18 @@ from typing import Any
 
 from jitmx import arch as arches
 from jitmx import formats
+from jitmx.cache import files
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.pack import encoding_on
+from jitmx.quoting import short
+from jitmx.registry.spec import MAX_SIZE
 from jitmx.vllm import fusion, policy
 from jitmx.vllm.needed import Experts, Linear, Needed, Packer, Quantizer
 
 # Rows that vLLM pads a vocabulary to.
 _PADDING = 64
+_LARGEST = 16 << 20  # bytes of a config.json
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,20 @@ def find(name: str) -> Model:
     if name in NAMED:
         return NAMED[name]
     try:
-        said = json.loads((Path(name) / "config.json").read_text())
-        return Model(**{item.name: said[item.name] for item in dataclasses.fields(Model)})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = files.read(Path(name) / "config.json", _LARGEST, follow=True)
+        if found is None:
+            raise FileNotFoundError("there is no such file")
+        said = json.loads(found[0])
+        sizes = {item.name: said[item.name] for item in dataclasses.fields(Model)}
+        for member, usual in dataclasses.asdict(Model()).items():
+            value = sizes[member]
+            if type(value) is not type(usual) or not (isinstance(value, bool) or 1 <= value <= MAX_SIZE):
+                raise ValueError(f"{member} is {short(value)}")
+        return Model(**sizes)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{name!r} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model ({error})"
+            f"{short(name)} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model "
+            f"({error})"
         ) from None
 
 

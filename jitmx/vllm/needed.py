@@ -17,7 +17,6 @@ from jitmx.kernels.moe.choice import logits_of, reads
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem, parts
-from jitmx.ops import checks
 from jitmx.registry.spec import Variant
 from jitmx.vllm import fusion
 
@@ -182,8 +181,7 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
         multiprocessors: of the card; by default those of the device, or of the card that the target stands for.
     """
     arch = arches.parse(needed.arch)
-    known = arch.multiprocessors if needed.device is None else checks.multiprocessors(needed.device)
-    count = multiprocessors or known
+    count = multiprocessors or (arch.multiprocessors if needed.device is None else _multiprocessors(needed.device))
     found: dict[str, Variant] = {}
     for m in _rows(needed.rows):
         for variant in needed.launches(m, arch, count):
@@ -192,6 +190,13 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
 
 
 settings.when_changed(variants.cache_clear)
+
+
+def _multiprocessors(device: int) -> int:
+    # Asking a device takes torch, which warm-up on a host without one does not need.
+    from jitmx.ops import checks
+
+    return checks.multiprocessors(device)
 
 
 def _rows(most: int) -> Iterator[int]:

@@ -157,8 +157,8 @@ def test_libraries_are_chosen_by_name() -> None:
     [
         (("linear", "-n", "64"), "-n and -k go together"),
         (("linear", "-n", "64", "-k", "65"), "-k 65 is not a multiple of 32; the nearest are 64 and 96"),
-        (("linear", "-m", "1,x"), "'x' is no whole number of 1 or more"),
-        (("linear", "-m", "0"), "'0' is no whole number of 1 or more"),
+        (("linear", "-m", "1,x"), "'x' is no whole number from 1 to 2147483616"),
+        (("linear", "-m", "0"), "'0' is no whole number from 1 to 2147483616"),
         (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
         (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels, triton"),
         (("moe", "--model", "gpt-5"), "gpt-oss-120b"),

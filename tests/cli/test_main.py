@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -141,3 +142,50 @@ def _cpu_seconds(cache: Path) -> float:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(json.loads(done.stdout)["entries"]) == 40
     return min(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+DIGITS = {"400": "9" * 400, "4301": "9" * 4301, "minus": "-" + "9" * 5000, "fraction": "0." + "9" * 5000 + "e"}
+NUMBERS = [
+    ("explain", "linear", "-m"), ("explain", "linear", "-n"), ("explain", "linear", "-k"),
+    ("explain", "linear", "--sms"), ("warmup", "linear", "-m"), ("warmup", "linear", "-n"), ("warmup", "-j"),
+    ("warmup", "--model", "gpt-oss-20b", "--ranks"), ("warmup", "--model", "gpt-oss-20b", "--tokens"),
+    ("bench", "-m"), ("bench", "-n"), ("bench", "-k"), ("bench", "--seed"),
+    ("tune", "linear", "-m"), ("tune", "linear", "-n"), ("tune", "linear", "--model", "gpt-oss-20b", "--seconds"),
+    ("verify", "--jobs"), ("cache", "prune", "--size"), ("cache", "prune", "--age"), ("cache", "ls", "--arch"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("digits", DIGITS.values(), ids=DIGITS)
+@pytest.mark.parametrize("arguments", NUMBERS, ids=" ".join)
+def test_a_number_of_any_length_is_a_usage_error_that_abbreviates_it(run, arguments, digits) -> None:
+    unit = "d" if arguments[-1] == "--age" else ""
+    assert len(run(*arguments, digits + unit, code=2).stderr) < 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explain", "linear", "--arch", "sm_90", "m=" + "9" * 5000), "m is a whole number from 1 to 2147483616"),
+        (("explain", "linear", "--arch", "sm_90", "-m", "2147483648"), "no whole number from 1 to 2147483616"),
+        (("explain", "moe", "--arch", "sm_90", "-m", "134217729"), "MoeProblem.m=134217729 is above its limit"),
+        (("explain", "moe", "--arch", "sm_90", "intermediate=2147483616"), "is above its limit"),
+        (("explain", "routing", "--arch", "sm_90", "-m", "134217729"), "RoutingProblem.m=134217729 is above its limit"),
+        (("warmup", "--arch", "sm_90", "--variant", "linear.gemv", "split_k=" + "9" * 5000), "far too large"),
+        (("tune", "linear", "--model", "gpt-oss-20b", "--seconds", "nan"), "'nan' is no number of seconds above 0"),
+    ],
+)
+def test_a_size_beyond_what_kernels_take_is_refused(run, arguments, said: str) -> None:
+    message = run(*arguments, code=2).stderr
+    assert said in message and len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_size": "64"}, {"num_attention_heads": True}, {"vocab_size": 10**400}, {"head_dim": 0}],
+)
+def test_a_checkpoint_with_sizes_that_are_none_is_refused_by_their_name(run, tmp_path: Path, changes) -> None:
+    from jitmx.vllm.model import Model
+
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(Model()) | changes))
+    said = run("warmup", "--arch", "sm_90", "--model", str(tmp_path), code=2).stderr
+    assert f"{next(iter(changes))} is " in said and len(said) < 1000

@@ -47,7 +47,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The card, and a folder for tables; returns the table that is written by default."""
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
-    monkeypatch.setattr(verb, "_require_gpu", lambda: None)
+    monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
     monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
@@ -82,7 +82,7 @@ def test_an_interrupted_run_says_where_it_is_kept_and_the_same_command_goes_on(
     monkeypatch.setattr(Card, "stop_after", 8)
     stopped = run(*command, code=130)
     journal = card.with_name("linear.json.journal")
-    assert f"interrupted: 1 of 3 rows are in {journal}; the same command goes on there" in stopped.stderr
+    assert f"Interrupted: 1 of 3 rows are in {journal}; the same command goes on there" in stopped.stderr
     assert not card.exists()
     for line in journal.read_text().splitlines():
         json.loads(line)
@@ -132,7 +132,7 @@ def test_rows_of_another_card_stop_it_before_anything_is_timed(
         ((*SHAPE, "dtype=fp64"), "fp64"),
         ((*SHAPE, "residual=pair"), "residual=pair is not timed, and rows serve calls with and without it: leave it"),
         ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
-        ((*SHAPE, "-m", "0"), "'0' is no whole number of 1 or more"),
+        ((*SHAPE, "-m", "0"), "'0' is no whole number from 1 to 2147483616"),
         ((*SHAPE, "--seconds", "0"), "--seconds"),
         (("--model", "gpt-5"), "gpt-oss-120b"),
     ],

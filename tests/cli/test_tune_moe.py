@@ -40,7 +40,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
 
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
-    monkeypatch.setattr(verb, "_require_gpu", lambda: None)
+    monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
     monkeypatch.setattr(checks, "device_arch", lambda _device: SM_121)
     monkeypatch.setattr(checks, "multiprocessors", lambda _device: 48)
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(measure))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,7 @@ import pytest
 from jitmx import arch, kernels, resources, settings
 from jitmx.dispatch import tactics
 from jitmx.dispatch.choose import _guess, choose
+from jitmx.dispatch.journal import Journal
 from jitmx.errors import KnobError, TacticError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe import USUAL_ROWS
@@ -252,9 +255,9 @@ def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(
         ({"origin": None}, "is no tuning table"),
         ({"origin": {}}, "is no tuning table (KeyError: 'kind'); mend or remove it"),
         ({"rows": 3}, "is no tuning table (TypeError: 'int' object is not iterable)"),
-        ({"rows": [3]}, "is no tuning table"),
-        ({"rows": [{"when": {}, "kernel": "gemv"}]}, "is no tuning table (KeyError: 'knobs')"),
-        ({"rows": [ROW | {"when": [["m", 1]]}]}, "is no tuning table"),
+        ({"rows": [3]}, "row 0 is no object with `when` and `knobs`, objects both"),
+        ({"rows": [{"when": {}, "kernel": "gemv"}]}, "row 0 is no object with"),
+        ({"rows": [ROW, ROW | {"when": [["m", 1]]}]}, "row 1 is no object with"),
         ({"rows": [ROW | {"when": {"rows": 1}}]}, "row 0 asks for rows; linear problems have activation, argmax, "),
         ({"rows": [ROW, ROW | {"when": {"m": [1]}}]}, "row 1: m is [1], neither one int nor [low, high]"),
         ({"rows": [ROW | {"when": {"m": [1, 2, 3]}}]}, "row 0: m is [1, 2, 3], neither one int nor [low, high]"),
@@ -262,8 +265,13 @@ def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(
         ({"rows": [ROW | {"when": {"m": True}}]}, "row 0: m is True, neither one int nor [low, high]"),
         ({"rows": [ROW | {"when": {"dtype": 16}}]}, "row 0: dtype is 16, neither one str nor [low, high]"),
         ({"rows": [ROW | {"kernel": "gemm"}]}, "row 0: 'gemm' is no kernel of linear; its kernels: gemv"),
-        ({"rows": [ROW | {"knobs": ["stages"]}]}, "row 0: knobs must be an object, and us a number where there is one"),
-        ({"rows": [ROW | {"us": "fast"}]}, "row 0: knobs must be an object, and us a number where there is one"),
+        ({"rows": [ROW | {"knobs": ["stages"]}]}, "row 0 is no object with"),
+        ({"rows": [ROW | {"knobs": {"stages": [2]}}]}, "row 0: knobs must be numbers, texts, true or false"),
+        ({"rows": [ROW | {"kernel": ["gemv"]}]}, "row 0: ['gemv'] is no kernel of linear"),
+        ({"rows": [ROW | {"us": float("nan")}]}, "row 0: us and spread must be numbers"),
+        ({"rows": [ROW | {"us": 10**400}]}, "row 0: us and spread must be numbers"),
+        ({"origin": {"kind": "measured", "code": 3}}, "code of its origin is no text"),
+        ({"rows": [ROW | {"us": "fast"}]}, "row 0: us and spread must be numbers"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_with_its_path_and_the_reason(
@@ -321,3 +329,75 @@ def test_the_shipped_table_may_be_taken_over_as_ones_own(write: Write) -> None:
     own = choose("linear", QKV, SM_90)
     assert (shipped.decided_by.name, own.decided_by.name) == ("shipped table", "user table")
     assert shipped.decided_by.detail == own.decided_by.detail and shipped.variant == own.variant
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+def _deep(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000)
+
+
+def _bytes(path: Path) -> None:
+    path.write_bytes(b'{"schema_version": 1\xff}')
+
+
+PUT_THERE = [_fifo, _folder, _huge, _deep, _bytes]
+
+
+@pytest.mark.parametrize("put", PUT_THERE)
+@pytest.mark.timeout(30)
+def test_what_no_table_can_be_in_the_place_of_one_is_an_error_that_names_it(put: Any, write: Write) -> None:
+    path = write("sm_90a")
+    path.unlink()
+    put(path)
+    tactics.tables.cache_clear()
+    with pytest.raises(TacticError) as error:
+        choose("linear", QKV, SM_90)
+    assert f"{path} is no tuning table" in str(error.value)
+    with pytest.raises(TacticError, match="is no tuning table"):
+        tactics.merged(path, kernels.family("linear"), SM_90, {"kind": "measured"}, [])
+
+
+@pytest.mark.parametrize("put", [_fifo, _folder, _huge])
+@pytest.mark.timeout(30)
+def test_what_no_journal_can_be_in_the_place_of_one_is_an_error_that_names_it(put: Any, tmp_path: Path) -> None:
+    put(tmp_path / "journal")
+    with pytest.raises(TacticError, match=f"{tmp_path}/journal: the journal of the run cannot be kept there"):
+        Journal(tmp_path / "journal", {}).__enter__()
+
+
+TASK, CANDIDATE = json.dumps([1, {"m": 4}]), json.dumps(["gemv", {}])
+FINISHED = {"kernel": "gemv", "knobs": {}, "us": 4.5, "spread": 0.0, "stable": True, "tried": 1, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"us": 4.5}, {"task": TASK, "us": 4.5}, {"task": 4, "candidate": CANDIDATE, "us": 4.5},
+        {"task": ["a"], "candidate": CANDIDATE, "us": 4.5}, {"task": "[", "candidate": CANDIDATE, "us": 4.5},
+        {"task": TASK, "candidate": "4", "us": 4.5}, {"task": TASK, "candidate": CANDIDATE, "us": "fast"},
+        {"task": TASK, "candidate": CANDIDATE, "us": 10**400}, {"task": TASK, "candidate": CANDIDATE, "us": None},
+        {"task": TASK, "candidate": CANDIDATE, "round": True}, {"task": TASK, "candidate": CANDIDATE, "launching": 1},
+        {"task": TASK, "candidate": CANDIDATE, "round": float("inf")}, {"task": TASK, "row": []},
+        {"task": TASK, "row": FINISHED | {"knobs": 3}}, {"task": TASK, "row": {"kernel": "gemv"}},
+        {"task": "[" * 5000, "candidate": CANDIDATE, "us": 4.5},
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_outcome_is_an_error_that_names_journal_and_line(entry: Any, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path, {}) as journal:
+        journal.finished(TASK, FINISHED)
+        journal._append(entry)
+    with pytest.raises(TacticError, match=f"{path}: line 3 is no outcome of a run"):
+        Journal(path, {}).__enter__()

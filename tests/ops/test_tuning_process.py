@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,43 @@ def candidate(does: str, number: int = 0) -> Candidate:
 def isolated() -> Iterator[Isolated]:
     with Isolated("tuning_bench:Bench", 1000.0, seconds=3.0) as made:
         yield made
+
+
+RUN = """
+import sys
+from jitmx.dispatch.tune import Candidate
+from jitmx.kernels.linear import LinearProblem
+from jitmx.ops.tuning_process import Isolated
+if __name__ == "__main__":
+    with Isolated("tuning_bench:Bench", 1000.0) as isolated:
+        isolated(LinearProblem(n=64, k=64), Candidate("gemv", {"does": "time"}, ()), 5)
+        print(isolated._process.pid, flush=True)
+        isolated(LinearProblem(n=64, k=64), Candidate("gemv", {"does": "hang"}, ()), 5)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_process_that_times_ends_with_a_run_that_is_killed_while_a_candidate_hangs(number, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(RUN)
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "run.py")], stdout=subprocess.PIPE, stderr=errors, text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, start_new_session=True,
+        ) as run,
+    ):  # fmt: skip
+        assert run.stdout is not None
+        worker = psutil.Process(int(run.stdout.readline()))
+        os.killpg(run.pid, number) if number == signal.SIGINT else run.kill()
+        _, alive = psutil.wait_procs([worker], timeout=20)
+        left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+        for process in left:
+            process.kill()
+        assert not left
+        run.wait(20)
+        errors.seek(0)
+        # That of this script, and none of the worker's.
+        assert errors.read().count("Traceback") == (number == signal.SIGINT)
 
 
 def test_one_process_times_all_candidates_and_ends_with_the_run() -> None:

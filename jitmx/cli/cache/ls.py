@@ -67,9 +67,9 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
         asked = " and ".join(" or ".join(names) for names in (sorted(arches), family_names) if names)
         if asked and entries:
             said = f"none of {len(entries)} entries is for {asked}; without --arch and --family all are listed"
-            click.echo(said, err=True)
+            output.say(said, err=True)
         else:
-            click.echo("no entries; `jitmx warmup --arch sm_121` makes some", err=True)
+            output.say("no entries; `jitmx warmup --arch sm_121` makes some", err=True)
         return
     output.table(
         ("NAME", "ARCH", "KEY", "REGISTERS", "SPILLED", "SHARED", "SIZE", "USED"),

@@ -42,4 +42,4 @@ def command(name_or_key: str | None, targets_asked: tuple[Arch, ...], as_json: b
     if as_json:
         output.emit({"path": str(path)})
     else:
-        click.echo(path)
+        output.say(path)

@@ -85,13 +85,13 @@ def command(
         )
     else:
         for removal in entries:
-            click.echo(f"{removal.name}: {removal.reason}")
+            output.say(f"{removal.name}: {removal.reason}")
         verb = "would remove" if dry_run else "removed"
         files = len(done.removals)
-        click.echo(
+        output.say(
             f"{verb} {len(entries)} entries ({files} files, {output.size(done.freed)}); {output.size(done.kept)} kept"
         )
     for path in done.refused:
-        click.echo(f"Error: {path} could not be removed; check the permissions of its directory", err=True)
+        output.say(f"Error: {path} could not be removed; check the permissions of its directory", err=True)
     if done.refused:
         raise click.exceptions.Exit(1)

@@ -66,9 +66,9 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
             ("created", f"{_day(record.created)} by jitmx {record.jitmx}"),
         )
         for name, value in rows:
-            click.echo(f"{name:<10} {value}")
+            output.say(f"{name:<10} {value}")
         for line in lines or ():
-            click.echo(line)
+            output.say(line)
     if entry is None:
         raise click.exceptions.Exit(1)
 

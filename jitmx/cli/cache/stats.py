@@ -26,12 +26,12 @@ def command(as_json: bool) -> None:
         output.emit(found)
         return
     entries = found["entries"]
-    click.echo(f"{found['path']}: {entries['count']} entries, {output.size(found['bytes'])}")
+    output.say(f"{found['path']}: {entries['count']} entries, {output.size(found['bytes'])}")
     for title, counts in (("target", entries["by_arch"]), ("family", entries["by_family"])):
         if counts:
-            click.echo(f"by {title}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
+            output.say(f"by {title}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
     if found["files"]:
         kinds = (f"{kind} {held['count']} ({output.size(held['bytes'])})" for kind, held in found["files"].items())
-        click.echo(f"by file: {', '.join(kinds)}")
+        output.say(f"by file: {', '.join(kinds)}")
     for layer, count in found["layers"].items():
-        click.echo(f"site cache {layer}: {count} entries")
+        output.say(f"site cache {layer}: {count} entries")

@@ -59,7 +59,7 @@ def command(recompile: bool, repair: bool, quiet: bool, as_json: bool) -> None:
             outcome = (
                 " [mended]" if finding.mended else f" [not mended: {finding.obstacle}]" if finding.obstacle else ""
             )
-            click.echo(f"{finding.kind}: {finding.what}{outcome}\n  {finding.path}")
+            output.say(f"{finding.kind}: {finding.what}{outcome}\n  {finding.path}")
         counts = f"{report.records} records, {report.objects} objects"
         if recompile:
             counts += f", {report.recompiled} compiled again"
@@ -71,8 +71,8 @@ def command(recompile: bool, repair: bool, quiet: bool, as_json: bool) -> None:
             counts += f", {len(report.foreign)} files that are not jitmx's left alone"
         left = len(report.unmended)
         mended = len(report.findings) - left
-        click.echo(f"{counts}: {left} finding{'' if left == 1 else 's'}" + (f", {mended} mended" if mended else ""))
+        output.say(f"{counts}: {left} finding{'' if left == 1 else 's'}" + (f", {mended} mended" if mended else ""))
         if left and not repair:
-            click.echo("`jitmx cache verify --repair` takes out what is damaged or left over", err=True)
+            output.say("`jitmx cache verify --repair` takes out what is damaged or left over", err=True)
     if report.unmended:
         raise click.exceptions.Exit(1)

@@ -58,9 +58,9 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], as_json: bool) ->
     if not as_json:
         said = why.explain(record, records, present=now, sound=sound, source_of=cache.source, render=_render)
         for sentence in said:
-            click.echo(sentence)
+            output.say(sentence)
         if obstacle is not None:
-            click.echo(f"This jitmx does not compile it any more: {obstacle}.")
+            output.say(f"This jitmx does not compile it any more: {obstacle}.")
         return
     nearest = why.predecessor(record, records)
     here = why.Subject.of(record)

@@ -11,7 +11,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
-from jitmx.registry.spec import knob
+from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
 WEIGHTS = ("mxfp4", "mxfp8")
@@ -21,9 +21,9 @@ WEIGHTS = ("mxfp4", "mxfp8")
 class LinearProblem(Problem):
     """One call of `jitmx.linear`: X [m, k] times W [n, k]."""
 
-    m: int = knob(1, low=1, doc="rows of X")
-    n: int = knob(5120, low=1, doc="rows of W")
-    k: int = knob(2880, low=formats.BLOCK, doc="columns of X and W, a multiple of 32")
+    m: int = knob(1, low=1, high=MAX_SIZE, doc="rows of X")
+    n: int = knob(5120, low=1, high=MAX_SIZE, doc="rows of W")
+    k: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE, doc="columns of X and W, a multiple of 32")
     dtype: str = DTYPE
     bias: bool = BIAS
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")

@@ -10,8 +10,8 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
-from jitmx.kernels.routing_knobs import SCORINGS
-from jitmx.registry.spec import knob
+from jitmx.kernels.routing_knobs import MAX_TOKENS, SCORINGS
+from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
 UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
@@ -28,11 +28,11 @@ PRODUCTS = ("layer", "gather", "up", "down", "combine")
 class MoeProblem(Problem):
     """One call of `jitmx.moe`: m rows, each to `top` of so many experts."""
 
-    m: int = knob(1, low=1, doc="rows of x")
+    m: int = knob(1, low=1, high=MAX_TOKENS, doc="rows of x")
     experts: int = knob(128, low=1, high=1 << 15, doc="experts whose weights are at hand")
     top: int = knob(4, low=1, high=MAX_TOP, doc="experts a row")
-    hidden: int = knob(2880, low=formats.BLOCK, doc="columns of x and y, a multiple of 32")
-    intermediate: int = knob(2880, low=formats.BLOCK, doc="features of h, a multiple of 32")
+    hidden: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE, doc="columns of x and y, a multiple of 32")
+    intermediate: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE // 64 * 32, doc="features of h, a multiple of 32")
     activation: str = knob(
         "swiglu_oai", choices=ACTIVATIONS + UNGATED,
         doc="clamped SwiGLU of gpt-oss, silu(gate) * up; without gates up itself, or max(up, 0)^2",
