@@ -73,7 +73,7 @@ REFUSED: dict[str, list[str]] = {
     "verbose": ["maybe"],
     "linear_knobs": [
         "split_k", "=8", "split_k=", "split_k=8;stages=6,x", "stages=2,stages=3", "stages=2, stages=2", "k=" + "9" * 65
-    ],  # fmt: skip
+    ],
     "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4", "9" * 5000 + "x1"],
     "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x", "tile_m=32,tile_m=64"],
     "moe_tile": ["64", "x128", "64x0", "64*128"],

@@ -305,21 +305,18 @@ def _guess(
 ) -> tuple[str, dict[str, Any]]:
     """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model.
 
-    It is that for the problem's bucket, unless what is best there is illegal here.
+    The kernel is that of the problem, its knobs those of the problem's bucket, unless they are illegal here.
     """
-
-    def answer(asked: Problem) -> tuple[str, dict[str, Any]]:
-        if named is not None:
-            return named, family.tuned(asked, arch, multiprocessors, named)
-        return family.heuristic(asked, arch, multiprocessors)
-
+    kernel, knobs = named, None
+    if kernel is None:
+        kernel, knobs = family.heuristic(problem, arch, multiprocessors)
     bucket = family.bucket(problem)
     if bucket != problem:
         with contextlib.suppress(KnobError):
-            kernel, knobs = answer(bucket)
-            if family.fits(problem, _variant(family, problem, arch, kernel, knobs), multiprocessors):
-                return kernel, knobs
-    return answer(problem)
+            shared = family.tuned(bucket, arch, multiprocessors, kernel)
+            if family.fits(problem, _variant(family, problem, arch, kernel, shared), multiprocessors):
+                return kernel, shared
+    return kernel, family.tuned(problem, arch, multiprocessors, kernel) if knobs is None else knobs
 
 
 def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None) -> tuple[Variant, ...]:

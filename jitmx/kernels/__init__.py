@@ -144,8 +144,8 @@ class Family:
         fixed: knobs that a problem itself decides, for one of those kernels.
         heuristic: kernel and tuned knobs for a problem on a target with so many multiprocessors, without a table.
         tuned: the same for a kernel that something else named.
-        bucket: the problem whose answer of the heuristic serves others too, so that few variants are compiled: that of
-            the next larger row count which is usual.
+        bucket: the problem whose tuned knobs serve others too, so that few variants are compiled: that of the next
+            larger row count which is usual.
         cases: launches of a variant with known results, small and ragged.
         check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that

@@ -95,6 +95,19 @@ def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:
             raise KnobError(f"linear.{kernel} does not take {name}={value!r}, only {name}={usual!r}")
 
 
+def registers_left(warps: int, blocks_per_sm: int) -> int:
+    """Registers a thread where so many blocks of so many warps fit a multiprocessor."""
+    return min(255, 65536 // (warps * 32 * blocks_per_sm) // 8 * 8)
+
+
+def most_blocks(warps: int, blocks_per_sm: int, least: int) -> int:
+    """Of so many blocks a multiprocessor, those that leave a thread `least` registers; at least 1.
+
+    A lone block is never refused: heuristics take one where nothing smaller holds the shape.
+    """
+    return next((blocks for blocks in range(blocks_per_sm, 1, -1) if least <= registers_left(warps, blocks)), 1)
+
+
 def require_registers(warps: int, blocks_per_sm: int, least: int) -> None:
     """Raise KnobError where a thread that takes `least` registers at least cannot have them.
 
@@ -104,15 +117,10 @@ def require_registers(warps: int, blocks_per_sm: int, least: int) -> None:
         warps: a block.
         blocks_per_sm: blocks that must fit a multiprocessor.
     """
-
-    def left(blocks: int) -> int:
-        return min(255, 65536 // (warps * 32 * blocks) // 8 * 8)
-
-    # A lone block is never refused: heuristics take one where nothing smaller holds the shape.
-    if blocks_per_sm > 1 and least > left(blocks_per_sm):
-        nearest = next((blocks for blocks in range(blocks_per_sm - 1, 1, -1) if least <= left(blocks)), 1)
+    nearest = most_blocks(warps, blocks_per_sm, least)
+    if nearest != blocks_per_sm:
         raise KnobError(
-            f"blocks_per_sm={blocks_per_sm} of {warps} warps leaves a thread {left(blocks_per_sm)} registers, under "
-            f"the {least} that it takes at least with the other knobs: the nearest legal value is "
+            f"blocks_per_sm={blocks_per_sm} of {warps} warps leaves a thread {registers_left(warps, blocks_per_sm)} "
+            f"registers, under the {least} that it takes at least with the other knobs: the nearest legal value is "
             f"blocks_per_sm={nearest}"
         )

@@ -10,7 +10,16 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, require_registers, spread
+from jitmx.kernels.linear.kernel import (
+    Launch,
+    LinearKernel,
+    has_clusters,
+    most_blocks,
+    registers_left,
+    require_plain,
+    require_registers,
+    spread,
+)
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
@@ -275,14 +284,14 @@ def _weighed(
         plain = TileKnobs(**fixed, **knobs)
         if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
             continue
-        resident = _resident(plain, arch)
+        resident = most_blocks(warps_n * warps_m, _resident(plain, arch), _least_registers(plain))
         crowded = sums_per_thread(plain) > 96
         late = crowded and resident == 1 and threads(plain) == 256
         if late and stages == 3:  # the one copy under way would start too late
             continue
         knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
         steps = -(-problem.k // tile_k)
-        budget = min(255, 65536 // (threads(plain) * resident) // 8 * 8)  # registers a thread
+        budget = registers_left(warps_n * warps_m, resident)
         for split_k in range(2 if clustered else 1, min(8, steps) + 1):
             if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
                 break
