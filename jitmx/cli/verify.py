@@ -58,7 +58,9 @@ def _record(verdicts: Verdicts, path: Path) -> None:
             "simulated",
             date=today,
             error=verdict.error or None,
-            note=f"{verdict.cases} cases, {verdict.coverage:.1%} of PTX lines",
+            proof=verdict.proof,
+            cases=verdict.cases,
+            coverage=verdict.coverage,
         )
         for variant, verdict in verdicts
         if verdict.passed

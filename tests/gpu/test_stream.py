@@ -28,7 +28,7 @@ Evidence = Callable[[object, float | None, str], None]
 
 # Each a different way through the kernel, on targets that have clusters and count subnormal bf16 operands.
 WAYS: tuple[dict[str, Any], ...] = (
-    {"scaling": "bare", "warps": 20, "cluster": 2, "unroll": 1, "predecode": 1, "blocks_per_sm": 2},
+    {"scaling": "bare", "warps": 12, "cluster": 2, "unroll": 1, "predecode": 1, "blocks_per_sm": 2},
     {"scaling": "fold", "warps": 12, "cluster": 2, "late": True},
     {"scaling": "post", "warps": 8, "split_k": 2, "cluster": 4},
     {"scaling": "bare", "warps": 8, "tile_rows": 2, "copy": "async"},
