@@ -13,7 +13,8 @@ import dataclasses
 import json
 from typing import Any
 
-from jitmx.ops import benchmarks, benchmarks_moe, moe_inputs, moe_peers
+from jitmx.bench import benchmarks, moe_inputs, moe_peers
+from jitmx.bench import moe as benchmarks_moe
 
 
 def show(row: dict[str, Any]) -> None:

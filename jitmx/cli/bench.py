@@ -13,7 +13,7 @@ from jitmx.cli.options import Count, json_option
 from jitmx.registry.spec import MAX_SIZE
 
 if TYPE_CHECKING:
-    from jitmx.ops.benchmarks import Ceilings
+    from jitmx.bench.benchmarks import Ceilings
 
 WHAT = ("linear", "routing", "moe", "quantize", "launch")
 PEERS = {
@@ -111,7 +111,7 @@ def command(
         if not plot.parent.is_dir():
             raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
     targets.require_gpu("bench")
-    from jitmx.ops import benchmarks
+    from jitmx.bench import benchmarks
 
     limits = benchmarks.ceilings()
     payload: dict[str, Any] = {"ceilings": dataclasses.asdict(limits)}
@@ -161,7 +161,8 @@ def _of(what: str, asked: tuple[str, ...]) -> tuple[str, ...]:
 def _moe(
     model: str, x_format: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int
 ) -> dict[str, Any]:
-    from jitmx.ops import benchmarks_moe, moe_inputs
+    from jitmx.bench import moe as benchmarks_moe
+    from jitmx.bench import moe_inputs
 
     shape = dataclasses.replace(moe_inputs.MODELS[model], x_format=x_format)
     found = benchmarks_moe.bench_moe(shape, rows, limits, peers, seed)
@@ -169,7 +170,7 @@ def _moe(
 
 
 def _routing(model: str, rows: tuple[int, ...], limits: Ceilings, peers: tuple[str, ...], seed: int) -> dict[str, Any]:
-    from jitmx.ops import benchmarks_routing
+    from jitmx.bench import routing as benchmarks_routing
 
     shape = benchmarks_routing.MODELS[model]
     found = benchmarks_routing.bench_routing(shape, rows, limits, peers, seed)

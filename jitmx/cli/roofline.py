@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jitmx.errors import KnobError
 
 if TYPE_CHECKING:
-    from jitmx.ops.benchmarks import Ceilings
+    from jitmx.bench.benchmarks import Ceilings
 
 _MARKERS = "osD^vP*X"
 

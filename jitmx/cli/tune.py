@@ -126,10 +126,11 @@ def command(
         tune_compile.run(op, _wanted(family, arch, sizes, asked, m), arch, jobs, quiet=quiet, as_json=as_json)
         return
     targets.require_gpu("tune")
+    from jitmx.bench import tuning
+    from jitmx.bench.tuning_builds import Background
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
-    from jitmx.ops import checks, tuning
-    from jitmx.ops.tuning_builds import Background
+    from jitmx.ops import checks
 
     arch = checks.device_arch(0)
     wanted = _wanted(family, arch, sizes, asked, m)
@@ -189,7 +190,7 @@ def _wanted(
 
 def _tell_failures(journal: Journal) -> None:
     """How many candidates were not timed, in one line."""
-    from jitmx.ops.tuning_builds import BREACH
+    from jitmx.bench.tuning_builds import BREACH
 
     breaches = sum(reason.startswith(BREACH) for reason in journal.reasons.values())
     if journal.reasons:

@@ -31,8 +31,8 @@ def require_together(compile_only: bool, targets_asked: tuple[Arch, ...], measur
 
 def run(op: str, wanted: list[Task], arch: Arch, jobs: int | None, *, quiet: bool, as_json: bool) -> None:
     """Compile all candidates of the rows, and of what may follow from them, into the cache."""
+    from jitmx.bench.tuning_builds import BREACH, Background
     from jitmx.dispatch import offers
-    from jitmx.ops.tuning_builds import BREACH, Background
 
     rows = offers.everything(op, wanted, arch, arch.multiprocessors)
     candidates = {

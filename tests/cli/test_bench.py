@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from jitmx.bench import benchmarks, moe_inputs, moe_peers
+from jitmx.bench import moe as benchmarks_moe
+from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.peers import PEERS
 from jitmx.cli import bench, roofline, shapes
-from jitmx.ops import benchmarks, benchmarks_moe, benchmarks_routing, moe_inputs, moe_peers
-from jitmx.ops.benchmarks import Ceilings
-from jitmx.ops.peers import PEERS
 
 LIMITS = Ceilings("a card", read=4e12, copy=4e12, matmul=7e14)
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from jitmx import arch, build, settings
+from jitmx.bench import tuning, tuning_builds
 from jitmx.cli import shapes
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
-from jitmx.ops import checks, tuning, tuning_builds
+from jitmx.ops import checks
 
 SHAPE = ("-n", "512", "-k", "256")
 COMPILING = tuning_builds.Background

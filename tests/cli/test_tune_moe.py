@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
+from jitmx.bench import tuning, tuning_builds, tuning_moe
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.choose import choose, following
 from jitmx.kernels.moe import MoeProblem
-from jitmx.ops import checks, tuning, tuning_builds, tuning_moe
+from jitmx.ops import checks
 
 SM_121 = arch.parse("sm_121")
 LAYER = ("experts=16", "top=2", "hidden=256", "intermediate=128")

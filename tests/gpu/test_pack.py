@@ -10,9 +10,10 @@ import torch
 
 import jitmx
 from jitmx import settings
+from jitmx.bench import timing
 from jitmx.errors import CaptureError, NotWarmedError
 from jitmx.kernels.pack import PackKnobs
-from jitmx.ops import checks, measure, pack, pack_torch
+from jitmx.ops import checks, pack, pack_torch
 from jitmx.ops.pack import in_place, into, scale_range, watch
 from jitmx.runtime import load
 
@@ -123,4 +124,4 @@ def test_experts_are_packed_in_place_at_80_percent_of_a_copy(low: int, high: int
     end.record()
     torch.cuda.synchronize()
     moved = 2 * (codes.numel() + scales.numel()) * calls
-    assert moved / start.elapsed_time(end) * 1e3 >= 0.8 * measure.copy_bandwidth()
+    assert moved / start.elapsed_time(end) * 1e3 >= 0.8 * timing.copy_bandwidth()

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import jitmx
+from jitmx.bench import bandwidth, timing
 from jitmx.dispatch.choose import default_variants
-from jitmx.ops import bandwidth, checks, measure
+from jitmx.ops import checks
 
 _PROJECT = Path(jitmx.__file__).parents[1]
 
@@ -153,7 +154,7 @@ else:
 
 @pytest.mark.alone
 def test_reading_runs_at_the_speed_of_memory(evidence: Callable[[object, float | None, str], None]) -> None:
-    read, copy = measure.read_bandwidth(), measure.copy_bandwidth()
+    read, copy = timing.read_bandwidth(), timing.copy_bandwidth()
     assert 0.85 * copy <= read <= 1.3 * copy
     data = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, device="cuda")
     before = data.clone()
@@ -173,8 +174,8 @@ def test_a_warm_call_takes_six_microseconds_of_host_time() -> None:
     x, out = torch.randn(1, 64, device="cuda").bfloat16(), torch.empty(1, 16, device="cuda").bfloat16()
     turns = [
         (
-            measure.host_seconds(lambda: torch.add(x, x, out=x), repeats=5),
-            measure.host_seconds(lambda: jitmx.linear(x, weight, out=out), repeats=5),
+            timing.host_seconds(lambda: torch.add(x, x, out=x), repeats=5),
+            timing.host_seconds(lambda: jitmx.linear(x, weight, out=out), repeats=5),
         )
         for _ in range(7)
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jitmx.ops import benchmarks, benchmarks_routing, measure
-from jitmx.ops.benchmarks_routing import ALLOWED, Chain, Routers
+from jitmx.bench import benchmarks, timing
+from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench.routing import ALLOWED, Chain, Routers
 from jitmx.ops.packed import pack_weight
 
 pytestmark = [
@@ -23,11 +24,11 @@ def test_a_small_product_of_one_row_takes_microseconds_in_a_chain(shape: str, li
 
 def test_lm_head_reads_at_85_percent_of_what_memory_yields() -> None:
     weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS["lm_head"])))
-    assert weights[0].nbytes / benchmarks.time_linear(weights, 1) >= 0.85 * measure.read_bandwidth()
+    assert weights[0].nbytes / benchmarks.time_linear(weights, 1) >= 0.85 * timing.read_bandwidth()
 
 
 def test_quantizing_64_mb_runs_at_75_percent_of_a_copy() -> None:
-    copy = measure.copy_bandwidth()
+    copy = timing.copy_bandwidth()
     for row in benchmarks.bench_quantize():
         assert row["bytes"] / row["us"] * 1e6 >= 0.75 * copy, row
 
@@ -35,7 +36,7 @@ def test_quantizing_64_mb_runs_at_75_percent_of_a_copy() -> None:
 @pytest.mark.parametrize("m", [9, 16, 40])
 def test_a_time_in_a_chain_is_no_shorter_than_reading_the_weight_takes(m: int) -> None:
     weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(2880, 4096)))
-    assert benchmarks.time_linear(weights, m) >= weights[0].nbytes / (1.1 * measure.read_bandwidth())
+    assert benchmarks.time_linear(weights, m) >= weights[0].nbytes / (1.1 * timing.read_bandwidth())
 
 
 def test_routing_of_one_row_takes_3_microseconds_with_its_product_over_routers_that_no_cache_holds() -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from jitmx.ops import measure, moe_plan
-from jitmx.ops.benchmarks import Ceilings
+from jitmx.bench import timing
+from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.moe_inputs import LayerShape, RandomLayer, calls_of, random_layer, rotated, spread_logits
+from jitmx.bench.moe_peers import Layer, load
+from jitmx.bench.peers import Unavailable, reason
+from jitmx.ops import moe_plan
 from jitmx.ops.experts import PackedExperts, pack_experts
 from jitmx.ops.moe import moe
 from jitmx.ops.moe_grouped import GroupedPlan
-from jitmx.ops.moe_inputs import LayerShape, RandomLayer, calls_of, random_layer, rotated, spread_logits
-from jitmx.ops.moe_peers import Layer, load
-from jitmx.ops.peers import Unavailable, reason
 from jitmx.ops.routing_plan import Routing
 
 CHECKED = 64  # rows of a call that are compared with the layer in float32
@@ -87,7 +88,7 @@ class Chain:
 
     def time(self, calls: Sequence[Callable[[torch.Tensor, torch.Tensor], object]], repeats: int = 21) -> float:
         """Median seconds a call of a chain of calls."""
-        return measure.chain(calls, self.rows * self.layer.shape.hidden, torch.bfloat16, repeats)
+        return timing.chain(calls, self.rows * self.layer.shape.hidden, torch.bfloat16, repeats)
 
 
 def gap(

@@ -11,7 +11,7 @@ import torch
 
 import jitmx
 from jitmx import formats
-from jitmx.ops import benchmarks, peers
+from jitmx.bench import benchmarks, peers
 
 WEIGHT = jitmx.MXTensor(
     torch.randint(0, 256, (48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)),

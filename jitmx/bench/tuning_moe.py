@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from jitmx.bench import tuning
+from jitmx.bench.moe import CHECKED, Chain, Weights, gap
+from jitmx.bench.moe_inputs import LayerShape, RandomLayer, random_layer, rotated
 from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError
 from jitmx.kernels.moe import KERNELS, MoeProblem, tiles
-from jitmx.ops import moe_plan, tuning
-from jitmx.ops.benchmarks_moe import CHECKED, Chain, Weights, gap
+from jitmx.ops import moe_plan
 from jitmx.ops.experts import pack_experts
-from jitmx.ops.moe_inputs import LayerShape, RandomLayer, random_layer, rotated
 
 # Relative L2; a quantized h that lies near the middle between two numbers may go to either.
 GATE, QUANTIZED_GATE = 0.02, 0.06

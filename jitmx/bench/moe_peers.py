@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from jitmx.ops.moe_inputs import RandomLayer
-from jitmx.ops.peers import Unavailable, module, reason
+from jitmx.bench.moe_inputs import RandomLayer
+from jitmx.bench.peers import Unavailable, module, reason
 
 PEERS = ("humming", "triton", "marlin")  # as vLLM's moe_backend names them
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jitmx import arch, kernels, resources
+from jitmx.bench.tuning import code_digest
 from jitmx.dispatch.choose import choose
-from jitmx.ops.tuning import code_digest
 from jitmx.registry import render
 
 

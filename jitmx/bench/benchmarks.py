@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from jitmx import formats
-from jitmx.ops import checks, measure, operand, peers
+from jitmx.bench import peers, timing
+from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
@@ -46,7 +47,7 @@ class Ceilings:
 def ceilings() -> Ceilings:
     """Measure them."""
     return Ceilings(
-        torch.cuda.get_device_name(), measure.read_bandwidth(), measure.copy_bandwidth(), measure.matmul_rate()
+        torch.cuda.get_device_name(), timing.read_bandwidth(), timing.copy_bandwidth(), timing.matmul_rate()
     )
 
 
@@ -83,7 +84,7 @@ def time_linear(
         return lambda x, y: plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr())
 
     count = calls or calls_of(weights[0].nbytes, len(weights), m, n, k)
-    return measure.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
+    return timing.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
 
 
 def calls_of(nbytes: int, copies: int, m: int, n: int, k: int) -> int:
@@ -94,19 +95,19 @@ def calls_of(nbytes: int, copies: int, m: int, n: int, k: int) -> int:
 
 def time_cublas(n: int, k: int, m: int) -> float:
     """Seconds a call of bf16 `torch.mm` with m rows in a chain over copies of the weight."""
-    count = measure.copies_past_l2(n * k * 2)
+    count = timing.copies_past_l2(n * k * 2)
     weights = [torch.randn(n, k, device="cuda").mul_(k**-0.5).bfloat16() for _ in range(count)]
 
     def call(weight: torch.Tensor) -> Any:
         return lambda x, y: torch.mm(x[: m * k].view(m, k), weight.T, out=y[: m * n].view(m, n))
 
     calls = calls_of(n * k * 2, count, m, n, k)
-    return measure.chain([call(weights[i % count]) for i in range(calls)], m * max(n, k), torch.bfloat16)
+    return timing.chain([call(weights[i % count]) for i in range(calls)], m * max(n, k), torch.bfloat16)
 
 
 def rotated(weight: PackedWeight) -> list[PackedWeight]:
     """`weight` and copies of it, enough to exceed the L2 several times."""
-    count = measure.copies_past_l2(weight.nbytes)
+    count = timing.copies_past_l2(weight.nbytes)
     return [weight] + [
         dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for _ in range(count - 1)
     ]
@@ -167,14 +168,14 @@ def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> di
     count = calls_of(n * k // 2, len(products), m, n, k)
     calls = [call(products[i % len(products)]) for i in range(count)]
     try:
-        return {"us": measure.chain(calls, m * max(n, k), torch.bfloat16) * 1e6, "reason": None}
+        return {"us": timing.chain(calls, m * max(n, k), torch.bfloat16) * 1e6, "reason": None}
     except Exception as error:
         return {"us": None, "reason": peers.reason(error)}
 
 
 def bench_quantize(nbytes: int = 64 << 20) -> list[dict[str, Any]]:
     """Rows of `name, us, bytes` for a bf16 tensor of `nbytes` to each format and back."""
-    copies = measure.copies_past_l2(nbytes)
+    copies = timing.copies_past_l2(nbytes)
     xs = [torch.randn(nbytes // 2 // 2880, 2880, device="cuda").bfloat16() for _ in range(copies)]
     out = []
     for format in formats.FORMATS:
@@ -184,7 +185,7 @@ def bench_quantize(nbytes: int = 64 << 20) -> list[dict[str, Any]]:
             (f"bf16 to {format}", lambda format=format: [quantize(x, format) for x in xs]),
             (f"{format} to bf16", lambda tensors=tensors: [dequantize(tensor) for tensor in tensors]),
         ):
-            out.append({"name": name, "us": measure.replayed(run) / copies * 1e6, "bytes": moved})
+            out.append({"name": name, "us": timing.replayed(run) / copies * 1e6, "bytes": moved})
     return out
 
 
@@ -207,4 +208,4 @@ def bench_launch() -> list[dict[str, Any]]:
         "torch.add(x, x, out=x)": lambda: torch.add(x, x, out=x),
     }
     checks.require_cuda("x", x)
-    return [{"name": name, "us": measure.host_seconds(run) * 1e6} for name, run in calls.items()]
+    return [{"name": name, "us": timing.host_seconds(run) * 1e6} for name, run in calls.items()]

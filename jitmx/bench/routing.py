@@ -24,14 +24,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from jitmx.bench import timing
+from jitmx.bench.benchmarks import Ceilings, calls_of
+from jitmx.bench.moe_inputs import MODELS as MODELS_OF_EXPERTS
+from jitmx.bench.moe_inputs import ROUTER_DEVIATION
+from jitmx.bench.peers import reason
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing_problem import RoutingProblem
-from jitmx.ops import checks, measure
-from jitmx.ops.benchmarks import Ceilings, calls_of
-from jitmx.ops.moe_inputs import MODELS as MODELS_OF_EXPERTS
-from jitmx.ops.moe_inputs import ROUTER_DEVIATION
-from jitmx.ops.peers import reason
+from jitmx.ops import checks
 from jitmx.ops.routing import Routing, route
 
 EPSILON = 1e-5
@@ -146,7 +147,7 @@ class Routers:
 
 def sets(shape: RouterShape) -> int:
     """How often a model's routers are there, so that all of them exceed the L2 several times."""
-    return -(-measure.copies_past_l2(shape.router_bytes) // shape.layers)
+    return -(-timing.copies_past_l2(shape.router_bytes) // shape.layers)
 
 
 class Chain:
@@ -170,7 +171,7 @@ class Chain:
         """
         calls = [partial(self._call, way, index, over or len(self._routers)) for index in range(self._calls)]
         shape = self._routers.shape
-        spent = measure.chain(calls, self._rows * shape.hidden, torch.bfloat16, repeats)
+        spent = timing.chain(calls, self._rows * shape.hidden, torch.bfloat16, repeats)
         assert self._last is not None
         return spent, error(*self._last, allowed)
 

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from jitmx.bench.tuning_process import Isolated
 from jitmx.dispatch import tune
 from jitmx.dispatch.journal import Journal
 from jitmx.dispatch.tune import Candidate, Tuner
 from jitmx.errors import DriverError, TacticError
 from jitmx.kernels.linear import LinearProblem
-from jitmx.ops.tuning_process import Isolated
 
 PROBLEM = LinearProblem(n=64, k=64)
 
@@ -38,7 +38,7 @@ RUN = """
 import sys
 from jitmx.dispatch.tune import Candidate
 from jitmx.kernels.linear import LinearProblem
-from jitmx.ops.tuning_process import Isolated
+from jitmx.bench.tuning_process import Isolated
 if __name__ == "__main__":
     with Isolated("tuning_bench:Bench", 1000.0) as isolated:
         isolated(LinearProblem(n=64, k=64), Candidate("gemv", {"does": "time"}, ()), 5)

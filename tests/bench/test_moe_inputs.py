@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 import jitmx
 from jitmx import formats
+from jitmx.bench import moe as benchmarks_moe
+from jitmx.bench import moe_inputs, moe_peers, timing
+from jitmx.bench.moe import Chain, gap
+from jitmx.bench.moe_inputs import LayerShape, spread_logits
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, layout
-from jitmx.ops import benchmarks_moe, measure, moe_inputs, moe_peers, moe_plan
-from jitmx.ops.benchmarks_moe import Chain, gap
-from jitmx.ops.moe_inputs import LayerShape, spread_logits
+from jitmx.ops import moe_plan
 from simulated_card import Card
 
 
@@ -88,7 +90,7 @@ def test_the_calls_of_a_chain_are_the_layer_from_logits_and_from_ids(
     m: int, tile: str, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moe_inputs, "dequantize", dequantize)
-    monkeypatch.setattr(measure, "l2_bytes", lambda _device=0: 1)
+    monkeypatch.setattr(timing, "l2_bytes", lambda _device=0: 1)
     layer = moe_inputs.random_layer(LayerShape(6, 2, 64, 32), device="cpu")
     packed = [jitmx.pack_experts(weight, encoding="nibble") for weight in (layer.w13, layer.w2)]
     chain = Chain(layer, [(packed[0], packed[1])], m)
@@ -106,7 +108,7 @@ def test_the_calls_of_a_chain_are_the_layer_from_logits_and_from_ids(
 def test_experts_are_copied_until_all_of_them_exceed_the_l2_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = jitmx.pack_experts(moe_inputs.random_layer(LayerShape(2, 1, 32, 32), device="cpu").w13)
     for l2, count in ((1, 1), (experts.nbytes * 2, 6), (experts.nbytes * 2 // 6, 1), (experts.nbytes * 2 // 6 + 1, 2)):
-        monkeypatch.setattr(measure, "l2_bytes", lambda _device=0, l2=l2: l2)
+        monkeypatch.setattr(timing, "l2_bytes", lambda _device=0, l2=l2: l2)
         assert len(list(moe_inputs.rotated((experts, experts)))) == count
 
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from jitmx import arch
+from jitmx.bench.tuning_builds import BREACH, Background
 from jitmx.build import Built
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import CacheError, CompileError
 from jitmx.kernels.linear import stream
-from jitmx.ops.tuning_builds import BREACH, Background
 from jitmx.registry.spec import Variant
 
 SM_90 = arch.parse("sm_90")

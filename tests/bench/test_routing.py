@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench import timing
+from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.routing import ALLOWED, PEERS_ALLOWED, Chain, Made, Router, Routers, RouterShape
 from jitmx.errors import DriverError
 from jitmx.kernels import routing_cases
-from jitmx.ops import benchmarks_routing, measure
-from jitmx.ops.benchmarks import Ceilings
-from jitmx.ops.benchmarks_routing import ALLOWED, PEERS_ALLOWED, Chain, Made, Router, Routers, RouterShape
 from jitmx.vllm import model
 from simulated_card import Card
 
@@ -36,8 +37,8 @@ def in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             call(buffers[i % 2], buffers[1 - i % 2])
         return 1e-6 * len(calls)
 
-    monkeypatch.setattr(measure, "chain", chain)
-    monkeypatch.setattr(measure, "l2_bytes", lambda _device=0: 3 * SMALL.router_bytes)
+    monkeypatch.setattr(timing, "chain", chain)
+    monkeypatch.setattr(timing, "l2_bytes", lambda _device=0: 3 * SMALL.router_bytes)
     monkeypatch.setattr(benchmarks_routing, "calls_of", lambda *_: 7)
 
 
@@ -175,7 +176,7 @@ class Counted:
 @pytest.mark.parametrize("m", [1, 4, 16, 64, 512, 8192])
 def test_no_l2_holds_a_router_until_its_next_turn(name: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(measure, "l2_bytes", lambda _device=0: 50 << 20)
+    monkeypatch.setattr(timing, "l2_bytes", lambda _device=0: 50 << 20)
     shape = benchmarks_routing.MODELS[name]
     routers = Counted(shape)
     between = min(len(routers), Chain(routers, m, False)._calls)  # type: ignore[arg-type]

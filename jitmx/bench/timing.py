@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from jitmx.ops import bandwidth
+from jitmx.bench import bandwidth
 
 L2_MULTIPLE = 6
 

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from jitmx import resources
+from jitmx.bench import timing
+from jitmx.bench.benchmarks import calls_of, random_weight, rotated
+from jitmx.bench.tuning_process import Isolated
 from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem
-from jitmx.ops import compose, measure
-from jitmx.ops.benchmarks import calls_of, random_weight, rotated
+from jitmx.ops import compose
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.plan import DTYPES, Plan
 from jitmx.ops.quantize import dequantize
-from jitmx.ops.tuning_process import Isolated
 
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
 GATE = 0.02
@@ -102,7 +103,7 @@ class Bench:
                 if repeats <= tune.QUICK:
                     self._check(plan, problem)
                 # Candidates of a problem leave the card as they find it; a new problem rested (`_take`).
-                return measure.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats, pause=0.02) * 1e6
+                return timing.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats, pause=0.02) * 1e6
             except torch.OutOfMemoryError as error:
                 raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
 
@@ -145,7 +146,7 @@ class Bench:
                 wanted += self._inputs[name]
         self._wanted, self._problem = wanted, problem
         torch.cuda.synchronize()
-        time.sleep(measure.PAUSE_S)
+        time.sleep(timing.PAUSE_S)
 
     def _check(self, plan: Plan, problem: LinearProblem) -> None:
         kind = torch.int64 if problem.argmax else _TYPES[problem.dtype]

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from jitmx import formats
+from jitmx.bench import timing
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import ACTIVATIONS
-from jitmx.ops import measure
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize, quantize
@@ -188,7 +188,7 @@ def rotated(experts: tuple[PackedExperts, PackedExperts]) -> Iterator[tuple[Pack
     """Both weights, and copies of them where all experts together do not exceed the L2 several times."""
     yield experts
     size = sum(weight.nbytes for weight in experts)
-    for _ in range(-(-measure.L2_MULTIPLE * measure.l2_bytes() // size) - 1):
+    for _ in range(-(-timing.L2_MULTIPLE * timing.l2_bytes() // size) - 1):
         first, second = (
             dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for weight in experts
         )

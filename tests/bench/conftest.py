@@ -1,0 +1,3 @@
+"""Benchmarks run on the card that operators have in tests."""
+
+from ops.conftest import card, ptx  # noqa: F401
