@@ -110,6 +110,6 @@ def test_what_could_not_be_loaded_or_timed_has_no_time_but_a_reason(monkeypatch:
     def chain(*_arguments: Any) -> float:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(benchmarks.measure, "chain", chain)
+    monkeypatch.setattr(benchmarks.timing, "chain", chain)
     found = benchmarks.time_peer([lambda x, y: None], 48, 96, 4)
     assert found == {"us": None, "reason": "RuntimeError: operation not permitted when stream is capturing"}
