@@ -45,7 +45,8 @@ class _Worker:
         self._answered = False
         self._errors = os.fdopen(os.memfd_create("jitmx-nvrtc"), "w+b", buffering=0)
         self._pipe, theirs = Pipe()
-        own = [*map(os.path.abspath, sys.path), str(Path(jitmx.__file__).parents[1])]
+        # Without the working directory, whose files must not take the place of what the worker imports.
+        own = [*map(os.path.abspath, filter(None, sys.path)), str(Path(jitmx.__file__).parents[1])]
         flags = ["-S", "-Xutf8", *(["-B"] if sys.dont_write_bytecode else [])]
         try:
             # As standard input the socket can't clash with a standard descriptor that is closed here. A process group

@@ -201,6 +201,20 @@ def test_a_child_forked_while_a_thread_compiles_has_workers_of_its_own() -> None
     assert done.stdout == "0 True\n", done.stderr
 
 
+def test_a_file_in_the_working_directory_takes_the_place_of_no_module(tmp_path: Path) -> None:
+    for name in ("cuda", "cupy_backends", "jitmx", "ctypes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit(9)\n")
+    # The process itself has its modules before it gets there, and only then looks into it.
+    code = (
+        "import os, sys\nfrom jitmx import arch\nfrom jitmx.toolchain import nvrtc\n"
+        f"os.chdir({str(tmp_path)!r})\nassert '' in sys.path\n"
+        f"print(len(nvrtc.compile({KERNEL!r}, nvrtc.options(arch.parse('sm_90a'))).image) > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_compiling_and_disassembling_work_whichever_standard_descriptors_are_closed(
     closed: tuple[int, ...], tmp_path: Path
