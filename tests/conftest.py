@@ -54,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in later]
 
 
+@pytest.fixture
+def nightly(request: pytest.FixtureRequest) -> bool:
+    """Whether a test is to take as long as it likes."""
+    return bool(request.config.getoption("--nightly"))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     write()
 

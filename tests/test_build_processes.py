@@ -183,13 +183,15 @@ print(time.monotonic() - began, file=sys.stderr)
 """
 
 
-def test_200_processes_killed_at_random_moments_leave_a_cache_that_works(project: Any, tmp_path: Path) -> None:
+def test_processes_killed_at_random_moments_leave_a_cache_that_works(
+    project: Any, tmp_path: Path, nightly: bool
+) -> None:
     errors = tmp_path / "errors"
-    project.run(KILLS, errors, 200, JITMX_LOCK_TIMEOUT="60")
+    project.run(KILLS, errors, 400 if nightly else 60, JITMX_LOCK_TIMEOUT="60")
     assert not errors.exists(), errors.read_text()
     store = stores.Store(project.cache)
     sound = [record for record in store.records() if store.lookup(record.key)]
-    assert len(sound) > 5, "the killed processes did get somewhere"
+    assert len(sound) > 2, "the killed processes did get somewhere"
     assert len({record.outputs["object"] for record in sound if record.knobs["registers"] != 255}) <= 1
     left = [finding.kind for finding in verify(store, grace=-60).findings]
     assert "corrupt-record" not in left and "corrupt-object" not in left, "renames are all or nothing"

@@ -31,7 +31,7 @@ from jitmx.bench.moe_inputs import ROUTER_DEVIATION
 from jitmx.bench.peers import reason
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
-from jitmx.kernels.routing_problem import RoutingProblem
+from jitmx.kernels.routing.problem import RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing import Routing, route
 

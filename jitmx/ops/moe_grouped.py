@@ -13,7 +13,7 @@ from jitmx.kernels.moe import MoeProblem, grouped_arguments, launch_of, wgmma_ar
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.wgmma_arguments import COUNTERS, rows_bytes
-from jitmx.kernels.routing_problem import MAX_EXPERTS
+from jitmx.kernels.routing.problem import MAX_EXPERTS
 from jitmx.ops.routing_calls import run_group
 from jitmx.ops.routing_plan import Routing
 from jitmx.registry.spec import Variant

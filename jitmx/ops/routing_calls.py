@@ -9,7 +9,7 @@ import torch
 
 from jitmx import settings
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.routing_problem import TILES, RoutingProblem
+from jitmx.kernels.routing.problem import TILES, RoutingProblem
 from jitmx.ops import checks, scratch
 from jitmx.ops.routing_plan import Call, Plan, Routing
 

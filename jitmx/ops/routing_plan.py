@@ -11,7 +11,7 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing_problem import RoutingProblem, parts
+from jitmx.kernels.routing.problem import RoutingProblem, parts
 from jitmx.ops import checks
 from jitmx.runtime.launch import Launcher
 

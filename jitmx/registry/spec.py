@@ -105,7 +105,8 @@ def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
         try:
             return setting_text.whole(text, -MAX_SIZE, MAX_SIZE)
         except ValueError:
-            raise KnobError(f"{owner}.{item.name}={short(text)} is no whole number, or far too large") from None
+            said = f"is over {MAX_SIZE}" if text.strip().isdecimal() else "is not a whole number"
+            raise KnobError(f"{owner}.{item.name}={short(text)} {said}") from None
     return text
 
 

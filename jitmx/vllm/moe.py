@@ -16,7 +16,7 @@ import jitmx
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
-from jitmx.kernels.routing_problem import FEW_TOKENS
+from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup

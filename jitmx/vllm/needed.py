@@ -16,7 +16,7 @@ from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.choice import logits_of, reads
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
-from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem, parts
+from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
 from jitmx.registry.spec import Variant
 from jitmx.vllm import fusion
 

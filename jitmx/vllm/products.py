@@ -16,7 +16,7 @@ from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.routing_problem import FEW_TOKENS
+from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.ops import checks, compose, custom, expert_operand, moe, operand, plan, routing_calls
 from jitmx.ops import linear as product
 from jitmx.ops.moe_checks import Recipe

@@ -14,7 +14,7 @@ from jitmx.bench import timing
 from jitmx.bench.benchmarks import Ceilings
 from jitmx.bench.routing import ALLOWED, PEERS_ALLOWED, Chain, Made, Router, Routers, RouterShape
 from jitmx.errors import DriverError
-from jitmx.kernels import routing_cases
+from jitmx.kernels.routing import cases as routing_cases
 from jitmx.vllm import model
 from simulated_card import Card
 

@@ -14,7 +14,7 @@ from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, following, launches
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, launch_of
-from jitmx.kernels.routing_problem import TILES
+from jitmx.kernels.routing.problem import TILES
 from strategies import ARCHES
 
 SM_90, SM_121 = arch.parse("sm_90"), arch.parse("sm_121")

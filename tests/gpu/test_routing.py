@@ -13,8 +13,8 @@ from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmarks import Ceilings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
-from jitmx.kernels import routing_cases
-from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem
+from jitmx.kernels.routing import cases as routing_cases
+from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing import Routing, group_by_expert, route
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import jitmx
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing_problem import TILES
+from jitmx.kernels.routing.problem import TILES
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.routing import _new_lists

@@ -19,7 +19,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import SettingError
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
-from jitmx.kernels.routing_problem import RoutingProblem
+from jitmx.kernels.routing.problem import RoutingProblem
 from jitmx.ops import operand, pack, plan
 from simulated_card import Card, on_cpu
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.routing_problem import FEW_TOKENS, RoutingProblem, parts
+from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
 from jitmx.ops.routing import group_by_expert, route
 from jitmx.ops.routing_calls import _check_out
 from jitmx.ops.routing_plan import Routing

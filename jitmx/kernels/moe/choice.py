@@ -11,9 +11,9 @@ import numpy as np
 from jitmx.errors import KnobError
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.problem import ROUTINGS, MoeProblem
-from jitmx.kernels.routing_cases import STORED, choose
-from jitmx.kernels.routing_knobs import MAX_EXPERTS, SCORINGS
-from jitmx.kernels.routing_problem import RoutingProblem, parts
+from jitmx.kernels.routing.cases import STORED, choose
+from jitmx.kernels.routing.knobs import MAX_EXPERTS, SCORINGS
+from jitmx.kernels.routing.problem import RoutingProblem, parts
 from jitmx.registry.spec import Variant, knob
 
 ROUTING: Any = knob("ids", choices=ROUTINGS, doc="ids and weights are given, or router logits of this type, of one row")

@@ -10,7 +10,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
-from jitmx.kernels.routing_knobs import MAX_TOKENS, SCORINGS
+from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
 from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up

@@ -18,7 +18,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.moe import MoeProblem, grouped, launch_of
 from jitmx.kernels.moe.grouped_arguments import lists
-from jitmx.kernels.routing_cases import lists as lists_of_routing
+from jitmx.kernels.routing.cases import lists as lists_of_routing
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, verify

@@ -114,7 +114,7 @@ LOGITS = st.lists(st.sampled_from(NUMBERS), min_size=9, max_size=9)
 @given(values=LOGITS)
 def test_equal_logits_go_by_ids_and_no_number_is_chosen_last(dtype: str, values: list[float]) -> None:
     """Weights among infinities are NaN; then all of y is."""
-    from jitmx.kernels.routing_cases import STORED, choose
+    from jitmx.kernels.routing.cases import STORED, choose
 
     one = variant(**SMALL, routing=dtype, experts=9)
     logits = np.array([values]).astype(STORED[dtype])

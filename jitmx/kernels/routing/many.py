@@ -9,8 +9,8 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import routing_knobs as shared
 from jitmx.kernels.linear.kernel import Launch
+from jitmx.kernels.routing import knobs as shared
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 

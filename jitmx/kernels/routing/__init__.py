@@ -29,10 +29,11 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, routing_many, taking
-from jitmx.kernels import routing_knobs as shared
+from jitmx.kernels import Family, taking
 from jitmx.kernels.linear.kernel import Launch
-from jitmx.kernels.routing_problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
+from jitmx.kernels.routing import knobs as shared
+from jitmx.kernels.routing import many
+from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
@@ -182,7 +183,7 @@ def launch(variant: Variant, m: int, local: int, multiprocessors: int) -> Launch
         shared = route_shared_bytes(knobs, m, local)
         return Launch(tiles * knobs.splits, shared, knobs.splits if knobs.cluster else 1, workspace)
     if variant.spec is MANY:
-        return routing_many.launch(knobs, m)
+        return many.launch(knobs, m)
     if variant.spec is TOPK:
         if not knobs.tile:
             return Launch(-(-m // knobs.warps), 0)
@@ -212,7 +213,7 @@ ROUTE = KernelSpec(
     entry="jitmx_routing_route",
 )
 
-MANY = routing_many.SPEC
+MANY = many.SPEC
 
 TOPK = KernelSpec(
     family="routing",
@@ -273,7 +274,7 @@ def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tup
     names = _serving(problem, arch) or _KERNELS[problem.source]
     enough = 4 * FEW_TOKENS if shared.takes_clusters(arch) else 32 * multiprocessors
     if "many" in names and problem.m > enough:
-        knobs = routing_many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+        knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
         if knobs is not None:
             return "many", knobs
     return names[0], _tuned(problem, arch, multiprocessors, names[0])
@@ -284,7 +285,7 @@ def _tuned(problem: RoutingProblem, arch: Arch, multiprocessors: int, kernel: st
     pdl = {"pdl": "pdl" in arch.features}
     clusters = shared.takes_clusters(arch)
     if kernel == "many":
-        knobs = routing_many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+        knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
         if knobs is None:
             raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many; use routing.route")
         return knobs
@@ -340,7 +341,7 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
-    from jitmx.kernels.routing_cases import cases
+    from jitmx.kernels.routing.cases import cases
 
     return cases(variant)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.kernels import routing_knobs as shared
+from jitmx.kernels.routing import knobs as shared
 from jitmx.registry.spec import MAX_SIZE, knob
 
 MAX_EXPERTS, MAX_K = shared.MAX_EXPERTS, shared.MAX_K
