@@ -193,7 +193,5 @@ def save(entries: Iterable[Entry], path: Path) -> None:
 def _told(entry: Entry) -> dict[str, Any]:
     """The fields of an entry that say something."""
     return {
-        item.name: value
-        for item in dataclasses.fields(entry)
-        if (value := getattr(entry, item.name)) != item.default
+        item.name: value for item in dataclasses.fields(entry) if (value := getattr(entry, item.name)) != item.default
     }

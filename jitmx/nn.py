@@ -1,6 +1,6 @@
 """Modules for torch models.
 
-    layer = jitmx.nn.MXFP4Linear.from_linear(model.lm_head)
+layer = jitmx.nn.MXFP4Linear.from_linear(model.lm_head)
 """
 
 from __future__ import annotations
@@ -135,9 +135,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
                 epsilon, activation,
             )  # fmt: skip
             return y
-        return linear(
-            x, self.weight, self.bias, residual=residual, norm=norm, epsilon=epsilon, activation=activation
-        )  # fmt: skip
+        return linear(x, self.weight, self.bias, residual=residual, norm=norm, epsilon=epsilon, activation=activation)
 
     @property
     def weight(self) -> PackedWeight:

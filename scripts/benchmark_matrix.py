@@ -1,6 +1,6 @@
 """Level 6 by its other name: the matrix of layers, activation and tile.
 
-    python scripts/benchmark_matrix.py --model FOLDER --sets 'moe;all' --activations bf16,mxfp8
+python scripts/benchmark_matrix.py --model FOLDER --sets 'moe;all' --activations bf16,mxfp8
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write a synthetic gpt-oss checkpoint, or a copy of one with dense weights that MXFP4 holds exactly.
 
-    python scripts/make_checkpoint.py OUT --preset tiny
-    python scripts/make_checkpoint.py OUT --hidden 256 --layers 4 --experts 32 --shard-mb 16 --on-grid
-    python scripts/make_checkpoint.py OUT --round-dense MODEL
+python scripts/make_checkpoint.py OUT --preset tiny
+python scripts/make_checkpoint.py OUT --hidden 256 --layers 4 --experts 32 --shard-mb 16 --on-grid
+python scripts/make_checkpoint.py OUT --round-dense MODEL
 """
 
 from __future__ import annotations

@@ -28,9 +28,7 @@ from scripts.protocol.report import FAILED, ProtocolError, Report
 @click.option("--activation", type=click.Choice(configurations.ACTIVATIONS), default="bf16", help="Of the experts.")
 @click.option("--passes", type=click.IntRange(1), help="Forward passes in the profile.")
 @click.option("--model-layers", type=click.IntRange(1), help="Transformer layers of the model.")
-def main(
-    profile: Path, text: str, backend: str, activation: str, passes: int | None, model_layers: int | None
-) -> None:
+def main(profile: Path, text: str, backend: str, activation: str, passes: int | None, model_layers: int | None) -> None:
     """Judge the kernels in PROFILE by the rules for a configuration; print one JSON object."""
     try:
         asked = configurations.Configuration(configurations.layers(text), backend, activation)

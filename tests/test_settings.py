@@ -72,7 +72,13 @@ REFUSED: dict[str, list[str]] = {
     "log_level": ["6", "-1", "debug", "9" * 5000],
     "verbose": ["maybe"],
     "linear_knobs": [
-        "split_k", "=8", "split_k=", "split_k=8;stages=6,x", "stages=2,stages=3", "stages=2, stages=2", "k=" + "9" * 65
+        "split_k",
+        "=8",
+        "split_k=",
+        "split_k=8;stages=6,x",
+        "stages=2,stages=3",
+        "stages=2, stages=2",
+        "k=" + "9" * 65,
     ],
     "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4", "9" * 5000 + "x1"],
     "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x", "tile_m=32,tile_m=64"],
@@ -261,9 +267,7 @@ def test_what_the_program_chose_decides_until_the_environment_is_read_again(monk
 def test_a_long_value_is_abbreviated_and_a_knob_given_twice_is_named() -> None:
     with pytest.raises(SettingError) as error:
         settings.read({"JITMX_JOBS": "9" * 5000})
-    assert str(error.value) == (
-        "JITMX_JOBS='999999999999999999999999'... (5000 characters) is not a number, 1 to 4096"
-    )
+    assert str(error.value) == ("JITMX_JOBS='999999999999999999999999'... (5000 characters) is not a number, 1 to 4096")
     with pytest.raises(SettingError, match=r"\('stages' is given twice; give it once\)"):
         settings.read({"JITMX_LINEAR_KNOBS": "stages=2,stages=3"})
     with pytest.raises(SettingError) as unknown:

@@ -55,9 +55,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @contextlib.contextmanager
-def world(
-    rank: int = 0, size: int = 1, meeting: str | None = None, config: VllmConfig | None = None
-) -> Iterator[None]:
+def world(rank: int = 0, size: int = 1, meeting: str | None = None, config: VllmConfig | None = None) -> Iterator[None]:
     """One of so many ranks over gloo, unless there is one already; bf16 is the default dtype in it.
 
     Args:

@@ -279,9 +279,7 @@ def is_directory(path: Path) -> bool:
     return stat.S_ISDIR(_mode(path))
 
 
-def write(
-    path: Path, data: bytes, *, permissions: int = 0o600, sync: bool = True, within: int | None = None
-) -> None:
+def write(path: Path, data: bytes, *, permissions: int = 0o600, sync: bool = True, within: int | None = None) -> None:
     """Put `data` at `path` atomically; `sync` makes it survive a power cut.
 
     Args:

@@ -48,9 +48,7 @@ def predecessor(record: Record, records: Iterable[Record]) -> Record | None:
     return min(kin, key=distance, default=None)
 
 
-def changes(
-    old: Subject, new: Subject, source_of: SourceOf | None = None, render: Render | None = None
-) -> list[str]:
+def changes(old: Subject, new: Subject, source_of: SourceOf | None = None, render: Render | None = None) -> list[str]:
     """Each named input in which `new` differs from `old`, such as "knob stages 3 → 4" or "NVRTC 13.0 → 13.5".
 
     Args:

@@ -120,9 +120,7 @@ def command(
         payload["linear"] = [
             row
             for size in sizes
-            for row in benchmarks.bench_linear(
-                [size], rows or shapes.usual_rows(size[1], ROWS), _of("linear", peers)
-            )
+            for row in benchmarks.bench_linear([size], rows or shapes.usual_rows(size[1], ROWS), _of("linear", peers))
         ]
     if "routing" in wanted:
         payload["routing"] = _routing(model, rows or ROWS, limits, _of("routing", peers), seed)

@@ -74,9 +74,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
     "--out", type=click.Path(dir_okay=False, path_type=Path),
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
-@click.option(
-    "--seconds", callback=span, metavar="SECONDS", help="Time for the whole run, compiling included."
-)
+@click.option("--seconds", callback=span, metavar="SECONDS", help="Time for the whole run, compiling included.")
 @click.option(
     "--timings", type=click.Path(dir_okay=False, path_type=Path),
     help="Keep the time of every candidate in this file, as JSON lines.",

@@ -34,8 +34,10 @@ _ROW: dict[str, Any] = {
 def _of(kind: Any, entry: Mapping[str, Any], name: str) -> Any:
     """What `entry` says of `name`, which has to be of a kind; a number, finite."""
     value = entry[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or (
-        isinstance(value, float) and not math.isfinite(value)
+    if (
+        not isinstance(value, kind)
+        or (isinstance(value, bool) and kind is not bool)
+        or (isinstance(value, float) and not math.isfinite(value))
     ):
         raise TypeError(f"{name} is {short(value)}")
     return value

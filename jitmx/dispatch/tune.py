@@ -254,7 +254,7 @@ class Tuner:
         chosen = finalists[winner]
         return Outcome(
             task, chosen.kernel, chosen.knobs, us, (max(taken) - min(taken)) / us, stable, len(times), failed
-        )  # fmt: skip
+        )
 
     def _first_pass(
         self, task: Task, offered: list[Candidate], begun: float, until: float | None

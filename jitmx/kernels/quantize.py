@@ -190,7 +190,8 @@ FAMILY = Family(
     serving=lambda problem, arch: (problem.direction,),
     fixed=_fixed,
     heuristic=lambda problem, arch, multiprocessors: (
-        problem.direction, _tuned(problem, arch, multiprocessors, problem.direction)
+        problem.direction,
+        _tuned(problem, arch, multiprocessors, problem.direction),
     ),
     tuned=_tuned,
     cases=_cases,

@@ -15,9 +15,7 @@ from jitmx.ops.operand import Weight
 from jitmx.ops.quantize import dequantize, quantize
 
 
-def apart(
-    weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]
-) -> tuple[str, ...]:
+def apart(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]) -> tuple[str, ...]:
     """Which of norm, activation, residual and argmax run on their own, so that one launch takes all rows.
 
     As few as can be; all of them where no kernel takes the plain product in one launch either.

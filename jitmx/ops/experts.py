@@ -109,7 +109,5 @@ def pack_experts(
     if rows == "halves" and n % 2:
         raise InputError(f"rows='halves' of n={n} rows: gates and ups must be as many; n must be even")
 
-    words, scales, encoding, scale_range = pack(
-        weight.codes, weight.scales, "mxfp4", encoding, halves=rows == "halves"
-    )
+    words, scales, encoding, scale_range = pack(weight.codes, weight.scales, "mxfp4", encoding, halves=rows == "halves")
     return PackedExperts(words, scales, n, k, encoding, scale_range)

@@ -145,9 +145,7 @@ def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | No
     return int(found)
 
 
-def _require(
-    name: str, tensor: Any, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
-) -> None:
+def _require(name: str, tensor: Any, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
     """Raise InputError unless a tensor is of one of these types and of this shape, on x's device."""
     checks.require_tensor(name, tensor)
     if tensor.dtype not in dtypes or tuple(tensor.shape) != shape or tensor.device != x.device:
@@ -193,9 +191,7 @@ def require_data(**tensors: torch.Tensor | None) -> None:
             continue
         checks.require_cuda(name, tensor)
         if not tensor.is_contiguous():
-            raise InputError(
-                f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()"
-            )
+            raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()")
         if tensor.dtype is torch.bfloat16:  # read and written several at a time
             checks.require_layout(name, tensor)
         checks.require_no_grad(name, tensor)

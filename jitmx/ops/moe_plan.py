@@ -100,8 +100,14 @@ Plan = LayerPlan | GroupedPlan
 
 
 def problem_of(
-    w13: Experts, w2: Experts, rows: int, top: int, activation: str = "swiglu_oai", bias: bool = True,
-    residual: bool | str = False, **more: str,
+    w13: Experts,
+    w2: Experts,
+    rows: int,
+    top: int,
+    activation: str = "swiglu_oai",
+    bias: bool = True,
+    residual: bool | str = False,
+    **more: str,
 ) -> MoeProblem:
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"

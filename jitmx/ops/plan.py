@@ -133,7 +133,7 @@ def _launch_of(steps: tuple[Step, ...], weight: tuple[int, int]) -> _Launch:
             workspace = 0 if memory is None else memory.data_ptr()
             step.launcher(
                 stream, x, words, scales, bias, residual, norm, y, workspace, lost, epsilon, *step.shape, *told
-            )  # fmt: skip
+            )
             x += step.x_bytes
             y += step.y_bytes
             residual += step.y_bytes if residual else 0

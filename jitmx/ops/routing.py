@@ -133,10 +133,8 @@ def _route_traced(
                 "jitmx.group_by_expert"
             )
         return Routing(
-            *torch.ops.jitmx.route_lists(
-                x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts
-            )
-        )  # fmt: skip
+            *torch.ops.jitmx.route_lists(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts)
+        )
     if expert_map is not None:
         raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
     if weight is None:

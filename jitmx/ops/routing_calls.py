@@ -72,7 +72,7 @@ def _launch(plan: Plan, given: tuple[int, ...], out: Routing, epsilon: float) ->
         workspace = 0 if memory is None else memory.data_ptr()
         step.launcher(
             stream, *given, *outputs, plan.local, plan.capacity, normalized, workspace, epsilon, plan.m, plan.h
-        )  # fmt: skip
+        )
 
 
 def run_route(
@@ -237,5 +237,3 @@ def _check_out(out: Routing, wanted: Routing, device: int) -> None:
             )
         if tensor.data_ptr() & 15 or not tensor.is_contiguous():
             checks.require_layout(f"out.{name}", tensor)
-
-

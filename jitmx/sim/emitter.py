@@ -144,8 +144,10 @@ class Emitter:
         self._access.writes.add(name)
         variable, known = self._variable(name), self.const(np.dtype(dtype), "t")
         self.emit(f"{variable} = {expression}")
-        self.emit(f"if {variable}.dtype is not {known} or not {variable}.ndim: "
-                  f"{variable} = {self.const(whole)}(m, {variable}, {known})")
+        self.emit(
+            f"if {variable}.dtype is not {known} or not {variable}.ndim: "
+            f"{variable} = {self.const(whole)}(m, {variable}, {known})"
+        )
         self._types[name] = dtype
 
     def ufunc(self, operand: Operand, dtype: str, function: str, *arguments: str) -> None:

@@ -362,9 +362,7 @@ class Copies:
         time = self._write(m.memory, lanes, where, content, self.column(lane, "writes", lane), line)
         self.bulk.setdefault(lane, Groups([])).last = time
 
-    def _write(
-        self, space: Space, lanes: Array, where: Array, content: Array, column: int | Array, line: int
-    ) -> int:
+    def _write(self, space: Space, lanes: Array, where: Array, content: Array, column: int | Array, line: int) -> int:
         m, size = self.m, content.shape[1]
         m.events += 1
         space.check_writable(m, where, lanes, size, line)

@@ -187,7 +187,14 @@ class Races:
         return int(bad.argmax()) if bad.any() else None
 
     def report(
-        self, m: Machine, space: Space, entry: int, lane: int, where: int, line: int | tuple[int, ...], what: str,
+        self,
+        m: Machine,
+        space: Space,
+        entry: int,
+        lane: int,
+        where: int,
+        line: int | tuple[int, ...],
+        what: str,
         past: str,
     ) -> None:
         """The error of a race."""

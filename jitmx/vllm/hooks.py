@@ -38,10 +38,13 @@ class Hook:
 # By module: names, each with the parameters that it must have; no text where none matter.
 _TABLE: dict[str, dict[str, str]] = {
     "vllm.config": {
-        "get_current_vllm_config": "", "get_current_vllm_config_or_none": "", "LoRAConfig": "target_modules",
+        "get_current_vllm_config": "",
+        "get_current_vllm_config_or_none": "",
+        "LoRAConfig": "target_modules",
     },
     "vllm.config.offload": {
-        "OffloadConfig": "uva prefetch", "UVAOffloadConfig": "cpu_offload_gb",
+        "OffloadConfig": "uva prefetch",
+        "UVAOffloadConfig": "cpu_offload_gb",
         "PrefetchOffloadConfig": "offload_group_size",
     },
     "vllm.envs": {"VLLM_BATCH_INVARIANT": "", "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": ""},
@@ -52,9 +55,12 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm._custom_ops": {"rms_norm": "out input weight epsilon"},
     "vllm.model_executor.layers.layernorm": {"RMSNorm.__init__": "hidden_size eps var_hidden_size has_weight"},
     "vllm.model_executor.models.gpt_oss": {
-        "MLPBlock.forward": "self x", "GptOssRoutedExperts": "", "GptOssModel.block_cls": "",
+        "MLPBlock.forward": "self x",
+        "GptOssRoutedExperts": "",
+        "GptOssModel.block_cls": "",
         "GptOssModel.forward": "self input_ids positions intermediate_tensors inputs_embeds",
-        "TransformerBlock.__init__": "self vllm_config", "OAIAttention.forward": "self hidden_states positions",
+        "TransformerBlock.__init__": "self vllm_config",
+        "OAIAttention.forward": "self hidden_states positions",
         "TransformerBlock.forward": "self hidden_states positions residual",
     },
     "vllm.model_executor.warmup.jit_warmup": {

@@ -39,9 +39,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         all_scales: take kernels for all scales from the start: weights that are loaded again may have any.
     """
 
-    def __init__(
-        self, moe: Any, gate: RouterLinear | None, x_format: str = "bf16", all_scales: bool = False
-    ) -> None:
+    def __init__(self, moe: Any, gate: RouterLinear | None, x_format: str = "bf16", all_scales: bool = False) -> None:
         # Not the parent's, which picks one of vLLM's own kernels.
         FusedMoEMethodBase.__init__(self, moe)
         self.weight_dtype = "gpt_oss_mxfp4"

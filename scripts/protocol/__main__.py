@@ -184,7 +184,8 @@ def level15(**given: Any) -> None:
 @click.option("--steps", type=click.IntRange(1), default=1000, help="Greedy tokens after a prompt.")
 @click.option("--chains", type=click.IntRange(5), default=64, help="Prompts that are continued.")
 @click.option(
-    "--reference", default="cpu",
+    "--reference",
+    default="cpu",
     help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
 )
 @click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")

@@ -107,9 +107,7 @@ def _tables(report: Report, engines_out: Sequence[Path], kept: Any, whole: int) 
     """
     import numpy as np
 
-    tables = {
-        what: {path.name: np.load(f"{path}.{what}.npy") for path in engines_out} for what in ("logits", "cached")
-    }
+    tables = {what: {path.name: np.load(f"{path}.{what}.npy") for path in engines_out} for what in ("logits", "cached")}
     if kept is not None:
         tables["logits"]["transformers"], tables["cached"]["transformers"] = np.split(kept, [whole])
     for name in tables["logits"]:

@@ -152,9 +152,7 @@ def _gpus() -> list[dict[str, str | None]]:
     if not rows:
         raise Unknown("nvidia-smi lists no GPU")
     missing = ("[N/A]", "[Not Supported]", "N/A")
-    return [
-        {name: None if value in missing else value for name, value in zip(_SMI, row, strict=True)} for row in rows
-    ]
+    return [{name: None if value in missing else value for name, value in zip(_SMI, row, strict=True)} for row in rows]
 
 
 def _clocks() -> list[str]:

@@ -83,9 +83,7 @@ def right(norm: bool) -> tuple[Router, Made]:
     """What a call should make, by the reference of the kernels."""
     router = few().router(1, norm)
     x = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
-    arrays = [
-        None if one is None else one.float().numpy().astype(routing_cases.STORED["bf16"]) for one in (x, *router)
-    ]
+    arrays = [None if one is None else one.float().numpy().astype(routing_cases.STORED["bf16"]) for one in (x, *router)]
     ids, weights = routing_cases.choose(routing_cases.router(*arrays), SMALL.top, "softmax_topk")  # type: ignore[arg-type]
     normalized = None
     if norm:

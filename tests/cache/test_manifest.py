@@ -131,10 +131,7 @@ def put(values: dict[str, Any], path: tuple[str, ...], value: object) -> bytes:
 @pytest.mark.parametrize(
     "path",
     [("created",), ("inputs", "schema")]
-    + [
-        ("outputs", name)
-        for name in ("size", "registers", "spill_bytes", "stack_bytes", "shared_bytes", "compile_ms")
-    ],
+    + [("outputs", name) for name in ("size", "registers", "spill_bytes", "stack_bytes", "shared_bytes", "compile_ms")],
     ids=lambda path: path[-1],
 )
 def test_a_number_that_no_compile_gives_is_refused(make: Make, path: tuple[str, ...], value: float) -> None:

@@ -145,9 +145,7 @@ def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
 
 
 def test_libraries_are_chosen_by_name() -> None:
-    assert {
-        "linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)
-    } == bench.PEERS  # fmt: skip
+    assert {"linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)} == bench.PEERS
     assert bench._peers("all") == bench.ALL_PEERS and bench._peers("none") == ()
     assert set(bench.ALL_PEERS) == {*PEERS, *moe_peers.PEERS, *benchmarks_routing.PEERS}
     assert bench._peers("marlin,humming,marlin") == ("marlin", "humming")

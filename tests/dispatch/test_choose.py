@@ -340,5 +340,3 @@ def test_the_launches_of_a_call_are_its_full_passes_and_one_for_the_rows_left(
     assert [(launch.choice.variant.knobs.m, launch.times) for launch in made] == passes
     assert set(call_variants("linear", SM_90, m=m)) == {launch.choice.variant for launch in made}
     assert len(call_variants("linear", SM_90, m=m)) == len({knob for knob, _ in passes})
-
-

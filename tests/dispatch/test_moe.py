@@ -155,9 +155,7 @@ def test_layers_of_every_model_have_launches_that_fit_every_target(model: str, t
                 activation="swiglu_oai" if bias else "silu", scale_range=scale_range,
             )  # fmt: skip
             made = launches("moe", problem, target)
-            assert [one.variant for one in made] == list(
-                call_variants("moe", target, **problem.as_dict())
-            )  # fmt: skip
+            assert [one.variant for one in made] == list(call_variants("moe", target, **problem.as_dict()))
             for one in made:
                 if isinstance(one.problem, MoeProblem):
                     geometry = launch_of(one.variant, one.problem, target.multiprocessors)

@@ -233,9 +233,7 @@ def test_a_row_fits_where_all_it_asks_for_holds_ends_of_ranges_included(wanted: 
     assert tactics.Row(wanted, "gemv", {}, None).fits(LinearProblem(4, 5120, 2880)) is fits
 
 
-def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(
-    write: Write, tactics_folder: Path
-) -> None:
+def test_a_row_of_a_kernel_that_cannot_serve_the_problem_is_passed_over(write: Write, tactics_folder: Path) -> None:
     rows = [{"when": {"format": "mxfp4"}, "kernel": "dequantize", "knobs": {"pdl": False}}]
     write("sm_90a", *rows, family="quantize").rename(tactics_folder / "sm_90a" / "quantize.json")
     back, there = (choose("quantize", QuantizeProblem(way), SM_90) for way in ("dequantize", "quantize"))

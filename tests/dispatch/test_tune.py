@@ -232,9 +232,7 @@ def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_cho
             assert choose("linear", problem, SM_90, multiprocessors=132, knobs=knobs).variant == variant
 
 
-def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(
-    only_gemv: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(only_gemv: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def tuned(problem: Any, target: Any, count: int, kernel: str) -> dict[str, Any]:
         if kernel == "roomy":
             raise KnobError("nothing of it fits")

@@ -30,6 +30,7 @@ WORKER_BYTES = 10 << 30  # of the card's memory: the largest weights, in float64
 
 collect_ignore_glob = [] if HAVE_GPU else ["test_*.py"]
 
+
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Workers of `-n auto`."""

@@ -308,7 +308,9 @@ _CLUSTER = """
 
 
 def _clusters() -> list[Snippet]:
-    reads = _CLUSTER + """
+    reads = (
+        _CLUSTER
+        + """
     __shared__ __align__(16) u64 tile[512];
     __shared__ u32 sums[2];
     tile[threadIdx.x] = x;
@@ -335,7 +337,11 @@ def _clusters() -> list[Snippet]:
     PUT(7, of * 100u + size);
     CLUSTER_SYNC(".release");
     """
-    sends = _INIT.format(count=257) + _CLUSTER + """
+    )
+    sends = (
+        _INIT.format(count=257)
+        + _CLUSTER
+        + """
     __shared__ __align__(128) u64 words[256], pairs[512], source[256], copied[256], many[256];
     __shared__ u32 sum;
     source[threadIdx.x] = z;
@@ -367,11 +373,14 @@ def _clusters() -> list[Snippet]:
         "[%0], [%1], 1024, [%2], %3;" :: "r"(address(many + 128u * rank)), "l"(ys + blockIdx.x * 256u), "r"(bar),
         "h"((unsigned short)3) : "memory");
     }
-    """ + _WAIT.format(phase=0) + """
+    """
+        + _WAIT.format(phase=0)
+        + """
     PUT(0, words[threadIdx.x]); PUT(1, pairs[2u * threadIdx.x] ^ (pairs[2u * threadIdx.x + 1u] << 1)); PUT(2, sum);
     PUT(3, copied[threadIdx.x]); PUT(4, many[threadIdx.x]);
     CLUSTER_SYNC(".release");
     """
+    )
     return [
         custom("cluster", "int", ["next", "generic", "stored", "kept", "added", "combined", "rank", "numbers"], reads,
                cluster=4, blocks=8),

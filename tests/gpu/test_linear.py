@@ -168,9 +168,7 @@ def test_there_is_no_gap_among_row_counts(n: int, k: int) -> None:
 
 @pytest.mark.parametrize("shape", ["qkv", "o"])
 @pytest.mark.parametrize("m", [16, 64, 512, 8192])
-def test_many_rows_of_gpt_oss_are_within_the_gate_eagerly_and_replayed(
-    shape: str, m: int, evidence: Evidence
-) -> None:
+def test_many_rows_of_gpt_oss_are_within_the_gate_eagerly_and_replayed(shape: str, m: int, evidence: Evidence) -> None:
     n, k = SHAPES[shape]
     weight, x, y = Weight(n, k), torch.randn(m, k, device="cuda").bfloat16(), poisoned(m, n)
     wanted = weight.times(x)

@@ -446,10 +446,14 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
     cases: list[tuple[dict[str, object], str]] = [
         ({"x": x.half()}, "moe takes bfloat16"),
         ({"x": x[:, :128].contiguous()}, "hidden=256"),
-        ({"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(4, dtype=torch.int32, device="cuda")},
-         "expert_map has 4 ids for 8 experts"),
-        ({"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(513, dtype=torch.int32, device="cuda")},
-         "at most 512"),
+        (
+            {"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(4, dtype=torch.int32, device="cuda")},
+            "expert_map has 4 ids for 8 experts",
+        ),
+        (
+            {"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(513, dtype=torch.int32, device="cuda")},
+            "at most 512",
+        ),
         ({"routing": (ids.long(), weights)}, "ids is int64"),
         ({"routing": (ids, weights.half())}, "weights is float16"),
         ({"routing": (ids[:1], weights)}, "ids is int32"),

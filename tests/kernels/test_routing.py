@@ -123,7 +123,7 @@ def test_the_reference_takes_the_lower_of_equal_logits_and_nan_last() -> None:
         (lambda: SORT.variant(arch.parse("sm_86"), cluster=2, pdl=False), "a cluster of 2 blocks .* use cluster=1"),
         (lambda: SORT.variant(arch.parse("sm_90"), tile=0), "tile=0 is not one of 8, 16"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_with_the_rule_and_the_remedy(make: Callable[[], object], said: str) -> None:
     with pytest.raises(KnobError, match=said):
         make()

@@ -94,9 +94,7 @@ def test_what_all_calls_have_alike_lies_behind_what_each_gives(matrix: MatrixMap
     noted.start, noted.size = (BYTES if matrix else 0), 40
     variant = Plan(weight(), ROWS, torch.bfloat16, 0).steps[0].launcher.variant
     rest = struct.pack("@iiP", 5, 6, 7)
-    launch = Launcher(
-        variant, 0, blocks=1, shared_bytes=0, layout="@P8xP", pdl=False, matrix=matrix, rest=rest
-    )  # fmt: skip
+    launch = Launcher(variant, 0, blocks=1, shared_bytes=0, layout="@P8xP", pdl=False, matrix=matrix, rest=rest)
     for x, y in ((16, 2), (32, 4)):
         launch(STREAM, x, y)
         assert noted.structs.pop() == struct.pack("@PPPiiP", x, 0, y, 5, 6, 7)

@@ -85,9 +85,7 @@ def test_routing_of_tensors_without_data_has_shapes_and_types(m: int) -> None:
         assert shapes == [(2 * m,), (9,), (routing.capacity(m, 2, 8, 16), 4), (1,)]
 
 
-@given(
-    m=st.integers(0, 9000), k=st.integers(1, 8), local=st.integers(1, 512), tile=st.sampled_from(TILES[1:])
-)
+@given(m=st.integers(0, 9000), k=st.integers(1, 8), local=st.integers(1, 512), tile=st.sampled_from(TILES[1:]))
 def test_the_schedule_has_the_capacity_that_routing_writes(m: int, k: int, local: int, tile: int) -> None:
     schedule = _new_lists(torch.empty(0, device="meta"), m, k, local, tile)[2]
     assert schedule.shape == (routing.capacity(m, k, local, tile), 4)

@@ -372,4 +372,4 @@ def test_compiled_code_runs_the_operators(weight: PackedWeight) -> None:
     step = torch.compile(lambda x, norm: jitmx.linear(x, weight, norm=norm) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(
         step(tensors["x"], tensors["norm"]), jitmx.linear(tensors["x"], weight, norm=tensors["norm"]) * 2
-    )  # fmt: skip
+    )

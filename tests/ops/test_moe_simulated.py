@@ -108,9 +108,7 @@ def test_logits_of_every_type_and_scoring(card: Card) -> None:
 @pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("scoring", ["softmax_topk", "softmax_all"])
-def test_one_row_of_logits_is_one_launch_and_has_the_bits_of_two(
-    dtype: torch.dtype, scoring: str, card: Card
-) -> None:
+def test_one_row_of_logits_is_one_launch_and_has_the_bits_of_two(dtype: torch.dtype, scoring: str, card: Card) -> None:
     layer = Layer(5, 64, 32, encoding="swizzle")
     x, logits = layer.x(1), scores(1, 5).to(dtype)
     y = layer(x, logits, top=2, scoring=scoring)

@@ -103,9 +103,7 @@ def test_torch_packs_to_what_the_reference_does(given: Weights) -> None:
     codes, scales = (tensor.numpy() for tensor in given.made)
     codes = formats.unpack_nibbles(codes) if given.format == "mxfp4" else codes
     if given.halves:
-        codes, scales = (
-            np.stack(np.split(rows, 2, axis=1), axis=2).reshape(rows.shape) for rows in (codes, scales)
-        )  # fmt: skip
+        codes, scales = (np.stack(np.split(rows, 2, axis=1), axis=2).reshape(rows.shape) for rows in (codes, scales))
     words, packed, full = given.by_torch()
     wanted = [kernel.reference(*expert, given.format, given.encoding) for expert in zip(codes, scales, strict=True)]
     np.testing.assert_array_equal(words.numpy().view(np.uint32), [expert[0] for expert in wanted])

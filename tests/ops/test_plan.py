@@ -111,9 +111,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Kernels that want scratch memory; returns the number of the graph being captured, 0 for none."""
     state = {"capture": 0}
     launch = plan.launch_of
-    monkeypatch.setattr(
-        plan, "launch_of", lambda *arguments: Launch(1, launch(*arguments).shared_bytes, workspace=64)
-    )  # fmt: skip
+    monkeypatch.setattr(plan, "launch_of", lambda *arguments: Launch(1, launch(*arguments).shared_bytes, workspace=64))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capture"] > 0)
     monkeypatch.setattr(driver, "capture_number", lambda _stream: state["capture"])
     return state

@@ -109,9 +109,7 @@ def inputs(rows: int) -> dict[str, torch.Tensor]:
 def layer(packed: Any, out: Any = None, **changed: Any) -> torch.Tensor:
     given = {**inputs(3), **changed}
     chosen = given["ids"], given["weights"]
-    return jitmx.moe(
-        given["x"], chosen, *packed, given["b13"], given["b2"], residual=given["residual"], out=out
-    )  # fmt: skip
+    return jitmx.moe(given["x"], chosen, *packed, given["b13"], given["b2"], residual=given["residual"], out=out)
 
 
 def test_a_warm_layer_of_experts_calls_seventy_functions_at_most(experts: Any) -> None:

@@ -263,9 +263,7 @@ def test_every_part_is_taken_in_by_a_template_and_opens_with_a_comment_that_is_n
     assert {name for name, text in parts.items() if not text.startswith("{#")} == set()
 
 
-def test_threads_that_render_one_kernel_read_its_template_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_render_one_kernel_read_its_template_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "templates"
     root.symlink_to(resources.directory("templates"))
     read: list[str] = []

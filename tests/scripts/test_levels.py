@@ -149,9 +149,7 @@ def test_dense_layers_are_judged_by_stock_engines_that_differ_in_them_and_expert
     report = level("test_level2_correctness.sh", *words)
     assert report["about"]["sets"] == ["jitmx-moe", OURS]
     judged = {name: item["stock"] for name, item in report["results"]["greedy"]["judged"].items()}
-    assert judged == {
-        "jitmx-moe": ["stock-triton", "stock-marlin-eager"], OURS: ["stock-triton", "stock-marlin-eager"]
-    }  # fmt: skip
+    assert judged == {"jitmx-moe": ["stock-triton", "stock-marlin-eager"], OURS: ["stock-triton", "stock-marlin-eager"]}
     beside = report["results"]["greedy"]["judged"][OURS]["chance_beside"]
     assert len(beside) == 3 and beside["stock-triton and stock-marlin-eager"] >= 0.01
     assert all(len(shared) == 24 for shared in report["results"]["greedy"]["shared"].values())

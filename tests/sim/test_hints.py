@@ -41,9 +41,7 @@ def kernel(body: str) -> str:
     return (
         ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n"
         ".reg .pred %p<2>;\n.reg .b32 %r<4>;\n.reg .b64 %x<4>;\n.reg .b64 %out;\n"
-        "ld.param.u64 %out, [out];\nmov.u32 %r1, %tid.x;\nsetp.ne.u32 %p1, %r1, 0;\n"
-        + body
-        + "ret;\n}\n"
+        "ld.param.u64 %out, [out];\nmov.u32 %r1, %tid.x;\nsetp.ne.u32 %p1, %r1, 0;\n" + body + "ret;\n}\n"
     )
 
 

@@ -110,9 +110,7 @@ def changed(data: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def with_first(case: Case, **changes: Any) -> Case:
-    return dataclasses.replace(
-        case, arguments=(dataclasses.replace(case.arguments[0], **changes), *case.arguments[1:])
-    )
+    return dataclasses.replace(case, arguments=(dataclasses.replace(case.arguments[0], **changes), *case.arguments[1:]))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def test_the_only_reader_of_a_word_may_write_it() -> None:
 @pytest.mark.parametrize("arriving", ["setp.eq.u32 p2, r0, 0;", "elect.sync _|p2, -1;"])
 def test_an_arrival_speaks_for_its_warp_behind_the_warp_s_barrier_and_else_for_its_thread(arriving: str) -> None:
     """One warp stores, one of its lanes arrives at an mbarrier, and the other warp waits and reads."""
-    body = HERE + """setp.ne.u32 p1, r0, 0; @p1 bra $made; mbarrier.init.shared.b64 [full], 1;
+    body = (
+        HERE
+        + """setp.ne.u32 p1, r0, 0; @p1 bra $made; mbarrier.init.shared.b64 [full], 1;
     $made: bar.sync 0; setp.ge.u32 p0, r0, 32; @p0 bra $reader;
     st.shared.u32 [r3], r0;
     {order}
@@ -117,6 +119,7 @@ def test_an_arrival_speaks_for_its_warp_behind_the_warp_s_barrier_and_else_for_i
     $reader: mbarrier.try_wait.parity.shared.b64 p3, [full], 0; @!p3 bra $reader;
     ld.shared.u32 r6, [r3 + -128];
     $end:"""
+    )
     declare = TILE + ".shared .align 8 .b64 full;"
     ordered = body.replace("{arriving}", arriving)
     launch(ordered.replace("{order}", "bar.warp.sync -1;"), [], Memory(), declare=declare, block=64)

@@ -332,8 +332,6 @@ def test_library_paths_in_the_environment_do_not_decide(
     assert printed == f"{identity.path} {release} True {identity.digest}"
 
 
-
-
 def _wheel(folder: Path) -> str:
     """Code by which a process takes a copy of NVRTC in `folder` for the wheel's."""
     return f"""

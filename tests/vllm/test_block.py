@@ -159,9 +159,7 @@ def test_a_product_with_a_residual_is_told_of_the_weight_to_prefetch_too(
     monkeypatch.setattr(products.product, "run", noted)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=False, residual=fused))
     x, layout, later = torch.zeros(1, 64).bfloat16(), operand.layout(weight), (weight.words, weight.scales)
-    y = products.run_linear(
-        x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, *later
-    )  # fmt: skip
+    y = products.run_linear(x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, *later)
     assert told == [operand.prefetch(*later)] and y.shape == (2, 1, 32)
 
 
@@ -277,9 +275,7 @@ def fusion_of(**extras: bool) -> Any:
         ({"additional_config": {"jitmx": {"mxfp4_layers": "moe,qkv:mxfp8,o"}}}, "row of QKV in mxfp8 on sm_90a has no"),
     ],
 )
-def test_blocks_that_cannot_be_fused_stay_vllms_with_the_reason(
-    host: Any, options: dict[str, Any], said: str
-) -> None:
+def test_blocks_that_cannot_be_fused_stay_vllms_with_the_reason(host: Any, options: dict[str, Any], said: str) -> None:
     model = host.build(**{"additional_config": {"jitmx": ALL}} | options)
     assert [layer.jitmx_fused for layer in model.model.layers] == [False, False]
     lines = [line for line in host.said if "launches of its own" in line[1]]

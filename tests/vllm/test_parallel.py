@@ -128,7 +128,7 @@ def expected(checkpoint: Checkpoint, x: torch.Tensor) -> torch.Tensor:
         ({"data_parallel_size": 2, "tensor_parallel_size": 2, "enable_expert_parallel": True}, 4, 1, 512),
     ],
     ids=["data", "data and experts", "data, tensor and experts"],
-)  # fmt: skip
+)
 def test_data_parallel_ranks_have_their_own_tokens_back_even_where_some_have_none(
     host: Any, checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], size: int, local: int, rows: int
 ) -> None:

@@ -70,9 +70,7 @@ def test_a_checkpoint_of_another_model_is_not_claimed(host: Any) -> None:
     assert plugin.GptOssOnJitmx.get_name() == GptOssMxfp4Config.get_name()
 
 
-def test_another_release_of_vllm_is_left_alone_with_one_line(
-    host: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_release_of_vllm_is_left_alone_with_one_line(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers import quantization as registry
 
     registry._CUSTOMIZED_METHOD_TO_QUANT_CONFIG.clear()

@@ -144,7 +144,8 @@ _WHOLE = Block({"moe": "mxfp4", "qkv": "mxfp4", "o": "mxfp8"}, router=True, rank
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({}, ""), ({"served": {"moe": "mxfp4", "o": "mxfp4"}}, "vLLM serves qkv"),
+        ({}, ""),
+        ({"served": {"moe": "mxfp4", "o": "mxfp4"}}, "vLLM serves qkv"),
         ({"served": {}}, "vLLM serves moe and qkv and o"),
         ({"ranks": 2}, "products are added up over 2 ranks before the residual is"),
         ({"router": False}, "vLLM makes the router's product, or looks at what it chooses"),
@@ -165,7 +166,7 @@ def test_fusing_can_be_asked_not_to_be_by_text_or_truth() -> None:
         ({"fuse_norm": False}, {}, "additional_config's fuse_norm"),
         (None, {"JITMX_FUSE_NORM": "0"}, "JITMX_FUSE_NORM"),
         ({"fuse_norm": "0"}, {"JITMX_FUSE_NORM": "1"}, "additional_config's fuse_norm"),
-    ):  # fmt: skip
+    ):
         against = against_fusing(_WHOLE, ask(options, **environ), lambda format: "")
         assert against == f"{name} asks for norms in launches of their own"
 

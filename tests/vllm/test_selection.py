@@ -108,9 +108,7 @@ def test_a_backend_that_vllm_was_told_to_take_is_left_to_it(host: Any, stock: li
     assert "moe_backend asks for vLLM's marlin" in host.said[0][1]
 
 
-def test_layers_none_is_vllm_as_it_was_and_silent(
-    host: Any, monkeypatch: pytest.MonkeyPatch, stock: list[str]
-) -> None:
+def test_layers_none_is_vllm_as_it_was_and_silent(host: Any, monkeypatch: pytest.MonkeyPatch, stock: list[str]) -> None:
     monkeypatch.setenv("JITMX_MXFP4_LAYERS", "none")
     settings.reload()
     assert served(host.build()) == {} and host.said == []

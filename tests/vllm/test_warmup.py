@@ -99,9 +99,7 @@ def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
     assert {variant.knobs.normalized for variant in experts if variant.spec.name == "route"} == {True, False}
 
 
-def test_the_first_layer_compiles_and_the_others_find(
-    cold: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_layer_compiles_and_the_others_find(cold: None, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     compile_one = nvrtc.compile
 

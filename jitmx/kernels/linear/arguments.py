@@ -53,8 +53,7 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         wanted = wanted + residual.astype(np.float64) + (finer.astype(np.float64) if pair else 0)
     output = np.empty(rows, np.int64) if has("argmax") else np.empty((2, rows, n) if pair else (rows, n), stored)
     optional = [
-        Buffer(array) if has(name) else 0
-        for name, array in (("bias", bias), ("residual", residual), ("norm", norm))
+        Buffer(array) if has(name) else 0 for name, array in (("bias", bias), ("residual", residual), ("norm", norm))
     ]
     # Pieces for some lanes of some blocks, a short one last; kernels that bring nothing leave it alone.
     later = [generator.integers(0, 256, size).astype(np.uint8) for size in (5 * 4096 + 512, 1056)]

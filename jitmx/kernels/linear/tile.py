@@ -56,9 +56,7 @@ class TileKnobs(Knobs):
     exchange: str = knob(
         "memory", choices=("memory", "cluster"), doc="how they bring parts together: in device memory, or as a cluster"
     )
-    scales: str = knob(
-        "bytes", choices=("bytes", "halves"), doc="mxfp4 in bf16: a scale is a register's, or a half's"
-    )
+    scales: str = knob("bytes", choices=("bytes", "halves"), doc="mxfp4 in bf16: a scale is a register's, or a half's")
     group: int = knob(8, choices=(1, 2, 4, 8, 16, 32), doc="tiles of tokens that take turns at a tile of weights")
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that must fit a multiprocessor: caps registers")
     footprint: int = knob(
@@ -126,9 +124,7 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
             f"footprint={knobs.footprint} selects nothing: a block takes {needed_bytes(knobs)} B anyway; leave it at 0"
         )
     if knobs.weight == "mxfp8" and knobs.encoding != "swizzle":
-        raise KnobError(
-            f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'"
-        )
+        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'")
     require_registers(knobs.warps_n * knobs.warps_m, knobs.blocks_per_sm, _least_registers(knobs))
 
 

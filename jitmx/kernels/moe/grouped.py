@@ -278,9 +278,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     spread[1] = 3, 0
     spread[-1] = -1, 7
     ragged = knobs.tile_n + 32
-    for seed, (experts, n, k, ids) in enumerate(
-        ((1, 32, 32, np.zeros((1, 1), np.int32)), (4, ragged, around, spread))
-    ):
+    for seed, (experts, n, k, ids) in enumerate(((1, 32, 32, np.zeros((1, 1), np.int32)), (4, ragged, around, spread))):
         up = knobs.product == "up"
         inner = -(-n // 32) * 32 if knobs.activation in UNGATED else max(32, -(-n // 64) * 32)
         hidden, intermediate = (k, inner) if up else (n, k)

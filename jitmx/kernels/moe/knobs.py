@@ -12,4 +12,4 @@ ACTIVATION: Any = knob("swiglu_oai", choices=ACTIVATIONS, doc="what makes h of g
 BIASES: Any = knob(True, doc="both products have a bias")
 RESIDUAL: Any = knob(
     False, choices=RESIDUALS, doc="add [rows, hidden] values before y is rounded; with pair these and y are pairs"
-)  # fmt: skip
+)

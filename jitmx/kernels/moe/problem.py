@@ -50,7 +50,7 @@ class MoeProblem(Problem):
     )
     residual: bool | str = knob(
         False, choices=RESIDUALS, doc="add [m, hidden] values before y is rounded; with pair these and y are pairs"
-    )  # fmt: skip
+    )
     routing: str = knob("ids", choices=ROUTINGS, doc="ids and weights, or router logits of this type")
     scoring: str = knob(SCORINGS[0], choices=SCORINGS, doc="of logits: softmax over the chosen, or over all experts")
 

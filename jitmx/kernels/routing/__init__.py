@@ -321,11 +321,7 @@ def _shared_out(problem: RoutingProblem, most: int, tokens: int, splits: int) ->
     def depth(parts: int) -> int:
         return max(1, min(room(parts), -(-chunks // (splits * parts)), 6 if tokens < 32 else 1))
 
-    legal = [
-        p
-        for p in (1, 2, 4, 8, 16, 32)
-        if p == 1 or (warps * p <= most and splits * p <= chunks and room(p) > 0)
-    ]
+    legal = [p for p in (1, 2, 4, 8, 16, 32) if p == 1 or (warps * p <= most and splits * p <= chunks and room(p) > 0)]
     # Few trips to memory first, then many warps.
     parts = min(legal, key=lambda p: (-(-chunks // (splits * p * depth(p))), -p)) if problem.norm else max(legal)
     return {"tokens": tokens, "splits": splits, "parts": parts, "depth": depth(parts)}

@@ -34,9 +34,7 @@ SHAPES = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (256, 8, 2048, 512), (60, 4
 @settings(max_examples=100)
 @given(problem=SMALL_LAYERS, multiprocessors=st.integers(40, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
-def test_the_heuristic_is_legal_and_fits_shared_memory(
-    target: Arch, problem: MoeProblem, multiprocessors: int
-) -> None:
+def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: MoeProblem, multiprocessors: int) -> None:
     for count in (target.multiprocessors, multiprocessors):
         knobs, fixed = FAMILY.tuned(problem, target, count, "decode"), FAMILY.fixed(problem, "decode")
         assert not knobs.keys() & fixed.keys()
@@ -136,9 +134,7 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, simulated: Callable[[Variant], Verdict]
-) -> None:
+def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
     target, knobs = SAMPLE[name]
     assert simulated(SPEC.variant(arch.parse(target), **_possible(target), **knobs)).error <= 0.006
 

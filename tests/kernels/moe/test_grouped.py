@@ -46,9 +46,7 @@ PROBLEMS = st.builds(
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=40)
 @given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
-def test_the_heuristic_is_legal_and_fits_shared_memory(
-    target: Arch, problem: MoeProblem, multiprocessors: int
-) -> None:
+def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: MoeProblem, multiprocessors: int) -> None:
     choice = choose("moe", problem, target, multiprocessors=multiprocessors)
     assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= target.shared_bytes
 
@@ -92,7 +90,8 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "no bias, down, odd warps": ("sm_90a", {"bias": False, "product": "down", "tile_n": 96, "warps_n": 3}),
     "eight rows, added by atomics": ("sm_121a", {"product": "down", "reduction": "atomic", "tile_m": 8}),
     "eight rows, no gates, weights on the input": (
-        "sm_90a", {"activation": "plain", "weight_on": "input", "tile_m": 8, "scale_range": "full"},
+        "sm_90a",
+        {"activation": "plain", "weight_on": "input", "tile_m": 8, "scale_range": "full"},
     ),
     "no gates, squares": ("sm_80", {"activation": "relu2", "tile_n": 64, "tile_m": 16, "pdl": False}),
     "gates, weights on the input": ("sm_120a", {"activation": "silu", "weight_on": "input", "encoding": "nibble"}),
@@ -101,9 +100,7 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, simulated: Callable[[Variant], Verdict]
-) -> None:
+def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
     target, knobs = SAMPLE[name]
     assert simulated(grouped.SPEC.variant(arch.parse(target), **knobs)).error <= 0.006
 
@@ -227,9 +224,7 @@ def test_few_rows_go_by_expert_where_one_launch_has_no_room(layer: tuple[int, in
     kinds = set()
     for m in (1, 2, 8, 32, 64):
         for multiprocessors in (chip.multiprocessors, 36):
-            problem = MoeProblem.on(
-                chip, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate
-            )
+            problem = MoeProblem.on(chip, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
             variant = choose("moe", problem, chip, multiprocessors=multiprocessors).variant
             assert launch_of(variant, problem, multiprocessors).shared_bytes <= chip.shared_bytes
             kinds.add(variant.spec.name)

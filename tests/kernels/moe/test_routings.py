@@ -78,7 +78,9 @@ PAIRS = np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32)
 @pytest.mark.parametrize(
     ("kernel", "knobs"),
     [
-        ("decode", {"cluster": 1}), ("decode", {"cluster": 2}), ("stream", {"handshake": "counters"}),
+        ("decode", {"cluster": 1}),
+        ("decode", {"cluster": 2}),
+        ("stream", {"handshake": "counters"}),
         ("stream", {"handshake": "data"}),
     ],
     ids=["decode", "decode of clusters", "stream", "stream whose data tell"],

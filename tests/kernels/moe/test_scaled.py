@@ -108,9 +108,7 @@ def test_one_row_has_a_block_for_every_multiprocessor() -> None:
 
 
 @settings(max_examples=40)
-@given(
-    rows=st.integers(1, 5), blocks=st.integers(1, 9), x_format=st.sampled_from(X_FORMATS), seed=st.integers(0, 99)
-)
+@given(rows=st.integers(1, 5), blocks=st.integers(1, 9), x_format=st.sampled_from(X_FORMATS), seed=st.integers(0, 99))
 def test_codes_between_the_products_are_found_again(rows: int, blocks: int, x_format: str, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((rows, 32 * blocks))
     data = arrange(x, x_format, "floor")
@@ -152,9 +150,7 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, simulated: Callable[[Variant], Verdict]
-) -> None:
+def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
     target, knobs = SAMPLE[name]
     assert simulated(variant_for(target, **knobs)).error <= 0.006
 
@@ -278,9 +274,7 @@ COST = {"bf16": 0.006, "mxfp8": 0.06, "mxfp6": 0.06, "mxfp4": 0.25}
 @pytest.mark.parametrize("x_format", COST)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_a_layer_costs_no_more_than_stated_and_is_what_its_codes_stand_for(target: str, x_format: str) -> None:
-    problem = MoeProblem.on(
-        arch.parse(target), m=13, experts=3, top=2, hidden=160, intermediate=96, x_format=x_format
-    )
+    problem = MoeProblem.on(arch.parse(target), m=13, experts=3, top=2, hidden=160, intermediate=96, x_format=x_format)
     if x_format == "bf16":
         problem = dataclasses.replace(problem, m=70)
     layer = Layer(target, problem)

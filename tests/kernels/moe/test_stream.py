@@ -80,9 +80,7 @@ def test_the_sample_has_every_scaling_and_number_of_columns() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, simulated: Callable[[Variant], Verdict]
-) -> None:
+def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
     assert simulated(variant(**SAMPLE[name])).error <= 0.006
 
 

@@ -40,7 +40,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "logits in fp16": SMALL | {"routing": "fp16", "chunk": 3, "unroll": 3},
     "logits in fp32": SMALL | {"inner_blocks": 5, "top": 2, "routing": "fp32", "experts": 33, "scoring": "softmax_all"},
     "all scales, nibbles": SMALL | {"scale_range": "full", "encoding": "nibble", "pdl": False, "warps": 12},
-}  # fmt: skip
+}
 
 
 def variant(**knobs: Any) -> Variant:
@@ -48,9 +48,7 @@ def variant(**knobs: Any) -> Variant:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_variant_passes_its_cases_and_they_reach_its_code(
-    name: str, simulated: Callable[[Variant], Verdict]
-) -> None:
+def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
     assert simulated(variant(**SAMPLE[name])).error <= 0.006
 
 
@@ -86,8 +84,16 @@ def test_the_order_in_which_warps_run_changes_no_bit(orders: Orders) -> None:
         (r" && \(round == 0 \|\| passed\(.*?, u32\(round - 1\) & 1u\)\)", ""),
     ],
     ids=[
-        "h", "ends of rows", "weights", "biases", "a row of all units", "half of a row",
-        "lanes that store sums", "lanes that read a stage", "lanes that read h", "a stage that is read",
+        "h",
+        "ends of rows",
+        "weights",
+        "biases",
+        "a row of all units",
+        "half of a row",
+        "lanes that store sums",
+        "lanes that read a stage",
+        "lanes that read h",
+        "a stage that is read",
     ],
 )
 def test_what_is_not_waited_for_or_added_is_found(

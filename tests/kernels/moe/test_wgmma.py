@@ -206,8 +206,7 @@ def test_four_launches_are_the_layer(intermediate: int) -> None:
           hidden, tiles)  # fmt: skip
     chain(first, problems[1], layout, parts, words13, scales13, bias13, *by_expert, h, *more, 2 * intermediate, hidden,
           tiles)  # fmt: skip
-    chain(second, problems[2], layout, h, words2, scales2, bias2, *by_expert, parts, *more, hidden, intermediate,
-          tiles)  # fmt: skip
+    chain(second, problems[2], layout, h, words2, scales2, bias2, *by_expert, parts, *more, hidden, intermediate, tiles)
     chain(choose("moe", problems[3], HOPPER).variant, problems[3], struct.Struct(grouped_arguments.LAYOUT), parts,
           0, 0, 0, in_pairs, in_schedule, in_weights, in_ids, 0, y, ALPHA, LIMIT, rows, top, experts, 0, hidden,
           hidden, tiles)  # fmt: skip
