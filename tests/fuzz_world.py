@@ -114,7 +114,7 @@ def _quick() -> Iterator[None]:
         for where, name, instead in (
             (nvrtc, "compile", refuse), (nvrtc, "scan", refuse), (workers, "pool", pool),
             (offers, "everything", lambda *_: []),
-            (simulated, "verify", lambda _: simulated.Verdict("none\x1b[31m", 0.0, 0, 0.0, None, ((1, "\x1b[31m"),), 0.0)),
+            (simulated, "verify", lambda _: simulated.Verdict("none\x1b[31m", 0.0, 0, 0.0, uncovered=((1, "\x1b[31m"),))),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(where, name, instead))
         yield
