@@ -110,11 +110,12 @@ def _quick() -> Iterator[None]:
         with ThreadPoolExecutor(1) as made:
             yield made
 
+    failed = simulated.Verdict("none\x1b[31m", 0.0, 0, 0.0, uncovered=((1, "\x1b[31m"),))
     with contextlib.ExitStack() as stack:
         for where, name, instead in (
             (nvrtc, "compile", refuse), (nvrtc, "scan", refuse), (workers, "pool", pool),
             (offers, "everything", lambda *_: []),
-            (simulated, "verify", lambda _: simulated.Verdict("none\x1b[31m", 0.0, 0, 0.0, uncovered=((1, "\x1b[31m"),))),
+            (simulated, "verify", lambda _: failed),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(where, name, instead))
         yield
