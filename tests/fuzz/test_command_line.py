@@ -30,7 +30,9 @@ def world() -> Iterator[World]:
 
 
 def command_lines(world: World, data: st.DataObject) -> None:
-    world.run(data.draw(inputs.arguments()))
+    # A cache of its own: it may be pruned.
+    with world.cache() as place:
+        world.run(data.draw(inputs.arguments()), {"JITMX_CACHE_DIR": str(place)})
 
 
 _READERS = st.sampled_from(
