@@ -12,10 +12,10 @@ import torch
 
 import jitmx
 from jitmx import arch
-from jitmx.kernels.linear import Launch
 from jitmx.ops import checks, plan, scratch
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import Plan
+from jitmx.registry.launch import Launch
 from jitmx.runtime import driver
 
 STREAM = 7

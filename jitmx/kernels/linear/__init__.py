@@ -22,13 +22,14 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem, rounded_up, taking
 from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, spread
+from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "Launch", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
+__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
 
 KERNELS: dict[str, LinearKernel] = {
     module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, splitk, tile, wgmma, scaled)

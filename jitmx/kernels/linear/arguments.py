@@ -14,7 +14,7 @@ from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.spec import Variant
 
 if TYPE_CHECKING:
-    from jitmx.kernels.linear.kernel import Launch
+    from jitmx.registry.launch import Launch
 
 # x, weight, scales, bias, residual, norm, y, workspace, spare (of a residual that is a pair, its second tensor);
 # epsilon, rows, n, k; words and scales of a weight to prefetch, and their bytes; padded as a compiler pads.

@@ -10,12 +10,13 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain, require_registers
+from jitmx.kernels.linear.kernel import LinearKernel, require_plain, require_registers
 from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, fitting, knob
 
 MAX_ROWS = 8

@@ -10,28 +10,8 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
-from jitmx.registry.matrix import MatrixMap
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Variant
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Geometry of one launch.
-
-    Attributes:
-        blocks: blocks of the grid.
-        shared_bytes: dynamic shared memory a block, bytes.
-        cluster: blocks a cluster; 1 is no cluster.
-        workspace: bytes of device memory that are zero before the first launch; every launch leaves its counters zero.
-        matrix: how a tensor map before the arguments shows X, where the kernel takes one.
-    """
-
-    blocks: int
-    shared_bytes: int
-    cluster: int = 1
-    workspace: int = 0
-    matrix: MatrixMap | None = None
-
 
 _Item = TypeVar("_Item")
 

@@ -12,12 +12,13 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, require_plain
+from jitmx.kernels.linear.kernel import LinearKernel, require_plain
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 ACTIVATIONS = ("mxfp8", "mxfp6", "mxfp4")

@@ -15,12 +15,13 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel, has_clusters, require_plain, require_registers
+from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, require_plain, require_registers
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)

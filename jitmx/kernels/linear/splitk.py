@@ -16,13 +16,14 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import Launch, LinearKernel
+from jitmx.kernels.linear.kernel import LinearKernel
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 

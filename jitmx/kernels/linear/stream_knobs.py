@@ -7,11 +7,12 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch, has_clusters, require_registers
+from jitmx.kernels.linear.kernel import has_clusters, require_registers
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)

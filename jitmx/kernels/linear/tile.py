@@ -11,7 +11,6 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.kernel import (
-    Launch,
     LinearKernel,
     has_clusters,
     most_blocks,
@@ -27,6 +26,7 @@ from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses

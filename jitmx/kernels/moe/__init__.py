@@ -26,12 +26,13 @@ from jitmx.arch import Arch
 from jitmx.kernels import Family, Way, rounded_up, taking
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-__all__ = ["FAMILY", "KERNELS", "Launch", "MoeKernel", "MoeProblem", "launch_of"]
+__all__ = ["FAMILY", "KERNELS", "MoeKernel", "MoeProblem", "launch_of"]
 
 MODULES = token, stream, decode, grouped, scaled, gather, wgmma, combine
 KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.kernels.linear.layout import NORMAL_SCALES
-from jitmx.kernels.moe.kernel import Launch
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, pack_experts, reference
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
 # x, w13 and its scales, w2 and its scales, b13, b2, ids, weights, map, count, residual, y, workspace; alpha, limit;

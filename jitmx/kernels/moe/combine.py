@@ -12,11 +12,12 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import combine_case
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import RESIDUAL
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 

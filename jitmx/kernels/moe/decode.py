@@ -23,11 +23,12 @@ from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
 
 COLUMNS = (1, 2, 4, 8)

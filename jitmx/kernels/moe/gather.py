@@ -12,12 +12,13 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 

@@ -20,11 +20,12 @@ from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import product_case
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, random_weight, residual_of, stream_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
-from jitmx.kernels.moe.kernel import Launch
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
 # x, weight, its scales, bias (of combine the residual), pairs, schedule, weights, ids, map, y; alpha, limit; rows, top,

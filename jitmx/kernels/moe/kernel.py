@@ -8,12 +8,11 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch, anywhere
+from jitmx.kernels.linear.kernel import anywhere
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Variant
-
-__all__ = ["Launch", "MoeKernel"]
 
 # What every kernel takes.
 USUAL = {

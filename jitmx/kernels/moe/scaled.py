@@ -28,10 +28,11 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import product_case
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 TILES_N, TILES_M = dense.TILES_N, dense.TILES_M

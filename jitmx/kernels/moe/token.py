@@ -35,12 +35,13 @@ from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import layer
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, MAPPED, RESIDENT_THREADS, require_room
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
 from jitmx.kernels.moe.stream import ring_bytes
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 WARPS = (3, 4, 7, 8, 11, 12, 14, 15)

@@ -18,13 +18,14 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.kernel import Launch, MoeKernel
+from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 # Rows of an expert, on average, from which decoding a weight once for all of them costs less than the other kernel's

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
-from jitmx.kernels.moe.kernel import Launch
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.case import Array, Buffer, Case, mismatches, relative_l2
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
 # x, weight, its scales, bias, pairs, offsets, schedule, weights, y, counters; alpha, limit; top, n, k, tiles.

@@ -30,12 +30,12 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
-from jitmx.kernels.linear.kernel import Launch
 from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing import many
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 # x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;

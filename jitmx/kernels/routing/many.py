@@ -9,9 +9,9 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import Launch
 from jitmx.kernels.routing import knobs as shared
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
 _TOKENS, _SPLITS = (32, 64, 128, 256), (1, 2, 4, 8)
