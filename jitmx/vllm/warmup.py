@@ -17,7 +17,7 @@ from jitmx.arch import Arch
 from jitmx.errors import JitmxError
 from jitmx.kernels.pack import encoding_on
 from jitmx.ops import operand
-from jitmx.ops.plan import DTYPES
+from jitmx.ops.linear_plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing

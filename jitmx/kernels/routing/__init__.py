@@ -32,15 +32,12 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
 from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing import many
+from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
-
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
-# epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
 
 
 @dataclass(frozen=True)
@@ -211,6 +208,7 @@ ROUTE = KernelSpec(
     shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
     threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
     entry="jitmx_routing_route",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 MANY = many.SPEC
@@ -226,6 +224,7 @@ TOPK = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_topk",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 SORT = KernelSpec(
@@ -237,6 +236,7 @@ SORT = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_sort",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 _KERNELS = {"hidden": ("route", "many"), "logits": ("topk",), "ids": ("sort",)}
