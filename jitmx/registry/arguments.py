@@ -67,6 +67,8 @@ def writes(name: str, doc: str, type: str = "void") -> Field:
 
 def number(name: str, type: str, doc: str = "") -> Field:
     """A number: int, unsigned int, long long, unsigned long long or float."""
+    if type not in NUMBERS:
+        raise TypeError(f"{name} is a {type!r}; a number is one of {', '.join(NUMBERS)}")
     letter, size = NUMBERS[type]
     return Field(name, type, doc, letter, size, size)
 
@@ -92,15 +94,19 @@ class Arguments:
 
     def __init__(self, name: str, *fields: Field) -> None:
         self.name = name
-        self.fields = {field.name: field for field in fields}
-        if len(self.fields) != len(fields):
-            raise TypeError(f"{name} has two fields of one name")
+        self.fields: dict[str, Field] = {}
+        for field in fields:
+            if field.name in self.fields:
+                raise TypeError(f"{name} has two fields {field.name!r}")
+            if field.of and not all(other.of for other in self.fields.values()):
+                raise TypeError(f"{name}: {field.name} lies behind other fields; tensor maps come first, on 128 bytes")
+            self.fields[field.name] = field
         self.offsets: dict[str, int] = {}
         end = 0
         for field in fields:
             self.offsets[field.name] = -(-end // field.alignment) * field.alignment
             end = self.offsets[field.name] + field.size
-        self.alignment = max(field.alignment for field in fields)
+        self.alignment = max((field.alignment for field in fields), default=1)
         self.size = -(-end // self.alignment) * self.alignment
         self.maps = tuple(field for field in fields if field.of)
         for field in self.maps:
@@ -151,8 +157,15 @@ class Arguments:
         for name, field in self.fields.items():
             value: Number | bytes = values.get(name, 0)
             if field.of:
+                if name not in shown or field.of not in values:
+                    raise TypeError(
+                        f"{self.name}.{name} is a tensor map of {field.of}; give both the map and the address"
+                    )
                 value = encode(shown[name], int(values[field.of]))
-            struct.pack_into(f"={field.letter.replace('P', 'Q')}", packed, self.offsets[name], value)
+            try:
+                struct.pack_into(f"={field.letter.replace('P', 'Q')}", packed, self.offsets[name], value)
+            except struct.error as error:
+                raise TypeError(f"{self.name}.{name}={value!r} is no {field.type}: {error}") from error
         return bytes(packed)
 
     @functools.cached_property

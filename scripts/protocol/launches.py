@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+import click
+
 from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import default_variants
@@ -103,6 +105,9 @@ def launch(variant: Variant, case: Case) -> float:
     return case.check(trial.outputs(case, variant, poison=False))
 
 
+@click.command()
+@click.argument("only", nargs=-1, metavar="[WAY]...")
+@click.option("--smallest", is_flag=True, help="Launch the smallest case, in which hardly a ring turns.")
 def main(only: tuple[str, ...], smallest: bool) -> None:
     """A line a launch: how far it is from its reference."""
     from jitmx.runtime import card
