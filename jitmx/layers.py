@@ -8,6 +8,7 @@ from jitmx.errors import SettingError
 from jitmx.quoting import short
 
 KINDS = ("moe", "qkv", "o", "lm_head")
+OF_BLOCK = KINDS[:3]  # what a transformer block is made of
 # Formats that a layer's weights can be kept in; the first is meant where none is named.
 FORMATS = {"moe": ("mxfp4",), **dict.fromkeys(KINDS[1:], ("mxfp4", "mxfp8"))}
 

@@ -82,18 +82,21 @@ def _served(
     arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool
 ) -> list[Variant]:
     """The variants that vLLM asks for when it serves a model with jitmx."""
+    from jitmx import model_kernels, models
     from jitmx.layers import parse
-    from jitmx.vllm import model, policy
+    from jitmx.vllm import policy
 
     try:
         parse("none" if layers is None else layers)
     except SettingError as error:
         raise click.UsageError(f"--layers={layers}: {error}") from error
     asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
-    sizes = model.find(name)
-    return targets.served_variants(
-        arches, [model.layers(sizes, arch, asked, tokens=tokens, ranks=ranks, lora=lora) for arch in arches]
-    )
+    how: dict[str, Any] = {
+        "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
+        "x_format": asked.x_format,
+    }  # fmt: skip
+    model, served = models.find(name), asked.served(lora)
+    return targets.served_variants(arches, [model_kernels.of_model(model, arch, served, **how) for arch in arches])
 
 
 def _require_no_model_option() -> None:

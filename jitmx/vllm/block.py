@@ -27,8 +27,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
+from jitmx import model_kernels
 from jitmx.arch import Arch
-from jitmx.vllm import fusion
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
 from jitmx.vllm.policy import Block
@@ -117,7 +117,7 @@ def without_fused_kernels(arch: Arch, hidden: int, n: int, format: str) -> str:
         n: output features of QKV.
         format: of its weight.
     """
-    if fusion.gains(arch, hidden, n, format):
+    if model_kernels.gains(arch, n, hidden, format):
         return ""
     return f"the kernel for one row of QKV in {format} on {arch} has no RMSNorm in it"
 

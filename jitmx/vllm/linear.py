@@ -161,7 +161,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             layer.quant_method = self.stock
             self.stock.process_weights_after_loading(layer)
             return
-        warmup.quantizer(layer.weight, self.format)
+        warmup.prepare_packing(layer, self.format)
         with timed():
             packed = pack(layer.weight.data, self.format)
         if self._all_scales:
@@ -181,7 +181,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
         layer._already_called_process_weights_after_loading = True
-        warmup.linear(layer)
+        warmup.prepare_product(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """X W^T (+ bias).

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear as torch_linear
 from vllm import _custom_ops
 
-from jitmx import settings
+from jitmx import model_kernels, settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
@@ -20,7 +20,7 @@ from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.ops import checks, compose, custom, expert_operand, moe, operand, plan, routing_calls
 from jitmx.ops import linear as product
 from jitmx.ops.moe_checks import Recipe
-from jitmx.vllm import fusion, monitor
+from jitmx.vllm import monitor
 
 
 def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -74,7 +74,7 @@ def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool,
 
 @functools.lru_cache(maxsize=4096)
 def _of(problem: LinearProblem, arch: Arch, multiprocessors: int, _chosen_under: settings.Settings) -> LinearProblem:
-    return fusion.fused(problem, arch, multiprocessors)
+    return model_kernels.fused(problem, arch, multiprocessors)
 
 
 def _fake_linear(
@@ -112,7 +112,7 @@ def run_experts(
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     ids: torch.Tensor
     weights: torch.Tensor | None = None
-    fuses = 0 < x.shape[0] <= fusion.NORMED_ROWS
+    fuses = 0 < x.shape[0] <= model_kernels.NORMED_ROWS
     seen = x if fuses else rms_norm(x, norm, epsilon)
     if 0 < x.shape[0] <= FEW_TOKENS:
         found = routing_calls.run_route(

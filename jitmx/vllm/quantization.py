@@ -58,14 +58,13 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
-        x_format = policy.X_FORMATS[asked.moe_activation]
-        if asked.moe_kernel != "gemm" or x_format != "bf16":
+        if asked.moe_kernel != "gemm" or asked.x_format != "bf16":
             settings.release("moe_knobs")  # which an engine before this one may have chosen
         elif not settings.current().moe_knobs:
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 
-        method = JitmxMoEMethod(layer.moe_config, gate, x_format, decision.all_scales)
+        method = JitmxMoEMethod(layer.moe_config, gate, asked.x_format, decision.all_scales)
         if method.gate is not None:
             compiled.add(get_current_vllm_config(), "router", decision.format)
         return method

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
@@ -33,6 +34,7 @@ from jitmx.kernels import Family, taking
 from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing import many
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
+from jitmx.models import NAMED
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -345,13 +347,14 @@ def _cases(variant: Variant) -> Iterable[Case]:
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
     """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
     found = []
-    for experts in (128, 32):
+    for model in NAMED.values():
+        routed = partial(RoutingProblem, experts=model.experts, k=model.top, h=model.hidden)
         for tile in (0, 64):
-            found.append(RoutingProblem(1, experts, 4, 2880, bias="bias_bf16", tile=tile))
+            found.append(routed(1, bias="bias_bf16", tile=tile))
         for m in (2 * FEW_TOKENS, 8192):
-            found.append(RoutingProblem(m, experts, 4, 2880, bias="bias_bf16"))
-        found.append(RoutingProblem(1, experts, 4, 2880, "logits", tile=64))
-        found.append(RoutingProblem(8192, experts, 4, 2880, "ids", tile=64))
+            found.append(routed(m, bias="bias_bf16"))
+        found.append(routed(1, source="logits", tile=64))
+        found.append(routed(8192, source="ids", tile=64))
     return tuple(found)
 
 
