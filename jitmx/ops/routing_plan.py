@@ -11,7 +11,7 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing.problem import RoutingProblem, parts
+from jitmx.kernels.routing.problem import LAYOUT, RoutingProblem, capacity, parts
 from jitmx.ops import checks
 from jitmx.runtime.launch import Launcher
 
@@ -66,7 +66,7 @@ class Plan:
         with torch.cuda.device(call.device):
             for part in parts(problem):
                 self.steps.append(_Step(part, call, None if self.steps else dict(call.knobs) or None))
-        self.capacity = routing.capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
+        self.capacity = capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
         pairs, given = self.m * self.k, problem.source == "ids"
         chosen = [] if given else [pairs, pairs]
         lists = [pairs, call.local + 1, 1, 4 * self.capacity] if self.tile else []
@@ -107,7 +107,7 @@ class _Step:
                 f"{arch} has at most {arch.shared_bytes} B; choose fewer tokens, parts or warps"
             )
         self.launcher = Launcher(
-            variant, call.device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=routing.LAYOUT,
+            variant, call.device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
             pdl=variant.knobs.pdl, cluster=geometry.cluster,
         )  # fmt: skip
         self.scratch = geometry.workspace

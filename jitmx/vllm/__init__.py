@@ -4,6 +4,7 @@
 imports no more than vLLM has imported by then; what takes over which layer is decided when a gpt-oss model is built.
 
     plugin.py        what is registered, and the configuration that decides for each layer
+    log.py           the logger
     versions.py      which vLLM this is for
     hooks.py         everything of vLLM that is relied on, with signatures
     policy.py        which layers, from what was asked for and what stands against it; knows nothing of vLLM

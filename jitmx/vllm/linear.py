@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config_or_none
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     UnquantizedLinearMethod,
@@ -33,12 +32,10 @@ from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
+from jitmx.vllm.log import logger
 from jitmx.vllm.packing import processing, timed
 
 __all__ = ["JitmxLinearMethod", "refusal"]
-
-# vLLM shows what is logged below its own name.
-logger = init_logger("vllm.plugins.jitmx")
 
 # An attribute of the parameters that a checkpoint is loaded into; whoever ties weights puts another in their place.
 _OURS = "jitmx_source"

@@ -14,8 +14,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
 from jitmx import layers, settings
-from jitmx.vllm import compiled, facts, plugin, policy, router
-from jitmx.vllm.plugin import logger
+from jitmx.vllm import compiled, facts, hooks, policy, router
+from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Block, Decision, Layer
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
@@ -31,13 +31,13 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
         """
         super().apply_vllm_mapper(hf_to_vllm_mapper)
         started = time.perf_counter()
-        if plugin.hooks_hold():
+        if hooks.hold():
             install()
             logger.debug("jitmx is ready to take layers over after %.2f s", time.perf_counter() - started)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """The method for a layer: jitmx's or vLLM's."""
-        if not plugin.hooks_hold():
+        if not hooks.hold():
             return super().get_quant_method(layer, prefix)
         kind = next((kind for suffix, kind in _LINEAR.items() if prefix.endswith(suffix)), None)
         if isinstance(layer, RoutedExperts):

@@ -20,7 +20,7 @@ from jitmx.ops.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing
-from jitmx.vllm.plugin import logger
+from jitmx.vllm.log import logger
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,14 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
+from jitmx.kernels.routing import cases, many
 from jitmx.kernels.routing import knobs as shared
-from jitmx.kernels.routing import many
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.models import NAMED
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
-
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
-# epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
 
 
 @dataclass(frozen=True)
@@ -193,12 +189,6 @@ def launch(variant: Variant, m: int, local: int, multiprocessors: int) -> Launch
     return Launch(knobs.cluster, 4 * _list_words(knobs.warps, local), knobs.cluster)
 
 
-def capacity(m: int, k: int, local: int, tile: int) -> int:
-    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
-    pairs = m * k
-    return (pairs + min(local, pairs) * (tile - 1)) // tile
-
-
 ROUTE = KernelSpec(
     family="routing",
     name="route",
@@ -339,9 +329,7 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
-    from jitmx.kernels.routing.cases import cases
-
-    return cases(variant)
+    return cases.cases(variant, launch)
 
 
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:

@@ -19,6 +19,10 @@ LOGIT_DTYPES = ("bf16", "fp16", "fp32")
 TILES = (0, 8, 16, 32, 64, 128, 192, 256)
 SOURCES = ("hidden", "logits", "ids")
 
+# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
+# epsilon, m, h.
+LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
+
 MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
 TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
 
@@ -64,3 +68,9 @@ def parts(problem: RoutingProblem) -> list[RoutingProblem]:
     if problem.m <= FEW_TOKENS:
         return [problem]
     return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]
+
+
+def capacity(m: int, k: int, local: int, tile: int) -> int:
+    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
+    pairs = m * k
+    return (pairs + min(local, pairs) * (tile - 1)) // tile
