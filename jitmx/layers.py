@@ -34,7 +34,7 @@ def parse(text: str) -> dict[str, str]:
                 remedy = "; name the layers one by one" if name == "all" else ""
                 raise SettingError(f"{kind} takes {' or '.join(FORMATS[kind])}, not {short(chosen)}{remedy}")
             if found.setdefault(kind, chosen) != chosen:
-                raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}; name it once")
+                raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}", "name it once")
     if not found:
-        raise SettingError("no layer is named; to leave all of them to vLLM say none")
+        raise SettingError("no layer is named", "to leave all of them to vLLM say none")
     return found

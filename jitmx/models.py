@@ -73,8 +73,8 @@ class Model:
         heads, kv_heads, features = self.heads, self.kv_heads, self.intermediate
         if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
             raise InputError(
-                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of an expert; "
-                "give --ranks as vLLM's tensor_parallel_size"
+                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of an expert",
+                "give --ranks as vLLM's tensor_parallel_size",
             )
         return replace(
             self,

@@ -44,6 +44,7 @@ def _row(result: Built | Failed) -> dict[str, Any]:
         "key": record and record.key,
         "status": result.status if isinstance(result, build.Built) else "failed",
         "ms": round(result.milliseconds, 3),
+        **({} if isinstance(result, build.Built) else {"error": result.error.message, "remedy": result.error.remedy}),
         **targets.resource_use(result.variant, record),
     }
 
@@ -149,8 +150,8 @@ Examples:
 Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract or cannot be kept; 3 one does not
 compile.
 With --json each kernel has "name", "family", "key", "status" (compiled, hit or failed), "ms", "registers",
-"spill_bytes" and "shared_bytes" (what a block takes; where that grows with the problem, of the smallest); with
-several targets also "arch".
+"spill_bytes" and "shared_bytes" (what a block takes; where that grows with the problem, of the smallest); one that
+failed "error" and "remedy"; with several targets also "arch".
 """,
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")

@@ -126,8 +126,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         taker = getattr(layer, "quant_method", self)
         if taker is not self:
             raise InputError(
-                f"{self.prefix}: vLLM quantizes this layer itself ({type(taker).__name__}, by --quantization-config); "
-                "take it out of that, or out of the layers that jitmx is asked to serve"
+                f"{self.prefix}: vLLM quantizes this layer itself ({type(taker).__name__}, by --quantization-config)",
+                "take it out of that, or out of the layers that jitmx is asked to serve",
             )
         reason = refusal(self.format, input_size_per_partition, params_dtype)
         if reason is not None:
