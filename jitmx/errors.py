@@ -46,7 +46,7 @@ class SettingError(JitmxError, ValueError):
 
 
 class ArchError(JitmxError, ValueError):
-    """An SM target that jitmx, or the NVRTC at hand, cannot build for."""
+    """An SM target that jitmx, or the NVRTC in use, cannot build for."""
 
 
 class KnobError(JitmxError, ValueError):

@@ -17,7 +17,7 @@ def parse(text: str) -> dict[str, str]:
     """The format of each layer that is named; `all` names every one and `none` none.
 
     Raises:
-        SettingError: a name or a format that there is not, or two formats for a layer.
+        SettingError: an unknown name or format, or two formats for a layer.
     """
     if text.strip().lower() == "none":
         return {}

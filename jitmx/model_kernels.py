@@ -123,13 +123,13 @@ class Experts(Needed):
     """A layer of experts with its routing.
 
     Attributes:
-        experts, local: experts that are routed to, and those whose weights are at hand. mapped: by an expert map.
+        experts, local: experts that are routed to, and local ones. mapped: by an expert map.
         top, hidden, intermediate, bias, encoding, scale_range, x_format: as in `MoeProblem`.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
         norm, residual: an RMSNorm of the hidden states goes before the layer, and they are added to what it makes; with
-            "pair" these, and what comes of it, are pairs.
+            "pair" these and the result are hi/lo residuals.
     """
 
     experts: int
@@ -158,7 +158,7 @@ class Experts(Needed):
         )  # fmt: skip
         tile, chooses = 0, False
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
-            if isinstance(choice.problem, RoutingProblem):  # of all experts at hand, while these may be some of more
+            if isinstance(choice.problem, RoutingProblem):  # of the local experts, which may be some of more
                 tile = choice.problem.tile
             else:
                 yield choice.variant

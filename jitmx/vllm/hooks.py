@@ -1,7 +1,7 @@
 """Everything of vLLM that the plugin relies on, with the parameters that it is called with or calls.
 
 `hold` is asked once a process before anything is taken over: in a release where one of these is gone or takes other
-parameters, jitmx stands aside. The contract tests ask the same of the releases that are supported.
+parameters, jitmx is disabled. The contract tests ask the same of the releases that are supported.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ def hold() -> bool:
     """Whether vLLM is as this module says; said in the log where it is not."""
     found = moved()
     if found:
-        logger.error("jitmx stands aside, and vLLM serves every layer, for this vLLM is another inside: %s",
-                     "; ".join(found))  # fmt: skip
+        logger.error(
+            "jitmx is disabled, and vLLM serves every layer: incompatible vLLM internals: %s", "; ".join(found)
+        )
     return not found

@@ -199,23 +199,23 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply_in_block(
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
-        lost: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
+        residual_lo: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
     ) -> torch.Tensor:  # fmt: skip
         """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is.
 
         Args:
             x: [tokens, k] in the layer's dtype.
             residual: [tokens, n].
-            lost: what its rounding lost, likewise; None for nothing.
+            residual_lo: its low part, likewise; None for none.
             norm, epsilon: of the RMSNorm; the weight is [k].
 
         Returns:
-            [tokens, n]; with a residual a pair [2, tokens, n]: rounded, and what that lost.
+            [tokens, n]; with a residual a hi/lo residual [2, tokens, n].
         """
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
-            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, lost, norm,
-            epsilon, *self._prefetched(),
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, residual_lo,
+            norm, epsilon, *self._prefetched(),
         )  # fmt: skip
         return y
 

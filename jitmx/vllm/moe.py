@@ -196,7 +196,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         """The stream with what the layer behind its RMSNorm, routing and all, adds to it.
 
         Args:
-            stream: [2, tokens, hidden], bfloat16: a pair of values and what their rounding lost.
+            stream: [2, tokens, hidden], bfloat16: a hi/lo residual.
             norm, epsilon: of the RMSNorm.
         """
         gate = self.gate

@@ -64,4 +64,4 @@ def register() -> None:
 
 @functools.cache
 def _say_once(refused: str) -> None:
-    logger.warning("jitmx stands aside, and vLLM serves every layer: %s", refused)
+    logger.warning("jitmx is disabled, and vLLM serves every layer: %s", refused)

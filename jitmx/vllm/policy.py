@@ -145,7 +145,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
         environ: the environment that says where a setting came from.
 
     Raises:
-        SettingError: a key, layer, format or kernel that there is not.
+        SettingError: an unknown key, layer, format or kernel.
     """
     if read is None:
         read = settings.current() if environ is None else settings.read(environ)

@@ -138,7 +138,7 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
     if decision.format is not None:
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
-        logger.warning("vLLM serves %s, and jitmx stands aside: %s", kind, decision.reason)
+        logger.warning("vLLM serves %s, jitmx is disabled for it: %s", kind, decision.reason)
 
 
 @functools.cache

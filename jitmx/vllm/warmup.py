@@ -128,7 +128,7 @@ def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.B
 def _of_many(error: JitmxError, failed: int, asked: int) -> JitmxError:
     """The first error, with how many there were."""
     if failed > 1:
-        error.message += f" ({failed} of {asked} kernels are missing; each is in the log)"
+        error.message += f" ({failed} of {asked} kernels failed; each is in the log)"
     return error
 
 

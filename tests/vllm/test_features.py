@@ -196,7 +196,7 @@ def test_of_a_head_that_vllm_needs_in_bf16_nothing_else_is_said(host: Any) -> No
         model = host.build(runner="pooling", convert="embed", additional_config=ALL)
     serves = model.vllm_config.additional_config["jitmx_serves"]
     (said,) = (line for line in host.said if "lm_head" in line[1])
-    assert said[0] == "WARNING" and "vLLM serves lm_head, and jitmx stands aside: head_dtype=torch.float32" in said[1]
+    assert said[0] == "WARNING" and "vLLM serves lm_head, jitmx is disabled for it: head_dtype=torch.float32" in said[1]
     assert serves["lm_head"] == "" and serves["moe"] == "mxfp4"
 
 
