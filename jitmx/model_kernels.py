@@ -342,9 +342,9 @@ settings.when_changed(variants.cache_clear)
 
 def _multiprocessors(device: int) -> int:
     # Asking a device takes torch, which warm-up on a host without one does not need.
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    return checks.multiprocessors(device)
+    return card.multiprocessors(device)
 
 
 def _rows(most: int) -> Iterator[int]:

@@ -17,6 +17,7 @@ from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import quantize
+from jitmx.runtime import card
 
 __all__ = ["MXFP4Linear"]
 
@@ -76,7 +77,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("scales", torch.full((rows, tiles, 8), ones, dtype=torch.int32, device=device))
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype, device=device) if bias else None)
         if self.words.is_cuda:
-            self.encoding = preferred_encoding(checks.device_arch(self.words.get_device()))
+            self.encoding = preferred_encoding(card.arch(self.words.get_device()))
         self._packed: PackedWeight | None = None
 
     @classmethod

@@ -18,9 +18,9 @@ from jitmx.bench import peers, timing
 from jitmx.models import GPT_OSS_120B
 from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
+from jitmx.ops.linear_plan import Plan
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
-from jitmx.ops.plan import Plan
 from jitmx.ops.quantize import dequantize, quantize
 
 
@@ -79,7 +79,7 @@ def time_linear(
     plans = [plan.over(weight) for weight in weights]
 
     def call(plan: Plan) -> Any:
-        return lambda x, y: plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr())
+        return lambda x, y: plan(x.data_ptr(), y.data_ptr())
 
     count = calls or calls_of(weights[0].nbytes, len(weights), m, n, k)
     return timing.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
@@ -152,7 +152,7 @@ def bench_linear(
 def _kernel(weight: PackedWeight, m: int) -> str:
     """The kernel that most rows of a call run on."""
     device = weight.words.get_device()
-    return str(Plan(weight, m, torch.bfloat16, device).steps[0].launcher.variant.spec.name)
+    return str(Plan(weight, m, torch.bfloat16, device).steps[0].variant.spec.name)
 
 
 def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> dict[str, Any]:
@@ -194,7 +194,6 @@ def bench_launch() -> list[dict[str, Any]]:
     x, out = torch.randn(1, 64, device="cuda").bfloat16(), torch.empty(1, 16, device="cuda").bfloat16()
     bias = torch.randn(16, device="cuda").bfloat16()
     plan = Plan(weight, 1, torch.bfloat16, x.get_device())
-    stream = torch.cuda.current_stream().cuda_stream
     pointers = x.data_ptr(), out.data_ptr()
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
     traced = torch.ops.jitmx.linear.default
@@ -203,7 +202,7 @@ def bench_launch() -> list[dict[str, Any]]:
         "jitmx.linear(x, weight, bias, out=out)": lambda: linear(x, weight, bias, out=out),
         "jitmx.linear(x, weight)": lambda: linear(x, weight),
         "torch.ops.jitmx.linear(x, ...)": lambda: traced(x, *packed, None, None, None, 1e-5, None),
-        "launch alone": lambda: plan(stream, *pointers),
+        "launch alone": lambda: plan(*pointers),
         "torch.add(x, x, out=x)": lambda: torch.add(x, x, out=x),
     }
     checks.require_cuda("x", x)

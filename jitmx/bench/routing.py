@@ -32,8 +32,8 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing.problem import RoutingProblem
 from jitmx.models import GPT_OSS_120B, NAMED
-from jitmx.ops import checks
 from jitmx.ops.routing import Routing, route
+from jitmx.runtime import card
 
 EPSILON = 1e-5
 
@@ -307,5 +307,5 @@ def time_peer(chain: Chain, way: Way) -> dict[str, Any]:
 def _kernel(shape: RouterShape, m: int, norm: bool) -> str:
     """The kernel that a call of m rows runs on."""
     problem = RoutingProblem(m, shape.experts, shape.top, shape.hidden, bias="bias_bf16", norm=norm, normalized=norm)
-    chosen = choose("routing", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    chosen = choose("routing", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     return str(chosen.variant.spec.name)

@@ -19,8 +19,8 @@ from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.ops import compose
+from jitmx.ops.linear_plan import DTYPES, Plan
 from jitmx.ops.packed import PackedWeight, pack_weight
-from jitmx.ops.plan import DTYPES, Plan
 from jitmx.ops.quantize import dequantize
 
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
@@ -113,7 +113,7 @@ class Bench:
         )
 
         def call(x: torch.Tensor, y: torch.Tensor) -> None:
-            plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr(), bias, residual, norm, 1e-5)
+            plan(x.data_ptr(), y.data_ptr(), bias, residual, norm, 1e-5)
 
         return call
 
@@ -160,7 +160,7 @@ class Bench:
             parts = [_squares(*part) for part in zip(y.split(256), self._wanted.split(256), strict=True)]
             error = (sum(wrong for wrong, _ in parts) / sum(size for _, size in parts)) ** 0.5
         if not error <= GATE:
-            raise DriverError(f"{plan.steps[0].launcher.variant.name} is {error:.2g} off on {problem.as_dict()}")
+            raise DriverError(f"{plan.steps[0].variant.name} is {error:.2g} off on {problem.as_dict()}")
 
 
 def _squares(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:

@@ -127,9 +127,9 @@ def command(
     from jitmx.bench.tuning_builds import Background
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    arch = checks.device_arch(0)
+    arch = card.arch(0)
     wanted = _wanted(family, arch, sizes, asked, m)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
     origin = tuning.origin() | {"code": tuning.code_digest(op)}
@@ -238,9 +238,9 @@ class _Run:
 def _offered(op: str, task: Task, agree: dict[str, Any]) -> list[Candidate]:
     """Candidates of a task on the device here."""
     from jitmx.dispatch import offers
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    return offers.candidates(op, task, checks.device_arch(0), checks.multiprocessors(0), agree)
+    return offers.candidates(op, task, card.arch(0), card.multiprocessors(0), agree)
 
 
 def _sizes(op: str, model: str | None, n: int | None, k: int | None, asked: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from jitmx import setting_text
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.quoting import short
+from jitmx.registry.arguments import Arguments
 from jitmx.registry.contract import Contract
 
 # What a size can be: an int of a kernel's arguments holds it, and it is whole blocks of 32.
@@ -183,6 +184,7 @@ class KernelSpec:
         shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
         threads: threads a block.
         entry: name of the `extern "C"` function in the source.
+        arguments: the struct that it is launched with.
         check: raises KnobError where knobs do not fit each other or the target. `copy` and `pdl` mean the same in every
             kernel and are checked with the variant.
     """
@@ -194,6 +196,7 @@ class KernelSpec:
     shared_bytes: Callable[[Any], int]
     threads: Callable[[Any], int]
     entry: str
+    arguments: Callable[[Any], Arguments]
     check: Callable[[Any, Arch], None] = _unchecked
 
     @property
@@ -269,6 +272,16 @@ class Variant:
             else:
                 parts.append(f"{item.name}{value}" if isinstance(value, int) else str(value))
         return f"{self.spec.family}.{self.spec.name}" + (f".{'-'.join(parts)}" if parts else "")
+
+    @property
+    def arguments(self) -> Arguments:
+        """The struct that it is launched with."""
+        return self.spec.arguments(self.knobs)
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.spec.threads(self.knobs)
 
     @property
     def warm_up_command(self) -> str:

@@ -17,9 +17,10 @@ from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.routing.problem import FEW_TOKENS
-from jitmx.ops import checks, compose, custom, expert_operand, moe, operand, plan, routing_calls
+from jitmx.ops import compose, custom, expert_operand, linear_plan, moe, operand, routing_calls
 from jitmx.ops import linear as product
 from jitmx.ops.moe_checks import Recipe
+from jitmx.runtime import card
 from jitmx.vllm import monitor
 
 
@@ -66,10 +67,10 @@ def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool,
     found: LinearProblem | None = weight.plans.get(key)
     if found is None:
         extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
-        problem = plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
-        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
+        problem = linear_plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
+        arch, multiprocessors = card.arch(device), card.multiprocessors(device)
         found = _of(problem, arch, multiprocessors, settings.current())
-        plan.remember(weight, key, found)
+        weight.plans.remember(key, found)
     return found
 
 

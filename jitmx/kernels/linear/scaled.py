@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.kernel import LinearKernel, require_plain
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
@@ -203,6 +203,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
     entry="jitmx_linear_scaled",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.kernel import (
     LinearKernel,
     has_clusters,
@@ -164,6 +164,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_linear_tile",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -14,7 +14,7 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILES_M, WIDEST, gather_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -50,6 +50,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.tile_m // 16 * 32,
     entry="jitmx_moe_gather",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

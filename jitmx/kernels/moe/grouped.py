@@ -19,7 +19,7 @@ from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import product_case
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
 from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.kernels.routing.problem import capacity
@@ -143,6 +143,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_moe_grouped",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -33,6 +33,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Family, taking
 from jitmx.kernels.routing import cases, many
 from jitmx.kernels.routing import knobs as shared
+from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.models import NAMED
 from jitmx.registry.case import Case
@@ -203,6 +204,7 @@ ROUTE = KernelSpec(
     shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
     threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
     entry="jitmx_routing_route",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 MANY = many.SPEC
@@ -218,6 +220,7 @@ TOPK = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_topk",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 SORT = KernelSpec(
@@ -229,6 +232,7 @@ SORT = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_sort",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 _KERNELS = {"hidden": ("route", "many"), "logits": ("topk",), "ids": ("sort",)}

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.kernels.routing.problem import LAYOUT, capacity
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Buffer, Case, mismatches, relative_l2
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -21,6 +21,7 @@ Geometry = Callable[[Variant, int, int, int], Launch]
 
 EPSILON = 1e-5
 GATE = 1e-4  # relative L2 of the weights; ids and lists are exact
+LISTS = "pairs", "offsets", "schedule", "tiles"
 STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
 
@@ -91,17 +92,6 @@ def lists(ids: Array, local: int, tile: int, expert_map: Array | None = None) ->
     schedule[:, 0] = -1
     schedule[: len(entries)] = np.array(entries, np.int32).reshape(-1, 4)
     return Lists(pairs.astype(np.int32), offsets.astype(np.int32), schedule, np.array([len(entries)], np.int32))
-
-
-def arguments(
-    m: int, h: int, *, x: Any = 0, weight: Any = 0, bias: Any = 0, norm: Any = 0, expert_map: Any = 0, ids: Any = 0,
-    weights: Any = 0, into: Sequence[Any] = (0, 0, 0, 0), local: int = 0, capacity: int = 0, workspace: Any = 0,
-    normalized: Any = 0, epsilon: float = EPSILON,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The fields of the argument struct (templates/include/jitmx/routing.cuh) in their order."""
-    return (
-        x, weight, bias, norm, expert_map, ids, weights, *into, local, capacity, normalized, workspace, epsilon, m, h,
-    )  # fmt: skip
 
 
 def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
@@ -185,9 +175,10 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         wanted = lists(ids, local, knobs.tile, expert_map)
         arrays = (wanted.pairs, wanted.offsets, wanted.schedule, wanted.tiles)
         outputs += arrays
-        inputs |= {"into": [Buffer(array, output=True) for array in arrays], "capacity": len(wanted.schedule)}
+        inputs |= {"capacity": len(wanted.schedule)}
+        inputs |= dict(zip(LISTS, (Buffer(array, output=True) for array in arrays), strict=True))
         if expert_map is not None:
-            inputs["expert_map"] = Buffer(expert_map)
+            inputs["map"] = Buffer(expert_map)
     if knobs.normalized:
         wide = normalized(inputs["x"].data, inputs["norm"].data)
         inputs["normalized"] = Buffer(wide.astype(inputs["x"].data.dtype), output=True)
@@ -197,13 +188,10 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         inputs["workspace"] = Buffer(np.zeros(geometry.workspace, np.uint8), scratch=True)
     return Case(
         name=f"m={m} h={h} {special}",
-        grid=geometry.blocks,
-        shared_bytes=geometry.shared_bytes,
-        layout=LAYOUT,
-        arguments=arguments(m, h, local=local, **inputs),
+        launch=geometry,
+        values={"local": local, "epsilon": EPSILON, "m": m, "h": h, **inputs},
         check=lambda found: _error(found, outputs),
         gate=GATE,
-        cluster=geometry.cluster,
     )
 
 

@@ -19,10 +19,6 @@ LOGIT_DTYPES = ("bf16", "fp16", "fp32")
 TILES = (0, 8, 16, 32, 64, 128, 192, 256)
 SOURCES = ("hidden", "logits", "ids")
 
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
-# epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
-
 MAPPED: Any = knob(False, doc="an expert map gives local ids, or -1 for experts that are elsewhere")
 TILE: Any = knob(0, choices=TILES, doc="rows of a tile of the schedule, at most; 0 makes no lists")
 
