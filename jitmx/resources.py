@@ -20,4 +20,4 @@ def directory(name: str) -> Path:
     for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise ToolchainError(f"jitmx's {name}/ is missing from {_PACKAGE}; reinstall jitmx")
+    raise ToolchainError(f"jitmx's {name}/ is missing from {_PACKAGE}", "reinstall jitmx")

@@ -15,15 +15,13 @@ import torch
 
 from jitmx import formats
 from jitmx.bench import peers, timing
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
 from jitmx.ops.linear_plan import Plan
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
-
-# [n, k] of gpt-oss-120b's dense products.
-GPT_OSS = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201088, 2880)}
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,8 @@ def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> di
 def bench_quantize(nbytes: int = 64 << 20) -> list[dict[str, Any]]:
     """Rows of `name, us, bytes` for a bf16 tensor of `nbytes` to each format and back."""
     copies = timing.copies_past_l2(nbytes)
-    xs = [torch.randn(nbytes // 2 // 2880, 2880, device="cuda").bfloat16() for _ in range(copies)]
+    k = GPT_OSS_120B.hidden
+    xs = [torch.randn(nbytes // 2 // k, k, device="cuda").bfloat16() for _ in range(copies)]
     out = []
     for format in formats.FORMATS:
         tensors = [quantize(x, format) for x in xs]

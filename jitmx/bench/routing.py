@@ -26,17 +26,16 @@ import torch
 
 from jitmx.bench import timing
 from jitmx.bench.benchmarks import Ceilings, calls_of
-from jitmx.bench.moe_inputs import MODELS as MODELS_OF_EXPERTS
 from jitmx.bench.moe_inputs import ROUTER_DEVIATION
 from jitmx.bench.peers import reason
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing.problem import RoutingProblem
+from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.ops.routing import Routing, route
 from jitmx.runtime import card
 
 EPSILON = 1e-5
-_LAYERS = {"gpt-oss-120b": 36, "gpt-oss-20b": 24}
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ class RouterShape:
         layers: routers that the model has.
     """
 
-    experts: int = 128
-    top: int = 4
-    hidden: int = 2880
-    layers: int = 36
+    experts: int = GPT_OSS_120B.experts
+    top: int = GPT_OSS_120B.top
+    hidden: int = GPT_OSS_120B.hidden
+    layers: int = GPT_OSS_120B.layers
 
     @property
     def router_bytes(self) -> int:
@@ -69,10 +68,7 @@ class RouterShape:
         return 2 * m * self.experts * self.hidden
 
 
-MODELS = {
-    name: RouterShape(layer.experts, layer.top, layer.hidden, _LAYERS[name])
-    for name, layer in MODELS_OF_EXPERTS.items()
-}
+MODELS = {name: RouterShape(model.experts, model.top, model.hidden, model.layers) for name, model in NAMED.items()}
 
 
 class Router(NamedTuple):

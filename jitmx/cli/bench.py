@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jitmx import models
 from jitmx.cli import output, roofline, shapes, targets
 from jitmx.cli.options import Count, json_option
 from jitmx.registry.spec import MAX_SIZE
@@ -20,7 +21,6 @@ PEERS = {
     "linear": ("humming", "marlin", "triton_kernels"), "moe": ("humming", "triton", "marlin"), "routing": ("torch",)
 }  # fmt: skip
 ALL_PEERS = tuple(dict.fromkeys(name for names in PEERS.values() for name in names))
-MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
 ROWS = (1, 4, 16, 64, 512, 8192)
 MOE_ROWS = (1, 4, 16, 64, 8192)
@@ -65,7 +65,7 @@ Read, copy and matmul rates are measured in the same run.
     "for routing torch.",
 )  # fmt: skip
 @click.option(
-    "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True,
+    "--model", type=click.Choice(list(models.NAMED)), default="gpt-oss-120b", show_default=True,
     help="Whose experts for moe, and whose routers for routing.",
 )  # fmt: skip
 @click.option(
@@ -116,7 +116,7 @@ def command(
     limits = benchmarks.ceilings()
     payload: dict[str, Any] = {"ceilings": dataclasses.asdict(limits)}
     if "linear" in wanted:
-        sizes = [("", n, k)] if n and k else [(name, *shape) for name, shape in benchmarks.GPT_OSS.items()]
+        sizes = [("", n, k)] if n and k else [(name, *shape) for name, shape in models.GPT_OSS_120B.dense.items()]
         payload["linear"] = [
             row
             for size in sizes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx import settings
+from jitmx import models, settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
 from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option, span
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jitmx.kernels import Family
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 LAYER = ("experts", "top", "hidden", "intermediate")  # of moe, instead of -n and -k
 UNTIMED = ("residual", "routing", "scoring")  # fields of moe that no timed call has
 
@@ -64,7 +63,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 )
 @click.argument("op", type=click.Choice(["linear", "moe"]))
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
-@click.option("--model", type=click.Choice(MODELS), help="The products of a model, instead of sizes.")
+@click.option("--model", type=click.Choice(list(models.NAMED)), help="The products of a model, instead of sizes.")
 @click.option(
     "-m", "--m", "m", multiple=True, metavar="M,...", callback=shapes.size_list,
     help="Rows of the activations (default: powers of two up to 8192, for an output layer up to 512).",
@@ -256,15 +255,15 @@ def _sizes(op: str, model: str | None, n: int | None, k: int | None, asked: dict
             raise click.UsageError(f"give --model, or {', '.join(f'{name}=' for name in LAYER[:-1])} and {LAYER[-1]}=")
         if model is not None and given:
             raise click.UsageError(f"{given[0]} is that of --model {model}; give one of the two")
-        found = {"experts": 32 if model == "gpt-oss-20b" else 128} if model else {}
+        found = {"experts": models.NAMED[model].experts} if model else {}
         MoeProblem(**{**asked, **found})
         return [found]
-    from jitmx.kernels.linear import GPT_OSS, LinearProblem
+    from jitmx.kernels.linear import LinearProblem
 
     if (model is None) == (n is None and k is None):
         raise click.UsageError("give --model, or -n and -k")
     if model is not None:
-        return [{"n": shape[0], "k": shape[1]} for shape in GPT_OSS]
+        return [{"n": n, "k": k} for n, k in models.NAMED[model].dense.values()]
     if n is None or k is None:
         raise click.UsageError("-n and -k go together")
     LinearProblem(n=n, k=k)

@@ -10,7 +10,7 @@ import torch
 
 from jitmx.dispatch.choose import choose
 from jitmx.kernels import routing
-from jitmx.kernels.routing.problem import RoutingProblem, parts
+from jitmx.kernels.routing.problem import RoutingProblem, capacity, parts
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Step
 
@@ -65,7 +65,7 @@ class Plan(plan.Plan):
         problem = call.problem
         self.m, self.k, self.h, self.tile = problem.m, problem.k, problem.h, problem.tile
         self.device, self.place = call.device, card.place(call.device)
-        self.capacity = routing.capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
+        self.capacity = capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
         for part in parts(problem):
             own = None if self.steps else dict(call.knobs) or None
             self.steps = (*self.steps, self._step(part, call, own))

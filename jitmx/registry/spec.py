@@ -131,12 +131,12 @@ def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
         listed = ", ".join(map(str, choices))
         if isinstance(value, int) and not isinstance(value, bool):
             nearest = min(choices, key=lambda choice: abs(choice - value))
-            raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}; the nearest is {nearest}")
+            raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}", f"the nearest is {nearest}")
         raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}")
     if low is not None and value < low:
-        raise KnobError(f"{owner}.{item.name}={short(value)} is below its limit; the nearest legal value is {low}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is below its limit", f"the nearest legal value is {low}")
     if high is not None and value > high:
-        raise KnobError(f"{owner}.{item.name}={short(value)} is above its limit; the nearest legal value is {high}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is above its limit", f"the nearest legal value is {high}")
 
 
 def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str:
@@ -145,17 +145,27 @@ def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str
     Args:
         shared_bytes: bytes that a block needs with given knobs.
     """
+    stages = _fitting_stages(knobs, shared_bytes, arch)
+    if stages:
+        return f"the nearest legal value is stages={stages}"
+    return (
+        "choose knobs that need less" if stages is None else "with the other knobs as they are, not even stages=1 fits"
+    )
+
+
+def _fitting_stages(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> int | None:
+    """That many stages, 0 where none do; None for knobs without."""
     values = knobs.as_dict()
     if "stages" not in values:
-        return "choose knobs that need less"
+        return None
     for stages in range(values["stages"] - 1, 0, -1):
         try:
             fewer = dataclasses.replace(knobs, stages=stages)  # type: ignore[call-arg]
         except KnobError:
             continue
         if shared_bytes(fewer) <= arch.shared_bytes:
-            return f"the nearest legal value is stages={stages}"
-    return "with the other knobs as they are, not even stages=1 fits"
+            return stages
+    return 0
 
 
 def _unchecked(knobs: Any, arch: Arch) -> None:
@@ -237,10 +247,14 @@ class Variant:
         self.spec.check(self.knobs, self.arch)
         need = self.spec.shared_bytes(self.knobs)
         if need > self.arch.shared_bytes:
-            raise KnobError(
+            said = (
                 f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most "
-                f"{self.arch.shared_bytes} B: {fitting(self.knobs, self.spec.shared_bytes, self.arch)}"
+                f"{self.arch.shared_bytes} B"
             )
+            found = fitting(self.knobs, self.spec.shared_bytes, self.arch)
+            if _fitting_stages(self.knobs, self.spec.shared_bytes, self.arch):
+                raise KnobError(said, found)
+            raise KnobError(f"{said}: {found}")
 
     @property
     def name(self) -> str:

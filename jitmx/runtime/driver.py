@@ -85,8 +85,8 @@ def library() -> ctypes.CDLL:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DriverError(
-            f"the NVIDIA driver's library libcuda.so.1 cannot be loaded ({error}); install the driver to run kernels "
-            "(compiling them takes none)"
+            f"the NVIDIA driver's library libcuda.so.1 cannot be loaded ({error})",
+            "install the driver to run kernels (compiling them takes none)",
         ) from error
 
 

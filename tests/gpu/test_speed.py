@@ -8,6 +8,7 @@ import torch
 from jitmx.bench import benchmarks, timing
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.routing import ALLOWED, Chain, Routers
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops.packed import pack_weight
 
 pytestmark = [
@@ -18,12 +19,12 @@ pytestmark = [
 
 @pytest.mark.parametrize(("shape", "limit"), [("qkv", 4.5e-6), ("o", 4.0e-6)])
 def test_a_small_product_of_one_row_takes_microseconds_in_a_chain(shape: str, limit: float) -> None:
-    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS[shape])))
+    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*GPT_OSS_120B.dense[shape])))
     assert benchmarks.time_linear(weights, 1) <= limit
 
 
 def test_lm_head_reads_at_85_percent_of_what_memory_yields() -> None:
-    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS["lm_head"])))
+    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*GPT_OSS_120B.dense["lm_head"])))
     assert weights[0].nbytes / benchmarks.time_linear(weights, 1) >= 0.85 * timing.read_bandwidth()
 
 

@@ -16,9 +16,9 @@ from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
-from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, capacity, launch
+from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, launch
 from jitmx.kernels.routing import cases as routing_cases
-from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem
+from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem, capacity
 from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
 from strategies import ARCHES, variants

@@ -25,6 +25,7 @@ from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, til
 from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -36,7 +37,7 @@ KERNELS: dict[str, LinearKernel] = {
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
-GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
+GPT_OSS = tuple((n, k, (False, True) if kind != "lm_head" else (False,)) for kind, (n, k) in GPT_OSS_120B.dense.items())
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 EIGHT_BIT_ROWS = (1, 16, 64, 512)
 QUANTIZED_ROWS = (16, 512)
@@ -61,9 +62,9 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
         if n < 100_000 or m <= MOST_LOGITS
     )
     # What is asked for by name: eight-bit weights for O, quantized activations.
-    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
+    eight = tuple(LinearProblem(m, *GPT_OSS_120B.o, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
     quantized = tuple(
-        LinearProblem(m, 5120, 2880, "bf16", True, encoding, activation=activation)
+        LinearProblem(m, *GPT_OSS_120B.qkv, "bf16", True, encoding, activation=activation)
         for activation in ("mxfp8", "mxfp6", "mxfp4")
         for m in QUANTIZED_ROWS
     )

@@ -15,7 +15,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILES_M, WIDEST, gather_case
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch

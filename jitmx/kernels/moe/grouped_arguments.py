@@ -13,7 +13,7 @@ from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, random_weight,
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.launch import Launch
