@@ -9,7 +9,7 @@ import torch
 
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe import MoeProblem, grouped_arguments, launch_of, wgmma_arguments
+from jitmx.kernels.moe import FAMILY, MoeProblem, grouped_arguments, wgmma_arguments
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.wgmma_arguments import COUNTERS, rows_bytes
@@ -93,7 +93,7 @@ class GroupedPlan:
     def _launcher(choice: Choice, device: int) -> Launcher:
         variant = choice.variant
         assert isinstance(choice.problem, MoeProblem)
-        geometry = launch_of(variant, choice.problem, choice.multiprocessors)
+        geometry = FAMILY.launch(variant, choice.problem, choice.multiprocessors)
         layout = (wgmma_arguments if _by_offsets(variant) else grouped_arguments).LAYOUT
         return Launcher(
             variant, device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=layout,

@@ -11,7 +11,7 @@ from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose
 from jitmx.dispatch.choose import following as following_of
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.arguments import LAYOUT
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
@@ -68,7 +68,7 @@ class LayerPlan:
 
     def __init__(self, problem: MoeProblem, choice: Choice, device: int) -> None:
         variant = choice.variant
-        geometry = launch_of(variant, problem, choice.multiprocessors)
+        geometry = FAMILY.launch(variant, problem, choice.multiprocessors)
         self.launcher = Launcher(
             variant, device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
             layout=LAYOUT, pdl=variant.knobs.pdl,

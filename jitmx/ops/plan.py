@@ -14,7 +14,7 @@ import torch
 from jitmx import settings
 from jitmx.dispatch.choose import split
 from jitmx.errors import KnobError
-from jitmx.kernels.linear import LinearProblem, launch_of
+from jitmx.kernels.linear import FAMILY, LinearProblem
 from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH
 from jitmx.ops import checks, scratch
 from jitmx.ops.operand import Weight
@@ -199,7 +199,7 @@ class Step:
 
     def __init__(self, variant: Variant, asked: LinearProblem, device: int, multiprocessors: int) -> None:
         rows, n, k = asked.m, asked.n, asked.k
-        geometry = launch_of(variant, rows, n, k, multiprocessors)
+        geometry = FAMILY.launch(variant, asked, multiprocessors)
         make = functools.partial(
             Launcher,
             variant,

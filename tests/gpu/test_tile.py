@@ -54,7 +54,7 @@ class Product:
     """A variant with the scratch memory of a shape, ready to be launched."""
 
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
-        geometry = launch(variant.knobs, m, n, k, checks.multiprocessors(0))
+        geometry = launch(variant.knobs, LinearProblem(m, n, k), checks.multiprocessors(0))
         self.scratch = torch.zeros(max(geometry.workspace, 16), dtype=torch.uint8, device="cuda")
         self.dtype, self.shape = DTYPES[variant.knobs.dtype], (m, n, k)
         self.launcher = Launcher(

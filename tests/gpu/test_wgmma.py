@@ -39,7 +39,7 @@ class Product:
     """A variant with the scratch memory of a shape, ready to be launched."""
 
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
-        geometry = wgmma.launch(variant.knobs, m, n, k, checks.multiprocessors(0))
+        geometry = wgmma.launch(variant.knobs, LinearProblem(m, n, k), checks.multiprocessors(0))
         self.scratch = torch.zeros(geometry.workspace, dtype=torch.uint8, device="cuda")
         self.shape = m, n, k
         self.launcher = Launcher(

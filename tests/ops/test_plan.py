@@ -12,6 +12,7 @@ import torch
 
 import jitmx
 from jitmx import arch
+from jitmx.kernels import Family
 from jitmx.ops import checks, plan, scratch
 from jitmx.ops.packed import PackedWeight
 from jitmx.ops.plan import Plan
@@ -110,8 +111,8 @@ def test_what_is_kept_for_row_counts_is_bounded(monkeypatch: pytest.MonkeyPatch)
 def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Kernels that want scratch memory; returns the number of the graph being captured, 0 for none."""
     state = {"capture": 0}
-    launch = plan.launch_of
-    monkeypatch.setattr(plan, "launch_of", lambda *arguments: Launch(1, launch(*arguments).shared_bytes, workspace=64))
+    launch = Family.launch
+    monkeypatch.setattr(Family, "launch", lambda *asked: Launch(1, launch(*asked).shared_bytes, workspace=64))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capture"] > 0)
     monkeypatch.setattr(driver, "capture_number", lambda _stream: state["capture"])
     return state

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
 
@@ -43,12 +44,7 @@ class ScaleProblem(Problem):
 FAMILY = Family(
     name="probe",
     summary="multiply by a constant",
-    specs=(SCALE,),
+    kernels=(Kernel(SCALE, lambda variant: (), fixed=lambda problem: {"factor": problem.factor}),),
     problem=ScaleProblem,
     typical=lambda arch: tuple(map(ScaleProblem, (2, 3, 4))),
-    serving=lambda problem, arch: ("scale",),
-    fixed=lambda problem, kernel: {"factor": problem.factor},
-    heuristic=lambda problem, arch, multiprocessors: ("scale", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=lambda variant: (),
 )

@@ -55,7 +55,7 @@ def test_the_heuristic_is_legal_and_serves_the_problem(
         variant = GEMV.variant(target, **knobs, **fixed)
         FAMILY.check(problem, variant)
         assert variant.knobs.m >= problem.m
-        assert launch(variant.knobs, problem.m, problem.n, problem.k, count).blocks >= 1
+        assert launch(variant.knobs, problem, count).blocks >= 1
 
 
 @given(n=st.integers(1, 300_000), k=st.integers(1, 65_536))

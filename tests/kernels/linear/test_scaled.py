@@ -294,7 +294,7 @@ def test_heuristic_and_candidates_are_legal_and_serve_the_problem(
         variant = scaled.SPEC.variant(target, **knobs, **kernel.fixed(problem))
         kernel.check(problem, variant)
         assert variant.knobs.atom == scaled.atom(problem.activation, target)
-        launch = kernel.launch(variant.knobs, problem.m, problem.n, problem.k, multiprocessors)
+        launch = kernel.launch(variant.knobs, problem, multiprocessors)
         assert launch.blocks >= variant.knobs.split_k and launch.shared_bytes <= 101_376
 
 
@@ -304,7 +304,7 @@ def test_few_rows_are_split_until_every_multiprocessor_of_gb10_has_a_block(m: in
     chip = arch.parse("sm_121")
     problem = LinearProblem(m, n, k, encoding="nibble", activation="mxfp4")
     knobs = scaled.ScaledKnobs(**scaled.KERNEL.fixed(problem), **scaled.KERNEL.heuristic(problem, chip, 48))
-    assert scaled.launch(knobs, m, n, k, 48).blocks >= 48
+    assert scaled.launch(knobs, LinearProblem(m, n, k), 48).blocks >= 48
     # Bytes bound such a call: the model may add latencies to the stream of weights, not a second stream.
     floor = packed_tiles(n, k)[0] * packed_tiles(n, k)[1] * 544 / (chip.memory_gbps * 1e3)
     assert floor <= scaled.microseconds(knobs, problem, chip, 48) <= 1.3 * floor
