@@ -17,6 +17,7 @@ from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.tuning import Tuning
 from jitmx.quoting import short
+from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Fields, KernelSpec, Variant
 
@@ -222,6 +223,10 @@ class Family:
     def check(self, problem: Any, variant: Variant) -> None:
         """Raise KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say."""
         self.kernel(variant.spec.name).check(problem, variant)
+
+    def cases(self, variant: Variant) -> Iterable[Case]:
+        """Launches of a variant with known results, small and ragged."""
+        return self.kernel(variant.spec.name).cases(variant)
 
     def launch(self, variant: Variant, problem: Any, multiprocessors: int) -> Launch:
         """Geometry of a launch of `variant` for a problem on so many multiprocessors."""

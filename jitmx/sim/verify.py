@@ -123,7 +123,7 @@ def verify(variant: Variant, known: Known | None = None) -> Verdict:
     ptx = rests_on = ""
     try:
         ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
-        cases = list(kernels.family(variant.spec.family).kernel(variant.spec.name).cases(variant))
+        cases = list(kernels.family(variant.spec.family).cases(variant))
         rests_on = proof(variant, ptx, cases)
         if known and (before := known(rests_on)):
             return before
