@@ -14,6 +14,7 @@ from jitmx import arch, formats
 from jitmx.kernels.linear import scaled
 from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
 from jitmx.kernels.linear.layout import pack
+from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.ops import checks
 from jitmx.registry.spec import Variant
 from jitmx.runtime.launch import Launcher
@@ -56,7 +57,7 @@ class Product:
         chip = arch.parse(str(checks.device_arch(0)))
         self.variant: Variant = scaled.SPEC.variant(chip, pdl="pdl" in chip.features, **knobs)
         made, self.weight, self.rows = self.variant.knobs, weight, rows
-        launch = scaled.launch(made, rows, weight.n, weight.k, checks.multiprocessors(0))
+        launch = scaled.launch(made, LinearProblem(rows, weight.n, weight.k), checks.multiprocessors(0))
         self.workspace = torch.zeros(max(16, launch.workspace), dtype=torch.uint8, device="cuda")
         self.launcher = Launcher(
             self.variant, 0, blocks=launch.blocks, shared_bytes=launch.shared_bytes, layout=LAYOUT, pdl=made.pdl

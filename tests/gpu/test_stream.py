@@ -105,7 +105,7 @@ def multiply(
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Y, or with argmax the indices; `workspace` is that of a launch before, or none."""
-    rows, geometry = len(x), launch(variant.knobs, len(x), weight.n, weight.k, checks.multiprocessors(0))
+    rows, geometry = len(x), launch(variant.knobs, LinearProblem(len(x), weight.n, weight.k), checks.multiprocessors(0))
     launcher = Launcher(
         variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT, pdl=variant.knobs.pdl,
         cluster=geometry.cluster,
@@ -126,7 +126,7 @@ def multiply(
 
 
 def scratch(variant: Variant) -> torch.Tensor:
-    size = launch(variant.knobs, 1, 16, 64 * variant.knobs.cluster, checks.multiprocessors(0)).workspace
+    size = launch(variant.knobs, LinearProblem(n=16, k=64 * variant.knobs.cluster), checks.multiprocessors(0)).workspace
     return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
 

@@ -51,7 +51,7 @@ def ptx_of(variant: Variant) -> str:
 def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     """Y [rows, n] of X [rows, k] and a weight of codes [n, k] and scales [n, k / 32], as float64."""
     (rows, k), n = x.shape, len(codes)
-    launch = scaled.launch(variant.knobs, rows, n, k, 1)
+    launch = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 1)
     words, packed = pack(codes.astype(np.uint8), scales.astype(np.uint8), variant.knobs.encoding)
     workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
     y = Buffer(np.empty((rows, n), x.dtype), output=True)
@@ -246,7 +246,7 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
         generator.integers(0, 16, (n, k)).astype(np.uint8), generator.integers(110, 125, (n, k // 32)).astype(np.uint8),
         "nibble",
     )  # fmt: skip
-    launch, memory = scaled.launch(variant.knobs, rows, n, k, 48), Memory()
+    launch, memory = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 48), Memory()
     inputs = [memory.upload(item, name) for name, item in (("x", x), ("words", words), ("scales", scales))]
     workspace = memory.upload(np.zeros(launch.workspace, np.uint8), "workspace", writable=True)
     found = []

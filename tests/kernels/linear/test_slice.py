@@ -113,7 +113,7 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
     picked = variant("sm_90a", **knobs)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     k = 64 * picked.knobs.cluster * picked.knobs.warps * picked.knobs.tiles
-    geometry = launch(picked.knobs, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, picked.knobs.cluster)
+    geometry = launch(picked.knobs, LinearProblem(n=16 * 2 * picked.knobs.cluster, k=k), picked.knobs.cluster)
 
     case = make_case(picked, geometry, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, 0)
     run(case, picked, ptx)
@@ -124,7 +124,7 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
 def test_zeros_stand_for_the_tiles_that_a_warp_lacks_even_where_scales_are_nan() -> None:
     picked = variant("sm_90a", m=2, scaling="post", scale_range="full", warps=2, tiles=3)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
-    case = make_case(picked, launch(picked.knobs, 2, 40, 64 * 4, 1), 2, 40, 64 * 4, 3)
+    case = make_case(picked, launch(picked.knobs, LinearProblem(2, 40, 64 * 4), 1), 2, 40, 64 * 4, 3)
     error, _ = run(case, picked, ptx)
     assert error <= case.gate
 

@@ -345,7 +345,7 @@ def test_scratch_holds_a_counter_a_tile_and_every_part(m: int, n: int, split_k: 
     count = geometry.blocks // split_k
     assert count == -(-m // 128) * -(-n // 128)
     assert geometry.workspace == -(-count // 4) * 16 + geometry.blocks * 128 * 128 * 4
-    assert launch(dataclasses.replace(knobs, split_k=1), m, n, 4096, 132).workspace == 0
+    assert launch(dataclasses.replace(knobs, split_k=1), LinearProblem(m, n, 4096), 132).workspace == 0
 
 
 def modelled(target: str, **fields: Any) -> Variant:
