@@ -306,7 +306,7 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
         return plain
     family = kernels.family("linear")
     kernel = choose.choose("linear", plain, arch, multiprocessors=multiprocessors).variant.spec.name
-    most = family.max_rows(kernel)
+    most = family.kernel(kernel).max_rows
     if most is not None and problem.m > most:
         return plain
     best = plain

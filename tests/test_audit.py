@@ -41,7 +41,7 @@ def test_a_record_whose_kernel_or_knobs_are_gone_has_no_variant(probe: Any, monk
     ):
         assert audit.variant_of(gone) is None
         assert not audit.is_reachable(gone)
-    without = dataclasses.replace(probe.module.FAMILY, specs=())
+    without = dataclasses.replace(probe.module.FAMILY, kernels=())
     monkeypatch.setattr(kernels, "families", lambda: {"probe": without})
     assert audit.variant_of(record) is None
 

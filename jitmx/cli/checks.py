@@ -65,7 +65,7 @@ def _settings() -> Iterator[Check]:
     except JitmxError as error:
         yield Check("settings", "problem", str(error), "correct or unset the variable; `jitmx env` lists all")
         return
-    named = [setting.name for setting in settings.TABLE if settings.origin(setting.field) != "default"]
+    named = [setting.name for setting in settings.table() if settings.origin(setting.field) != "default"]
     yield Check("settings", "ok", f"from the environment: {', '.join(named)}" if named else "all at their defaults")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.contract import Contract
@@ -79,12 +80,7 @@ def _case(name: str, data: npt.NDArray[np.uint32], *, stored: bool) -> Case:
 FAMILY = Family(
     name="bandwidth",
     summary="what the card's memory yields, for rooflines",
-    specs=(READ,),
+    kernels=(Kernel(READ, _cases),),
     problem=ReadProblem,
     typical=lambda arch: (ReadProblem(),),
-    serving=lambda problem, arch: ("read",),
-    fixed=lambda problem, kernel: {},
-    heuristic=lambda problem, arch, multiprocessors: ("read", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=_cases,
 )

@@ -20,6 +20,7 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import layout, mxfp8
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import WEIGHTS
@@ -215,12 +216,7 @@ def encoding_on(arch: Arch, format: str) -> str:
 FAMILY = Family(
     name="pack",
     summary="MXFP4 and MXFP8 weights to the layout that products read",
-    specs=(PACK,),
+    kernels=(Kernel(PACK, _cases, fixed=PackProblem.as_dict),),
     problem=PackProblem,
     typical=lambda arch: tuple(PackProblem.on(arch, format=format) for format in WEIGHTS),
-    serving=lambda problem, arch: ("pack",),
-    fixed=lambda problem, kernel: problem.as_dict(),
-    heuristic=lambda problem, arch, multiprocessors: ("pack", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=_cases,
 )

@@ -20,7 +20,10 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
@@ -185,20 +188,33 @@ class QuantizeProblem(Problem):
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
 
 
-def _fixed(problem: QuantizeProblem, kernel: str) -> dict[str, Any]:
-    """Format, dtype and, one way, the scale rule."""
-    knobs = {"format": problem.format, "dtype": problem.dtype}
-    return knobs | {"scale_rule": problem.scale_rule} if kernel == "quantize" else knobs
+def _fixed(problem: QuantizeProblem, direction: str, *names: str) -> dict[str, Any]:
+    if problem.direction != direction:
+        raise KnobError(f"quantize.{direction} does not take direction={problem.direction!r}, only {direction!r}")
+    return {name: getattr(problem, name) for name in names}
 
 
-def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     return {"pdl": "pdl" in arch.features}
 
 
 FAMILY = Family(
     name="quantize",
     summary="bf16, fp16, fp32 to MXFP4, MXFP6, MXFP8 and back",
-    specs=(QUANTIZE, DEQUANTIZE),
+    kernels=(
+        Kernel(
+            QUANTIZE,
+            _cases,
+            fixed=lambda problem: _fixed(problem, "quantize", "format", "dtype", "scale_rule"),
+            heuristic=_tuned,
+        ),
+        Kernel(
+            DEQUANTIZE,
+            _cases,
+            fixed=lambda problem: _fixed(problem, "dequantize", "format", "dtype"),
+            heuristic=_tuned,
+        ),
+    ),
     problem=QuantizeProblem,
     typical=lambda arch: tuple(
         QuantizeProblem(direction, format_, dtype)
@@ -206,12 +222,5 @@ FAMILY = Family(
         for dtype in DTYPES
         for direction in ("quantize", "dequantize")
     ),
-    serving=lambda problem, arch: (problem.direction,),
-    fixed=_fixed,
-    heuristic=lambda problem, arch, multiprocessors: (
-        problem.direction,
-        _tuned(problem, arch, multiprocessors, problem.direction),
-    ),
-    tuned=_tuned,
-    cases=_cases,
+    benchmark=Benchmark("jitmx.bench.quantize", "64 MB of bf16 to each format and back"),
 )

@@ -10,7 +10,7 @@ import torch
 from jitmx import settings
 from jitmx.dispatch.choose import split
 from jitmx.errors import KnobError
-from jitmx.kernels.linear import LinearProblem, launch_of
+from jitmx.kernels.linear import FAMILY, LinearProblem
 from jitmx.kernels.linear.arguments import NO_PREFETCH, PREFETCH
 from jitmx.ops.operand import Weight
 from jitmx.registry.spec import Variant
@@ -49,7 +49,7 @@ class Part:
 
     def __init__(self, variant: Variant, asked: LinearProblem, device: int, multiprocessors: int) -> None:
         rows, n, k = asked.m, asked.n, asked.k
-        geometry = launch_of(variant, rows, n, k, multiprocessors)
+        geometry = FAMILY.launch(variant, asked, multiprocessors)
         fixed = {"rows": rows, "n": n, "k": k}
         self.plain = not (asked.norm or asked.residual)
         self.brief = Step(variant, device, geometry, fixed, _PLAIN if self.plain else _WITH_RESIDUAL)

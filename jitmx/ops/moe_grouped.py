@@ -9,7 +9,7 @@ import torch
 
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.tiles import makes_products
@@ -125,7 +125,7 @@ def _step(choice: Choice, device: int) -> Step:
     n, k = problem.sizes(variant.knobs.product) if makes_products(variant.spec) else (problem.hidden, problem.hidden)
     sizes = {"rows": problem.m, "top": problem.top, "experts": problem.experts, "n": n, "k": k}
     fixed = {name: size for name, size in sizes.items() if name in variant.arguments.fields}
-    return Step(variant, device, launch_of(variant, problem, choice.multiprocessors), fixed)
+    return Step(variant, device, FAMILY.launch(variant, problem, choice.multiprocessors), fixed)
 
 
 def _whole(size: int) -> int:

@@ -10,7 +10,7 @@ from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose
 from jitmx.dispatch.choose import following as following_of
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
@@ -67,7 +67,7 @@ class LayerPlan(plans.Plan):
 
     def __init__(self, problem: MoeProblem, choice: Choice, device: int) -> None:
         variant = choice.variant
-        geometry = launch_of(variant, problem, choice.multiprocessors)
+        geometry = FAMILY.launch(variant, problem, choice.multiprocessors)
         fixed = {
             "rows": problem.m, "top": problem.top, "experts": problem.experts, "hidden": problem.hidden,
             "intermediate": problem.intermediate,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 
-from jitmx import resources
+from jitmx import resources, settings
 from jitmx.errors import RenderError
 from jitmx.registry.spec import Variant
 
@@ -30,9 +30,9 @@ os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 @functools.cache
-def _environment(root: Path) -> jinja2.Environment:
+def _environment(*roots: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root),
+        loader=jinja2.FileSystemLoader(roots),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -66,12 +66,13 @@ def render(variant: Variant, root: Path | None = None) -> str:
     """CUDA source of `variant`, ending in a newline.
 
     Args:
-        root: the folder of templates; by default that of this installation.
+        root: the folder of templates; by default that of this installation, and those of JITMX_FAMILIES.
 
     Raises:
         RenderError: the template is missing, has a syntax error, or uses a name that is no knob.
     """
-    environment = _environment(root or resources.directory("templates"))
+    roots = (root,) if root else resources.directories("templates", settings.current().families)
+    environment = _environment(*roots)
     try:
         # One thread at a time: reading a template takes Jinja several times as long as rendering it, and threads that
         # miss its cache together would each read the same ones.

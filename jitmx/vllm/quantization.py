@@ -60,7 +60,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             return super().get_quant_method(layer, prefix)
         if asked.moe_kernel != "gemm" or asked.x_format != "bf16":
             settings.release("moe_knobs")  # which an engine before this one may have chosen
-        elif not settings.current().moe_knobs:
+        elif not settings.current().value("moe_knobs"):
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 

@@ -11,7 +11,7 @@ import torch
 
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench import timing
-from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.routing import ALLOWED, PEERS_ALLOWED, Chain, Made, Router, Routers, RouterShape
 from jitmx.errors import DriverError
 from jitmx.kernels.routing import cases as routing_cases
@@ -38,7 +38,7 @@ def in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timing, "chain", chain)
     monkeypatch.setattr(timing, "l2_bytes", lambda _device=0: 3 * SMALL.router_bytes)
-    monkeypatch.setattr(benchmarks_routing, "calls_of", lambda *_: 7)
+    monkeypatch.setattr(timing, "calls_of", lambda *_: 7)
 
 
 def few(seed: int = 0) -> Routers:
@@ -143,7 +143,7 @@ def test_weights_that_are_not_written_are_found_out(monkeypatch: pytest.MonkeyPa
 def test_routers_take_turns_over_all_copies_or_over_one_model_s(
     over: int | None, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmarks_routing, "calls_of", lambda *_: 20)
+    monkeypatch.setattr(timing, "calls_of", lambda *_: 20)
     routers, places = few(), []
     assert len(routers) == 18  # three are the L2, which six times as many exceed
     inner = benchmarks_routing.torch_way(routers, 2, False)
@@ -195,7 +195,7 @@ def test_a_value_comes_out_of_all_norms_as_it_went_in() -> None:
 
 @pytest.mark.parametrize(("most", "calls"), [(1, 3), (3, 3), (8, 6), (9, 9)])
 def test_a_chain_is_of_whole_rounds_of_the_layers(most: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks_routing, "calls_of", lambda *_: most)
+    monkeypatch.setattr(timing, "calls_of", lambda *_: most)
     assert Chain(few(), 2, True)._calls == calls
 
 

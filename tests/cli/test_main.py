@@ -166,7 +166,7 @@ def test_a_number_of_any_length_is_a_usage_error_that_abbreviates_it(run, argume
     ("arguments", "said"),
     [
         (("explain", "linear", "--arch", "sm_90", "m=" + "9" * 5000), "m is a whole number from 1 to 2147483616"),
-        (("explain", "linear", "--arch", "sm_90", "-m", "2147483648"), "no whole number from 1 to 2147483616"),
+        (("explain", "linear", "--arch", "sm_90", "-m", "2147483648"), "m is a whole number from 1 to 2147483616"),
         (("explain", "moe", "--arch", "sm_90", "-m", "134217729"), "MoeProblem.m=134217729 is above its limit"),
         (("explain", "moe", "--arch", "sm_90", "intermediate=2147483616"), "is above its limit"),
         (("explain", "routing", "--arch", "sm_90", "-m", "134217729"), "RoutingProblem.m=134217729 is above its limit"),

@@ -13,7 +13,7 @@ from jitmx.dispatch.call import call_variants
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, following, launches
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.routing.problem import TILES
 from strategies import ARCHES
 
@@ -158,7 +158,7 @@ def test_layers_of_every_model_have_launches_that_fit_every_target(model: str, t
             assert [one.variant for one in made] == list(call_variants("moe", target, **problem.as_dict()))
             for one in made:
                 if isinstance(one.problem, MoeProblem):
-                    geometry = launch_of(one.variant, one.problem, target.multiprocessors)
+                    geometry = FAMILY.launch(one.variant, one.problem, target.multiprocessors)
                     assert geometry.shared_bytes <= target.shared_bytes and 0 < geometry.blocks < 1 << 31
             tiles = {one.variant.knobs.tile_m for one in made if hasattr(one.variant.knobs, "tile_m")}
             listed = {one.variant.knobs.tile for one in made if one.variant.spec.family == "routing"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitmx.bench import routing as benchmarks_routing
-from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.benchmark import Ceilings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.routing import cases as routing_cases

@@ -15,6 +15,7 @@ from jitmx import formats
 from jitmx.kernels.linear import scaled
 from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack
+from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card
 
@@ -56,7 +57,7 @@ class Product:
         chip = card.arch(0)
         self.variant: Variant = scaled.SPEC.variant(chip, pdl="pdl" in chip.features, **knobs)
         made, self.weight, self.rows = self.variant.knobs, weight, rows
-        launch = scaled.launch(made, rows, weight.n, weight.k, card.multiprocessors(0))
+        launch = scaled.launch(made, LinearProblem(rows, weight.n, weight.k), card.multiprocessors(0))
         self.workspace = torch.zeros(max(16, launch.workspace), dtype=torch.uint8, device="cuda")
         self.step = given_workspace(self.variant, launch)
 

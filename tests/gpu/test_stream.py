@@ -106,7 +106,9 @@ def multiply(
 ) -> torch.Tensor:
     """Y, or with argmax the indices; `workspace` is that of a launch before, or none."""
     rows = len(x)
-    step = given_workspace(variant, launch(variant.knobs, rows, weight.n, weight.k, card.multiprocessors(0)))
+    step = given_workspace(
+        variant, launch(variant.knobs, LinearProblem(rows, weight.n, weight.k), card.multiprocessors(0))
+    )
     y = torch.full((rows, weight.n), torch.nan, dtype=x.dtype, device="cuda")
     if variant.knobs.argmax:
         y = torch.full((rows,), -1, dtype=torch.int64, device="cuda")
@@ -119,7 +121,7 @@ def multiply(
 
 
 def scratch(variant: Variant) -> torch.Tensor:
-    size = launch(variant.knobs, 1, 16, 64 * variant.knobs.cluster, card.multiprocessors(0)).workspace
+    size = launch(variant.knobs, LinearProblem(1, 16, 64 * variant.knobs.cluster), card.multiprocessors(0)).workspace
     return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
 

@@ -57,7 +57,7 @@ class Product:
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
         self.dtype, self.shape = DTYPES[variant.knobs.dtype], (m, n)
         fixed = {"epsilon": EPSILON, "rows": m, "n": n, "k": k}
-        self.step = Step(variant, 0, launch(variant.knobs, m, n, k, card.multiprocessors(0)), fixed)
+        self.step = Step(variant, 0, launch(variant.knobs, LinearProblem(m, n, k), card.multiprocessors(0)), fixed)
 
     def __call__(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None

@@ -42,7 +42,9 @@ class Product:
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
         self.shape = m, n
         fixed = {"epsilon": EPSILON, "rows": m, "n": n, "k": k}
-        self.step = Step(variant, 0, wgmma.launch(variant.knobs, m, n, k, card.multiprocessors(0)), fixed)
+        self.step = Step(
+            variant, 0, wgmma.launch(variant.knobs, LinearProblem(m, n, k), card.multiprocessors(0)), fixed
+        )
 
     def __call__(
         self,

@@ -13,7 +13,7 @@ import torch
 import jitmx
 import simulated_card
 from jitmx.errors import KnobError
-from jitmx.ops import linear_plan
+from jitmx.kernels import Family
 from jitmx.ops.linear_plan import Plan
 from jitmx.ops.packed import PackedWeight
 from jitmx.registry.launch import Launch
@@ -122,7 +122,7 @@ def test_plans_are_forgotten_where_another_card_is_used() -> None:
 
 
 def test_a_kernel_that_needs_more_shared_memory_than_a_block_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_plan, "launch_of", lambda *_arguments: Launch(1, 232449))
+    monkeypatch.setattr(Family, "launch", lambda *_asked: Launch(1, 232449))
     with pytest.raises(KnobError, match="needs 232449 B of shared memory for this call; a block on sm_90a has at most"):
         make(weight(), 4)
 
@@ -131,10 +131,8 @@ def test_a_kernel_that_needs_more_shared_memory_than_a_block_has_is_refused(monk
 def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Kernels that want scratch memory; returns the number of the graph being captured, 0 for none."""
     state = {"capture": 0}
-    launch = linear_plan.launch_of
-    monkeypatch.setattr(
-        linear_plan, "launch_of", lambda *arguments: Launch(1, launch(*arguments).shared_bytes, workspace=64)
-    )
+    launch = Family.launch
+    monkeypatch.setattr(Family, "launch", lambda *asked: Launch(1, launch(*asked).shared_bytes, workspace=64))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capture"] > 0)
     monkeypatch.setattr(driver, "capture_number", lambda _stream: state["capture"])
     return state

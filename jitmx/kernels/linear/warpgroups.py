@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import require_plain
 from jitmx.kernels.linear.layout import TILE_K, packed_tiles
+from jitmx.kernels.linear.limits import require_plain
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
 from jitmx.registry.tensor_map import TensorMap

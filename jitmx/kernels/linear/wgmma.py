@@ -16,9 +16,9 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
-from jitmx.kernels.linear.kernel import LinearKernel
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -149,8 +149,9 @@ def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
     return _COUNTER_BYTES + -(-m // knobs.tile_m) * packed_tiles(1, k)[1] * knobs.tile_m * 128
 
 
-def launch(knobs: WgmmaKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: WgmmaKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A block or cluster for each tile, or as many as the multiprocessors hold where there are more."""
+    m, n, k = problem.m, problem.n, problem.k
     maps = {"x_map": warpgroups.x_map(m, k, knobs.tile_m // (2 if knobs.deal == "rest" else 1))}
     if knobs.deal == "steps":
         blocks = max(1, min(multiprocessors, _MOST_BLOCKS, tiles(knobs, m, n) * packed_tiles(1, k)[1]))
@@ -268,7 +269,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
             (3, features - 7, split * TILE_K, split),
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
-        yield make_case(variant, launch(knobs, rows, n, k, multiprocessors), rows, n, k, seed)
+        yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

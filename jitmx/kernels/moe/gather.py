@@ -10,9 +10,10 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILES_M, WIDEST, gather_case
 from jitmx.kernels.routing.problem import capacity
@@ -60,6 +61,7 @@ def launch(knobs: GatherKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    require_usual("gather", problem)
     if problem.product != "gather":
         raise KnobError(f"moe.gather brings rows together and makes no product={problem.product}; use product='gather'")
     return {}
@@ -87,14 +89,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=lambda problem, variant: None,
     candidates=_candidates,
     runs_on=lambda arch: "wgmma" in arch.features,
 )

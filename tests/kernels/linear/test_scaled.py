@@ -51,7 +51,7 @@ def ptx_of(variant: Variant) -> str:
 def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     """Y [rows, n] of X [rows, k] and a weight of codes [n, k] and scales [n, k / 32], as float64."""
     (rows, k), n = x.shape, len(codes)
-    launch = scaled.launch(variant.knobs, rows, n, k, 1)
+    launch = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 1)
     words, packed = pack(codes.astype(np.uint8), scales.astype(np.uint8), variant.knobs.encoding)
     found: list[Array] = []
     values = {
@@ -246,7 +246,7 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
         generator.integers(0, 16, (n, k)).astype(np.uint8), generator.integers(110, 125, (n, k // 32)).astype(np.uint8),
         "nibble",
     )  # fmt: skip
-    launch, memory = scaled.launch(variant.knobs, rows, n, k, 48), Memory()
+    launch, memory = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 48), Memory()
     inputs = {name: memory.upload(item, name) for name, item in (("x", x), ("weight", words), ("scales", scales))}
     workspace = memory.upload(np.zeros(launch.workspace, np.uint8), "workspace", writable=True)
     found = []
@@ -293,7 +293,7 @@ def test_heuristic_and_candidates_are_legal_and_serve_the_problem(
         variant = scaled.SPEC.variant(target, **knobs, **kernel.fixed(problem))
         kernel.check(problem, variant)
         assert variant.knobs.atom == scaled.atom(problem.activation, target)
-        launch = kernel.launch(variant.knobs, problem.m, problem.n, problem.k, multiprocessors)
+        launch = kernel.launch(variant.knobs, problem, multiprocessors)
         assert launch.blocks >= variant.knobs.split_k and launch.shared_bytes <= 101_376
 
 
@@ -303,7 +303,7 @@ def test_few_rows_are_split_until_every_multiprocessor_of_gb10_has_a_block(m: in
     chip = arch.parse("sm_121")
     problem = LinearProblem(m, n, k, encoding="nibble", activation="mxfp4")
     knobs = scaled.ScaledKnobs(**scaled.KERNEL.fixed(problem), **scaled.KERNEL.heuristic(problem, chip, 48))
-    assert scaled.launch(knobs, m, n, k, 48).blocks >= 48
+    assert scaled.launch(knobs, LinearProblem(m, n, k), 48).blocks >= 48
     # Bytes bound such a call: the model may add latencies to the stream of weights, not a second stream.
     floor = packed_tiles(n, k)[0] * packed_tiles(n, k)[1] * 544 / (chip.memory_gbps * 1e3)
     assert floor <= scaled.microseconds(knobs, problem, chip, 48) <= 1.3 * floor

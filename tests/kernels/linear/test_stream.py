@@ -172,7 +172,7 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
     """All of it is used, but for the 64 bytes that pad a row of X: with 80 less, some access is outside."""
     picked = variant("sm_90a", **knobs)
     rows, n, k = picked.knobs.m, 129, 64 * 8 * picked.knobs.cluster
-    whole = launch(picked.knobs, rows, n, k, 4)
+    whole = launch(picked.knobs, LinearProblem(rows, n, k), 4)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     assert run(make_case(picked, whole, rows, n, k, 0), picked, ptx)[0] <= 0.005
     short = dataclasses.replace(whole, shared_bytes=whole.shared_bytes - 80)
@@ -192,7 +192,7 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
     bias[[0, 38, 149]] = np.nan
     words, scales = pack(codes, np.full((n, k // 32), 127, np.uint8), picked.knobs.encoding)
     x = np.stack([np.ones(k), -np.ones(k), np.full(k, np.nan), np.zeros(k)]).astype(ml_dtypes.bfloat16)
-    geometry, memory = launch(picked.knobs, len(x), n, k, 8), Memory()
+    geometry, memory = launch(picked.knobs, LinearProblem(len(x), n, k), 8), Memory()
     inputs = {"x": x, "weight": words, "scales": scales, "bias": bias}
     values = {name: memory.upload(array, name) for name, array in inputs.items()}
     values |= {"rows": len(x), "n": n, "k": k}
@@ -229,7 +229,7 @@ def test_the_heuristic_is_legal_and_serves_the_problem_or_says_that_x_does_not_f
     assert not tuned.keys() & fixed.keys()
     picked = SPEC.variant(target, **fixed, **tuned)
     KERNEL.check(problem, picked)
-    geometry = launch(picked.knobs, fixed["m"], problem.n, problem.k, multiprocessors)
+    geometry = launch(picked.knobs, problem, multiprocessors)
     assert 1 <= geometry.blocks <= max(multiprocessors, picked.knobs.cluster)
     assert geometry.blocks % geometry.cluster == 0
     assert geometry.shared_bytes <= target.shared_bytes

@@ -61,7 +61,7 @@ def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
     problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
 ) -> None:
     knobs = variant(**deal, stages=4).knobs
-    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    launch = wgmma.launch(knobs, problem, multiprocessors)
     assert launch.blocks <= multiprocessors
     assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
     items, steps = tiles(knobs, problem.m, problem.n), packed_tiles(1, problem.k)[1]
@@ -89,7 +89,7 @@ def test_boxes_of_the_tensor_map_fill_a_stage_and_the_driver_takes_them(
 ) -> None:
     """`sim.tensormap` keeps the driver's rules."""
     knobs = variant(**{"tile_m": 256, "groups": 2, "stages": 3, **deal}).knobs
-    shown = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors).maps["x_map"]
+    shown = wgmma.launch(knobs, problem, multiprocessors).maps["x_map"]
     assert shown.sizes == (problem.k, problem.m)
     box = TensorMap.decode(encode(shown, 4096))
     assert box.box_bytes * (2 if knobs.deal == "rest" else 1) == knobs.tile_m * 128
@@ -101,7 +101,7 @@ def test_what_is_left_of_w_has_room_for_its_sums_and_counters(
 ) -> None:
     """Units of work are at most one a block, or one for each half of a tile of rows of X where blocks are fewer."""
     knobs = variant(groups=2, tile_m=tile_m, split_k=2, deal="rest", stages=3).knobs
-    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    launch = wgmma.launch(knobs, problem, multiprocessors)
     halves, left = 2 * -(-problem.m // tile_m), -(-problem.n // 64) % 2
     units = halves * min(packed_tiles(1, problem.k)[1], max(1, launch.blocks // halves))
     assert 4 * 4 * halves <= 16_384

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx import arch
-from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, KERNELS, MoeProblem
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES
 from jitmx.registry.case import Case
@@ -40,7 +40,7 @@ def compiled(kernel: str, **knobs: object) -> tuple[Variant, str]:
 def case_of(variant: Variant, experts: int, routing: Routing, blocks: int = 3, seed: int = 0) -> Case:
     rows, top = routing.ids.shape
     problem = MoeProblem(rows, experts, top, 64, 32)
-    return make_case(variant, launch_of(variant, problem, blocks), problem, routing, seed)
+    return make_case(variant, FAMILY.launch(variant, problem, blocks), problem, routing, seed)
 
 
 @st.composite

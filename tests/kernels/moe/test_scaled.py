@@ -21,7 +21,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import MoeProblem, by_expert, launch_of, scaled
+from jitmx.kernels.moe import MoeProblem, by_expert, scaled
 from jitmx.kernels.moe.arguments import random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
@@ -79,7 +79,7 @@ def test_the_heuristic_is_legal_and_both_products_take_the_same_tiles_of_rows(
     choice = choose("moe", problem, target, multiprocessors=multiprocessors)
     assert choice.variant.spec.name == "scaled"
     assert choice.variant.knobs.atom == dense.atom(problem.x_format, target)
-    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= min(target.shared_bytes, 101_376)
+    assert FAMILY.launch(choice.variant, problem, multiprocessors).shared_bytes <= min(target.shared_bytes, 101_376)
     other = dataclasses.replace(problem, product="up" if problem.product == "down" else "down")
     again = choose("moe", other, target, multiprocessors=multiprocessors)
     assert again.variant.knobs.tile_m == choice.variant.knobs.tile_m
@@ -103,7 +103,7 @@ def test_one_row_has_a_block_for_every_multiprocessor() -> None:
                     x_format="mxfp8",
                 )  # fmt: skip
                 variant = choose("moe", problem, chip, multiprocessors=multiprocessors).variant
-                blocks = launch_of(variant, problem, multiprocessors).blocks
+                blocks = FAMILY.launch(variant, problem, multiprocessors).blocks
                 assert blocks >= min(multiprocessors, top * -(-problem.sizes(product)[0] // 64))
 
 
@@ -250,7 +250,7 @@ class Layer:
     def _launch(self, variant: Variant, memory: Memory, **values: float) -> None:
         values |= {"rows": self.problem.m, "top": self.problem.top, "experts": self.problem.experts}
         product = getattr(variant.knobs, "product", "combine")
-        geometry = launch_of(variant, dataclasses.replace(self.problem, product=product), 1)
+        geometry = FAMILY.launch(variant, dataclasses.replace(self.problem, product=product), 1)
         simulate(
             nvrtc.compile_ptx(render(variant), nvrtc.options(self.chip)), (geometry.blocks, 1, 1),
             (variant.threads, 1, 1), variant.arguments.pack(values, geometry.maps, encode), memory,

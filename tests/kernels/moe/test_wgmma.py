@@ -17,7 +17,7 @@ from contracts import keep_contracts, listings
 from jitmx import arch, kernels
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import KERNELS, MoeProblem, gather, launch_of, wgmma, wgmma_arguments
+from jitmx.kernels.moe import KERNELS, MoeProblem, gather, wgmma, wgmma_arguments
 from jitmx.kernels.moe.arguments import random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, reference
@@ -58,7 +58,7 @@ def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProb
     choice = choose("moe", problem, HOPPER, multiprocessors=multiprocessors)
     name = problem.product if problem.product in ("gather", "combine") else "wgmma"
     assert choice.variant.spec.name == name
-    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= HOPPER.shared_bytes
+    assert FAMILY.launch(choice.variant, problem, multiprocessors).shared_bytes <= HOPPER.shared_bytes
     tried = KERNELS[name].candidates(problem, HOPPER, multiprocessors)
     assert tried[0] == FAMILY.tuned(problem, HOPPER, multiprocessors, name)
     for knobs in tried:
@@ -155,7 +155,7 @@ class Chain:
         self.memory = Memory()
 
     def __call__(self, one: Variant, problem: MoeProblem, **values: float) -> None:
-        launch = launch_of(one, problem, 2)
+        launch = FAMILY.launch(one, problem, 2)
         simulate(
             nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER)), (launch.blocks, 1, 1),
             (one.threads, 1, 1), one.arguments.pack(values, launch.maps, encode), self.memory, entry=one.spec.entry,
