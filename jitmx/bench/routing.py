@@ -35,6 +35,7 @@ from jitmx.kernels.routing.problem import RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.routing import Routing, route
 
+ROWS = (1, 4, 16, 64, 512, 8192)
 EPSILON = 1e-5
 _LAYERS = {"gpt-oss-120b": 36, "gpt-oss-20b": 24}
 
@@ -313,9 +314,6 @@ def _kernel(shape: RouterShape, m: int, norm: bool) -> str:
     problem = RoutingProblem(m, shape.experts, shape.top, shape.hidden, bias="bias_bf16", norm=norm, normalized=norm)
     chosen = choose("routing", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
     return str(chosen.variant.spec.name)
-
-
-ROWS = (1, 4, 16, 64, 512, 8192)
 
 
 def bench(asked: Asked) -> dict[str, Any]:
