@@ -51,3 +51,13 @@ def families(kernels: Path = _PACKAGE / "kernels", templates: Path | None = None
         return ()
     stems = {path.stem for path in kernels.glob("*") if path.is_dir() or path.suffix == ".py"}
     return tuple(sorted(name for name in stems if (templates / name).is_dir()))
+
+
+def hidden(folder: Path) -> Path | None:
+    """A module of a folder with further families that nothing could import: jitmx has one of its name."""
+    for name in ("kernels", "ops", "bench"):
+        own = {path.stem for path in (_PACKAGE / name).glob("*")}
+        for path in sorted((folder / name).glob("*")):
+            if path.stem in own and not path.name.startswith("__"):
+                return path
+    return None

@@ -40,11 +40,13 @@ class Setting:
 
 def _folders(text: str) -> tuple[Path, ...]:
     folders = tuple(folder.absolute() for folder in setting_text.paths(text))
-    taken = set(resources.families())
+    taken: set[str] = set()
     for folder in folders:
         found = resources.families(folder / "kernels", folder / "templates")
         if not found:
             raise setting_text.Unfit(f"{folder} has no family: no module in kernels/ with a folder in templates/")
+        if hidden := resources.hidden(folder):
+            raise setting_text.Unfit(f"{hidden} has the name of a module of jitmx; rename it")
         if again := sorted(taken & set(found)):
             raise setting_text.Unfit(f"{folder} has a family {again[0]}, and there is one already; rename it")
         taken.update(found)

@@ -140,10 +140,13 @@ def test_its_operator_is_a_module_of_jitmx(run: Run) -> None:
 def test_a_folder_without_a_family_or_with_one_that_is_there_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(SettingError, match=rf"JITMX_FAMILIES='?{tmp_path}.*has no family: no module in kernels/"):
         settings.read({"JITMX_FAMILIES": str(tmp_path)})
-    (folder / "kernels" / "linear.py").write_text("")
-    (folder / "templates" / "linear").mkdir()
-    with pytest.raises(SettingError, match="has a family linear, and there is one already; rename it"):
-        settings.read({"JITMX_FAMILIES": str(folder)})
+    with pytest.raises(SettingError, match="has a family toy, and there is one already; rename it"):
+        settings.read({"JITMX_FAMILIES": f"{folder}:{TOY}"})
+    for name in ("kernels/linear.py", "ops/linear.py"):
+        (folder / name).write_text("")
+        with pytest.raises(SettingError, match=f"{name} has the name of a module of jitmx; rename it"):
+            settings.read({"JITMX_FAMILIES": str(folder)})
+        (folder / name).unlink()
 
 
 def test_nothing_is_loaded_from_a_folder_that_no_setting_names() -> None:

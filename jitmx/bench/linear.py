@@ -28,6 +28,7 @@ from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
 
+ROWS = (1, 4, 16, 64, 512, 8192)
 # [n, k] of gpt-oss-120b's dense products.
 
 
@@ -151,9 +152,6 @@ def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> di
         return {"us": timing.chain(calls, m * max(n, k), torch.bfloat16) * 1e6, "reason": None}
     except Exception as error:
         return {"us": None, "reason": peers.reason(error)}
-
-
-ROWS = (1, 4, 16, 64, 512, 8192)
 
 
 def bench(asked: Asked) -> list[dict[str, Any]]:

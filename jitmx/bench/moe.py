@@ -28,6 +28,7 @@ from jitmx.ops.moe import moe
 from jitmx.ops.moe_grouped import GroupedPlan
 from jitmx.ops.routing_plan import Routing
 
+ROWS = (1, 4, 16, 64, 8192)
 # Relative L2; a quantized h that lies near the middle between two numbers may go to either.
 GATE, QUANTIZED_GATE = 0.02, 0.06
 _SEED = 1
@@ -184,9 +185,6 @@ def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
         return {"us": chain.time(calls) * 1e6, "reason": None}
     except Exception as error:  # another library's faults are a reason and no fault of the benchmark
         return {"us": None, "reason": reason(error)}
-
-
-ROWS = (1, 4, 16, 64, 8192)
 
 
 def bench(asked: Asked) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.ops.routing import Routing, route
 from jitmx.runtime import card
 
+ROWS = (1, 4, 16, 64, 512, 8192)
 EPSILON = 1e-5
 
 
@@ -309,9 +310,6 @@ def _kernel(shape: RouterShape, m: int, norm: bool) -> str:
     problem = RoutingProblem(m, shape.experts, shape.top, shape.hidden, bias="bias_bf16", norm=norm, normalized=norm)
     chosen = choose("routing", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     return str(chosen.variant.spec.name)
-
-
-ROWS = (1, 4, 16, 64, 512, 8192)
 
 
 def bench(asked: Asked) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class FieldLetters(click.Command):
                 found += [text, *left]
             elif not re.match(r"-[A-Za-z]", text) or text[:2] in options:
                 found.append(text)
-            elif (value := text[2:] or next(left, "")) == "":
+            elif not (value := text[2:].removeprefix("=") or next(left, "")):
                 raise click.UsageError(f"{text} needs a value: it is short for {text[1]}=VALUE", ctx)
             else:
                 words.append(f"{text[1]}={value}")

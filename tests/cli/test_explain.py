@@ -47,6 +47,8 @@ def test_fields_are_read_as_their_types(read) -> None:
         "m": 4, "n": 5120, "k": 2880, "bias": True, "dtype": "fp16"
     }  # fmt: skip
     assert read("explain", "quantize", "--arch", "sm_90", "format=mxfp8")["knobs"]["format"] == "mxfp8"
+    short = read("explain", "-m4", "linear", "-k", "2880", "--arch", "sm_90", "-n=5120", "dtype=fp16", "bias=1")
+    assert short["problem"] == said["problem"]
 
 
 def test_the_examples_of_the_help_work(run, monkeypatch) -> None:

@@ -458,3 +458,25 @@ def test_the_times_of_all_candidates_can_be_read_afterwards(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(TacticError, match=r"file/timings: the timings cannot be written there"):
         again.export(tmp_path / "file" / "timings")
+
+
+def test_along_two_axes_a_row_serves_what_is_above_the_next_smaller_values_of_each(tmp_path: Path) -> None:
+    tasks = tune.tasks([(LinearProblem(k=256), {"m": (4, 1), "n": (64, 16)})])
+    ranges = [({"m": [task.low["m"], task.problem.m], "n": [task.low["n"], task.problem.n]}) for task in tasks]  # type: ignore[attr-defined]
+    assert ranges == [
+        {"m": [1, 1], "n": [1, 16]}, {"m": [1, 1], "n": [17, 64]}, {"m": [2, 4], "n": [1, 16]},
+        {"m": [2, 4], "n": [17, 64]},
+    ]  # fmt: skip
+    family = dataclasses.replace(kernels.family("linear"), axes=("m", "n"))
+    origin = {"kind": "measured", "card": "a card", "driver": "1", "code": "2", "date": "2026-11-21"}
+
+    def rows(*whens: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"when": {**when, "k": 256}, "kernel": "gemv", "knobs": {}} for when in whens]
+
+    path = tmp_path / "linear.json"
+    tactics.save(path, tactics.merged(path, family, SM_90, origin, rows(*ranges)))
+    between = rows({"m": [1, 4], "n": [1, 32]})
+    found = [row["when"] for row in tactics.merged(path, family, SM_90, origin, between)["rows"]]
+    assert [(when["m"], when["n"]) for when in found] == [
+        ([1, 1], [1, 16]), ([1, 1], [17, 64]), ([2, 4], [1, 16]), ([1, 4], [17, 32]), ([2, 4], [33, 64])
+    ]  # fmt: skip
