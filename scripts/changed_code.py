@@ -1,7 +1,9 @@
 """Which kernels' code a change alters: PTX of every default variant, before and after.
 
     python scripts/changed_code.py before.json             # in the tree of before: writes the digests
-    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants whose PTX is another
+    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants whose PTX differs
+
+`--only PATTERN` takes the variants whose target and name a regular expression matches, `sm_90a moe` for example.
 
 Equal PTX is equal machine code, so that a variant that is not listed is as fast as it was. Names that the compiler
 gives to functions and variables do not count.
@@ -44,13 +46,14 @@ def digest(variant: Variant) -> str:
     return hashlib.sha256(code(ptx).encode()).hexdigest()
 
 
-def digests() -> dict[str, str]:
-    """By target and name, of all default variants."""
+def digests(only: str) -> dict[str, str]:
+    """By target and name, of all default variants whose target and name match."""
     variants = [
         variant
         for target in map(arch.parse, TARGETS)
         for family in kernels.families()
         for variant in default_variants(family, target)
+        if re.search(only, f"{variant.arch} {variant.name}")
     ]
     with ThreadPoolExecutor(machine.compiles_at_once()) as pool:
         found = pool.map(digest, variants)
@@ -62,12 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="a regular expression; all variants by default")
     asked = parser.parse_args()
-    now = digests()
+    now = digests(asked.only)
     if not asked.compare:
         asked.file.write_text(json.dumps(now, indent=1))
         return
-    before = json.loads(asked.file.read_text())
+    before = {name: one for name, one in json.loads(asked.file.read_text()).items() if re.search(asked.only, name)}
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             said = "is new" if name not in before else "is gone" if name not in now else "has other code"
