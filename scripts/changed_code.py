@@ -4,6 +4,7 @@
     python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants whose PTX differs
 
 `--only PATTERN` takes the variants whose target and name a regular expression matches, `sm_90a moe` for example.
+`--sass` goes by machine code: where PTX differs, it says whether ptxas makes the same of both.
 
 Equal PTX is equal machine code, so that a variant that is not listed is as fast as it was. Names that the compiler
 gives to functions and variables do not count.
@@ -12,10 +13,12 @@ gives to functions and variables do not count.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import re
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,29 +27,39 @@ from jitmx.dispatch.choose import default_variants
 from jitmx.errors import JitmxError
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.toolchain import nvrtc
+from jitmx.toolchain import cubin, nvrtc
 
 TARGETS = "sm_80", "sm_90a", "sm_100a", "sm_120a", "sm_121a"
-_COMMENT = re.compile(r"^//.*$", re.MULTILINE)
+_COMMENT = re.compile(r"//.*$", re.MULTILINE)
 _NAME = re.compile(r"\b_Z\w+")
+_CONSTANT = re.compile(r"^\.global .*?\b(_Z\w+).*;\n", re.MULTILINE)
+_BLANKS = re.compile(r"[ \t]+|(?<=\{) | (?=\})")
 
 
 def code(ptx: str) -> str:
-    """PTX without comments, its mangled names numbered as they come."""
+    """PTX without comments, blanks and constants that nothing reads; its mangled names numbered as they come."""
+    ptx = _COMMENT.sub("", ptx)
+    mentions = Counter(_NAME.findall(ptx))
+    ptx = _CONSTANT.sub(lambda constant: "" if mentions[constant[1]] == 1 else constant[0], ptx)
     numbers: dict[str, str] = {}
-    return _NAME.sub(lambda name: numbers.setdefault(name[0], f"name{len(numbers)}"), _COMMENT.sub("", ptx))
+    ptx = _NAME.sub(lambda name: numbers.setdefault(name[0], f"name{len(numbers)}"), ptx)
+    return "\n".join(line for line in (_BLANKS.sub("", line) for line in ptx.splitlines()) if line)
 
 
-def digest(variant: Variant) -> str:
+def digest(variant: Variant, sass: bool) -> str:
     """Of a variant's code; the error where it does not compile."""
     try:
-        ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
+        source, options = render(variant), nvrtc.options(variant.arch)
+        if sass:
+            text = "\n".join(cubin.sass(nvrtc.compile(source, options).image))
+        else:
+            text = code(nvrtc.compile_ptx(source, options))
     except JitmxError as error:
         return f"{type(error).__name__}: {error}"
-    return hashlib.sha256(code(ptx).encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digests(only: str) -> dict[str, str]:
+def digests(only: str, sass: bool) -> dict[str, str]:
     """By target and name, of all default variants whose target and name match."""
     variants = [
         variant
@@ -56,7 +69,7 @@ def digests(only: str) -> dict[str, str]:
         if re.search(only, f"{variant.arch} {variant.name}")
     ]
     with ThreadPoolExecutor(machine.compiles_at_once()) as pool:
-        found = pool.map(digest, variants)
+        found = pool.map(functools.partial(digest, sass=sass), variants)
         return {f"{variant.arch} {variant.name}": one for variant, one in zip(variants, found, strict=True)}
 
 
@@ -66,8 +79,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--only", metavar="PATTERN", default="", help="a regular expression; all variants by default")
+    parser.add_argument("--sass", action="store_true", help="machine code in place of PTX; slower")
     asked = parser.parse_args()
-    now = digests(asked.only)
+    now = digests(asked.only, asked.sass)
     if not asked.compare:
         asked.file.write_text(json.dumps(now, indent=1))
         return
@@ -77,7 +91,7 @@ def main() -> None:
             said = "is new" if name not in before else "is gone" if name not in now else "has other code"
             print(f"{name} {said}" + (f": {now[name]}" if " " in now.get(name, "") else ""))
     same = sum(before.get(name) == one for name, one in now.items())
-    print(f"{same} of {len(now)} variants have the PTX of before", file=sys.stderr)
+    print(f"{same} of {len(now)} variants have the code of before", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // What every kernel of `linear` is launched with.
 #pragma once
-#include "jitmx/next_weight.cuh"
+#include "jitmx/linear/next_weight.cuh"
 
 namespace jitmx {
 

@@ -1,6 +1,6 @@
 // What the kernels of `moe` are launched with.
 #pragma once
-#include "jitmx/ptx.cuh"
+#include "jitmx/types.cuh"
 
 namespace jitmx {
 

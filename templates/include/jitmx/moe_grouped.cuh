@@ -1,6 +1,6 @@
 // What the kernels of `moe` for many rows are launched with: a product for each expert, and the sum over a row's experts.
 #pragma once
-#include "jitmx/ptx.cuh"
+#include "jitmx/types.cuh"
 
 namespace jitmx {
 

@@ -1,6 +1,6 @@
 // The products of `moe` by wgmma: what their kernels are launched with, and how activations lie between them.
 #pragma once
-#include "jitmx/ptx.cuh"
+#include "jitmx/types.cuh"
 
 namespace jitmx {
 

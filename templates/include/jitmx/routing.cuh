@@ -1,6 +1,6 @@
 // What every kernel of `routing` is launched with.
 #pragma once
-#include "jitmx/expert_lists.cuh"
+#include "jitmx/routing/expert_lists.cuh"
 
 namespace jitmx {
 
