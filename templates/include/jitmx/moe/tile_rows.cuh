@@ -1,6 +1,7 @@
 // What becomes of the sums of a tile of an expert's rows: bias, router weight and nonlinearity, then rows of bf16 in shared
 // memory, and from there vectors of eight features. For kernels that hold sums as m16n8 leaves them, W on the side of 16.
 #pragma once
+#include "jitmx/epilogue/activation.cuh"
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/moe_grouped.cuh"
 #include "jitmx/pipeline/mailbox.cuh"
@@ -9,35 +10,12 @@
 
 namespace jitmx {
 
-enum class Nonlinearity { Plain, Relu2, Silu, SwigluOai };  // up, max(up, 0)^2, up gate sigmoid(gate), and gpt-oss's
 enum class WeightOn { Input, Output };                      // of the layer; on its input it multiplies W13 x
 enum class Result { Hidden, Ordered, Atomic };              // rows of h by expert; parts of y by pair; sums added to y
 
-// x sigmoid(x a)
-__device__ __forceinline__ float swish(float x, float a) {
-  return __fdividef(x, 1.f + exp2f(-1.4426950408889634f * a * x));
-}
-
-// h of a gate and an up; comparisons let a NaN through.
-template <Nonlinearity kHow> __device__ __forceinline__ float activate(const GroupedArguments& args, float gate, float up) {
-  if constexpr (kHow == Nonlinearity::SwigluOai) {
-    gate = gate > args.limit ? args.limit : gate;
-    up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
-    return (up + 1.f) * swish(gate, args.alpha);
-  } else {
-    return up * swish(gate, 1.f);
-  }
-}
-
-// h of an up without a gate.
-template <Nonlinearity kHow> __device__ __forceinline__ float activate(float up) {
-  if constexpr (kHow == Nonlinearity::Relu2) return up < 0.f ? 0.f : up * up;
-  return up;
-}
-
-template <int kTileN, int kTileM, int kThreads, Result kResult, Nonlinearity kHow, WeightOn kWeight, bool kBias> class TileRows {
+template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActivation, WeightOn kWeight, bool kBias> class TileRows {
  public:
-  static constexpr bool kGated = kHow == Nonlinearity::Silu || kHow == Nonlinearity::SwigluOai;
+  static constexpr bool kGated = is_gated(kActivation);
   static constexpr bool kOnProduct = kResult == Result::Hidden && kWeight == WeightOn::Input;
   static constexpr bool kOnSum = kResult != Result::Hidden && kWeight == WeightOn::Output;
   static constexpr int kFeatures = kGated ? kTileN / 2 : kTileN;
@@ -86,12 +64,12 @@ template <int kTileN, int kTileM, int kThreads, Result kResult, Nonlinearity kHo
           const bool odd = g % 2;
           const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[0] : y[1], 4), got_high = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[2] : y[3], 4);
           u16* const to = reinterpret_cast<u16*>(rows_ + (first + t * 2 + g % 2) * kPitch) + down / 2 + g / 2;
-          to[0] = Bf16::round(activate<kHow>(args_, odd ? got : y[0], odd ? y[1] : got));
-          to[4] = Bf16::round(activate<kHow>(args_, odd ? got_high : y[2], odd ? y[3] : got_high));
+          to[0] = Bf16::round(activate<kActivation>(odd ? got : y[0], odd ? y[1] : got, args_.alpha, args_.limit));
+          to[4] = Bf16::round(activate<kActivation>(odd ? got_high : y[2], odd ? y[3] : got_high, args_.alpha, args_.limit));
         } else {
           u8* const to = rows_ + (first + g) * kPitch + down * 2 + t * 4;
-          *reinterpret_cast<u32*>(to) = transpose(Bf16::round_pair(activate<kHow>(y[0]), activate<kHow>(y[1])));
-          *reinterpret_cast<u32*>(to + 16) = transpose(Bf16::round_pair(activate<kHow>(y[2]), activate<kHow>(y[3])));
+          *reinterpret_cast<u32*>(to) = transpose(Bf16::round_pair(activate<kActivation>(y[0]), activate<kActivation>(y[1])));
+          *reinterpret_cast<u32*>(to + 16) = transpose(Bf16::round_pair(activate<kActivation>(y[2]), activate<kActivation>(y[3])));
         }
       }
     }
