@@ -5,6 +5,7 @@
 #include "jitmx/moe/work_split.cuh"
 #include "jitmx/mxfp4/layout.cuh"
 #include "jitmx/pipeline/mailbox.cuh"
+#include "jitmx/pipeline/state.cuh"
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/bulk_copy.cuh"
 #include "jitmx/ptx/mbarrier.cuh"
@@ -63,13 +64,13 @@ template <int kWarps, int kChunk, int kStages> class Ring {
   }
   // Tiles at hand; where there are none, the next chunk is to be waited for and opened.
   __device__ __forceinline__ int ready() const { return ready_; }
-  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + stage_ * 8u, odd_); }
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + state_.stage * 8u, state_.parity); }
   __device__ __forceinline__ void open() {
     ready_ = min(read_most_, behind_);
     read_most_ = kChunk;
     const int lane = threadIdx.x % 32;
-    code_ = codes_ + stage_ * u32(sizeof(Bytes::codes[0][0])) + lane * 16;
-    scale_ = scales_ + stage_ * u32(sizeof(Bytes::scales[0][0])) + next_ % 4u * kScaleBytes + lane / 4 * 4;
+    code_ = codes_ + state_.stage * u32(sizeof(Bytes::codes[0][0])) + lane * 16;
+    scale_ = scales_ + state_.stage * u32(sizeof(Bytes::scales[0][0])) + next_ % 4u * kScaleBytes + lane / 4 * 4;
     next_ += ready_;
     behind_ -= ready_;
   }
@@ -83,11 +84,8 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     ready_ -= tiles;
     if (ready_ > 0) return;
     __syncwarp();
-    fetch(stage_, [&](u32 item) { return u32(items_.expert[item]); });
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      odd_ ^= 1u;
-    }
+    fetch(state_.stage, [&](u32 item) { return u32(items_.expert[item]); });
+    state_.advance();
   }
 
  private:
@@ -137,7 +135,8 @@ template <int kWarps, int kChunk, int kStages> class Ring {
   // What is read: tiles at hand, and of their item those behind them.
   u32 code_ = 0, scale_ = 0;
   int ready_ = 0, behind_ = 0, read_most_ = kChunk;
-  u32 next_ = 0, stage_ = 0, odd_ = 0;
+  u32 next_ = 0;
+  PipelinePhase<kStages> state_;
 };
 
 }  // namespace jitmx

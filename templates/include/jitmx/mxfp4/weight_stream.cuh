@@ -5,6 +5,7 @@
 #include "jitmx/mma/wgmma.cuh"
 #include "jitmx/mxfp4/decode.cuh"
 #include "jitmx/mxfp4/layout.cuh"
+#include "jitmx/pipeline/state.cuh"
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/async_copy.cuh"
 #include "jitmx/ptx/convert.cuh"
@@ -95,26 +96,20 @@ template <int Stages, int Bytes> class StageRing {
   __device__ __forceinline__ StageRing(const u8* x, const u64* full, const u64* empty)
       : image_(matrix_descriptor(shared_address(x))), full_(shared_address(full)), empty_(shared_address(empty)) {}
 
-  __device__ __forceinline__ u64 matrix() const { return image_ + stage_ * (Bytes / 16); }
-  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + stage_ * 8, round_ & 1); }
+  __device__ __forceinline__ u64 matrix() const { return image_ + state_.stage * (Bytes / 16); }
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + state_.stage * 8, state_.parity()); }
 
   // One lane of each warp: products of the stage before the current one have read it.
   __device__ __forceinline__ void release(int lane) const {
-    if (lane == 0) mbarrier_arrive(empty_ + (stage_ == 0 ? Stages - 1 : stage_ - 1) * 8);
+    if (lane == 0) mbarrier_arrive(empty_ + (state_.stage == 0 ? Stages - 1 : state_.stage - 1) * 8);
   }
 
-  __device__ __forceinline__ void next() {
-    if (++stage_ == Stages) {
-      stage_ = 0;
-      ++round_;
-    }
-  }
+  __device__ __forceinline__ void next() { state_.advance(); }
 
  private:
   u64 image_;
   u32 full_, empty_;
-  int stage_ = 0;
-  u32 round_ = 0;
+  PipelineState<Stages> state_;
 };
 
 // The same, but where the next stage lies is stepped, not computed. Behind the mbarriers of empty stages there is a spare one: the

@@ -1,6 +1,7 @@
 // A ring in shared memory through which one warp streams whole rows of packed tiles.
 #pragma once
 #include "jitmx/mxfp4/layout.cuh"
+#include "jitmx/pipeline/state.cuh"
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/async_copy.cuh"
 #include "jitmx/ptx/bulk_copy.cuh"
@@ -62,10 +63,10 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
     if constexpr (!kBulk) copy_commit();
   }
 
-  // Waits for the chunk in `stage`, which is the `round`-th to pass through it.
-  __device__ __forceinline__ void wait(int stage, u32 round) {
+  // Waits for the next chunk.
+  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) {
     if constexpr (kBulk) {
-      mbarrier_wait(full_ + 8 * stage, round & 1);
+      mbarrier_wait(full_ + 8 * state.stage, state.parity());
     } else {
       copy_wait<kStages - 1>();
       __syncwarp();

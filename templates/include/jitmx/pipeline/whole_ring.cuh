@@ -1,6 +1,7 @@
 // A ring in shared memory through which one warp streams whole rows of packed tiles, in chunks that each row is a multiple of.
 #pragma once
 #include "jitmx/mxfp4/layout.cuh"
+#include "jitmx/pipeline/state.cuh"
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/async_copy.cuh"
 #include "jitmx/ptx/bulk_copy.cuh"
@@ -74,10 +75,10 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
     if constexpr (!kBulk) copy_commit();
   }
 
-  // Waits for the chunk in `stage`, whose barrier is in its `round`-th phase.
-  __device__ __forceinline__ void wait(int stage, u32 round) {
+  // Waits for the next chunk.
+  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) {
     if constexpr (kBulk) {
-      mbarrier_wait(full_ + 8 * stage, round & 1);
+      mbarrier_wait(full_ + 8 * state.stage, state.parity());
     } else {
       copy_wait<kStages - 1>();
       __syncwarp();
