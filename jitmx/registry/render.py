@@ -1,6 +1,6 @@
 """From a variant to CUDA source.
 
-A template sees `arch`, `threads`, and each knob by its name. An undefined name is an error, never an empty string. The
+A template sees `arch`, `threads`, `shared_bytes` and each knob by its name. An undefined name is an error, never an empty string. The
 source opens with a comment that names kernel, target and knobs, so that a kept source explains itself.
 """
 
@@ -76,7 +76,10 @@ def render(variant: Variant, root: Path | None = None) -> str:
         # miss its cache together would each read the same ones.
         with _lock:
             body = environment.get_template(variant.spec.template).render(
-                arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
+                arch=variant.arch,
+                threads=variant.spec.threads(variant.knobs),
+                shared_bytes=variant.spec.shared_bytes(variant.knobs),
+                **variant.knobs.as_dict(),
             )
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.name or variant.spec.template}:{error.lineno}: {error.message}") from error

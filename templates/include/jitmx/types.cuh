@@ -10,6 +10,8 @@ using u64 = unsigned long long;
 
 struct alignas(16) Vec4 { u32 x, y, z, w; };
 
+static_assert(sizeof(u64) == 8 && sizeof(Vec4) == 16, "sizes that hosts and layouts rely on");
+
 __device__ __forceinline__ float bits_to_float(u32 bits) { return __uint_as_float(bits); }
 
 // Where a and b hold bits under mask and ~mask.

@@ -42,6 +42,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
   static constexpr int kShare = (kVectors + kThreads - 1) / kThreads;  // of them a thread
   static constexpr int kSegments = Layout::kSegments, kSegmentTiles = Layout::kSegmentTiles;
 
+  static_assert(kTileN % (16 * kWarpsN) == 0 && kTileM % (8 * kWarpsM) == 0, "warps hold whole tiles of a product");
+
   static __device__ __forceinline__ int chunks(int tiles_k) { return (tiles_k + kChunk - 1) / kChunk; }
   // Of a warp's features, in tiles of 16, and of its tokens, within the block.
   static __device__ __forceinline__ int first_row(int warp) { return warp / kWarpsM * kRows; }

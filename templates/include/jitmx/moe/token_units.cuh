@@ -29,6 +29,8 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
   static constexpr u32 kDownRows = (kHidden + 15) / 16, kDownTiles = (kIntermediate + 63) / 64, kDownSize = kDownRows * kDownTiles;
   static constexpr int kUpUnits = (kUpTiles + kChunk - 1) / kChunk, kDownUnits = (kDownTiles + kChunk - 1) / kChunk;
 
+  static_assert(kTop <= 16 && kUpUnits <= 512 && kDownUnits <= 512, "slot and part fit their bits of a unit");
+
   __device__ __forceinline__ TokenSplit()
       : most_up_((kTop * kUpRows + gridDim.x - 1u) / gridDim.x), most_down_((kTop * kDownRows + gridDim.x - 1u) / gridDim.x),
         base_(kTop * kDownRows / gridDim.x), shorter_(gridDim.x - (kTop * kDownRows - base_ * gridDim.x)),

@@ -8,6 +8,7 @@ namespace jitmx {
 struct alignas(64) TensorMap {
   u8 bytes[128];
 };
+static_assert(sizeof(TensorMap) == 128, "what the driver makes");
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");

@@ -76,6 +76,7 @@ __device__ __forceinline__ void list_few(const ExpertLists& lists, const u32* id
 // at most twice for each pair. `scratch` holds (warps, by fours, + 4) * local + 2 words; all threads of the block have finished with it.
 template <int TileRows, int Threads, int Experts, int Blocks, class LocalId>
 __device__ __forceinline__ void list_many(const ExpertLists& lists, int count, u32* scratch, int thread, int rank, LocalId local_id) {
+  static_assert(Threads % 32 == 0 && Experts <= 512, "the search below takes steps of 256 and less");
   constexpr int warps = Threads / 32;
   const int lane = thread % 32, warp = thread / 32, local = lists.local;
   // Each warp has a run of pairs of its own, in the order of ranks and warps.

@@ -34,6 +34,7 @@ struct Choice {
 // at. Equal logits go by ids. Weights are the softmax over the chosen K, or with OverAll over all experts.
 template <int Experts, int K, bool OverAll, int N = (Experts + 31) / 32>
 __device__ __forceinline__ Choice choose_experts(const float (&logits)[N], int lane) {
+  static_assert(K <= 32 && 32 * N >= Experts, "a lane holds each choice, and lanes all logits");
   u32 keys[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) keys[j] = lane * N + j < Experts ? ordered_key(logits[j]) : kNoExpertKey;

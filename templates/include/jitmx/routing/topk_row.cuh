@@ -13,6 +13,7 @@ template <> constexpr bool kNarrow<Bf16> = true;
 // As choose_experts, of the same numbers.
 template <int Experts, int K, bool OverAll, int N = (Experts + 31) / 32>
 __device__ __forceinline__ Choice choose_narrow(const float (&logits)[N], int lane) {
+  static_assert(K <= 32 && 32 * N >= Experts, "a lane holds each choice, and lanes all logits");
   // The upper half of the key, and below it the id, so that of equal keys the lowest id is the largest word.
   u32 words[N];
 #pragma unroll
