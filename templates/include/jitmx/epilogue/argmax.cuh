@@ -1,7 +1,7 @@
 // The index of the largest value of each row of a product, while no one writes the product.
 //
-// A value and its index are ranked in 64 bits: the larger value first, then the lower index, so that a maximum is the same
-// in whatever order it is taken. A rank of 0 is that of nothing.
+// A value and its index are ranked in 64 bits: the larger value first, then the lower index, so that a maximum is the
+// same in whatever order it is taken. A rank of 0 is that of nothing.
 #pragma once
 #include "jitmx/pipeline/counters.cuh"
 
@@ -23,8 +23,9 @@ template <int Classes> __device__ __forceinline__ u64 greatest_of_class(u64 rank
   return rank;
 }
 
-// Merges what the blocks of a launch found, in `workspace`: a counter in 8 bytes, then the rank of each row. All is zero
-// before the launch and after it. For one whole warp of each block; lane m < rows brings what its block found for row m.
+// Merges what the blocks of a launch found, in `workspace`: a counter in 8 bytes, then the rank of each row. All is
+// zero before the launch and after it. For one whole warp of each block; lane m < rows brings what its block found for
+// row m.
 __device__ __forceinline__ void merge_ranks(u64 found, int rows, void* workspace, void* indices) {
   const int lane = threadIdx.x % 32;
   u64* const ranks = static_cast<u64*>(workspace) + 1;

@@ -1,5 +1,5 @@
-// What becomes of complete sums where Y is a pair (epilogue/residual_pair.cuh): its second tensor lies behind the first, and that of the
-// residual where `spare` says.
+// What becomes of complete sums where Y is a pair (epilogue/residual_pair.cuh): its second tensor lies behind the
+// first, and that of the residual where `spare` says.
 #pragma once
 #include "jitmx/linear.cuh"
 
@@ -16,7 +16,8 @@ template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEp
     for (int i = 0; i < 4; i += kM > 1 ? 1 : 2) one(n + i / 2 * 8, m + i % 2, values[i], normalizer);
   }
 
-  // What is added to the sums that go with n and m, zero past the last: for those who ask for it before they have the sums.
+  // What is added to the sums that go with n and m, zero past the last: for those who ask for it before they have the
+  // sums.
   __device__ __forceinline__ float4 residual(int n, int m) const {
     float values[4] = {};
 #pragma unroll

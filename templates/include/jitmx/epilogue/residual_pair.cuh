@@ -1,5 +1,6 @@
-// A residual stream of pairs: a value rounded to 16 bits, and what that rounding lost, rounded to 16 bits as well. Both together
-// hold twice the bits of one; each is a tensor of its own, so that whoever wants a rounded stream reads the first.
+// A residual stream of pairs: a value rounded to 16 bits, and what that rounding lost, rounded to 16 bits as well. Both
+// together hold twice the bits of one; each is a tensor of its own, so that whoever wants a rounded stream reads the
+// first.
 #pragma once
 #include "jitmx/types.cuh"
 

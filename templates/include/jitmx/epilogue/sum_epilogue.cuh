@@ -8,8 +8,8 @@ namespace jitmx {
 template <class T, bool kNorm, bool kBias, bool kResidual, bool kArgmax, int kM> struct SumEpilogue {
   const LinearArguments& args;
 
-  // Rows `n` and `n` + 8 of W, for rows m and m + 1 of X, whose greatest ranks so far are `best`; normalizer(m) is what a sum
-  // of row m of X times its weight lacks.
+  // Rows `n` and `n` + 8 of W, for rows m and m + 1 of X, whose greatest ranks so far are `best`; normalizer(m) is what
+  // a sum of row m of X times its weight lacks.
   template <class Normalizer>
   __device__ __forceinline__ void store(int n, int m, const float4& sum, Normalizer normalizer, u64 (&best)[2]) const {
     one(n, m, sum.x, normalizer, best[0]);

@@ -1,4 +1,5 @@
-// RMSNorm of X on its way to shared memory: x g, rounded once, and sums of x^2, by whose root a product of x g is divided.
+// RMSNorm of X on its way to shared memory: x g, rounded once, and sums of x^2, by whose root a product of x g is
+// divided.
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -17,7 +18,8 @@ template <class T> __device__ __forceinline__ float squares(const Vec4& v) {
   const u32 pair[4] = {v.x, v.y, v.z, v.w};
   float sum = 0.f;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sum = fmaf(T::high(pair[i]), T::high(pair[i]), fmaf(T::low(pair[i]), T::low(pair[i]), sum));
+  for (int i = 0; i < 4; ++i)
+    sum = fmaf(T::high(pair[i]), T::high(pair[i]), fmaf(T::low(pair[i]), T::low(pair[i]), sum));
   return sum;
 }
 

@@ -18,13 +18,14 @@ template <int kRows, int kThreads> __device__ __forceinline__ void clear_rows(u8
 // Values are stored as they are, or, raised, as 2^64 times them: bf16 below 2^63 whose products are to stay normal.
 template <class T, bool kRaised> class StagedX {
  public:
-  // X has rows of k values, of which the block takes `tiles` times 64 from tile `first` of k on; a staged row takes `pitch` bytes.
+  // X has rows of k values, of which the block takes `tiles` times 64 from tile `first` of k on; a staged row takes
+  // `pitch` bytes.
   __device__ __forceinline__ StagedX(const void* x, int k, int first, int tiles, u8* to, int pitch)
       : filled_(k / 8), first_(first), count_(tiles * 8), pitch_(pitch), x_(static_cast<const Vec4*>(x) + first * 8),
         to_(reinterpret_cast<Vec4*>(to)) {}
 
-  // Rows of X, at most kM of them; copies that are not raised are still under way when this returns. then() is called once, as
-  // soon as this thread's first loads are.
+  // Rows of X, at most kM of them; copies that are not raised are still under way when this returns. then() is called
+  // once, as soon as this thread's first loads are.
   template <int kM, int kThreads, class Then> __device__ __forceinline__ void stage(int rows, Then then) {
     if constexpr (kM == 1) {
 #pragma unroll 1
@@ -71,8 +72,8 @@ template <class T, bool kRaised> class StagedX {
     }
   }
 
-  // Rows of X times the weight of their norm. A warp takes pieces of rows, 32 vectors each, and leaves their sums of squares in
-  // piece_sums [rows][pieces].
+  // Rows of X times the weight of their norm. A warp takes pieces of rows, 32 vectors each, and leaves their sums of
+  // squares in piece_sums [rows][pieces].
   template <int kM, int kWarps>
   __device__ __forceinline__ void stage_weighted(int rows, const void* norm, float* piece_sums, int pieces) {
     const int lane = threadIdx.x % 32;
@@ -125,7 +126,8 @@ template <class T, bool kRaised> class StagedX {
   static __device__ __forceinline__ Vec4 raised(const Vec4& b) {
     if constexpr (kRaised) {
       constexpr u32 kRaise = 0x5F805F80u;  // 2^64
-      return Vec4{T::multiply(b.x, kRaise), T::multiply(b.y, kRaise), T::multiply(b.z, kRaise), T::multiply(b.w, kRaise)};
+      return Vec4{T::multiply(b.x, kRaise), T::multiply(b.y, kRaise), T::multiply(b.z, kRaise),
+                  T::multiply(b.w, kRaise)};
     } else {
       return b;
     }

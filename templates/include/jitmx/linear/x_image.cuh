@@ -1,8 +1,9 @@
-// X in the order of packed weights, arranged once a launch and by all blocks together: an image in the workspace, from which
-// a stage is one bulk copy. All blocks must be on the device at once: they wait for the parts that others arrange.
+// X in the order of packed weights, arranged once a launch and by all blocks together: an image in the workspace, from
+// which a stage is one bulk copy. All blocks must be on the device at once: they wait for the parts that others
+// arrange.
 #pragma once
 #include "jitmx/math/warp.cuh"
-#include "jitmx/moe.cuh"
+#include "jitmx/moe/workspace.cuh"
 #include "jitmx/pipeline/counters.cuh"
 #include "jitmx/ptx/atomic.cuh"
 #include "jitmx/ptx/fence.cuh"
@@ -11,8 +12,8 @@
 namespace jitmx {
 
 // The workspace: a counter of blocks that are done, for each span of each tile of rows a counter of units that are
-// arranged, and after room for the most of those the image [tile of rows][steps][Tokens rows of 128 bytes]: k in the order that
-// W has (docs/packed-layout.md), swizzled as wgmma reads it.
+// arranged, and after room for the most of those the image [tile of rows][steps][Tokens rows of 128 bytes]: k in the
+// order that W has (docs/packed-layout.md), swizzled as wgmma reads it.
 template <int Tokens> class XImage {
   static constexpr int kUnit = 16;   // rows of X that a warp arranges at once, 64 k of each
   static constexpr int kParts = Tokens / kUnit;
@@ -43,7 +44,8 @@ template <int Tokens> class XImage {
       const Vec4* const from = x_ + u64(place.m) * (k_ / 8) + place.column / 8;
 #pragma unroll
       for (int i = 0; i < kUnit / 4; ++i)
-        v[j][i] = unit + j * stride < end && place.m + 4 * i < rows_ && place.column < k_ ? load_once(from + i * (k_ / 2))
+        v[j][i] = unit + j * stride < end && place.m + 4 * i < rows_ && place.column < k_
+            ? load_once(from + i * (k_ / 2))
                                                                                          : Vec4{0u, 0u, 0u, 0u};
     }
 #pragma unroll

@@ -1,9 +1,10 @@
-// Products of packed MXFP4 weights with MX activations, 16 rows by 64 k by 8 tokens: by block-scaled MMA (SM12x), or by its
-// twin, which takes the same registers and selectors, decodes both operands to bf16 and scales the fp32 sum of each block.
+// Products of packed MXFP4 weights with MX activations, 16 rows by 64 k by 8 tokens: by block-scaled MMA (SM12x), or by
+// its twin, which takes the same registers and selectors, decodes both operands to bf16 and scales the fp32 sum of each
+// block.
 //
-// Scales lie as the instruction wants them. Lane 4 g + t holds, in bytes 0 and 1, those of row g + 8 (t % 2) for both blocks
-// of one tile: t / 2 says of which, so that one register serves a pair of tiles ("thread" 0 and 1). A register with scales of
-// token g holds the four blocks of both.
+// Scales lie as the instruction wants them. Lane 4 g + t holds, in bytes 0 and 1, those of row g + 8 (t % 2) for both
+// blocks of one tile: t / 2 says of which, so that one register serves a pair of tiles ("thread" 0 and 1). A register
+// with scales of token g holds the four blocks of both.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mx/encode.cuh"
@@ -14,8 +15,10 @@ namespace jitmx {
 // A word of eight codes in the nibble encoding, from either.
 __device__ __forceinline__ u32 to_nibbles(u32 w, Nibble) { return w; }
 __device__ __forceinline__ u32 to_nibbles(u32 w, Swizzle) {
-  const u32 magnitudes = (w >> 6 & 0x00070007u) | (w << 1 & 0x00700070u) | (w << 8 & 0x07000700u) | (w << 3 & 0x70007000u);
-  return magnitudes | (w >> 12 & 0x00080008u) | (w >> 5 & 0x00800080u) | (w >> 3 & 0x08000800u) | (w << 2 & 0x80008000u);
+  const u32 magnitudes =
+      (w >> 6 & 0x00070007u) | (w << 1 & 0x00700070u) | (w << 8 & 0x07000700u) | (w << 3 & 0x70007000u);
+  return magnitudes | (w >> 12 & 0x00080008u) | (w >> 5 & 0x00800080u) | (w >> 3 & 0x08000800u) |
+      (w << 2 & 0x80008000u);
 }
 
 // Rows of a tile of weights as the instruction takes them: registers of block 0, then of block 1.
@@ -24,7 +27,9 @@ template <class Format> struct RowFragment {
   u32 r[2 * kBlock];
 
   template <class Encoding> __device__ __forceinline__ void set(const Vec4& w) {
-    const u32 words[4] = {to_nibbles(w.x, Encoding{}), to_nibbles(w.y, Encoding{}), to_nibbles(w.z, Encoding{}), to_nibbles(w.w, Encoding{})};
+    const u32 words[4] =
+        {to_nibbles(w.x, Encoding{}), to_nibbles(w.y, Encoding{}), to_nibbles(w.z, Encoding{}),
+         to_nibbles(w.w, Encoding{})};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBlock == 2) {
@@ -44,12 +49,12 @@ template <class Format> struct TokenFragment {
   u32 r[2 * kBlock];
 };
 
-#define JITMX_BLOCK_SCALED_MMA(kind, shape, activation)                                                                    \
-  asm("mma.sync.aligned.kind::" kind ".m" shape ".row.col.f32.e2m1." activation ".f32.ue8m0 "                              \
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, {%10}, {%11, %12}, {%13}, {%14, 0};"               \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                     \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(rows), "n"(ByteA), "n"(ThreadA), "r"(tokens), \
-        "n"(ByteB))
+#define JITMX_BLOCK_SCALED_MMA(kind, shape, activation)                                                      \
+  asm("mma.sync.aligned.kind::" kind ".m" shape ".row.col.f32.e2m1." activation ".f32.ue8m0 "                \
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, {%10}, {%11, %12}, {%13}, {%14, 0};"  \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(rows), "n"(ByteA),             \
+        "n"(ThreadA), "r"(tokens), "n"(ByteB))
 
 // The instruction itself.
 template <class Format> struct BlockScaled {
@@ -61,7 +66,8 @@ template <class Format> struct BlockScaled {
 
   // d += W X^T over tile `Tile` of a pair.
   template <int Tile>
-  static __device__ __forceinline__ void add(float (&d)[4], const RowFragment<Format>& w, const TokenFragment<Format>& x, RowScales rows, TokenScales tokens) {
+  static __device__ __forceinline__ void add(float (&d)[4], const RowFragment<Format>& w,
+                                             const TokenFragment<Format>& x, RowScales rows, TokenScales tokens) {
     step<0, Tile, 2 * Tile>(d, w.r, x.r, rows, tokens);
     if constexpr (Format::kBits == 8) step<1, Tile, 2 * Tile + 1>(d, w.r + 4, x.r + 2, rows, tokens);
   }
@@ -80,8 +86,8 @@ template <class Format> struct BlockScaled {
 
 #undef JITMX_BLOCK_SCALED_MMA
 
-// 2^(byte - 127) as a product of two powers whose exponents differ by one at most, so that no product of two scales leaves
-// the range of fp32 unless the result does. Of two that meet, one has its smaller power first.
+// 2^(byte - 127) as a product of two powers whose exponents differ by one at most, so that no product of two scales
+// leaves the range of fp32 unless the result does. Of two that meet, one has its smaller power first.
 template <bool SmallFirst> struct SplitScale {
   float first, second;
   __device__ __forceinline__ explicit SplitScale(u32 byte) {
@@ -133,14 +139,17 @@ template <class Format> struct BlockScaledTwin {
   }
 
   template <int Tile>
-  static __device__ __forceinline__ void add(float (&d)[4], const RowFragment<Format>& w, const TokenFragment<Format>& x, const RowScales& rows, const TokenScales& tokens) {
+  static __device__ __forceinline__ void add(float (&d)[4], const RowFragment<Format>& w,
+                                             const TokenFragment<Format>& x, const RowScales& rows,
+                                             const TokenScales& tokens) {
     block<0, 2 * Tile>(d, w.r, x.r, rows, tokens);
     block<1, 2 * Tile + 1>(d, w.r + RowFragment<Format>::kBlock, x.r + TokenFragment<Format>::kBlock, rows, tokens);
   }
 
  private:
   template <int ByteA, int ByteB>
-  static __device__ __forceinline__ void block(float (&d)[4], const u32* w, const u32* x, const RowScales& rows, const TokenScales& tokens) {
+  static __device__ __forceinline__ void block(float (&d)[4], const u32* w, const u32* x, const RowScales& rows,
+                                               const TokenScales& tokens) {
     float sum[4] = {};
     if constexpr (Format::kBits == 4) {
       u32 low[4], high[4], b[4];
@@ -152,7 +161,8 @@ template <class Format> struct BlockScaledTwin {
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        Bf16::mma(sum, even<ShiftedE2M1>(w[2 * i]), even<ShiftedE2M1>(w[2 * i + 1]), odd<ShiftedE2M1>(w[2 * i]), odd<ShiftedE2M1>(w[2 * i + 1]),
+        Bf16::mma(sum, even<ShiftedE2M1>(w[2 * i]), even<ShiftedE2M1>(w[2 * i + 1]), odd<ShiftedE2M1>(w[2 * i]),
+                  odd<ShiftedE2M1>(w[2 * i + 1]),
                   even<Fields<Format>>(x[i]), odd<Fields<Format>>(x[i]));
     }
 #pragma unroll
@@ -163,7 +173,9 @@ template <class Format> struct BlockScaledTwin {
     }
   }
 
-  template <class F> static __device__ __forceinline__ u32 even(u32 w) { return Bf16::multiply(F::even(w), F::restore); }
+  template <class F> static __device__ __forceinline__ u32 even(u32 w) {
+    return Bf16::multiply(F::even(w), F::restore);
+  }
   template <class F> static __device__ __forceinline__ u32 odd(u32 w) { return Bf16::multiply(F::odd(w), F::restore); }
 };
 

@@ -1,5 +1,6 @@
-// D = A B + D by one warp, 16 x 8 by 16 k, sums in fp32. Lane 4 g + t holds, of A, rows g and g + 8 at k 2 t and 2 t + 1 (a0, a1)
-// and 8 later (a2, a3); of B, column g at the same k (b0, b1); of D, rows g and g + 8, columns 2 t and 2 t + 1.
+// D = A B + D by one warp, 16 x 8 by 16 k, sums in fp32. Lane 4 g + t holds, of A, rows g and g + 8 at k 2 t and 2 t +
+// 1 (a0, a1) and 8 later (a2, a3); of B, column g at the same k (b0, b1); of D, rows g and g + 8, columns 2 t and 2 t +
+// 1.
 #pragma once
 #include "jitmx/types.cuh"
 

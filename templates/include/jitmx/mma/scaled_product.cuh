@@ -1,5 +1,5 @@
-// Products of packed MXFP4 weights with activations of MX formats, for kernels whose blocks make kTileN features of kTileM
-// tokens with kWarpsN x kWarpsM warps side by side, in chunks of two tiles (128 k).
+// Products of packed MXFP4 weights with activations of MX formats, for kernels whose blocks make kTileN features of
+// kTileM tokens with kWarpsN x kWarpsM warps side by side, in chunks of two tiles (128 k).
 //
 // Codes and scales of a chunk of activations lie in shared memory, in the order of the MMA's fragments; weights go from
 // global memory to registers and meet no shared memory.
@@ -10,11 +10,12 @@
 
 namespace jitmx {
 
-// Where codes lie that four neighbouring lanes made of a block of 32, in shared memory as in global: a chunk of a token is
-// kSegments times 64 bytes, of which each lane t of a fragment finds 16 together. They hold both blocks of a tile, and then
-// those of the next where codes are short.
+// Where codes lie that four neighbouring lanes made of a block of 32, in shared memory as in global: a chunk of a token
+// is kSegments times 64 bytes, of which each lane t of a fragment finds 16 together. They hold both blocks of a tile,
+// and then those of the next where codes are short.
 template <class Format> struct ChunkLayout {
-  static constexpr int kTiles = 2;                              // of k: one register of scales of W, and one of X, serves both
+  // of k: one register of scales of W, and one of X, serves both
+  static constexpr int kTiles = 2;
   static constexpr int kSegments = kTiles * Format::kBits / 8;  // a tile, or two of 4-bit codes
   static constexpr int kSegmentTiles = 8 / Format::kBits;
   static constexpr int kSegmentBlocks = 2 * kSegmentTiles;
@@ -30,7 +31,8 @@ template <class Format> struct ChunkLayout {
   }
 };
 
-template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int kWarpsN, int kWarpsM> struct ScaledProduct {
+template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int kWarpsN, int kWarpsM>
+struct ScaledProduct {
   using Layout = ChunkLayout<Format>;
   static constexpr int kThreads = kWarpsN * kWarpsM * 32;
   static constexpr int kRows = kTileN / 16 / kWarpsN;     // row tiles of 16 features a warp
@@ -49,8 +51,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
   static __device__ __forceinline__ int first_row(int warp) { return warp / kWarpsM * kRows; }
   static __device__ __forceinline__ int first_column(int warp) { return warp % kWarpsM * (kColumns * 8); }
 
-  // Codes and scales of a chunk of X. Segments of odd tokens change places with their neighbours, so that eight lanes, of two
-  // tokens, read all 32 banks.
+  // Codes and scales of a chunk of X. Segments of odd tokens change places with their neighbours, so that eight lanes,
+  // of two tokens, read all 32 banks.
   struct Stage {
     Vec4 codes[kTileM * kSegments * 4];
     u32 scales[kTileM];  // four blocks each
@@ -60,8 +62,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
     }
   };
 
-  // The share of a thread of the vectors of a chunk of X: read from global memory, then quantized into a stage. Of vector i, of
-  // a token of the block, Source says whether there is such a token (has) and where its row starts (row).
+  // The share of a thread of the vectors of a chunk of X: read from global memory, then quantized into a stage. Of
+  // vector i, of a token of the block, Source says whether there is such a token (has) and where its row starts (row).
   template <class T, ScaleRule kRule, bool kNative, class Source> class Activations {
    public:
     __device__ __forceinline__ Activations(const Source& source, int k, int first, int last, int warp)
@@ -71,7 +73,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
     __device__ __forceinline__ void read(int i) {
       const int v = index(i), token = v / kTokenVectors, at = next_ + v % kTokenVectors;
       held_[i] = Vec4{0u, 0u, 0u, 0u};
-      if ((kVectors % kThreads == 0 || v < kVectors) && source_.has(i, token) && at < end_) held_[i] = load_once(source_.row(i, token) + at);
+      if ((kVectors % kThreads == 0 || v < kVectors) && source_.has(i, token) && at < end_)
+        held_[i] = load_once(source_.row(i, token) + at);
     }
     __device__ __forceinline__ void advance() { next_ += kTokenVectors; }
 
@@ -93,14 +96,15 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
     Vec4 held_[kShare];
   };
 
-  // A warp's rows of a chunk of W, and their scales as block_scaled.cuh wants them. What lies past the last row or the last
-  // tile is read from there instead: X is zero beyond k, and sums of rows that are not there are never stored.
+  // A warp's rows of a chunk of W, and their scales as block_scaled.cuh wants them. What lies past the last row or the
+  // last tile is read from there instead: X is zero beyond k, and sums of rows that are not there are never stored.
   class Weights {
    public:
     // `words`, `scales`: of a matrix of so many rows of tiles, of which the warp's first is `row`.
     __device__ __forceinline__ Weights(const void* words, const void* scales, int rows, int row, int tiles_k, int lane)
         : words_(static_cast<const Vec4*>(words) + lane),
-          scales_(static_cast<const u8*>(scales) + lane / 4 * 4 + lane % 2 * 2), pair_(lane % 4 / 2), last_(tiles_k - 1) {
+          scales_(static_cast<const u8*>(scales) + lane / 4 * 4 + lane % 2 * 2), pair_(lane % 4 / 2),
+              last_(tiles_k - 1) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) tile_[r] = min(row + r, rows - 1) * tiles_k;
     }
@@ -110,7 +114,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
       for (int r = 0; r < kRows; ++r) {
         scale_[r] = load_two(scales_ + (u64)(tile_[r] + min(chunk * kChunk + pair_, last_)) * 32);
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) held_[r][i] = load_stream(words_ + (u64)(tile_[r] + min(chunk * kChunk + i, last_)) * 32);
+        for (int i = 0; i < kChunk; ++i)
+          held_[r][i] = load_stream(words_ + (u64)(tile_[r] + min(chunk * kChunk + i, last_)) * 32);
       }
     }
 
@@ -135,9 +140,11 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
   static constexpr bool kTogether = Format::kBits == 4 && Atom::kUnroll > 1;
   static constexpr int kSteps = Atom::kUnroll == 1 ? 1 : kTogether ? kColumns : 2 * kColumns;
 
-  // Adds the products of the chunk in `now`, with between(0) to between(kSteps - 1), which keep other pipes at work, on the way.
+  // Adds the products of the chunk in `now`, with between(0) to between(kSteps - 1), which keep other pipes at work, on
+  // the way.
   template <class Between>
-  static __device__ __forceinline__ void multiply(Sums& sums, const Weights& weights, const Stage& now, int column, int lane, Between between) {
+  static __device__ __forceinline__ void multiply(Sums& sums, const Weights& weights, const Stage& now, int column,
+                                                  int lane, Between between) {
     if constexpr (kTogether) {
       tiles<0, 2>(sums, weights, now, column, lane, between);
     } else if constexpr (kSteps > 1) {
@@ -153,7 +160,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
  private:
   // Tiles [First, First + Count) of the chunk in `now`. After column c comes between(c).
   template <int First, int Count, class Between>
-  static __device__ __forceinline__ void tiles(Sums& sums, const Weights& weights, const Stage& now, int column, int lane, Between between) {
+  static __device__ __forceinline__ void tiles(Sums& sums, const Weights& weights, const Stage& now, int column,
+                                               int lane, Between between) {
     const int g = lane / 4, t = lane % 4;
     RowFragment<Format> w[Count][kRows];
     typename Atom::RowScales rows[Count][kRows];
@@ -166,7 +174,8 @@ template <class Format, class Encoding, class Atom, int kTileN, int kTileM, int 
         rows[1][r] = Atom::template rows<1>(weights.scales(r));
       }
     }
-    // The first column's sums move to the end each time round, so that registers have fixed names however much is unrolled.
+    // The first column's sums move to the end each time round, so that registers have fixed names however much is
+    // unrolled.
 #pragma unroll (Atom::kUnroll)
     for (int c = 0; c < kColumns; ++c) {
       const int token = column + c * 8 + g;

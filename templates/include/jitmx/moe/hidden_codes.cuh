@@ -1,6 +1,6 @@
-// h between the two products of `moe.scaled`: rows by expert, in codes of an MX format and in the order in which the second
-// product's MMA take them. A row is chunks of 128 features; behind all rows lie their scales, four bytes a chunk. Blocks past
-// the last feature are never written, and never read.
+// h between the two products of `moe.scaled`: rows by expert, in codes of an MX format and in the order in which the
+// second product's MMA take them. A row is chunks of 128 features; behind all rows lie their scales, four bytes a
+// chunk. Blocks past the last feature are never written, and never read.
 #pragma once
 #include "jitmx/mma/scaled_product.cuh"
 #include "jitmx/ptx/address.cuh"
@@ -18,8 +18,12 @@ template <class Format> class HiddenRows {
       : chunks_((features + kChunkFeatures - 1) / kChunkFeatures), codes_(static_cast<u8*>(memory)),
         scales_(codes_ + u64(pairs) * chunks_ * Layout::kBytes) {}
 
-  __device__ __forceinline__ u8* codes(int row, int chunk) const { return codes_ + (u64(row) * chunks_ + chunk) * Layout::kBytes; }
-  __device__ __forceinline__ u8* scales(int row, int chunk) const { return scales_ + (u64(row) * chunks_ + chunk) * kBlocks; }
+  __device__ __forceinline__ u8* codes(int row, int chunk) const {
+    return codes_ + (u64(row) * chunks_ + chunk) * Layout::kBytes;
+  }
+  __device__ __forceinline__ u8* scales(int row, int chunk) const {
+    return scales_ + (u64(row) * chunks_ + chunk) * kBlocks;
+  }
   __device__ __forceinline__ int chunks() const { return chunks_; }
 
   // Eight codes from `feature` on, and the scale of their block.
@@ -47,7 +51,8 @@ template <class Product, class Format> class HiddenCopy {
     for (int i = 0; i < kShare; ++i) {
       const u32 v = threadIdx.x + i * Product::kThreads, row = v / kAcross, at = v % kAcross, segment = at / 4;
       if (kVectors % Product::kThreads != 0 && v >= kVectors) break;
-      const int blocks = row < count_ ? min(max(left - int(segment) * Layout::kSegmentBlocks, 0), Layout::kSegmentBlocks) : 0;
+      const int blocks = row < count_
+          ? min(max(left - int(segment) * Layout::kSegmentBlocks, 0), Layout::kSegmentBlocks) : 0;
       copy_16_part(shared_address(stage.codes + Product::Stage::place(row, segment, at % 4)),
                    codes_ + (row * u32(chunks_) + chunk) * Layout::kBytes + at * 16, blocks * Format::kWords * 4);
     }

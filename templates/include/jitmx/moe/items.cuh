@@ -1,11 +1,12 @@
 // Which rows go to which expert, found by every block for itself from the ids on the device.
 #pragma once
 #include "jitmx/moe.cuh"
+#include "jitmx/moe/workspace.cuh"
 
 namespace jitmx {
 
-// In shared memory. An entry is a pair of a row and one of its experts; entries are in the order of experts, those of one
-// expert in the order of rows, and that many of them in turn are an item.
+// In shared memory. An entry is a pair of a row and one of its experts; entries are in the order of experts, those of
+// one expert in the order of rows, and that many of them in turn are an item.
 struct alignas(16) Items {
   int id[kEntries];  // of an expert; -1 where there is none
   float weight[kEntries];
@@ -20,8 +21,10 @@ struct alignas(16) Items {
   __device__ __forceinline__ float weight_at(int position) const { return weight[entry[position] & 0x7FFFu]; }
 };
 
-// Finds the items in ids: experts in order, the entries of each in theirs, so that all blocks agree and no timing counts.
-template <int kColumns, int kThreads> __device__ __forceinline__ void find_items(const MoeArguments& args, Items& found) {
+// Finds the items in ids: experts in order, the entries of each in theirs, so that all blocks agree and no timing
+// counts.
+template <int kColumns, int kThreads>
+__device__ __forceinline__ void find_items(const MoeArguments& args, Items& found) {
   const int entries = args.rows * args.top;
   const int counted = args.count ? min(max(*args.count, 0), args.rows) * args.top : entries;
 #pragma unroll 1

@@ -6,7 +6,8 @@ namespace jitmx {
 
 // What a stage of the ring holds.
 struct Step {
-  u32 what;  // tiles; from bit 14: columns (none ends the stream); from 18: where scales start; from 20: place of activations
+  // tiles; from bit 14: columns (none ends the stream); from 18: where scales start; from 20: place of activations
+  u32 what;
 
   __device__ __forceinline__ Step(int tiles, int columns, u32 shift, int place)
       : what(u32(tiles) | u32(columns) << 14 | shift / 32 << 18 | u32(place) << 20) {}
@@ -16,8 +17,8 @@ struct Step {
   __device__ __forceinline__ int place() const { return int(what >> 20); }
 };
 
-// Activations lie in a ring of rows, which items take one after the other, a row a column. Where the row is and how often the
-// ring went round before it; rows are counted modulo two rounds.
+// Activations lie in a ring of rows, which items take one after the other, a row a column. Where the row is and how
+// often the ring went round before it; rows are counted modulo two rounds.
 template <int kInputs> struct Place {
   int row;
   u32 odd;

@@ -34,17 +34,19 @@ template <int kWarps, int kChunk, int kStages> struct RingBytes {
   alignas(128) u8 scales[kWarps][kStages][(kChunk * kScaleBytes + 96 + 127) / 128 * 128];
 };
 
-// Both stretches of a warp pass through its ring. A chunk, which is a stage, ends at a multiple of kChunk tiles of its item, so
-// that rows of as many end with one, and where the item or the stretch does.
+// Both stretches of a warp pass through its ring. A chunk, which is a stage, ends at a multiple of kChunk tiles of its
+// item, so that rows of as many end with one, and where the item or the stretch does.
 template <int kWarps, int kChunk, int kStages> class Ring {
  public:
   using Bytes = RingBytes<kWarps, kChunk, kStages>;
 
   // `full`: a barrier a stage, of this warp. expert_of: gives the expert of an item.
   template <class ExpertOf>
-  __device__ __forceinline__ Ring(const MoeArguments& args, Bytes& bytes, u64* full, const Items& items, u32 warp, const Span& up,
+  __device__ __forceinline__ Ring(const MoeArguments& args, Bytes& bytes, u64* full, const Items& items, u32 warp,
+                                  const Span& up,
                                   const Span& down, const ExpertOf& expert_of)
-      : args_(args), items_(items), codes_(shared_address(bytes.codes[warp])), scales_(shared_address(bytes.scales[warp])),
+      : args_(args), items_(items), codes_(shared_address(bytes.codes[warp])),
+          scales_(shared_address(bytes.scales[warp])),
         full_(shared_address(full)), span_(up), down_(down) {
     take(first_product(args));
     follow(expert_of);
@@ -115,7 +117,8 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     if (threadIdx.x % 32 == 0) {
       const u32 full = full_ + stage * 8u;
       mbarrier_expect(full, tiles * (kTileBytes + kScaleBytes));
-      bulk_copy(codes_ + stage * u32(sizeof(Bytes::codes[0][0])), product_codes_ + u64(tile_) * kTileBytes, tiles * kTileBytes, full);
+      bulk_copy(codes_ + stage * u32(sizeof(Bytes::codes[0][0])), product_codes_ + u64(tile_) * kTileBytes,
+                tiles * kTileBytes, full);
       bulk_copy(scales_ + stage * u32(sizeof(Bytes::scales[0][0])) + tile_ % 4u * kScaleBytes,
                 product_scales_ + u64(tile_) * kScaleBytes, tiles * kScaleBytes, full);
     }

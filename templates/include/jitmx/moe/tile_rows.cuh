@@ -1,5 +1,6 @@
-// What becomes of the sums of a tile of an expert's rows: bias, router weight and nonlinearity, then rows of bf16 in shared
-// memory, and from there vectors of eight features. For kernels that hold sums as m16n8 leaves them, W on the side of 16.
+// What becomes of the sums of a tile of an expert's rows: bias, router weight and nonlinearity, then rows of bf16 in
+// shared memory, and from there vectors of eight features. For kernels that hold sums as m16n8 leaves them, W on the
+// side of 16.
 #pragma once
 #include "jitmx/epilogue/activation.cuh"
 #include "jitmx/math/scalar.cuh"
@@ -13,7 +14,8 @@ namespace jitmx {
 enum class WeightOn { Input, Output };                      // of the layer; on its input it multiplies W13 x
 enum class Result { Hidden, Ordered, Atomic };              // rows of h by expert; parts of y by pair; sums added to y
 
-template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActivation, WeightOn kWeight, bool kBias> class TileRows {
+template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActivation, WeightOn kWeight, bool kBias>
+class TileRows {
  public:
   static constexpr bool kGated = is_gated(kActivation);
   static constexpr bool kOnProduct = kResult == Result::Hidden && kWeight == WeightOn::Input;
@@ -24,17 +26,20 @@ template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActi
 
   // The tile: rows `first` to `first` + `count` of those by expert, and rows of W from `first_row` on, 16 a tile of W.
   // `shared`: kTileM * (kPitch + 8) bytes, of which lists take the last 8 kTileM.
-  __device__ __forceinline__ TileRows(const GroupedArguments& args, u8* shared, int expert, int first, u32 count, int first_row)
+  __device__ __forceinline__ TileRows(const GroupedArguments& args, u8* shared, int expert, int first, u32 count,
+                                      int first_row)
       : args_(args), rows_(shared), places_(reinterpret_cast<int*>(shared + kTileM * kPitch)),
-        weights_(reinterpret_cast<float*>(places_ + kTileM)), expert_(expert), first_(first), count_(count), first_row_(first_row) {}
+        weights_(reinterpret_cast<float*>(places_ + kTileM)), expert_(expert), first_(first), count_(count),
+            first_row_(first_row) {}
 
   // First feature of the block, and how many there are in all.
   __device__ __forceinline__ int first_feature() const { return first_row_ * (kGated ? 8 : 16); }
   __device__ __forceinline__ int features() const { return kGated ? args_.n / 2 : args_.n; }
 
-  // Takes a warp's sums: `row` is the first of its rows of W in the block, 16 a tile of W, `column` the first of its rows of x.
-  // All threads of the block meet behind it.
-  template <int kRows, int kColumns> __device__ __forceinline__ void put(int row, int column, const float (&sums)[kRows][kColumns][4]) {
+  // Takes a warp's sums: `row` is the first of its rows of W in the block, 16 a tile of W, `column` the first of its
+  // rows of x. All threads of the block meet behind it.
+  template <int kRows, int kColumns>
+  __device__ __forceinline__ void put(int row, int column, const float (&sums)[kRows][kColumns][4]) {
     if constexpr (kResult != Result::Hidden || kOnProduct) look_up();
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -62,22 +67,27 @@ template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActi
         if constexpr (kGated) {
           // Gates are with even g, ups with the next one: of two rows of x each of them takes one.
           const bool odd = g % 2;
-          const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[0] : y[1], 4), got_high = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[2] : y[3], 4);
+          const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[0] : y[1], 4),
+              got_high = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[2] : y[3], 4);
           u16* const to = reinterpret_cast<u16*>(rows_ + (first + t * 2 + g % 2) * kPitch) + down / 2 + g / 2;
           to[0] = Bf16::round(activate<kActivation>(odd ? got : y[0], odd ? y[1] : got, args_.alpha, args_.limit));
-          to[4] = Bf16::round(activate<kActivation>(odd ? got_high : y[2], odd ? y[3] : got_high, args_.alpha, args_.limit));
+          to[4] = Bf16::round(
+                              activate<kActivation>(odd ? got_high : y[2], odd ? y[3] : got_high, args_.alpha,
+                                                    args_.limit));
         } else {
           u8* const to = rows_ + (first + g) * kPitch + down * 2 + t * 4;
-          *reinterpret_cast<u32*>(to) = transpose(Bf16::round_pair(activate<kActivation>(y[0]), activate<kActivation>(y[1])));
-          *reinterpret_cast<u32*>(to + 16) = transpose(Bf16::round_pair(activate<kActivation>(y[2]), activate<kActivation>(y[3])));
+          *reinterpret_cast<u32*>(to) =
+              transpose(Bf16::round_pair(activate<kActivation>(y[0]), activate<kActivation>(y[1])));
+          *reinterpret_cast<u32*>(to + 16) =
+              transpose(Bf16::round_pair(activate<kActivation>(y[2]), activate<kActivation>(y[3])));
         }
       }
     }
     __syncthreads();
   }
 
-  // take(row, v, vector) for every vector of eight features, each by one thread. Where there are vectors for whole warps, all
-  // threads of a warp come to it or none.
+  // take(row, v, vector) for every vector of eight features, each by one thread. Where there are vectors for whole
+  // warps, all threads of a warp come to it or none.
   template <class Take> __device__ __forceinline__ void each_vector(Take take) const {
 #pragma unroll 2
     for (int j = 0; j < kTileM * kVectors; j += kThreads) {
@@ -87,8 +97,8 @@ template <int kTileN, int kTileM, int kThreads, Result kResult, Activation kActi
     }
   }
 
-  // Copies rows to where they belong, or adds them to what is there; those past the last are not, nor features past the last.
-  // There are whole vectors, for sizes are multiples of 32.
+  // Copies rows to where they belong, or adds them to what is there; those past the last are not, nor features past the
+  // last. There are whole vectors, for sizes are multiples of 32.
   __device__ __forceinline__ void copy_out() const {
     each_vector([&](u32 row, u32 v, const Vec4& eight) {
       const int n = first_feature() + v * 8;

@@ -3,8 +3,8 @@
 
 namespace jitmx {
 
-// The rows of tiles of one block, in the order in which it works on them. First products are dealt in rounds, a row a block.
-// Blocks that own a row less of y, the first ones, take part in a round more in every cycle.
+// The rows of tiles of one block, in the order in which it works on them. First products are dealt in rounds, a row a
+// block. Blocks that own a row less of y, the first ones, take part in a round more in every cycle.
 template <int kCluster> struct TileScheduler {
   int items, rows13, rows2;
   bool down = false;  // the second product
@@ -21,7 +21,9 @@ template <int kCluster> struct TileScheduler {
   __device__ __forceinline__ int first_row() const { return int(gridDim.x - 1 - blockIdx.x) / kCluster; }
   __device__ __forceinline__ int step() const { return int(gridDim.x) / kCluster; }
   __device__ __forceinline__ bool valid() const { return item < items; }
-  __device__ __forceinline__ bool same_item(const TileScheduler& other) const { return down == other.down && item == other.item; }
+  __device__ __forceinline__ bool same_item(const TileScheduler& other) const {
+    return down == other.down && item == other.item;
+  }
 
   __device__ __forceinline__ void next() {
     if (down) {

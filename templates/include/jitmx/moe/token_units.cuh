@@ -14,30 +14,34 @@ struct alignas(8) TokenUnit {
   __device__ __forceinline__ bool down() const { return int(info) < 0; }             // of W2
 };
 
-// A row of y in a block: which one of those that it has to do with, its pairs there, and whether it begins and ends there.
+// A row of y in a block: which one of those that it has to do with, its pairs there, and whether it begins and ends
+// there.
 struct TokenRow {
   int row, first, pairs;
   bool begins, ends_elsewhere;
 };
 
-// Rows of W13, those of all slots in turn, go to blocks in turn. A pair is a row of y and a slot; blocks take equal numbers of
-// them, the last ones more, as the first have more rows of W13.
+// Rows of W13, those of all slots in turn, go to blocks in turn. A pair is a row of y and a slot; blocks take equal
+// numbers of them, the last ones more, as the first have more rows of W13.
 template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSplit {
  public:
   static constexpr int kHidden = kHidden_, kIntermediate = kIntermediate_, kTop = kTop_;
   static constexpr u32 kUpRows = kIntermediate / 8, kUpTiles = (kHidden + 63) / 64, kUpSize = kUpRows * kUpTiles;
-  static constexpr u32 kDownRows = (kHidden + 15) / 16, kDownTiles = (kIntermediate + 63) / 64, kDownSize = kDownRows * kDownTiles;
+  static constexpr u32 kDownRows = (kHidden + 15) / 16, kDownTiles = (kIntermediate + 63) / 64,
+      kDownSize = kDownRows * kDownTiles;
   static constexpr int kUpUnits = (kUpTiles + kChunk - 1) / kChunk, kDownUnits = (kDownTiles + kChunk - 1) / kChunk;
 
   static_assert(kTop <= 16 && kUpUnits <= 512 && kDownUnits <= 512, "slot and part fit their bits of a unit");
 
   __device__ __forceinline__ TokenSplit()
-      : most_up_((kTop * kUpRows + gridDim.x - 1u) / gridDim.x), most_down_((kTop * kDownRows + gridDim.x - 1u) / gridDim.x),
+      : most_up_((kTop * kUpRows + gridDim.x - 1u) / gridDim.x),
+          most_down_((kTop * kDownRows + gridDim.x - 1u) / gridDim.x),
         base_(kTop * kDownRows / gridDim.x), shorter_(gridDim.x - (kTop * kDownRows - base_ * gridDim.x)),
         up_((kTop * kUpRows + gridDim.x - 1u - blockIdx.x) / gridDim.x), first_(begin(blockIdx.x)),
         pairs_(begin(blockIdx.x + 1u) - first_) {}
 
-  // Of any block at most: rows of W13, pairs, rows of y, rows that are added (of a residual two, where it is a pair), and units.
+  // Of any block at most: rows of W13, pairs, rows of y, rows that are added (of a residual two, where it is a pair),
+  // and units.
   __device__ __forceinline__ int most_up() const { return int(most_up_); }
   __device__ __forceinline__ int most_down() const { return int(most_down_); }
   __device__ __forceinline__ int most_y() const { return int(most_down_ + kTop - 2u) / kTop + 1; }
@@ -50,7 +54,9 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
   __device__ __forceinline__ int first_pair() const { return int(first_); }
   __device__ __forceinline__ int pairs() const { return int(pairs_); }
   __device__ __forceinline__ int first_y() const { return int(first_) / kTop; }
-  __device__ __forceinline__ int y_rows() const { return pairs_ == 0u ? 0 : int(first_ + pairs_ - 1u) / kTop - first_y() + 1; }
+  __device__ __forceinline__ int y_rows() const {
+    return pairs_ == 0u ? 0 : int(first_ + pairs_ - 1u) / kTop - first_y() + 1;
+  }
   __device__ __forceinline__ int units() const { return up_rows() * kUpUnits + pairs() * kDownUnits; }
 
   __device__ __forceinline__ TokenUnit unit(int i) const {
@@ -88,8 +94,12 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
   }
 
  private:
-  static __device__ __forceinline__ u32 packed(int row, int part, int slot) { return u32(row) | u32(part) << 16 | u32(slot) << 25; }
-  __device__ __forceinline__ u32 begin(u32 block) const { return block * base_ + u32(max(int(block) - int(shorter_), 0)); }
+  static __device__ __forceinline__ u32 packed(int row, int part, int slot) {
+    return u32(row) | u32(part) << 16 | u32(slot) << 25;
+  }
+  __device__ __forceinline__ u32 begin(u32 block) const {
+    return block * base_ + u32(max(int(block) - int(shorter_), 0));
+  }
 
   u32 most_up_, most_down_, base_, shorter_;  // shorter_: blocks with so many pairs, and no more
   u32 up_, first_, pairs_;

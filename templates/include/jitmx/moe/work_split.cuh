@@ -16,7 +16,9 @@ struct EvenSplit {
 
   __device__ __forceinline__ EvenSplit(u32 total, u32 parts) : base(total / parts), more(total - base * parts) {}
   __device__ __forceinline__ u32 begin(u32 part) const { return part * base + min(part, more); }
-  __device__ __forceinline__ Span span(u32 part, u32 offset = 0u) const { return {offset + begin(part), offset + begin(part + 1u)}; }
+  __device__ __forceinline__ Span span(u32 part, u32 offset = 0u) const {
+    return {offset + begin(part), offset + begin(part + 1u)};
+  }
   // Where the span ends that holds `at`.
   __device__ __forceinline__ u32 end_around(u32 at) const {
     const u32 longer = more * (base + 1u);
@@ -24,8 +26,8 @@ struct EvenSplit {
   }
 };
 
-// The tiles of one product: each item has `rows` rows of `tiles` tiles. Blocks take whole rows, or, where sums of a row may
-// come from two blocks, equal numbers of tiles.
+// The tiles of one product: each item has `rows` rows of `tiles` tiles. Blocks take whole rows, or, where sums of a row
+// may come from two blocks, equal numbers of tiles.
 template <bool kCut> class ProductSplit {
  public:
   __device__ __forceinline__ ProductSplit(int items, int rows, int tiles, int blocks)

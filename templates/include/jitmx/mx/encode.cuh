@@ -1,6 +1,6 @@
-// Sixteen-bit values to MX codes, eight at a time, in the order in which block-scaled MMA takes them beside packed MXFP4
-// weights (docs/packed-layout.md): codes of 8 bits as bytes k = 0, 4, 1, 5 and 2, 6, 3, 7 of two words, codes of 4 bits as
-// nibbles k = 0, 2, 4, 6, 1, 3, 5, 7 of one. Four neighbouring lanes hold the 32 values that share a scale.
+// Sixteen-bit values to MX codes, eight at a time, in the order in which block-scaled MMA takes them beside packed
+// MXFP4 weights (docs/packed-layout.md): codes of 8 bits as bytes k = 0, 4, 1, 5 and 2, 6, 3, 7 of two words, codes of
+// 4 bits as nibbles k = 0, 2, 4, 6, 1, 3, 5, 7 of one. Four neighbouring lanes hold the 32 values that share a scale.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mx/minifloat.cuh"
@@ -33,12 +33,13 @@ __device__ __forceinline__ void encode_bytes(const float (&x)[8], float reciproc
   for (int i = 0; i < 2; ++i) words[i] = c[2 * i] | c[2 * i + 4] << 8 | c[2 * i + 1] << 16 | c[2 * i + 5] << 24;
 }
 
-// A format: bits of a code as stored, words that eight take, emax, mantissa bits. `encode` gives the codes of eight values
-// of type T under a scale byte; Native says that the target converts by instruction.
+// A format: bits of a code as stored, words that eight take, emax, mantissa bits. `encode` gives the codes of eight
+// values of type T under a scale byte; Native says that the target converts by instruction.
 struct Mxfp8 {
   static constexpr int kBits = 8, kWords = 2, kEmax = 8, kMantissa = 3;
 
-  template <class T, bool Native> static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
+  template <class T, bool Native>
+  static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
     const float reciprocal = reciprocal_scale(scale);
     if constexpr (Native) {
 #pragma unroll
@@ -53,7 +54,8 @@ struct Mxfp8 {
 struct Mxfp6 {
   static constexpr int kBits = 8, kWords = 2, kEmax = 2, kMantissa = 3;
 
-  template <class T, bool Native> static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
+  template <class T, bool Native>
+  static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
     const float reciprocal = reciprocal_scale(scale);
     if constexpr (Native) {
 #pragma unroll
@@ -68,7 +70,8 @@ struct Mxfp6 {
 struct Mxfp4 {
   static constexpr int kBits = 4, kWords = 1, kEmax = 2, kMantissa = 1;
 
-  template <class T, bool Native> static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[1]) {
+  template <class T, bool Native>
+  static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[1]) {
     if constexpr (Native) {
       const float r = reciprocal_scale(scale);
       const float ordered[8] = {x[0] * r, x[2] * r, x[4] * r, x[6] * r, x[1] * r, x[3] * r, x[5] * r, x[7] * r};
@@ -79,8 +82,8 @@ struct Mxfp4 {
   }
 
  private:
-  // Two values a register, as fp16 scaled by 2^-14: there E2M1's subnormals lie on those of fp16, and the 8 bits of a bf16
-  // are kept exactly down to the smallest tie. 2^(127 - scale) 2^-14 is a subnormal for the largest scales.
+  // Two values a register, as fp16 scaled by 2^-14: there E2M1's subnormals lie on those of fp16, and the 8 bits of a
+  // bf16 are kept exactly down to the smallest tie. 2^(127 - scale) 2^-14 is a subnormal for the largest scales.
   static __device__ __forceinline__ void encode_portably(const float (&x)[8], u32 scale, u32& word, Bf16) {
     const float multiplier = bits_to_float(scale < 240u ? (240u - scale) << 23 : 0x00400000u >> (scale - 240u));
     word = 0u;
@@ -103,11 +106,13 @@ struct Mxfp4 {
   }
 };
 
-// Codes and scale byte of a lane's eight values of a block; its four lanes, one aligned group of the warp, take part together.
+// Codes and scale byte of a lane's eight values of a block; its four lanes, one aligned group of the warp, take part
+// together.
 template <class Format, class T, ScaleRule Rule, bool Native>
 __device__ __forceinline__ u32 quantize_eight(const Vec4& v, u32 (&words)[Format::kWords]) {
   // Bits of magnitudes order as the magnitudes do: two to a register.
-  const u32 halves = __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFFu, v.y & 0x7FFF7FFFu), __vmaxu2(v.z & 0x7FFF7FFFu, v.w & 0x7FFF7FFFu));
+  const u32 halves =
+      __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFFu, v.y & 0x7FFF7FFFu), __vmaxu2(v.z & 0x7FFF7FFFu, v.w & 0x7FFF7FFFu));
   u32 largest = max(halves & 0xFFFFu, halves >> 16);
   largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
   largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));

@@ -12,15 +12,16 @@ template <int M, int Bias, u32 LargestCode> struct Minifloat {
     const float clamped = fminf(magnitude, largest);
     const u32 bits = __float_as_uint(clamped);
     // Normal: rebias the exponent, then round away the mantissa bits that do not fit.
-    const u32 normal = (bits - (u32(127 - Bias) << 23) + ((1u << (kShift - 1)) - 1u) + ((bits >> kShift) & 1u)) >> kShift;
+    const u32 normal =
+        (bits - (u32(127 - Bias) << 23) + ((1u << (kShift - 1)) - 1u) + ((bits >> kShift) & 1u)) >> kShift;
     // Subnormal: an addend whose last place is the smallest step makes the adder round.
     constexpr u32 kMagic = u32(127 + 24 - Bias - M) << 23;
     const u32 subnormal = __float_as_uint(clamped + bits_to_float(kMagic)) - kMagic;
     return bits < (u32(128 - Bias) << 23) ? subnormal : normal;
   }
 
-  // As encode, of a value scaled by 2^(Bias - 127), which puts the format's subnormals on those of fp32. That scaling is
-  // exact for what came from a 16-bit type: its bits end well above the last place.
+  // As encode, of a value scaled by 2^(Bias - 127), which puts the format's subnormals on those of fp32. That scaling
+  // is exact for what came from a 16-bit type: its bits end well above the last place.
   static __device__ __forceinline__ u32 encode_scaled(float scaled) {
     constexpr u32 kShift = 23 - M;
     const u32 bits = __float_as_uint(scaled);

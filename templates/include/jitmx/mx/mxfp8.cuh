@@ -1,8 +1,9 @@
-// MXFP8 weights in registers: one 32-bit word holds four E4M3 codes of one row, k = 0…3, even k in the low half-word and
-// odd k in the high one; the upper byte of a half-word is pair 0 (k = 0, 1), the lower one pair 1 (k = 2, 3).
+// MXFP8 weights in registers: one 32-bit word holds four E4M3 codes of one row, k = 0…3, even k in the low half-word
+// and odd k in the high one; the upper byte of a half-word is pair 0 (k = 0, 1), the lower one pair 1 (k = 2, 3).
 //
 // A masked field is value * 2^-120 in bf16 (2^-8 in fp16), subnormals included; the multiplication that undoes this is
-// exact. 7 integer instructions a word. The codes 0x7F and 0xFF (NaN) do not occur: packing gives their block a NaN scale.
+// exact. 7 integer instructions a word. The codes 0x7F and 0xFF (NaN) do not occur: packing gives their block a NaN
+// scale.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 

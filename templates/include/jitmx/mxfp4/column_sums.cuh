@@ -95,8 +95,8 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
   static constexpr bool kFolded = kScaling == Scaling::fold || kScaling == Scaling::halves;
   static constexpr int kColumns = (kM + 7) / 8;  // columns of MMA, 8 rows of X each
 
-  // Columns 0 to 3 of X^T hold the first block of a tile and columns 4 to 7 the second one, so that one scale a row does for a
-  // lane. What either block yields in the columns of the other is never looked at.
+  // Columns 0 to 3 of X^T hold the first block of a tile and columns 4 to 7 the second one, so that one scale a row
+  // does for a lane. What either block yields in the columns of the other is never looked at.
   static constexpr bool kSplit = !kFolded && kM <= 4;
 
   // x: where this lane's X of the tile lies; `pitch` bytes on is the next row.
@@ -117,7 +117,8 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        const Vec4 a = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch), b = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch + 64);
+        const Vec4 a = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch),
+            b = *reinterpret_cast<const Vec4*>(x + c * 8 * pitch + 64);
         if constexpr (kFolded) {
           multiply<0>(sum_[c], w, a);
           multiply<1>(sum_[kPair ? c + 1 : c], w, b);
@@ -146,11 +147,14 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
     }
   }
 
-  __device__ __forceinline__ float4 column(int c) const { return float4{sum_[c][0], sum_[c][1], sum_[c][2], sum_[c][3]}; }
+  __device__ __forceinline__ float4 column(int c) const {
+    return float4{sum_[c][0], sum_[c][1], sum_[c][2], sum_[c][3]};
+  }
 
  private:
   static constexpr bool kPair = kFolded && kColumns == 1;  // a sum a block: two chains of MMA
-  static constexpr int kStep = kM == 1 ? 2 : 1;                             // of one row of X, every second element counts
+  // of one row of X, every second element counts
+  static constexpr int kStep = kM == 1 ? 2 : 1;
 
   // What fields lack: 2^126 in bf16, of which X has 2^64 already, and 2^14 in fp16.
   static constexpr u32 kRestore = kIsBf16<T> ? 62 : 14;

@@ -4,6 +4,7 @@
 namespace jitmx {
 
 constexpr int kTileBytes = 512;   // codes of a tile: 16 bytes of each lane
-constexpr int kScaleBytes = 32;   // scales of a tile: 4 bytes of each quad, those of its rows g and g + 8 and both blocks
+// scales of a tile: 4 bytes of each quad, those of its rows g and g + 8 and both blocks
+constexpr int kScaleBytes = 32;
 
 }  // namespace jitmx

@@ -1,8 +1,9 @@
 // Fragments of A whose k runs as in memory, m64n*k16, from packed tiles: what they multiply needs no order of its own.
 //
-// A packed word holds eight consecutive k of a row, an octet; lane t of a quad has octet t of a block of 32. The product
-// wants pair t (k = 8 s + 2 t and the next) of every octet s in lane t. So each lane reads the words of all four lanes of its
-// quad, which takes addresses that are equal within a quad, and of each word its own pair: by shifts that depend on the lane.
+// A packed word holds eight consecutive k of a row, an octet; lane t of a quad has octet t of a block of 32. The
+// product wants pair t (k = 8 s + 2 t and the next) of every octet s in lane t. So each lane reads the words of all
+// four lanes of its quad, which takes addresses that are equal within a quad, and of each word its own pair: by shifts
+// that depend on the lane.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mxfp4/decode.cuh"
@@ -36,8 +37,10 @@ template <class Encoding> class NaturalDecoder {
     rows[1] = folded_scale<I + 2>(scales);
   }
 
-  // The fragment of step J (k16) of block I: `quad[s]` is the vector of lane s of the quad (rows g and g + 8 of both blocks).
-  template <int I, int J> __device__ __forceinline__ void fragment(const Vec4 (&quad)[4], const u32 (&rows)[2], u32 (&a)[4]) const {
+  // The fragment of step J (k16) of block I: `quad[s]` is the vector of lane s of the quad (rows g and g + 8 of both
+  // blocks).
+  template <int I, int J>
+  __device__ __forceinline__ void fragment(const Vec4 (&quad)[4], const u32 (&rows)[2], u32 (&a)[4]) const {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const Vec4& words = quad[2 * J + s];

@@ -1,5 +1,5 @@
-// A lane's share of a packed tile (16 rows by 64 k), and the A fragments of m16n8k16 that it makes: rows g and g + 8, four
-// pairs each of a block of 32, in the order in which X lies in memory.
+// A lane's share of a packed tile (16 rows by 64 k), and the A fragments of m16n8k16 that it makes: rows g and g + 8,
+// four pairs each of a block of 32, in the order in which X lies in memory.
 #pragma once
 #include "jitmx/mx/mxfp8.cuh"
 #include "jitmx/mxfp4/decode.cuh"

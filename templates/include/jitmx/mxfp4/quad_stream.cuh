@@ -9,9 +9,9 @@
 
 namespace jitmx {
 
-// As WeightStream, but lanes read what their quad has loaded: a slot is the whole warp's. Words keep the order that they have
-// in memory but for an exchange within quads (the 64-byte swizzle of tensor copies): copies write whole lines, and what
-// lanes read at once, the words of one place in each quad, lies in different banks.
+// As WeightStream, but lanes read what their quad has loaded: a slot is the whole warp's. Words keep the order that
+// they have in memory but for an exchange within quads (the 64-byte swizzle of tensor copies): copies write whole
+// lines, and what lanes read at once, the words of one place in each quad, lies in different banks.
 template <class Encoding, int Slots, class Rows> class QuadStream : public WeightStream<Slots, Rows> {
   using Base = WeightStream<Slots, Rows>;
 
@@ -22,7 +22,8 @@ template <class Encoding, int Slots, class Rows> class QuadStream : public Weigh
   };
 
   __device__ __forceinline__ QuadStream(const Rows& rows, u8* slots, int lane)
-      : Base(rows, slots, lane, lane ^ lane / 8), quad_(shared_address(slots) + lane / 4 * 64 + lane / 8 * 16), decoder_(lane % 4) {}
+      : Base(rows, slots, lane, lane ^ lane / 8), quad_(shared_address(slots) + lane / 4 * 64 + lane / 8 * 16),
+          decoder_(lane % 4) {}
 
   __device__ __forceinline__ void read(int i, Tile& tile) const {
     copy_wait<Slots - 1>();

@@ -7,7 +7,8 @@ namespace jitmx {
 struct alignas(16) Quad { float v[4]; };
 
 // Rows g and g + 8 of W against x^T; element i of a sum is row g + 8 (i / 2), column 2 t + i % 2. Scales ride on the
-// multiplication that decoding takes anyway (Folded), or multiply the sum over a block of 32 in fp32, exact for any byte.
+// multiplication that decoding takes anyway (Folded), or multiply the sum over a block of 32 in fp32, exact for any
+// byte.
 template <class T, class Encoding, bool Folded> class TileSum {
  public:
   __device__ __forceinline__ void add(const Vec4& w, u32 scales, const Vec4& x0, const Vec4& x1) {

@@ -1,8 +1,9 @@
-// Products of a warpgroup whose weights are MXFP4: each lane brings its own share of a packed tile through shared memory,
-// decodes it in registers, and multiplies it by stages of activations that others keep full.
+// Products of a warpgroup whose weights are MXFP4: each lane brings its own share of a packed tile through shared
+// memory, decodes it in registers, and multiplies it by stages of activations that others keep full.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mma/wgmma.cuh"
+#include "jitmx/mma/wgmma_product.cuh"
 #include "jitmx/mxfp4/decode.cuh"
 #include "jitmx/mxfp4/layout.cuh"
 #include "jitmx/pipeline/state.cuh"
@@ -16,7 +17,8 @@ namespace jitmx {
 
 constexpr int kSlotBytes = kTileBytes + 128;  // a tile's codes, and scales of a lane's rows once for every lane
 
-// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that decoding takes.
+// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that
+// decoding takes.
 template <class Encoding, int I>
 __device__ __forceinline__ void decode_block(u32 low, u32 high, u32 scales, u32 (&a)[8]) {
   u32 p[4], q[4];
@@ -29,9 +31,9 @@ __device__ __forceinline__ void decode_block(u32 low, u32 high, u32 scales, u32 
   }
 }
 
-// The tiles of W that one warp reads, through `Slots` slots of each lane's own, loaded that many steps ahead. Where they lie
-// `Rows` says: open(codes, scales) sets this lane's addresses in a run of tiles and returns how many there are, or 0, and
-// next() goes on to the next run.
+// The tiles of W that one warp reads, through `Slots` slots of each lane's own, loaded that many steps ahead. Where
+// they lie `Rows` says: open(codes, scales) sets this lane's addresses in a run of tiles and returns how many there
+// are, or 0, and next() goes on to the next run.
 template <int Slots, class Rows> class WeightStream {
  public:
   struct Tile {
@@ -39,7 +41,8 @@ template <int Slots, class Rows> class WeightStream {
     u32 scales;
   };
 
-  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane) : WeightStream(rows, slots, lane, lane) {}
+  __device__ __forceinline__ WeightStream(const Rows& rows, u8* slots, int lane)
+      : WeightStream(rows, slots, lane, lane) {}
 
   __device__ __forceinline__ void read(int i, Tile& tile) const {
     copy_wait<Slots - 1>();
@@ -112,8 +115,8 @@ template <int Stages, int Bytes> class StageRing {
   PipelineState<Stages> state_;
 };
 
-// The same, but where the next stage lies is stepped, not computed. Behind the mbarriers of empty stages there is a spare one: the
-// first step of a run, before which no stage is to be released, arrives there.
+// The same, but where the next stage lies is stepped, not computed. Behind the mbarriers of empty stages there is a
+// spare one: the first step of a run, before which no stage is to be released, arrives there.
 template <int Stages, int Bytes> class SteppedRing {
  public:
   static constexpr bool kSpare = true;
@@ -147,11 +150,11 @@ template <int Stages, int Bytes> class SteppedRing {
   u32 full_, end_, past_, spare_, parity_ = 0;
 };
 
-// Adds the products of `steps` stages to `sums`, with `Buffers` fragments of W, 32 k each: products of all but one are under
-// way. multiply(sums, fragment, matrix) starts those of one fragment.
-template <class Encoding, int Slots, int Buffers, int Count, class Weights, class Stages, class Multiply>
+// Adds the products of `steps` stages to `sums`, with `Buffers` fragments of W, 32 k each: products of all but one are
+// under way. N: rows of X, columns of the products.
+template <class Encoding, int Slots, int N, int Buffers, int Count, class Weights, class Stages>
 __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[Buffers][8], int steps, Weights& weights,
-                                                Stages& stages, int lane, Multiply multiply) {
+                                                Stages& stages, int lane) {
   // Step i of an unrolled group: two fragments, and what was under way with the oldest one is done after each.
   const auto step = [&](int i, bool first) {
     typename Weights::Tile tile;
@@ -161,7 +164,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
     const u64 x = stages.matrix();
     stages.wait();
     wgmma_fence();
-    multiply(sums, low, x);
+    wgmma_steps<Bf16, N, 2>(sums, low, x);
     wgmma_commit();
     wgmma_wait<Buffers - 1>();
     fence_operand(high);
@@ -169,7 +172,7 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[B
     weights.template decode<Encoding, 1>(tile, high);
     weights.load(i);
     wgmma_fence();
-    multiply(sums, high, x + 4);
+    wgmma_steps<Bf16, N, 2>(sums, high, x + 4);
     wgmma_commit();
     wgmma_wait<Buffers - 1>();
     fence_operand(a[(2 * i + 2) % Buffers]);

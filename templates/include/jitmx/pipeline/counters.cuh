@@ -4,8 +4,9 @@
 
 namespace jitmx {
 
-// Counts an arrival at a counter of `blocks` and returns whether it was the last one, which leaves the counter at zero for
-// the next launch. What this thread and, before a barrier, its block have written is then known to the last arrival.
+// Counts an arrival at a counter of `blocks` and returns whether it was the last one, which leaves the counter at zero
+// for the next launch. What this thread and, before a barrier, its block have written is then known to the last
+// arrival.
 __device__ __forceinline__ bool arrive_last(u32* counter, u32 blocks) {
   return increment_acq_rel(counter, blocks) == blocks - 1u;
 }

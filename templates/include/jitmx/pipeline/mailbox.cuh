@@ -1,12 +1,14 @@
-// Values in device memory that carry their own readiness: what is zero has not been written. A zero is written as -0, which
-// adds and multiplies as it does.
+// Values in device memory that carry their own readiness: what is zero has not been written. A zero is written as -0,
+// which adds and multiplies as it does.
 #pragma once
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/atomic.cuh"
 
 namespace jitmx {
 
-__device__ __forceinline__ void post(u16* to, u16 bf16) { store_relaxed(global_address(to), bf16 == 0 ? u16(0x8000u) : bf16); }
+__device__ __forceinline__ void post(u16* to, u16 bf16) {
+  store_relaxed(global_address(to), bf16 == 0 ? u16(0x8000u) : bf16);
+}
 __device__ __forceinline__ void post(float* to, float value) {
   const u32 bits = __float_as_uint(value);
   store_relaxed(global_address(to), bits == 0u ? 0x80000000u : bits);

@@ -9,17 +9,19 @@
 
 namespace jitmx {
 
-// Each of kStages stages holds a chunk: kChunk tiles of each of kRows rows of tiles, codes first, then scales. Copies are bulk
-// copies that complete on an mbarrier a stage (kBulk), or cp.async.
+// Each of kStages stages holds a chunk: kChunk tiles of each of kRows rows of tiles, codes first, then scales. Copies
+// are bulk copies that complete on an mbarrier a stage (kBulk), or cp.async.
 template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
  public:
   static constexpr int kChunkTiles = kRows * kChunk;
 
   // What the warp reads: `remaining` tiles of each tile row of its groups, from tile row `row` on.
-  __device__ __forceinline__ WeightRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows, int tiles_k, int row,
+  __device__ __forceinline__ WeightRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows,
+                                        int tiles_k, int row,
                                         int remaining)
       : codes_(static_cast<const u8*>(weight)), scales_(static_cast<const u8*>(scales)), ring_(shared_address(ring)),
-        full_(shared_address(full)), lane_(threadIdx.x % 32), tile_rows_(tile_rows), tiles_k_(tiles_k), row_(row), left_(tiles_k),
+        full_(shared_address(full)), lane_(threadIdx.x % 32), tile_rows_(tile_rows), tiles_k_(tiles_k), row_(row),
+            left_(tiles_k),
         remaining_(remaining), tile_(u32(row) * tiles_k) {
     if constexpr (kBulk) {
       if (lane_ == 0) {
@@ -86,7 +88,8 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < tiles; ++i) copy_16(to_codes + i * kTileBytes + lane_ * 16, codes + i * kTileBytes + lane_ * 16);
+      for (int i = 0; i < tiles; ++i)
+        copy_16(to_codes + i * kTileBytes + lane_ * 16, codes + i * kTileBytes + lane_ * 16);
 #pragma unroll 1
       for (int i = lane_; i < tiles * 2; i += 32) copy_16(to_scales + i * 16, scales + i * 16);
     }

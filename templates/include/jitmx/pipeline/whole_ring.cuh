@@ -1,4 +1,5 @@
-// A ring in shared memory through which one warp streams whole rows of packed tiles, in chunks that each row is a multiple of.
+// A ring in shared memory through which one warp streams whole rows of packed tiles, in chunks that each row is a
+// multiple of.
 #pragma once
 #include "jitmx/mxfp4/layout.cuh"
 #include "jitmx/pipeline/state.cuh"
@@ -10,18 +11,20 @@
 
 namespace jitmx {
 
-// Stages, chunks and copies are those of WeightRing. As no chunk has tiles of two rows, copies are of one size and as many: a
-// fetch takes a third of the instructions.
+// Stages, chunks and copies are those of WeightRing. As no chunk has tiles of two rows, copies are of one size and as
+// many: a fetch takes a third of the instructions.
 template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
  public:
   static constexpr int kCodeBytes = kRows * kChunk * kTileBytes;  // of a stage, whose scales follow
   static constexpr int kStageBytes = kCodeBytes + kRows * kChunk * kScaleBytes;
 
-  // What the warp reads: `groups` groups of kRows rows of tiles, each of `chunks` chunks, from tile row `row` on. All arguments
-  // are the warp's, and the compiler is to know that.
-  __device__ __forceinline__ WholeRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows, int chunks, int row,
+  // What the warp reads: `groups` groups of kRows rows of tiles, each of `chunks` chunks, from tile row `row` on. All
+  // arguments are the warp's, and the compiler is to know that.
+  __device__ __forceinline__ WholeRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows,
+                                       int chunks, int row,
                                        int groups)
-      : ring_(shared_address(ring)), full_(shared_address(full)), chunks_(chunks), tile_rows_(tile_rows), row_(row), left_(chunks),
+      : ring_(shared_address(ring)), full_(shared_address(full)), chunks_(chunks), tile_rows_(tile_rows), row_(row),
+          left_(chunks),
         remaining_(groups * chunks) {
     const u64 tile = u64(row) * u32(chunks * kChunk);
     codes_ = static_cast<const u8*>(weight) + tile * kTileBytes;
@@ -46,8 +49,10 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const u64 tiles = apart(r);
-            bulk_copy(to + r * kChunk * kTileBytes, codes_ + tiles * kTileBytes, kChunk * kTileBytes, full_ + 8 * stage);
-            bulk_copy(to + kCodeBytes + r * kChunk * kScaleBytes, scales_ + tiles * kScaleBytes, kChunk * kScaleBytes, full_ + 8 * stage);
+            bulk_copy(to + r * kChunk * kTileBytes, codes_ + tiles * kTileBytes, kChunk * kTileBytes,
+                      full_ + 8 * stage);
+            bulk_copy(to + kCodeBytes + r * kChunk * kScaleBytes, scales_ + tiles * kScaleBytes, kChunk * kScaleBytes,
+                      full_ + 8 * stage);
           }
         }
         __syncwarp();
@@ -57,9 +62,11 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
         for (int r = 0; r < kRows; ++r) {
           const u8 *const codes = codes_ + apart(r) * kTileBytes, *const scales = scales_ + apart(r) * kScaleBytes;
 #pragma unroll 1
-          for (int i = 0; i < kChunk; ++i) copy_16(to + (r * kChunk + i) * kTileBytes + lane * 16, codes + i * kTileBytes + lane * 16);
+          for (int i = 0; i < kChunk; ++i)
+            copy_16(to + (r * kChunk + i) * kTileBytes + lane * 16, codes + i * kTileBytes + lane * 16);
 #pragma unroll 1
-          for (int i = lane; i < kChunk * 2; i += 32) copy_16(to + kCodeBytes + r * kChunk * kScaleBytes + i * 16, scales + i * 16);
+          for (int i = lane; i < kChunk * 2; i += 32)
+            copy_16(to + kCodeBytes + r * kChunk * kScaleBytes + i * 16, scales + i * 16);
         }
       }
       --remaining_;
@@ -87,7 +94,9 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
 
  private:
   // Tiles from the first row of the group to row `r`, or to the first again where there are no more.
-  __device__ __forceinline__ u64 apart(int r) const { return row_ + r < tile_rows_ ? u64(r) * u32(chunks_ * kChunk) : 0; }
+  __device__ __forceinline__ u64 apart(int r) const {
+    return row_ + r < tile_rows_ ? u64(r) * u32(chunks_ * kChunk) : 0;
+  }
 
   const u8 *codes_, *scales_;
   u32 ring_, full_;

@@ -1,4 +1,5 @@
-// 8 x 8 matrices of 16-bit elements of a warp: register i of lane 4 g + t holds elements 2 t and 2 t + 1 of row g of matrix i.
+// 8 x 8 matrices of 16-bit elements of a warp: register i of lane 4 g + t holds elements 2 t and 2 t + 1 of row g of
+// matrix i.
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -20,8 +21,8 @@ __device__ __forceinline__ void store_transposed(u32 address, u32 m0, u32 m1, u3
                :: "r"(address), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory");
 }
 
-// A matrix that a warp holds, transposed: from accumulators of m16n8k16, whose pairs run along tokens, to pairs that run
-// along features, as Y lies in memory.
+// A matrix that a warp holds, transposed: from accumulators of m16n8k16, whose pairs run along tokens, to pairs that
+// run along features, as Y lies in memory.
 __device__ __forceinline__ u32 transpose(u32 pair) {
   u32 out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));

@@ -1,5 +1,6 @@
-// Lists for grouped products: for each expert its pairs (token, slot) in the order of the tokens, where each expert's list
-// starts, and a schedule of tiles of rows. Counting sorts without atomics on positions: the same input gives the same lists.
+// Lists for grouped products: for each expert its pairs (token, slot) in the order of the tokens, where each expert's
+// list starts, and a schedule of tiles of rows. Counting sorts without atomics on positions: the same input gives the
+// same lists.
 #pragma once
 #include "jitmx/math/warp.cuh"
 #include "jitmx/moe/tile_rows.cuh"
@@ -67,15 +68,19 @@ __device__ __forceinline__ void list_few(const ExpertLists& lists, const u32* id
   const bool starts = present && rank % TileRows == 0;
   const u32 all = __reduce_or_sync(kFullWarp, starts ? 1u << position : 0u);
   const int tiles = __popc(all);
-  if (starts) lists.schedule[__popc(all & ((1u << position) - 1u))] = {mine, u32(position), u32(min(rows - rank, TileRows)), u32(rank / TileRows)};
+  if (starts)
+    lists.schedule[__popc(all & ((1u << position) - 1u))] =
+        {mine, u32(position), u32(min(rows - rank, TileRows)), u32(rank / TileRows)};
   if (tiles + thread < lists.capacity) lists.schedule[tiles + thread] = {kAbsent, 0u, 0u, 0u};
   if (thread == 0) *lists.tiles = tiles;
 }
 
-// Lists of `count` pairs by one block, or by a cluster of `Blocks`, of which this one is `rank`. local_id(pair) is asked
-// at most twice for each pair. `scratch` holds (warps, by fours, + 4) * local + 2 words; all threads of the block have finished with it.
+// Lists of `count` pairs by one block, or by a cluster of `Blocks`, of which this one is `rank`. local_id(pair) is
+// asked at most twice for each pair. `scratch` holds (warps, by fours, + 4) * local + 2 words; all threads of the block
+// have finished with it.
 template <int TileRows, int Threads, int Experts, int Blocks, class LocalId>
-__device__ __forceinline__ void list_many(const ExpertLists& lists, int count, u32* scratch, int thread, int rank, LocalId local_id) {
+__device__ __forceinline__ void list_many(const ExpertLists& lists, int count, u32* scratch, int thread, int rank,
+                                          LocalId local_id) {
   static_assert(Threads % 32 == 0 && Experts <= 512, "the search below takes steps of 256 and less");
   constexpr int warps = Threads / 32;
   const int lane = thread % 32, warp = thread / 32, local = lists.local;
@@ -83,7 +88,8 @@ __device__ __forceinline__ void list_many(const ExpertLists& lists, int count, u
   const int span = ((count + Blocks * warps - 1) / (Blocks * warps) + 31) / 32 * 32;
   const int start = (rank * warps + warp) * span, end = min(start + span, count);
   const int left = span ? (count - rank * warps * span + span - 1) / span : 0;
-  const int rows = (left > 0 ? min(left, warps) + 3 : 0) / 4 * 4;  // of counts: warps of this block that have pairs, by fours
+  // of counts: warps of this block that have pairs, by fours
+  const int rows = (left > 0 ? min(left, warps) + 3 : 0) / 4 * 4;
   u32* const counts = scratch;
   u32* const totals = counts + (warps + 3) / 4 * 4 * local;
   u32* const before = totals + local;

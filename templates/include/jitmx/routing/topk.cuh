@@ -22,7 +22,9 @@ __device__ __forceinline__ float key_value(u32 key) {
 }
 
 // exp(value - largest).
-__device__ __forceinline__ float share(float value, float largest) { return exp2_fast((value - largest) * 1.4426950408889634f); }
+__device__ __forceinline__ float share(float value, float largest) {
+  return exp2_fast((value - largest) * 1.4426950408889634f);
+}
 
 // What lane s holds after the choice: the expert of rank s and its weight, for s < k.
 struct Choice {
@@ -30,8 +32,8 @@ struct Choice {
   float weight;
 };
 
-// Lane l brings the logits of experts l n ... l n + n - 1, n = ceil(Experts / 32); those past the last expert are not looked
-// at. Equal logits go by ids. Weights are the softmax over the chosen K, or with OverAll over all experts.
+// Lane l brings the logits of experts l n ... l n + n - 1, n = ceil(Experts / 32); those past the last expert are not
+// looked at. Equal logits go by ids. Weights are the softmax over the chosen K, or with OverAll over all experts.
 template <int Experts, int K, bool OverAll, int N = (Experts + 31) / 32>
 __device__ __forceinline__ Choice choose_experts(const float (&logits)[N], int lane) {
   static_assert(K <= 32 && 32 * N >= Experts, "a lane holds each choice, and lanes all logits");
@@ -67,7 +69,8 @@ __device__ __forceinline__ Choice choose_experts(const float (&logits)[N], int l
   if constexpr (OverAll) {
     // Only numbers count: a NaN that was chosen, and what is no expert, have no share.
 #pragma unroll
-    for (int j = 0; j < N; ++j) all += lane * N + j < Experts && logits[j] == logits[j] ? share(logits[j], largest) : 0.f;
+    for (int j = 0; j < N; ++j)
+      all += lane * N + j < Experts && logits[j] == logits[j] ? share(logits[j], largest) : 0.f;
   }
   const float whole = OverAll ? warp_sum(all) : chosen;
   return {int(id), __fdiv_rn(share(value, largest), whole)};

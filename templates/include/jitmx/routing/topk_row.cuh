@@ -1,5 +1,5 @@
-// The experts of one row, chosen from its logits by one warp. Order and id of a logit in bf16 fit one word together: one search
-// of the warp for each choice.
+// The experts of one row, chosen from its logits by one warp. Order and id of a logit in bf16 fit one word together:
+// one search of the warp for each choice.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/math/warp.cuh"
@@ -44,14 +44,16 @@ __device__ __forceinline__ Choice choose_narrow(const float (&logits)[N], int la
   }
   if constexpr (OverAll) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) all += lane * N + j < Experts && logits[j] == logits[j] ? share(logits[j], largest) : 0.f;
+    for (int j = 0; j < N; ++j)
+      all += lane * N + j < Experts && logits[j] == logits[j] ? share(logits[j], largest) : 0.f;
   }
   const float whole = OverAll ? warp_sum(all) : chosen;
   return {int(id), __fdiv_rn(share(value, largest), whole)};
 }
 
 // The choice from Experts logits of one row in memory, of a type: float, Bf16 or Fp16.
-template <class Type, int Experts, int K, bool OverAll> __device__ __forceinline__ Choice choose_from(const void* row, int lane) {
+template <class Type, int Experts, int K, bool OverAll>
+__device__ __forceinline__ Choice choose_from(const void* row, int lane) {
   constexpr int kEach = (Experts + 31) / 32;
   float logits[kEach];
   if constexpr (sizeof(Type) == 1 && Experts == 128) {  // Bf16 and Fp16 have no members: two bytes each in memory
