@@ -1,7 +1,8 @@
 """From a variant to CUDA source.
 
 A template sees `arch`, `threads`, `shared_bytes` and each knob by its name. An undefined name is an error, never an
-empty string. The source opens with a comment that names kernel, target and knobs, so that a kept source explains itself.
+empty string. The source opens with a comment that names kernel, target and knobs, so that a kept source explains
+itself.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 // What becomes of complete sums where Y is a pair (epilogue/residual_pair.cuh): its second tensor lies behind the
-// first, and that of the residual where `spare` says.
+// first, and that of the residual where `residual_lo` says.
 #pragma once
-#include "jitmx/linear.cuh"
+#include "jitmx/epilogue/output.cuh"
 
 namespace jitmx {
 
 template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEpilogue {
-  const LinearArguments& args;
+  Output out;
 
   // Arguments are those of SumEpilogue::store; there are no ranks.
   template <class Normalizer>
@@ -22,26 +22,26 @@ template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEp
     float values[4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i += kM > 1 ? 1 : 2)
-      if (inside(n + i / 2 * 8, m + i % 2)) values[i] = carried((u64)(m + i % 2) * args.n + n + i / 2 * 8);
+      if (inside(n + i / 2 * 8, m + i % 2)) values[i] = carried((u64)(m + i % 2) * out.n + n + i / 2 * 8);
     return make_float4(values[0], values[1], values[2], values[3]);
   }
 
  private:
-  __device__ __forceinline__ bool inside(int n, int m) const { return n < args.n && (m == 0 || m < args.rows); }
+  __device__ __forceinline__ bool inside(int n, int m) const { return n < out.n && (m == 0 || m < out.rows); }
   __device__ __forceinline__ float carried(u64 at) const {
-    return T::widen(static_cast<const u16*>(args.residual)[at]) + T::widen(static_cast<const u16*>(args.spare)[at]);
+    return T::widen(static_cast<const u16*>(out.residual)[at]) + T::widen(static_cast<const u16*>(out.residual_lo)[at]);
   }
   template <class Normalizer>
   __device__ __forceinline__ void one(int n, int m, float value, Normalizer normalizer) const {
     if (!inside(n, m)) return;
-    const u64 at = (u64)m * args.n + n;
+    const u64 at = (u64)m * out.n + n;
     if constexpr (kNorm) value *= normalizer(m);
-    if constexpr (kBias) value += T::widen(static_cast<const u16*>(args.bias)[n]);
+    if constexpr (kBias) value += T::widen(static_cast<const u16*>(out.bias)[n]);
     if constexpr (kResidual) value += carried(at);
-    u16* const y = static_cast<u16*>(args.y) + at;
+    u16* const y = static_cast<u16*>(out.y) + at;
     const u16 kept = T::round(value);
     y[0] = kept;
-    y[(u64)args.rows * args.n] = T::round(value - T::widen(kept));
+    y[(u64)out.rows * out.n] = T::round(value - T::widen(kept));
   }
 };
 

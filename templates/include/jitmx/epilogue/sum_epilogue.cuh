@@ -1,12 +1,12 @@
 // What becomes of complete sums: normalizer, bias and residual, and then Y or the rank of each row's largest.
 #pragma once
 #include "jitmx/epilogue/argmax.cuh"
-#include "jitmx/linear.cuh"
+#include "jitmx/epilogue/output.cuh"
 
 namespace jitmx {
 
 template <class T, bool kNorm, bool kBias, bool kResidual, bool kArgmax, int kM> struct SumEpilogue {
-  const LinearArguments& args;
+  Output out;
 
   // Rows `n` and `n` + 8 of W, for rows m and m + 1 of X, whose greatest ranks so far are `best`; normalizer(m) is what
   // a sum of row m of X times its weight lacks.
@@ -23,14 +23,14 @@ template <class T, bool kNorm, bool kBias, bool kResidual, bool kArgmax, int kM>
  private:
   template <class Normalizer>
   __device__ __forceinline__ void one(int n, int m, float value, Normalizer normalizer, u64& best) const {
-    if (n < args.n && (m == 0 || m < args.rows)) {
+    if (n < out.n && (m == 0 || m < out.rows)) {
       if constexpr (kNorm) value *= normalizer(m);
-      if constexpr (kBias) value += T::widen(static_cast<const u16*>(args.bias)[n]);
-      if constexpr (kResidual) value += T::widen(static_cast<const u16*>(args.residual)[(u64)m * args.n + n]);
+      if constexpr (kBias) value += T::widen(static_cast<const u16*>(out.bias)[n]);
+      if constexpr (kResidual) value += T::widen(static_cast<const u16*>(out.residual)[(u64)m * out.n + n]);
       if constexpr (kArgmax)
         best = greater(best, ranked(value, n));
       else
-        static_cast<u16*>(args.y)[(u64)m * args.n + n] = T::round(value);
+        static_cast<u16*>(out.y)[(u64)m * out.n + n] = T::round(value);
     }
   }
 };

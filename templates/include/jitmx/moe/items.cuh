@@ -1,9 +1,12 @@
 // Which rows go to which expert, found by every block for itself from the ids on the device.
 #pragma once
-#include "jitmx/moe.cuh"
 #include "jitmx/moe/workspace.cuh"
 
 namespace jitmx {
+
+// `Routed` is whatever has the members of a launch's arguments: ids and weights [rows, top] of experts; a map
+// [map_size], or null, from ids to those of the experts at hand, of which there are `experts`; and count, of rows that
+// count, or null.
 
 // In shared memory. An entry is a pair of a row and one of its experts; entries are in the order of experts, those of
 // one expert in the order of rows, and that many of them in turn are an item.
@@ -23,16 +26,16 @@ struct alignas(16) Items {
 
 // Finds the items in ids: experts in order, the entries of each in theirs, so that all blocks agree and no timing
 // counts.
-template <int kColumns, int kThreads>
-__device__ __forceinline__ void find_items(const MoeArguments& args, Items& found) {
-  const int entries = args.rows * args.top;
-  const int counted = args.count ? min(max(*args.count, 0), args.rows) * args.top : entries;
+template <int kColumns, int kThreads, class Routed>
+__device__ __forceinline__ void find_items(const Routed& routed, Items& found) {
+  const int entries = routed.rows * routed.top;
+  const int counted = routed.count ? min(max(*routed.count, 0), routed.rows) * routed.top : entries;
 #pragma unroll 1
   for (int i = threadIdx.x; i < (entries + 3) / 4 * 4; i += kThreads) {
-    int id = i < counted ? args.ids[i] : -1;
-    if (i < counted) found.weight[i] = args.weights[i];
-    if (args.map) id = u32(id) < u32(args.map_size) ? args.map[id] : -1;
-    found.id[i] = u32(id) < u32(args.experts) ? id : -1;
+    int id = i < counted ? routed.ids[i] : -1;
+    if (i < counted) found.weight[i] = routed.weights[i];
+    if (routed.map) id = u32(id) < u32(routed.map_size) ? routed.map[id] : -1;
+    found.id[i] = u32(id) < u32(routed.experts) ? id : -1;
   }
   __syncthreads();
 #pragma unroll 1
@@ -51,7 +54,7 @@ __device__ __forceinline__ void find_items(const MoeArguments& args, Items& foun
       }
     }
     found.entry[before + rank] = u16(i | (rank % kColumns == 0 ? 0x8000 : 0));
-    found.token[before + rank] = u16(i / args.top);
+    found.token[before + rank] = u16(i / routed.top);
   }
   __syncthreads();
   if (threadIdx.x < 32) {
@@ -93,13 +96,13 @@ struct FewItems {
     return u32(__shfl_sync(0xFFFFFFFFu, id, first ? __ffs(int(first)) - 1 : 0));
   }
 
-  __device__ __forceinline__ void store(const MoeArguments& args, Items& found) const {
+  template <class Routed> __device__ __forceinline__ void store(const Routed& routed, Items& found) const {
     const int lane = threadIdx.x % 32;
     if (valid) {
       found.id[lane] = id;
       found.weight[lane] = weight;
       found.entry[position] = u16(lane | (starts ? 0x8000 : 0));
-      found.token[position] = u16(lane / args.top);
+      found.token[position] = u16(lane / routed.top);
     }
     if (starts) {
       found.expert[item] = u16(id);
@@ -112,15 +115,15 @@ struct FewItems {
   }
 };
 
-template <int kColumns> __device__ __forceinline__ FewItems find_few_items(const MoeArguments& args) {
+template <int kColumns, class Routed> __device__ __forceinline__ FewItems find_few_items(const Routed& routed) {
   FewItems few;
-  const int entries = args.rows * args.top, lane = threadIdx.x % 32;
-  const bool counts = lane < (args.count ? min(max(*args.count, 0), args.rows) * args.top : entries);
-  int id = counts ? args.ids[lane] : -1;
-  few.weight = counts ? args.weights[lane] : 0.f;
-  if (args.map) id = u32(id) < u32(args.map_size) ? args.map[id] : -1;
-  few.valid = u32(id) < u32(args.experts);
-  id = few.id = few.valid ? id : args.experts;  // behind all others
+  const int entries = routed.rows * routed.top, lane = threadIdx.x % 32;
+  const bool counts = lane < (routed.count ? min(max(*routed.count, 0), routed.rows) * routed.top : entries);
+  int id = counts ? routed.ids[lane] : -1;
+  few.weight = counts ? routed.weights[lane] : 0.f;
+  if (routed.map) id = u32(id) < u32(routed.map_size) ? routed.map[id] : -1;
+  few.valid = u32(id) < u32(routed.experts);
+  id = few.id = few.valid ? id : routed.experts;  // behind all others
   int position = 0, rank = 0, item = 0;
 #pragma unroll 4
   for (int i = 0; i < entries; ++i) {

@@ -1,6 +1,5 @@
 // Packed tiles of items on their way to one warp: a ring of bulk copies that it fills and reads by itself.
 #pragma once
-#include "jitmx/moe.cuh"
 #include "jitmx/moe/items.cuh"
 #include "jitmx/moe/work_split.cuh"
 #include "jitmx/mxfp4/layout.cuh"
@@ -19,13 +18,16 @@ struct Product {
   int rows, tiles, k;  // rows of tiles of an expert; tiles, and values, of a row
   __device__ __forceinline__ u32 size() const { return u32(rows) * u32(tiles); }
 };
-__device__ __forceinline__ Product first_product(const MoeArguments& args) {
-  return {static_cast<const u8*>(args.w13), static_cast<const u8*>(args.w13_scales), static_cast<const u16*>(args.b13),
-          args.intermediate / 8, (args.hidden + 63) / 64, args.hidden};
+
+// Both of a layer, of whatever has the members of a launch's arguments: w13, w13_scales, b13, w2, w2_scales, b2, hidden
+// and intermediate.
+template <class Layer> __device__ __forceinline__ Product first_product(const Layer& layer) {
+  return {static_cast<const u8*>(layer.w13), static_cast<const u8*>(layer.w13_scales),
+          static_cast<const u16*>(layer.b13), layer.intermediate / 8, (layer.hidden + 63) / 64, layer.hidden};
 }
-__device__ __forceinline__ Product second_product(const MoeArguments& args) {
-  return {static_cast<const u8*>(args.w2), static_cast<const u8*>(args.w2_scales), static_cast<const u16*>(args.b2),
-          (args.hidden + 15) / 16, (args.intermediate + 63) / 64, args.intermediate};
+template <class Layer> __device__ __forceinline__ Product second_product(const Layer& layer) {
+  return {static_cast<const u8*>(layer.w2), static_cast<const u8*>(layer.w2_scales), static_cast<const u16*>(layer.b2),
+          (layer.hidden + 15) / 16, (layer.intermediate + 63) / 64, layer.intermediate};
 }
 
 // Bulk copies are fastest between addresses that are alike modulo 128: codes start there, scales in steps of 32 bytes.
@@ -36,19 +38,20 @@ template <int kWarps, int kChunk, int kStages> struct RingBytes {
 
 // Both stretches of a warp pass through its ring. A chunk, which is a stage, ends at a multiple of kChunk tiles of its
 // item, so that rows of as many end with one, and where the item or the stretch does.
-template <int kWarps, int kChunk, int kStages> class Ring {
+template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
  public:
   using Bytes = RingBytes<kWarps, kChunk, kStages>;
 
   // `full`: a barrier a stage, of this warp. expert_of: gives the expert of an item.
   template <class ExpertOf>
-  __device__ __forceinline__ Ring(const MoeArguments& args, Bytes& bytes, u64* full, const Items& items, u32 warp,
+  __device__ __forceinline__ Ring(const Layer& layer, Bytes& bytes, u64* full,
+                                  const Items& items, u32 warp,
                                   const Span& up,
                                   const Span& down, const ExpertOf& expert_of)
-      : args_(args), items_(items), codes_(shared_address(bytes.codes[warp])),
+      : layer_(layer), items_(items), codes_(shared_address(bytes.codes[warp])),
           scales_(shared_address(bytes.scales[warp])),
         full_(shared_address(full)), span_(up), down_(down) {
-    take(first_product(args));
+    take(first_product(layer));
     follow(expert_of);
   }
 
@@ -102,7 +105,7 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     if (span_.empty()) {
       span_ = down_;
       down_.begin = down_.end;
-      take(second_product(args_));
+      take(second_product(layer_));
     }
     const u32 item = span_.begin / size_, within = span_.begin - item * size_;
     left_ = int(min(span_.end - span_.begin, size_ - within));
@@ -127,7 +130,7 @@ template <int kWarps, int kChunk, int kStages> class Ring {
     if (left_ == 0) follow(expert_of);
   }
 
-  const MoeArguments& args_;
+  const Layer& layer_;
   const Items& items_;
   u32 codes_, scales_, full_;  // of the first stage
   // What is fetched: what is left of the item, of the stretch behind it, and the other stretch.

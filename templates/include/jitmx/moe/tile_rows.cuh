@@ -3,13 +3,23 @@
 // side of 16.
 #pragma once
 #include "jitmx/epilogue/activation.cuh"
+#include "jitmx/epilogue/output.cuh"
 #include "jitmx/math/scalar.cuh"
-#include "jitmx/moe_grouped.cuh"
 #include "jitmx/pipeline/mailbox.cuh"
 #include "jitmx/ptx/atomic.cuh"
 #include "jitmx/ptx/matrix.cuh"
 
 namespace jitmx {
+
+// What goes into the rows of an expert's tile beside sums, and where they go.
+struct TileOutput {
+  const void* bias;      // [experts, n]
+  const int* pairs;      // [pairs]: row * top + slot, by expert
+  const float* weights;  // [pairs], in the order of rows and slots
+  void* y;
+  float alpha, limit;    // of SwigluOai
+  int n, top;
+};
 
 enum class WeightOn { Input, Output };                      // of the layer; on its input it multiplies W13 x
 enum class Result { Hidden, Ordered, Atomic };              // rows of h by expert; parts of y by pair; sums added to y
@@ -26,15 +36,15 @@ class TileRows {
 
   // The tile: rows `first` to `first` + `count` of those by expert, and rows of W from `first_row` on, 16 a tile of W.
   // `shared`: kTileM * (kPitch + 8) bytes, of which lists take the last 8 kTileM.
-  __device__ __forceinline__ TileRows(const GroupedArguments& args, u8* shared, int expert, int first, u32 count,
+  __device__ __forceinline__ TileRows(const TileOutput& out, u8* shared, int expert, int first, u32 count,
                                       int first_row)
-      : args_(args), rows_(shared), places_(reinterpret_cast<int*>(shared + kTileM * kPitch)),
+      : out_(out), rows_(shared), places_(reinterpret_cast<int*>(shared + kTileM * kPitch)),
         weights_(reinterpret_cast<float*>(places_ + kTileM)), expert_(expert), first_(first), count_(count),
             first_row_(first_row) {}
 
   // First feature of the block, and how many there are in all.
   __device__ __forceinline__ int first_feature() const { return first_row_ * (kGated ? 8 : 16); }
-  __device__ __forceinline__ int features() const { return kGated ? args_.n / 2 : args_.n; }
+  __device__ __forceinline__ int features() const { return kGated ? out_.n / 2 : out_.n; }
 
   // Takes a warp's sums: `row` is the first of its rows of W in the block, 16 a tile of W, `column` the first of its
   // rows of x. All threads of the block meet behind it.
@@ -48,9 +58,9 @@ class TileRows {
       float low = 0.f, high = 0.f;
       if constexpr (kBias) {
         const int n = first_row_ * 16 + down + g;
-        const u16* const bias = static_cast<const u16*>(args_.bias) + u64(expert_) * args_.n;
-        if (n < args_.n) low = Bf16::widen(bias[n]);
-        if (n + 8 < args_.n) high = Bf16::widen(bias[n + 8]);
+        const u16* const bias = static_cast<const u16*>(out_.bias) + u64(expert_) * out_.n;
+        if (n < out_.n) low = Bf16::widen(bias[n]);
+        if (n + 8 < out_.n) high = Bf16::widen(bias[n + 8]);
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -70,10 +80,10 @@ class TileRows {
           const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[0] : y[1], 4),
               got_high = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[2] : y[3], 4);
           u16* const to = reinterpret_cast<u16*>(rows_ + (first + t * 2 + g % 2) * kPitch) + down / 2 + g / 2;
-          to[0] = Bf16::round(activate<kActivation>(odd ? got : y[0], odd ? y[1] : got, args_.alpha, args_.limit));
+          to[0] = Bf16::round(activate<kActivation>(odd ? got : y[0], odd ? y[1] : got, out_.alpha, out_.limit));
           to[4] = Bf16::round(
-                              activate<kActivation>(odd ? got_high : y[2], odd ? y[3] : got_high, args_.alpha,
-                                                    args_.limit));
+                              activate<kActivation>(odd ? got_high : y[2], odd ? y[3] : got_high, out_.alpha,
+                                                    out_.limit));
         } else {
           u8* const to = rows_ + (first + g) * kPitch + down * 2 + t * 4;
           *reinterpret_cast<u32*>(to) =
@@ -105,8 +115,8 @@ class TileRows {
       if (row >= count_ || n >= features()) return;
       u64 place = first_ + row;
       if constexpr (kResult == Result::Ordered) place = u32(places_[row]);
-      if constexpr (kResult == Result::Atomic) place = u32(places_[row]) / u32(args_.top);
-      u16* const to = static_cast<u16*>(args_.y) + place * features() + n;
+      if constexpr (kResult == Result::Atomic) place = u32(places_[row]) / u32(out_.top);
+      u16* const to = static_cast<u16*>(out_.y) + place * features() + n;
       if constexpr (kResult == Result::Atomic)
         add_bf16(to, eight);
       else
@@ -118,14 +128,14 @@ class TileRows {
   // Which pairs the rows are, and their router weights.
   __device__ __forceinline__ void look_up() {
     if (threadIdx.x < kTileM) {
-      const int pair = args_.pairs[first_ + min(threadIdx.x, count_ - 1)];
+      const int pair = out_.pairs[first_ + min(threadIdx.x, count_ - 1)];
       places_[threadIdx.x] = pair;
-      weights_[threadIdx.x] = args_.weights[pair];
+      weights_[threadIdx.x] = out_.weights[pair];
     }
     __syncthreads();
   }
 
-  const GroupedArguments& args_;
+  TileOutput out_;
   u8* rows_;
   int* places_;
   float* weights_;
