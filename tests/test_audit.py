@@ -67,7 +67,7 @@ def test_why_counts_the_lines_of_a_changed_template(probe: Any) -> None:
     new = build.obtain(probe.variant()).record
     store = stores.current()
     assert explain(new, store.records(), source_of=store.source)[1].endswith(
-        "what changed: template source changed (2 lines added, 1 removed, the first at line 9)."
+        "what changed: template source changed (2 lines added, 1 removed, the first at line 20)."
     )
     assert new.key != old.key
 

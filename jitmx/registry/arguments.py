@@ -181,7 +181,7 @@ class Arguments:
         structs = dict.fromkeys(_STRUCT.findall(" ".join(field.type for field in self.fields.values())))
         return "\n".join(
             (
-                *(['#include "jitmx/tensor_map.cuh"'] if self.maps else []),
+                *(['#include "jitmx/ptx/tensor_map.cuh"'] if self.maps else []),
                 "namespace jitmx {",
                 *(f"struct {name};" for name in structs),
                 "// What the kernel is launched with.",

@@ -16,10 +16,10 @@ DTYPES = ("bf16", "fp16")
 ENCODINGS = ("swizzle", "nibble")
 SCALE_RANGES = ("normal", "full")
 # What is added on the way out: nothing, values of Y's type, or a pair of tensors that is added and left as one
-# (residual_pair.cuh): values, and what their rounding lost.
+# (epilogue/residual_pair.cuh): values, and what their rounding lost.
 RESIDUALS = (False, True, "pair")
 
-# Scale bytes that bf16 kernels fold into decoding (mxfp4.cuh): 2^-125 to 2.
+# Scale bytes that bf16 kernels fold into decoding (mxfp4/decode.cuh): 2^-125 to 2.
 NORMAL_SCALES = (2, 128)
 
 

@@ -10,7 +10,7 @@ from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 
 MXFP8_TILE_BYTES = 1056  # 1024 of codes, 32 of scales
 
-# Scale bytes that bf16 kernels fold into decoding (mxfp8.cuh): 2^-117 to 2^7.
+# Scale bytes that bf16 kernels fold into decoding (mx/mxfp8.cuh): 2^-117 to 2^7.
 MXFP8_NORMAL_SCALES = (10, 134)
 
 # Which of k = 0 … 3 the bytes of a word hold, lowest first: pair (0, 1) above in the half-words, pair (2, 3) below.

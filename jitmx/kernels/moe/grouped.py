@@ -69,7 +69,7 @@ def shared_bytes(knobs: GroupedKnobs) -> int:
 
 
 def rows_bytes(knobs: Any) -> int:
-    """Shared memory of the rows that a block makes, with what they are (class TileRows of moe_epilogue.cuh)."""
+    """Shared memory of the rows that a block makes, with what they are (class TileRows of moe/tile_rows.cuh)."""
     features = knobs.tile_n // (2 if knobs.product == "up" and knobs.activation in ACTIVATIONS else 1)
     return int(knobs.tile_m * (features * 2 + 16 + 8))
 

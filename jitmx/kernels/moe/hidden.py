@@ -1,4 +1,4 @@
-"""Codes of activations as `moe.scaled` leaves them between its two products (include/jitmx/moe_hidden.cuh).
+"""Codes of activations as `moe.scaled` leaves them between its two products (include/jitmx/moe/hidden_codes.cuh).
 
 A row is chunks of 128 features, each 64 bytes (mxfp4) or two times 64 (mxfp8, mxfp6) in the order of the MMA's
 fragments; behind all rows lie their scales, four bytes a chunk. Blocks past the last feature hold anything.
@@ -18,7 +18,7 @@ CHUNK = 128  # features
 BLOCKS = CHUNK // formats.BLOCK
 FORMATS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4"}
 
-# k of a lane's eight values, in the order of their codes in its words (mx_encode.cuh).
+# k of a lane's eight values, in the order of their codes in its words (mx/encode.cuh).
 _BYTES, _NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7], [0, 2, 4, 6, 1, 3, 5, 7]
 
 Bytes = npt.NDArray[np.uint8]

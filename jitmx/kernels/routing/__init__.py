@@ -158,7 +158,7 @@ def _up(count: int, step: int) -> int:
 
 
 def _list_words(warps: int, local: int) -> int:
-    """Words that list_many of expert_lists.cuh needs."""
+    """Words that list_many of routing/expert_lists.cuh needs."""
     return (_up(warps, 4) + 4) * local + 2
 
 

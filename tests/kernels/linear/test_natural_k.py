@@ -1,4 +1,4 @@
-"""natural_k.cuh: fragments of wgmma in the order of k that X has in memory, from packed tiles; simulated."""
+"""mxfp4/natural_k.cuh: fragments of wgmma in the order of k that X has in memory, from packed tiles; simulated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jitmx.sim.memory import Memory
 from jitmx.toolchain import nvrtc
 
 SOURCE = """
-#include "jitmx/natural_k.cuh"
+#include "jitmx/mxfp4/natural_k.cuh"
 using namespace jitmx;
 extern "C" __global__ void fragments(const Vec4* words, const u32* scales, u32* out) {{
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4;

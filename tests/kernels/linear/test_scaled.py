@@ -113,7 +113,8 @@ def test_times_the_identity_x_comes_out_as_the_reference_quantizes_it_bit_for_bi
 
 
 _BY_HAND = """
-#include "jitmx/block_scaled.cuh"
+#include "jitmx/math/scalar.cuh"
+#include "jitmx/mma/block_scaled.cuh"
 using namespace jitmx;
 struct Arguments {{ const Vec4* w; const u32* row_scales; const u32* x; const u32* token_scales; float* d; }};
 extern "C" __global__ void by_hand(const Arguments args) {{

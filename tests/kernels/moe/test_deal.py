@@ -1,4 +1,4 @@
-"""`jitmx/moe_deal.cuh` deals every tile once, evenly, and knows of which rows two blocks have a part."""
+"""`jitmx/moe/work_split.cuh` deals every tile once, evenly, and knows of which rows two blocks have a part."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jitmx.toolchain import nvrtc
 THREADS = 128
 # Spans of every block, whole rows and cut; of every warp in the cut span of each block; and what is said of every row.
 KERNEL = """
-#include "jitmx/moe_deal.cuh"
+#include "jitmx/moe/work_split.cuh"
 using namespace jitmx;
 extern "C" __global__ void deal(Span* whole, Span* cut, Span* warps, u32* shared, int items, int rows, int tiles,
                                 int blocks, int parts) {
-  const ProductDeal<false> first(items, rows, tiles, blocks);
-  const ProductDeal<true> second(items, rows, tiles, blocks);
+  const ProductSplit<false> first(items, rows, tiles, blocks);
+  const ProductSplit<true> second(items, rows, tiles, blocks);
   for (int b = threadIdx.x; b < blocks; b += blockDim.x) {
     whole[b] = first.block(b);
     const Span mine = cut[b] = second.block(b);
-    const EvenDeal within(mine.end - mine.begin, parts);
+    const EvenSplit within(mine.end - mine.begin, parts);
     for (int w = 0; w < parts; ++w) warps[b * parts + w] = within.span(w, mine.begin);
   }
   for (int r = threadIdx.x; r < items * rows; r += blockDim.x)

@@ -1,0 +1,48 @@
+// What becomes of complete sums where Y is a pair (epilogue/residual_pair.cuh): its second tensor lies behind the
+// first, and that of the residual where `residual_lo` says.
+#pragma once
+#include "jitmx/epilogue/output.cuh"
+
+namespace jitmx {
+
+template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEpilogue {
+  Output out;
+
+  // Arguments are those of SumEpilogue::store; there are no ranks.
+  template <class Normalizer>
+  __device__ __forceinline__ void store(int n, int m, const float4& sum, Normalizer normalizer, u64 (&)[2]) const {
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; i += kM > 1 ? 1 : 2) one(n + i / 2 * 8, m + i % 2, values[i], normalizer);
+  }
+
+  // What is added to the sums that go with n and m, zero past the last: for those who ask for it before they have the
+  // sums.
+  __device__ __forceinline__ float4 residual(int n, int m) const {
+    float values[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i += kM > 1 ? 1 : 2)
+      if (inside(n + i / 2 * 8, m + i % 2)) values[i] = carried((u64)(m + i % 2) * out.n + n + i / 2 * 8);
+    return make_float4(values[0], values[1], values[2], values[3]);
+  }
+
+ private:
+  __device__ __forceinline__ bool inside(int n, int m) const { return n < out.n && (m == 0 || m < out.rows); }
+  __device__ __forceinline__ float carried(u64 at) const {
+    return T::widen(static_cast<const u16*>(out.residual)[at]) + T::widen(static_cast<const u16*>(out.residual_lo)[at]);
+  }
+  template <class Normalizer>
+  __device__ __forceinline__ void one(int n, int m, float value, Normalizer normalizer) const {
+    if (!inside(n, m)) return;
+    const u64 at = (u64)m * out.n + n;
+    if constexpr (kNorm) value *= normalizer(m);
+    if constexpr (kBias) value += T::widen(static_cast<const u16*>(out.bias)[n]);
+    if constexpr (kResidual) value += carried(at);
+    u16* const y = static_cast<u16*>(out.y) + at;
+    const u16 kept = T::round(value);
+    y[0] = kept;
+    y[(u64)out.rows * out.n] = T::round(value - T::widen(kept));
+  }
+};
+
+}  // namespace jitmx

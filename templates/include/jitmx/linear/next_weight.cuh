@@ -1,0 +1,16 @@
+// A weight that a later kernel reads, on its way to the L2 before that kernel is there to ask for it.
+#pragma once
+#include "jitmx/ptx/address.cuh"
+#include "jitmx/ptx/bulk_copy.cuh"
+
+namespace jitmx {
+
+// Asks for this block's share of some memory, in a warp. Waits for nothing: it may be there when it is read, or not.
+__device__ __forceinline__ void bring_to_l2(const void* memory, u32 bytes) {
+  constexpr u32 kPiece = 4096;
+#pragma unroll 1
+  for (u32 at = (threadIdx.x % 32u * gridDim.x + blockIdx.x) * kPiece; at < bytes; at += 32u * gridDim.x * kPiece)
+    bulk_prefetch(global_address(static_cast<const u8*>(memory) + at), min(bytes - at, kPiece));
+}
+
+}  // namespace jitmx

@@ -1,0 +1,33 @@
+// Products of a warpgroup (wgmma, sm_90a), what they read, and where their sums go.
+#pragma once
+#include "jitmx/types.cuh"
+
+namespace jitmx {
+
+// Registers that the warpgroup wrote are ready for the products that follow.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `Pending` of the newest groups of products are under way.
+template <int Pending> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
+}
+
+// Keeps what products under way read in its registers up to here.
+template <int Count> __device__ __forceinline__ void fence_operand(const u32 (&fragment)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" :: "r"(fragment[i]) : "memory");
+}
+
+// Sums are complete from here on, not before.
+template <int Count> __device__ __forceinline__ void fence_operand(float (&sums)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(sums[i]) :: "memory");
+}
+
+// Descriptor of a K-major matrix with the 128-byte swizzle: rows of 128 bytes, eight to an atom of 1024 bytes.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address) {
+  return u64(1) << 62 | u64(1024 / 16) << 32 | u64(1) << 16 | (address & 0x3FFFFu) / 16;
+}
+
+}  // namespace jitmx
