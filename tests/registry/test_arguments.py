@@ -187,7 +187,7 @@ def test_the_source_says_what_each_field_is_and_declares_the_structs_that_fields
     lines = FIELDS.source.splitlines()
     assert lines[:3] == ["namespace jitmx {", "struct Vec4;", "// What the kernel is launched with."]
     assert lines[4:8] == ["  const Vec4* x;  // [rows]", "  void* y;        // [rows]", "  int rows;", "};"]
-    assert FIELDS.with_maps(x_map="x").source.startswith('#include "jitmx/tensor_map.cuh"\n')
+    assert FIELDS.with_maps(x_map="x").source.startswith('#include "jitmx/ptx/tensor_map.cuh"\n')
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}.{spec.name}")
