@@ -26,7 +26,7 @@ def directory(name: str) -> Path:
     for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise ToolchainError(f"jitmx's {name}/ is missing from {_PACKAGE}; reinstall jitmx")
+    raise ToolchainError(f"jitmx's {name}/ is missing from {_PACKAGE}", "reinstall jitmx")
 
 
 def directories(name: str, folders: Sequence[Path]) -> tuple[Path, ...]:

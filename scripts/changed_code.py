@@ -1,10 +1,10 @@
 """Which kernels' code a change alters: PTX of every default variant, before and after.
 
     python scripts/changed_code.py before.json             # in the tree of before: writes the digests
-    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants whose PTX is another
+    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants of other PTX
 
 Equal PTX is equal machine code, so that a variant that is not listed is as fast as it was. Names that the compiler
-gives to functions and variables do not count.
+gives to functions, variables, labels and virtual registers do not count.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from jitmx.toolchain import nvrtc
 
 TARGETS = "sm_80", "sm_90a", "sm_100a", "sm_120a", "sm_121a"
 _COMMENT = re.compile(r"^//.*$", re.MULTILINE)
-_NAME = re.compile(r"\b_Z\w+")
+_NAME = re.compile(r"\b_Z\w+|(?<![\w.])\$L_\w+|%(?:rd|rs|r|fd|f|p|h|hh)\d+\b")
+_REGISTERS = re.compile(r"^\s*\.reg .*$", re.MULTILINE)
 
 
 def code(ptx: str) -> str:
-    """PTX without comments, its mangled names numbered as they come."""
+    """PTX without comments, its names numbered as they come, and without what it says of its registers' number."""
     numbers: dict[str, str] = {}
-    return _NAME.sub(lambda name: numbers.setdefault(name[0], f"name{len(numbers)}"), _COMMENT.sub("", ptx))
+    plain = _REGISTERS.sub("", _COMMENT.sub("", ptx))
+    return _NAME.sub(lambda name: numbers.setdefault(name[0], f"name{len(numbers)}"), plain)
 
 
 def digest(variant: Variant) -> str:

@@ -27,12 +27,12 @@ import sys
 from jitmx import arch
 from jitmx.bench import tuning
 from jitmx.cli import main, targets
-from jitmx.ops import checks
+from jitmx.runtime import card
 
 if __name__ == "__main__":
     targets.require_gpu = lambda verb: None
-    checks.device_arch = lambda device: arch.parse("sm_90")
-    checks.multiprocessors = lambda device: 132
+    card.arch = lambda device: arch.parse("sm_90")
+    card.multiprocessors = lambda device: 132
     tuning.origin = lambda: {"kind": "measured", "card": "a card", "driver": "1.2"}
     sys.argv = ["jitmx", *sys.argv[1:]]
     main()

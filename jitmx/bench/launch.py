@@ -11,8 +11,8 @@ from jitmx.bench.benchmark import Asked, Ceilings, Table
 from jitmx.bench.linear import random_weight
 from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
+from jitmx.ops.linear_plan import Plan
 from jitmx.ops.packed import pack_weight
-from jitmx.ops.plan import Plan
 
 
 def bench(asked: Asked) -> list[dict[str, Any]]:
@@ -21,7 +21,6 @@ def bench(asked: Asked) -> list[dict[str, Any]]:
     x, out = torch.randn(1, 64, device="cuda").bfloat16(), torch.empty(1, 16, device="cuda").bfloat16()
     bias = torch.randn(16, device="cuda").bfloat16()
     plan = Plan(weight, 1, torch.bfloat16, x.get_device())
-    stream = torch.cuda.current_stream().cuda_stream
     pointers = x.data_ptr(), out.data_ptr()
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
     traced = torch.ops.jitmx.linear.default
@@ -30,7 +29,7 @@ def bench(asked: Asked) -> list[dict[str, Any]]:
         "jitmx.linear(x, weight, bias, out=out)": lambda: linear(x, weight, bias, out=out),
         "jitmx.linear(x, weight)": lambda: linear(x, weight),
         "torch.ops.jitmx.linear(x, ...)": lambda: traced(x, *packed, None, None, None, 1e-5, None),
-        "launch alone": lambda: plan(stream, *pointers),
+        "launch alone": lambda: plan(*pointers),
         "torch.add(x, x, out=x)": lambda: torch.add(x, x, out=x),
     }
     checks.require_cuda("x", x)

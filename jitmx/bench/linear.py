@@ -21,15 +21,14 @@ from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem, usual_rows
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops import compose
+from jitmx.ops.linear_plan import DTYPES, Plan
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.packed import PackedWeight, pack_weight
-from jitmx.ops.plan import DTYPES, Plan
 from jitmx.ops.quantize import dequantize, quantize
 
 ROWS = (1, 4, 16, 64, 512, 8192)
-# [n, k] of gpt-oss-120b's dense products.
-GPT_OSS = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201088, 2880)}
 
 
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
@@ -68,7 +67,7 @@ def time_linear(
     plans = [plan.over(weight) for weight in weights]
 
     def call(plan: Plan) -> Any:
-        return lambda x, y: plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr())
+        return lambda x, y: plan(x.data_ptr(), y.data_ptr())
 
     count = calls or timing.calls_of(weights[0].nbytes, len(weights), m, n, k)
     return timing.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
@@ -135,7 +134,7 @@ def bench_products(
 def _kernel(weight: PackedWeight, m: int) -> str:
     """The kernel that most rows of a call run on."""
     device = weight.words.get_device()
-    return str(Plan(weight, m, torch.bfloat16, device).steps[0].launcher.variant.spec.name)
+    return str(Plan(weight, m, torch.bfloat16, device).steps[0].variant.spec.name)
 
 
 def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> dict[str, Any]:
@@ -157,7 +156,11 @@ def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> di
 def bench(asked: Asked) -> list[dict[str, Any]]:
     """Rows of `bench_products` for the shape that was given, or those of gpt-oss-120b."""
     given = asked.fields
-    sizes = [("", given["n"], given["k"])] if "n" in given else [(name, *shape) for name, shape in GPT_OSS.items()]
+    sizes = (
+        [("", given["n"], given["k"])]
+        if "n" in given
+        else [(name, *shape) for name, shape in GPT_OSS_120B.dense.items()]
+    )
     return [
         row
         for size in sizes
@@ -235,7 +238,7 @@ class Bench:
         )
 
         def call(x: torch.Tensor, y: torch.Tensor) -> None:
-            plan(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr(), bias, residual, norm, 1e-5)
+            plan(x.data_ptr(), y.data_ptr(), bias, residual, norm, 1e-5)
 
         return call
 
@@ -282,7 +285,7 @@ class Bench:
             parts = [_squares(*part) for part in zip(y.split(256), self._wanted.split(256), strict=True)]
             error = (sum(wrong for wrong, _ in parts) / sum(size for _, size in parts)) ** 0.5
         if not error <= GATE:
-            raise DriverError(f"{plan.steps[0].launcher.variant.name} is {error:.2g} off on {problem.as_dict()}")
+            raise DriverError(f"{plan.steps[0].variant.name} is {error:.2g} off on {problem.as_dict()}")
 
 
 def _squares(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:

@@ -80,7 +80,7 @@ class Chain:
             )  # fmt: skip
             if plan.adds:
                 y.zero_()
-            plan(torch.cuda.current_stream().cuda_stream, call, lists)
+            plan(call, lists)
 
         if routed:
             return run

@@ -26,18 +26,17 @@ import torch
 
 from jitmx.bench import timing
 from jitmx.bench.benchmark import Asked, Ceilings, Table, peer_cells, peer_headers, peer_notes
-from jitmx.bench.moe_inputs import MODELS as MODELS_OF_EXPERTS
 from jitmx.bench.moe_inputs import ROUTER_DEVIATION
 from jitmx.bench.peers import reason
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing.problem import RoutingProblem
-from jitmx.ops import checks
+from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.ops.routing import Routing, route
+from jitmx.runtime import card
 
 ROWS = (1, 4, 16, 64, 512, 8192)
 EPSILON = 1e-5
-_LAYERS = {"gpt-oss-120b": 36, "gpt-oss-20b": 24}
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,10 @@ class RouterShape:
         layers: routers that the model has.
     """
 
-    experts: int = 128
-    top: int = 4
-    hidden: int = 2880
-    layers: int = 36
+    experts: int = GPT_OSS_120B.experts
+    top: int = GPT_OSS_120B.top
+    hidden: int = GPT_OSS_120B.hidden
+    layers: int = GPT_OSS_120B.layers
 
     @property
     def router_bytes(self) -> int:
@@ -70,10 +69,7 @@ class RouterShape:
         return 2 * m * self.experts * self.hidden
 
 
-MODELS = {
-    name: RouterShape(layer.experts, layer.top, layer.hidden, _LAYERS[name])
-    for name, layer in MODELS_OF_EXPERTS.items()
-}
+MODELS = {name: RouterShape(model.experts, model.top, model.hidden, model.layers) for name, model in NAMED.items()}
 
 
 class Router(NamedTuple):
@@ -312,7 +308,7 @@ def time_peer(chain: Chain, way: Way) -> dict[str, Any]:
 def _kernel(shape: RouterShape, m: int, norm: bool) -> str:
     """The kernel that a call of m rows runs on."""
     problem = RoutingProblem(m, shape.experts, shape.top, shape.hidden, bias="bias_bf16", norm=norm, normalized=norm)
-    chosen = choose("routing", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    chosen = choose("routing", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     return str(chosen.variant.spec.name)
 
 

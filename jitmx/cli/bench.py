@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jitmx import models
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.options import Count, FieldLetters, json_option
 from jitmx.quoting import short
@@ -17,8 +18,6 @@ from jitmx.quoting import short
 if TYPE_CHECKING:
     from jitmx.bench.benchmark import Ceilings
     from jitmx.kernels.benchmark import Benchmark
-
-MODELS = ("gpt-oss-120b", "gpt-oss-20b")
 
 
 class _Benchmarks(FieldLetters):
@@ -63,7 +62,7 @@ Read, copy and matmul rates are measured in the same run.
     help="Libraries beside jitmx: all, none, or some of those that the benchmarks name.",
 )  # fmt: skip
 @click.option(
-    "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True,
+    "--model", type=click.Choice(list(models.NAMED)), default="gpt-oss-120b", show_default=True,
     help="Whose layers are measured, where the benchmark is of a model's.",
 )  # fmt: skip
 @click.option(

@@ -91,7 +91,7 @@ def _headers() -> Iterator[Check]:
 
 def _split(error: Exception) -> tuple[str, str]:
     """What an error found and what it says to do."""
-    found, _, remedy = str(error).partition("; ")
+    found, remedy = (error.message, error.remedy) if isinstance(error, JitmxError) else (str(error), "")
     return found.splitlines()[0], remedy
 
 

@@ -124,9 +124,9 @@ def command(
     from jitmx.bench.tuning_builds import Background
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    arch = checks.device_arch(0)
+    arch = card.arch(0)
     wanted = _wanted(family, arch, sizes, asked, values)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
     origin = tuning.origin() | {"code": tuning.code_digest(op)}
@@ -237,9 +237,9 @@ class _Run:
 def _offered(op: str, task: Task, agree: Mapping[str, Any]) -> list[Candidate]:
     """Candidates of a task on the device here."""
     from jitmx.dispatch import offers
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    return offers.candidates(op, task, checks.device_arch(0), checks.multiprocessors(0), agree)
+    return offers.candidates(op, task, card.arch(0), card.multiprocessors(0), agree)
 
 
 def _sizes(family: Family, tuning: Tuning, model: str | None, asked: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -73,9 +73,9 @@ def choose(
         try:
             variant = _variant(family, problem, arch, kernel, merged)
         except KnobError as error:
-            if not tile or "nearest" in str(error):
+            if not tile or error.remedy:
                 raise
-            raise KnobError(f"{error}{_nearest_tile(family, problem, arch, kernel, merged)}") from error
+            raise KnobError(error.message, _nearest_tile(family, problem, arch, kernel, merged)) from error
     return Choice(problem, variant, count, tuple(sources))
 
 
@@ -172,7 +172,7 @@ def _naming(said: str) -> Iterator[None]:
     except KnobError as error:
         if not said:
             raise
-        raise KnobError(f"{said}: {error}") from error
+        raise KnobError(f"{said}: {error.message}", error.remedy) from error
 
 
 def _unserved(family: Family, problem: Problem, arch: Arch) -> str:
@@ -248,7 +248,7 @@ def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, kno
     for m, n in sorted(itertools.product(*sizes), key=away):
         with contextlib.suppress(KnobError):
             _variant(family, problem, arch, kernel, {**knobs, **make(m, n, None, None)})
-            return f"; the nearest legal tile is {m}x{n}"
+            return f"the nearest legal tile is {m}x{n}"
     return ""
 
 

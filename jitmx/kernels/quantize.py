@@ -24,12 +24,33 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 DTYPES = ("bf16", "fp16", "fp32")
 VALUES_A_VECTOR = 8
+
+_VECTORS = number("vectors", "unsigned long long", f"of {VALUES_A_VECTOR} values, a multiple of 4")
+QUANTIZE_ARGUMENTS = Arguments(
+    "QuantizeArguments",
+    reads("x", "[..., k]", "Vec4"),
+    writes("codes", "[..., k], of mxfp4 two a byte", "unsigned char"),
+    writes("scales", "[..., k / 32]", "unsigned char"),
+    _VECTORS,
+)
+DEQUANTIZE_ARGUMENTS = {
+    type: Arguments(
+        "DequantizeArguments",
+        reads("codes", "[..., k / 8], the codes of a vector", type),
+        reads("scales", "[..., k / 32]", "unsigned char"),
+        writes("y", "[..., k]", "Vec4"),
+        _VECTORS,
+    )
+    for type in ("unsigned int", "unsigned long long")
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,7 @@ QUANTIZE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_quantize",
+    arguments=lambda knobs: QUANTIZE_ARGUMENTS,
 )
 
 DEQUANTIZE = KernelSpec(
@@ -77,13 +99,13 @@ DEQUANTIZE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_dequantize",
+    arguments=lambda knobs: DEQUANTIZE_ARGUMENTS["unsigned int" if knobs.format == "mxfp4" else "unsigned long long"],
 )
 
 
-def blocks(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> int:
-    """Blocks of a launch over `values` values."""
-    per_block = knobs.block * knobs.vectors * VALUES_A_VECTOR
-    return -(-values // per_block)
+def launch(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> Launch:
+    """Geometry of a launch over `values` values."""
+    return Launch(-(-values // (knobs.block * knobs.vectors * VALUES_A_VECTOR)))
 
 
 _STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
@@ -113,8 +135,7 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
 def _cases(variant: Variant) -> Iterator[Case]:
     knobs, generator = variant.knobs, np.random.default_rng(0)
     item = formats.get(knobs.format)
-    inputs: tuple[npt.NDArray[Any], ...]
-    outputs: tuple[npt.NDArray[Any], ...]
+    written: dict[str, npt.NDArray[Any]]
     for count in _blocks_to_try(knobs):
         size = count * formats.BLOCK
         if variant.spec is QUANTIZE:
@@ -122,7 +143,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
             with np.errstate(invalid="ignore"):  # any bit pattern: signalling NaN among them
                 codes, scales = formats.quantize(x.astype(np.float64), item, knobs.scale_rule)
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
-            inputs, outputs = (x,), (stored, scales[:, 0])
+            buffers = {"x": Buffer(x)}
+            written = {"codes": stored, "scales": scales[:, 0]}
         else:
             codes = generator.integers(0, 1 << item.bits, (count, formats.BLOCK)).astype(np.uint8)
             scales = generator.integers(0, 256, (count, 1)).astype(np.uint8)
@@ -131,21 +153,18 @@ def _cases(variant: Variant) -> Iterator[Case]:
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
             with np.errstate(over="ignore"):
                 values = formats.dequantize(codes, scales, item).astype(np.float32).astype(_STORED[knobs.dtype])
-            inputs, outputs = (stored, scales[:, 0]), (values,)
+            buffers = {"codes": Buffer(stored), "scales": Buffer(scales[:, 0])}
+            written = {"y": values}
+        buffers |= {name: Buffer(array, output=True) for name, array in written.items()}
+        outputs = tuple(written.values())
 
         def check(found: Sequence[npt.NDArray[Any]], wanted: tuple[npt.NDArray[Any], ...] = outputs) -> float:
             return max(_differing(a, b) for a, b in zip(found, wanted, strict=True))
 
         yield Case(
             name=f"{count} blocks of 32",
-            grid=blocks(knobs, size),
-            shared_bytes=0,
-            layout="@PPPQ",
-            arguments=(
-                *map(Buffer, inputs),
-                *(Buffer(array, output=True) for array in outputs),
-                size // VALUES_A_VECTOR,
-            ),
+            launch=launch(knobs, size),
+            values={"vectors": size // VALUES_A_VECTOR, **buffers},
             check=check,
             gate=0.0,
         )

@@ -1,7 +1,8 @@
 """From a variant to CUDA source.
 
-A template sees `arch`, `threads`, and each knob by its name. An undefined name is an error, never an empty string. The
-source opens with a comment that names kernel, target and knobs, so that a kept source explains itself.
+A template sees `arch`, `threads`, `shared_bytes` (that of the spec), and each knob by its name. An undefined name is an
+error, never an empty string. The source opens with a comment that names kernel, target and knobs, so that a kept source
+explains itself; then comes the struct that the kernel is launched with.
 """
 
 from __future__ import annotations
@@ -77,10 +78,13 @@ def render(variant: Variant, root: Path | None = None) -> str:
         # miss its cache together would each read the same ones.
         with _lock:
             body = environment.get_template(variant.spec.template).render(
-                arch=variant.arch, threads=variant.spec.threads(variant.knobs), **variant.knobs.as_dict()
+                arch=variant.arch,
+                threads=variant.threads,
+                shared_bytes=variant.spec.shared_bytes(variant.knobs),
+                **variant.knobs.as_dict(),
             )
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.name or variant.spec.template}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:
         raise RenderError(f"{variant.spec.template}: {error}") from error
-    return header(variant) + body
+    return header(variant) + variant.arguments.source + body

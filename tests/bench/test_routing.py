@@ -15,7 +15,6 @@ from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.routing import ALLOWED, PEERS_ALLOWED, Chain, Made, Router, Routers, RouterShape
 from jitmx.errors import DriverError
 from jitmx.kernels.routing import cases as routing_cases
-from jitmx.vllm import model
 from simulated_card import Card
 
 LIMITS = Ceilings("a card", read=4e12, copy=4e12, matmul=7e14)
@@ -182,12 +181,7 @@ def test_no_l2_holds_a_router_until_its_next_turn(name: str, m: int, monkeypatch
     assert between * shape.router_bytes >= 5 * (50 << 20) or m == 8192
 
 
-def test_models_have_the_routers_that_vllm_builds() -> None:
-    for name, known in model.NAMED.items():
-        shape = benchmarks_routing.MODELS[name]
-        assert (shape.experts, shape.top, shape.hidden, shape.layers) == (
-            known.num_local_experts, known.num_experts_per_tok, known.hidden_size, known.num_hidden_layers,
-        )  # fmt: skip
+def test_routers_of_the_120b_have_the_bytes_that_its_weights_have() -> None:
     assert 36 * benchmarks_routing.MODELS["gpt-oss-120b"].router_bytes == 26_542_080
 
 

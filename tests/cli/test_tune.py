@@ -15,7 +15,7 @@ from jitmx.bench import tuning, tuning_builds
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.kernels import linear
-from jitmx.ops import checks
+from jitmx.runtime import card as cards
 
 SHAPE = ("-n", "512", "-k", "256")
 COMPILING = tuning_builds.Background
@@ -49,9 +49,9 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
     monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
+    monkeypatch.setattr(cards, "arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
+    monkeypatch.setattr(cards, "multiprocessors", lambda _device: 132)
     monkeypatch.setattr(offers, "offer", offer)
     monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: dict(CARD))

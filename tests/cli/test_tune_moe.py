@@ -16,7 +16,7 @@ from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.choose import choose, following
 from jitmx.kernels.moe import MoeProblem
-from jitmx.ops import checks
+from jitmx.runtime import card as cards
 
 SM_121 = arch.parse("sm_121")
 LAYER = ("experts=16", "top=2", "hidden=256", "intermediate=128")
@@ -42,8 +42,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
     monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: SM_121)
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 48)
+    monkeypatch.setattr(cards, "arch", lambda _device: SM_121)
+    monkeypatch.setattr(cards, "multiprocessors", lambda _device: 48)
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(measure))
     monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: {"kind": "measured", "card": "a card", "driver": "1.2"})

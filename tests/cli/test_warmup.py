@@ -149,6 +149,7 @@ def test_a_kernel_that_does_not_compile_exits_3_and_the_others_are_warmed(run, t
     assert [kernel["name"] for kernel in failed] == ["toy.broken", "toy.broken.steps2"]
     assert {kernel["key"] for kernel in failed} == {kernel["registers"] for kernel in failed} == {None}
     assert 'identifier "no_such_name" is undefined' in result.stderr and "--> " in result.stderr
+    assert all("no_such_name" in kernel["error"] and kernel["remedy"] == "" for kernel in failed)
     assert "Traceback" not in result.stderr
     kept = next(line.split()[-1] for line in result.stderr.splitlines() if "kept at" in line)
     assert "no_such_name" in Path(kept).read_text()

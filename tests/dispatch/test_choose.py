@@ -190,7 +190,9 @@ class ToyKnobs(Knobs):
 
 def _square(m: int, n: int, k: int | None, stages: int | None) -> dict[str, int]:
     if m > n:
-        raise KnobError(f"a tile of {m} rows of X by {n} of W is taller than wide; the nearest legal value is {n}x{n}")
+        raise KnobError(
+            f"a tile of {m} rows of X by {n} of W is taller than wide", f"the nearest legal value is {n}x{n}"
+        )
     return {"tile_m": m, "tile_n": n} | ({"tile_k": k} if k else {}) | ({"stages": stages} if stages else {})
 
 

@@ -9,6 +9,7 @@ from jitmx.bench import linear, quantize, timing
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmark import Asked
 from jitmx.bench.routing import ALLOWED, Chain, Routers
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops.packed import pack_weight
 
 pytestmark = [
@@ -19,12 +20,12 @@ pytestmark = [
 
 @pytest.mark.parametrize(("shape", "limit"), [("qkv", 4.5e-6), ("o", 4.0e-6)])
 def test_a_small_product_of_one_row_takes_microseconds_in_a_chain(shape: str, limit: float) -> None:
-    weights = linear.rotated(pack_weight(linear.random_weight(*linear.GPT_OSS[shape])))
+    weights = linear.rotated(pack_weight(linear.random_weight(*GPT_OSS_120B.dense[shape])))
     assert linear.time_linear(weights, 1) <= limit
 
 
 def test_lm_head_reads_at_85_percent_of_what_memory_yields() -> None:
-    weights = linear.rotated(pack_weight(linear.random_weight(*linear.GPT_OSS["lm_head"])))
+    weights = linear.rotated(pack_weight(linear.random_weight(*GPT_OSS_120B.dense["lm_head"])))
     assert weights[0].nbytes / linear.time_linear(weights, 1) >= 0.85 * timing.read_bandwidth()
 
 

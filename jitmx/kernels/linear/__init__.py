@@ -28,6 +28,7 @@ from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.limits import has_clusters
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.tuning import Tuning
+from jitmx.models import GPT_OSS_120B, NAMED
 
 __all__ = ["FAMILY", "GPT_OSS", "KERNELS", "LinearProblem", "candidates"]
 
@@ -36,7 +37,7 @@ KERNELS: dict[str, Kernel] = {
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
-GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
+GPT_OSS = tuple((n, k, (False, True) if kind != "lm_head" else (False,)) for kind, (n, k) in GPT_OSS_120B.dense.items())
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 EIGHT_BIT_ROWS = (1, 16, 64, 512)
 QUANTIZED_ROWS = (16, 512)
@@ -61,9 +62,9 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
         if m in usual_rows(n, TYPICAL_ROWS)
     )
     # What is asked for by name: eight-bit weights for O, quantized activations.
-    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
+    eight = tuple(LinearProblem(m, *GPT_OSS_120B.o, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
     quantized = tuple(
-        LinearProblem(m, 5120, 2880, "bf16", True, encoding, activation=activation)
+        LinearProblem(m, *GPT_OSS_120B.qkv, "bf16", True, encoding, activation=activation)
         for activation in ("mxfp8", "mxfp6", "mxfp4")
         for m in QUANTIZED_ROWS
     )
@@ -151,7 +152,7 @@ TUNING = Tuning(
     sizes=("n", "k"),
     values=lambda problem: {"m": usual_rows(problem.n, TYPICAL_ROWS)},
     described=lambda problem: f"[{problem.n}, {problem.k}]",
-    models=dict.fromkeys(("gpt-oss-120b", "gpt-oss-20b"), tuple({"n": n, "k": k} for n, k, _ in GPT_OSS)),
+    models={name: [{"n": n, "k": k} for n, k in model.dense.values()] for name, model in NAMED.items()},
     named=("dtype", "scale_range", "weight", "activation"),
     nameless=("encoding",),
     implied={"weight": "mxfp4", "activation": "none"},

@@ -10,7 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import require_plain, require_registers
@@ -117,6 +117,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, TILE_K),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_linear_gemv",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

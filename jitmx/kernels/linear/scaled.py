@@ -12,7 +12,7 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import require_plain
@@ -204,6 +204,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
     entry="jitmx_linear_scaled",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

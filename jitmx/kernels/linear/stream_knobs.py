@@ -7,6 +7,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear.arguments import ARGUMENTS
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import has_clusters, require_registers
@@ -215,6 +216,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_linear_stream",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

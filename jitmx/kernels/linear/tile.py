@@ -10,7 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel, spread
-from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import has_clusters, most_blocks, registers_left, require_plain, require_registers
@@ -157,6 +157,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_linear_tile",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

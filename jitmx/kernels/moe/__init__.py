@@ -29,6 +29,7 @@ from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.kernels.tuning import Follow, Tuning
+from jitmx.models import NAMED
 from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
@@ -38,7 +39,6 @@ KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module 
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
-CHOSEN_FROM = (128, 32)
 USUAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 TUNED_ROWS = USUAL_ROWS[:-1]
 ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
@@ -48,7 +48,7 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     """Layers of gpt-oss-120b; those of 20b run the same variants, but where experts are chosen within."""
     encoding = preferred_encoding(arch)
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
-    chosen = tuple(MoeProblem(1, experts, encoding=encoding, routing="bf16") for experts in CHOSEN_FROM)
+    chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
     quantized = (
         MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
     )
@@ -131,7 +131,7 @@ TUNING = Tuning(
     sizes=("experts", "top", "hidden", "intermediate"),
     values=lambda problem: {"m": TUNED_ROWS},
     described=_described,
-    models={"gpt-oss-120b": ({"experts": 128},), "gpt-oss-20b": ({"experts": 32},)},
+    models={name: ({"experts": model.experts},) for name, model in NAMED.items()},
     named=("activation", "scale_range", "product"),
     nameless=("encoding",),
     untimed=("residual", "routing", "scoring"),

@@ -12,7 +12,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import combine_case
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, combine_case
 from jitmx.kernels.moe.knobs import RESIDUAL
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
@@ -42,6 +42,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_moe_combine",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

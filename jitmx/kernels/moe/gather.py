@@ -15,8 +15,8 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILES_M, WIDEST, gather_case
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -51,6 +51,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.tile_m // 16 * 32,
     entry="jitmx_moe_gather",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -21,10 +21,10 @@ from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe import tiles
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import product_case
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -145,6 +145,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_moe_grouped",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

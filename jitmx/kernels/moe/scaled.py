@@ -28,7 +28,7 @@ from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import grouped, tiles
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import product_case
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -124,6 +124,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
     entry="jitmx_moe_scaled",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

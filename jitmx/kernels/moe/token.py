@@ -34,7 +34,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import layer
-from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, MAPPED, RESIDENT_THREADS, require_room
@@ -121,6 +121,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, 1 << 20),
     threads=lambda knobs: knobs.warps * 32 + 32,
     entry="jitmx_moe_token",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -23,8 +23,8 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST, product_case
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, LINE_BYTES, TILES_M, WIDEST, product_case
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -136,6 +136,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_moe_wgmma",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

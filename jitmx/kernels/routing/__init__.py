@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
@@ -32,17 +33,15 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.routing import cases, many
 from jitmx.kernels.routing import knobs as shared
-from jitmx.kernels.routing import many
+from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
+from jitmx.models import NAMED
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
-
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
-# epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
 
 
 @dataclass(frozen=True)
@@ -196,12 +195,6 @@ def _geometry(spec: KernelSpec, knobs: Any, m: int, local: int) -> Launch:
     return Launch(knobs.cluster, 4 * _list_words(knobs.warps, local), knobs.cluster)
 
 
-def capacity(m: int, k: int, local: int, tile: int) -> int:
-    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
-    pairs = m * k
-    return (pairs + min(local, pairs) * (tile - 1)) // tile
-
-
 ROUTE = KernelSpec(
     family="routing",
     name="route",
@@ -216,6 +209,7 @@ ROUTE = KernelSpec(
     shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
     threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
     entry="jitmx_routing_route",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 MANY = many.SPEC
@@ -231,6 +225,7 @@ TOPK = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_topk",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 SORT = KernelSpec(
@@ -242,6 +237,7 @@ SORT = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_sort",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -356,21 +352,20 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
-    from jitmx.kernels.routing.cases import cases
-
-    return cases(variant)
+    return cases.cases(variant, launch)
 
 
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
     """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
     found = []
-    for experts in (128, 32):
+    for model in NAMED.values():
+        routed = partial(RoutingProblem, experts=model.experts, k=model.top, h=model.hidden)
         for tile in (0, 64):
-            found.append(RoutingProblem(1, experts, 4, 2880, bias="bias_bf16", tile=tile))
+            found.append(routed(1, bias="bias_bf16", tile=tile))
         for m in (2 * FEW_TOKENS, 8192):
-            found.append(RoutingProblem(m, experts, 4, 2880, bias="bias_bf16"))
-        found.append(RoutingProblem(1, experts, 4, 2880, "logits", tile=64))
-        found.append(RoutingProblem(8192, experts, 4, 2880, "ids", tile=64))
+            found.append(routed(m, bias="bias_bf16"))
+        found.append(routed(1, source="logits", tile=64))
+        found.append(routed(8192, source="ids", tile=64))
     return tuple(found)
 
 

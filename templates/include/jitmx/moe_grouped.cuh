@@ -4,21 +4,6 @@
 
 namespace jitmx {
 
-struct GroupedArguments {
-  const void* x;         // [rows, k]; of the second product h [pairs, k], by expert; of combine parts [pairs, n]
-  const void* weight;    // packed words, an expert after the other: [n, k]
-  const void* scales;
-  const void* bias;      // [experts, n]
-  const int* pairs;      // [pairs]: row * top + slot, by expert
-  const int* schedule;   // [tiles, 4]: expert or -1, first of `pairs`, how many, which of its expert's tiles
-  const float* weights;  // [pairs], in the order of rows and slots
-  const int* ids;        // [pairs], in that order: experts, any that is not in 0 … experts - 1 is skipped
-  const int* map;        // [map_size], from ids to the experts at hand, or null
-  void* y;
-  float alpha, limit;    // of swiglu_oai
-  int rows, top, experts, map_size, n, k, tiles;
-};
-
 // What a block works on: a tile of the schedule and `tile_n` rows of W, in an order that keeps what neighbours in time read in
 // the L2: within a group of tiles of the schedule, all of them take a tile of weights before the next one's turn. Tiles of one
 // expert are neighbours.

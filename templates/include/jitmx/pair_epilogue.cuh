@@ -1,7 +1,7 @@
 // What becomes of complete sums where Y is a pair (residual_pair.cuh): its second tensor lies behind the first, and that of the
 // residual where `spare` says.
 #pragma once
-#include "jitmx/linear.cuh"
+#include "jitmx/ptx.cuh"
 #include "jitmx/scalar.cuh"
 
 namespace jitmx {
@@ -29,7 +29,7 @@ template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEp
  private:
   __device__ __forceinline__ bool inside(int n, int m) const { return n < args.n && (m == 0 || m < args.rows); }
   __device__ __forceinline__ float carried(u64 at) const {
-    return T::widen(static_cast<const u16*>(args.residual)[at]) + T::widen(static_cast<const u16*>(args.spare)[at]);
+    return T::widen(static_cast<const u16*>(args.residual)[at]) + T::widen(static_cast<const u16*>(args.residual_lo)[at]);
   }
   template <class Normalizer>
   __device__ __forceinline__ void one(int n, int m, float value, Normalizer normalizer) const {

@@ -1,7 +1,7 @@
 // What becomes of complete sums: normalizer, bias and residual, and then Y or the rank of each row's largest.
 #pragma once
 #include "jitmx/argmax.cuh"
-#include "jitmx/linear.cuh"
+#include "jitmx/ptx.cuh"
 #include "jitmx/scalar.cuh"
 
 namespace jitmx {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from jitmx import arch, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Buffer, Case, relative_l2
@@ -25,7 +24,8 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import encode, run
+from jitmx.sim.tensormap import encode
+from jitmx.sim.verify import run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES
 
@@ -53,14 +53,14 @@ def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     (rows, k), n = x.shape, len(codes)
     launch = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 1)
     words, packed = pack(codes.astype(np.uint8), scales.astype(np.uint8), variant.knobs.encoding)
-    workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
-    y = Buffer(np.empty((rows, n), x.dtype), output=True)
     found: list[Array] = []
-    case = Case(
-        "", launch.blocks, launch.shared_bytes, LAYOUT,
-        (Buffer(x), Buffer(words), Buffer(packed), 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k, *NO_PREFETCH),
-        lambda outputs: found.append(outputs[0]) or 0.0, 0.0,
-    )  # fmt: skip
+    values = {
+        "x": Buffer(x), "weight": Buffer(words), "scales": Buffer(packed),
+        "y": Buffer(np.empty((rows, n), x.dtype), output=True),
+        "workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0,
+        "epsilon": EPSILON, "rows": rows, "n": n, "k": k,
+    }  # fmt: skip
+    case = Case("", launch, values, lambda outputs: found.append(outputs[0]) or 0.0, 0.0)
     run(case, variant, ptx_of(variant))
     return found[0].astype(np.float64)
 
@@ -247,17 +247,16 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
         "nibble",
     )  # fmt: skip
     launch, memory = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 48), Memory()
-    inputs = [memory.upload(item, name) for name, item in (("x", x), ("words", words), ("scales", scales))]
+    inputs = {name: memory.upload(item, name) for name, item in (("x", x), ("weight", words), ("scales", scales))}
     workspace = memory.upload(np.zeros(launch.workspace, np.uint8), "workspace", writable=True)
     found = []
     for resident in (16, 1):  # side by side, and one after the other
         y = memory.allocate(rows * n * 2, "y")
-        case = Case("", launch.blocks, launch.shared_bytes, LAYOUT, (), lambda outputs: 0.0, 0.0)
-        sizes = rows, n, k, *NO_PREFETCH
-        case = dataclasses.replace(case, arguments=(*inputs, 0, 0, 0, y, workspace, 0, EPSILON, *sizes))
+        values = {**inputs, "y": y, "workspace": workspace, "epsilon": EPSILON, "rows": rows, "n": n, "k": k}
         simulate(
-            ptx_of(variant), (launch.blocks, 1, 1), (variant.knobs.threads, 1, 1), case.pack([], encode), memory,
-            shared_bytes=launch.shared_bytes, resident_blocks=resident,
+            ptx_of(variant), (launch.blocks, 1, 1), (variant.threads, 1, 1),
+            variant.arguments.pack(values, launch.maps, encode), memory, shared_bytes=launch.shared_bytes,
+            resident_blocks=resident,
         )  # fmt: skip
         found.append(memory.download(y, np.dtype(np.uint16), (rows, n)))
         tiles = launch.blocks // variant.knobs.split_k

@@ -117,8 +117,9 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
 
     case = make_case(picked, geometry, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, 0)
     run(case, picked, ptx)
+    short = dataclasses.replace(geometry, shared_bytes=geometry.shared_bytes - 32)
     with pytest.raises(SimulationError):
-        run(dataclasses.replace(case, shared_bytes=case.shared_bytes - 32), picked, ptx)
+        run(dataclasses.replace(case, launch=short), picked, ptx)
 
 
 def test_zeros_stand_for_the_tiles_that_a_warp_lacks_even_where_scales_are_nan() -> None:

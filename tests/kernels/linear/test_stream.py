@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from jitmx import arch
 from jitmx.arch import Arch
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
-from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH, make_case
+from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
@@ -26,6 +25,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES, variants
@@ -193,14 +193,16 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
     words, scales = pack(codes, np.full((n, k // 32), 127, np.uint8), picked.knobs.encoding)
     x = np.stack([np.ones(k), -np.ones(k), np.full(k, np.nan), np.zeros(k)]).astype(ml_dtypes.bfloat16)
     geometry, memory = launch(picked.knobs, LinearProblem(len(x), n, k), 8), Memory()
-    addresses = [memory.upload(array) for array in (x, words, scales, bias)]
+    inputs = {"x": x, "weight": words, "scales": scales, "bias": bias}
+    values = {name: memory.upload(array, name) for name, array in inputs.items()}
+    values |= {"rows": len(x), "n": n, "k": k}
     workspace = memory.upload(np.zeros(geometry.workspace, np.uint8), writable=True)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     for _ in range(2):
         y = memory.allocate(8 * len(x))
-        arguments = struct.pack(LAYOUT, *addresses, 0, 0, y, workspace, 0, 0.0, len(x), n, k, *NO_PREFETCH)
+        arguments = picked.arguments.pack({**values, "y": y, "workspace": workspace}, geometry.maps, encode)
         simulate(
-            ptx, (geometry.blocks, 1, 1), (picked.spec.threads(picked.knobs), 1, 1), arguments, memory,
+            ptx, (geometry.blocks, 1, 1), (picked.threads, 1, 1), arguments, memory,
             entry=picked.spec.entry, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
         )  # fmt: skip
         assert memory.download(y, np.int64, (len(x),)).tolist() == [37, 1, 0, 1]

@@ -18,7 +18,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import tile as tiles
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH, make_case
+from jitmx.kernels.linear.arguments import EPSILON, make_case
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
@@ -132,7 +132,7 @@ def test_every_tile_of_y_is_made_once_whatever_the_order(group: int) -> None:
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     for rows, n in ((37, 40), (8, 100), (41, 16)):
         case = make_case(picked, launch(picked.knobs, LinearProblem(rows, n, 64), 1), rows, n, 64, seed=rows)
-        assert case.grid == -(-rows // 8) * -(-n // 16)
+        assert case.launch.blocks == -(-rows // 8) * -(-n // 16)
         error, _ = run(case, picked, ptx)
         assert error <= case.gate
 
@@ -152,7 +152,6 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
     scales = np.linspace(low, high, 16 * 8).astype(np.uint8).reshape(16, 8)
     wanted = formats.dequantize(codes, scales, item)
     words, packed = pack_mxfp8(codes, scales)
-    geometry = launch(picked.knobs, LinearProblem(256, 16, 256), 1)
     found: list[np.ndarray] = []
 
     def check(outputs: Any) -> float:
@@ -160,11 +159,12 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
         return 0.0
 
     case = Case(
-        name="identity", grid=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
-        arguments=(
-            Buffer(np.eye(256).astype(stored)), Buffer(words), Buffer(packed), 0, 0, 0,
-            Buffer(np.empty((256, 16), stored), output=True), 0, 0, EPSILON, 256, 16, 256, *NO_PREFETCH,
-        ),
+        name="identity", launch=launch(picked.knobs, 256, 16, 256, 1),
+        values={
+            "x": Buffer(np.eye(256).astype(stored)), "weight": Buffer(words), "scales": Buffer(packed),
+            "y": Buffer(np.empty((256, 16), stored), output=True),
+            "epsilon": EPSILON, "rows": 256, "n": 16, "k": 256,
+        },
         check=check, gate=0.0,
     )  # fmt: skip
     run(case, picked, nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch)))

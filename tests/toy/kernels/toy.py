@@ -16,12 +16,18 @@ from jitmx.kernels import Family, Problem
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.tuning import Tuning
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
-LAYOUT = "@PPi"  # x, y; values
+ARGUMENTS = Arguments(
+    "ToyArguments",
+    reads("x", "[rows, columns]", "float"),
+    writes("y", "[rows, columns]", "float"),
+    number("values", "int"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,13 @@ SCALE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="toy_scale",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
 def launch(knobs: ScaleKnobs, problem: ToyProblem, multiprocessors: int) -> Launch:
     """A thread for each value."""
-    return Launch(-(-problem.rows * problem.columns // knobs.block), 0)
+    return Launch(-(-problem.rows * problem.columns // knobs.block))
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -64,10 +71,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         wanted = x * variant.knobs.factor
         yield Case(
             name=f"[{rows}, {columns}]",
-            grid=launch(variant.knobs, ToyProblem(rows, columns), 1).blocks,
-            shared_bytes=0,
-            layout=LAYOUT,
-            arguments=(Buffer(x), Buffer(wanted, output=True), x.size),
+            launch=launch(variant.knobs, ToyProblem(rows, columns), 1),
+            values={"x": Buffer(x), "y": Buffer(wanted, output=True), "values": x.size},
             check=lambda found, wanted=wanted: mismatches(found[0], wanted),
             gate=0.0,
         )
