@@ -29,7 +29,6 @@ from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
 
 ROWS = (1, 4, 16, 64, 512, 8192)
-# [n, k] of gpt-oss-120b's dense products.
 
 
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.

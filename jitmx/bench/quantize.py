@@ -9,13 +9,15 @@ import torch
 from jitmx import formats
 from jitmx.bench import timing
 from jitmx.bench.benchmark import Asked, Ceilings, Table
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops.quantize import dequantize, quantize
 
 
 def bench(asked: Asked, nbytes: int = 64 << 20) -> list[dict[str, Any]]:
     """Rows of `name, us, bytes` for a bf16 tensor of `nbytes` to each format and back."""
     copies = timing.copies_past_l2(nbytes)
-    xs = [torch.randn(nbytes // 2 // 2880, 2880, device="cuda").bfloat16() for _ in range(copies)]
+    k = GPT_OSS_120B.hidden
+    xs = [torch.randn(nbytes // 2 // k, k, device="cuda").bfloat16() for _ in range(copies)]
     out = []
     for format in formats.FORMATS:
         tensors = [quantize(x, format) for x in xs]

@@ -121,7 +121,7 @@ def multiply(
 
 
 def scratch(variant: Variant) -> torch.Tensor:
-    size = launch(variant.knobs, LinearProblem(1, 16, 64 * variant.knobs.cluster), card.multiprocessors(0)).workspace
+    size = launch(variant.knobs, LinearProblem(n=16, k=64 * variant.knobs.cluster), card.multiprocessors(0)).workspace
     return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
 

@@ -130,7 +130,8 @@ SPEC = KernelSpec(
 def launch(knobs: SplitKKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A cluster for each tile of Y, or a block."""
     maps = {"x_map": warpgroups.x_map(problem.m, problem.k, knobs.tile_m)}
-    return Launch(tiles(knobs, problem.m, problem.n) * knobs.split_k, shared_bytes(knobs), knobs.split_k, maps=maps)
+    blocks = tiles(knobs, problem.m, problem.n) * knobs.split_k
+    return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 ARGUMENTS = Arguments(
-    "ScaleArguments",
+    "ToyArguments",
     reads("x", "[rows, columns]", "float"),
     writes("y", "[rows, columns]", "float"),
     number("values", "int"),
@@ -61,7 +61,7 @@ SCALE = KernelSpec(
 
 def launch(knobs: ScaleKnobs, problem: ToyProblem, multiprocessors: int) -> Launch:
     """A thread for each value."""
-    return Launch(-(-problem.rows * problem.columns // knobs.block), 0)
+    return Launch(-(-problem.rows * problem.columns // knobs.block))
 
 
 def _cases(variant: Variant) -> Iterator[Case]:

@@ -21,7 +21,7 @@ def scale(x: torch.Tensor, factor: int) -> torch.Tensor:
     checks.require_cuda("x", x)
     device, problem = x.get_device(), ToyProblem(x.shape[0], x.shape[1], factor)
     choice = choose("toy", problem, card.arch(device), multiprocessors=card.multiprocessors(device))
-    geometry = kernels.family("toy").launch(choice.variant, problem, choice.multiprocessors)
+    launch = kernels.family("toy").launch(choice.variant, problem, choice.multiprocessors)
     y = torch.empty_like(x)
-    Step(choice.variant, device, geometry, {"values": x.numel()})(x=x.data_ptr(), y=y.data_ptr())
+    Step(choice.variant, device, launch, {})(x=x.data_ptr(), y=y.data_ptr(), values=x.numel())
     return y
