@@ -159,7 +159,7 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
         return 0.0
 
     case = Case(
-        name="identity", launch=launch(picked.knobs, 256, 16, 256, 1),
+        name="identity", launch=launch(picked.knobs, LinearProblem(256, 16, 256), 1),
         values={
             "x": Buffer(np.eye(256).astype(stored)), "weight": Buffer(words), "scales": Buffer(packed),
             "y": Buffer(np.empty((256, 16), stored), output=True),
