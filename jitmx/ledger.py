@@ -45,6 +45,8 @@ class Entry:
         note: what was checked, in a few words.
         proof: of simulated evidence, what it rests on (`jitmx.sim.proof`).
         cases, coverage: of simulated evidence, how many cases ran, and the share of the kernel's PTX lines that did.
+        code: of hardware evidence, a digest of the machine code that the recording machine's NVRTC makes of the source:
+            a change that leaves it the same leaves the evidence (`scripts/record_evidence.py`).
     """
 
     source_digest: str
@@ -58,6 +60,7 @@ class Entry:
     proof: str = ""
     cases: int = 0
     coverage: float | None = None
+    code: str = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -3,33 +3,68 @@
     TEST_EVIDENCE=seen.json pytest tests/gpu && python scripts/record_evidence.py seen.json
     TEST_EVIDENCE=seen.json pytest tests/sim tests/kernels -n auto && python scripts/record_evidence.py seen.json.*
 
-Default variants are those that `jitmx variants` lists; evidence of code that has since changed goes. The tests' ledger
+Default variants are those that `jitmx variants` lists; evidence of code that has since changed goes. What a card showed
+stays where the source has changed and its machine code has not, as NVRTC and ptxas make it here. The tests' ledger
 has what the simulator showed of variants that only tests take, so that they need not be simulated again; of a variant
 the latest.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jitmx import arch, kernels, ledger, resources
+from jitmx import arch, kernels, ledger, machine, resources
 from jitmx.dispatch.choose import default_variants
+from jitmx.ledger import Entry
 from jitmx.registry.render import render
+from jitmx.registry.spec import Variant
+from jitmx.toolchain import cubin, nvrtc
 
 TESTS = Path(__file__).parents[1] / "tests" / "ledger.json"
+
+
+def machine_code(variant: Variant) -> str:
+    """A digest of the SASS of a variant, and of who made it."""
+    image = nvrtc.compile(render(variant), nvrtc.options(variant.arch)).image
+    text = "\n".join([nvrtc.identity().version, *cubin.sass(image)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def carried(entries: Iterable[Entry], current: Mapping[tuple[str, str], Variant]) -> Iterator[Entry]:
+    """Entries with what cards showed of code that is still made, under the digests of today's sources.
+
+    Args:
+        current: default variants by digest and target.
+    """
+    entries = list(entries)
+    shown = {(entry.kernel, entry.arch) for entry in entries if entry.evidence == "hardware"}
+    asked = {key: variant for key, variant in current.items() if (variant.name, variant.arch.name) in shown}
+    with ThreadPoolExecutor(machine.compiles_at_once()) as pool:
+        codes = dict(zip(asked, pool.map(machine_code, asked.values()), strict=True))
+    by_name = {(variant.name, variant.arch.name): key for key, variant in asked.items()}
+    for entry in entries:
+        key = by_name.get((entry.kernel, entry.arch))
+        if entry.evidence != "hardware" or key is None:
+            yield entry
+        elif key[0] == entry.source_digest or codes[key] == entry.code:
+            yield dataclasses.replace(entry, source_digest=key[0], code=codes[key])
 
 
 def main() -> None:
     shipped = resources.directory("tactics") / "ledger.json"
     seen = [entry for path in sys.argv[1:] for entry in ledger.load(Path(path)).entries]
-    entries = [*ledger.load(shipped).entries, *seen]
     current = {
-        (ledger.digest(render(variant)), target.name)
+        (ledger.digest(render(variant)), target.name): variant
         for target in arch.SUPPORTED.values()
         for family in kernels.families()
         for variant in default_variants(family, target)
     }
+    entries = list(carried([*ledger.load(shipped).entries, *seen], current))
     kept = [entry for entry in entries if (entry.source_digest, entry.arch) in current]
     ledger.save(kept, shipped)
     others = [entry for entry in seen if entry.proof and (entry.source_digest, entry.arch) not in current]
