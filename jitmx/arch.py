@@ -110,13 +110,13 @@ def parse(text: str) -> Arch:
     match = _SPELLING.fullmatch(text.strip())
     known = ", ".join(SUPPORTED)
     if match is None:
-        raise ArchError(f"{short(text)} is not an SM target; write one of: {known}")
+        raise ArchError(f"{short(text)} is not an SM target", f"write one of: {known}")
     name = f"sm_{int(match[1])}{match[2]}{match[3].lower()}"
     name = _PREFERRED.get(name, name)
     if name not in SUPPORTED:
         number = int(match[1]) * 100 + int(match[2]) * 10
         nearest = min(SUPPORTED.values(), key=lambda arch: abs(arch.number - number))
-        raise ArchError(f"jitmx has no kernels for {name}; the nearest it has is {nearest} (all: {known})")
+        raise ArchError(f"jitmx has no kernels for {name}", f"the nearest it has is {nearest} (all: {known})")
     return SUPPORTED[name]
 
 

@@ -337,8 +337,8 @@ def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> Not
         differing = changes(Subject.of(newest), Subject(variant.knobs.as_dict(), named(inputs)))
         said += f" (there is one of which since changed: {'; '.join(differing)})"
     return NotWarmedError(
-        f"{said}, and it must not be compiled now (JITMX_MODE={settings.current().mode}); compile it before serving: "
-        f"{variant.warm_up_command}"
+        f"{said}, and it must not be compiled now (JITMX_MODE={settings.current().mode})",
+        f"compile it before serving: {variant.warm_up_command}",
     )
 
 

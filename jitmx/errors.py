@@ -17,14 +17,28 @@ JitmxError
 ├── WorkerError             a worker process was ended from outside
 └── DriverError             the CUDA driver is missing or refused a call
 
-A message names the value, the rule it breaks and the remedy.
+A message names the value and the rule that it breaks, a remedy what to do about it. Code decides by types and fields,
+never by texts.
 """
 
 from __future__ import annotations
 
 
 class JitmxError(Exception):
-    """Base of every error that jitmx raises on purpose."""
+    """Base of every error that jitmx raises on purpose. Its text is the message, and behind a semicolon the remedy.
+
+    Attributes:
+        message: the value and the rule that it breaks.
+        remedy: what to do about it, or empty.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
 class SettingError(JitmxError, ValueError):
@@ -32,7 +46,7 @@ class SettingError(JitmxError, ValueError):
 
 
 class ArchError(JitmxError, ValueError):
-    """An SM target that jitmx, or the NVRTC at hand, cannot build for."""
+    """An SM target that jitmx, or the NVRTC in use, cannot build for."""
 
 
 class KnobError(JitmxError, ValueError):
@@ -55,8 +69,8 @@ class CompileError(ToolchainError):
         source_path: where the rendered source was kept, or None where nothing could be written.
     """
 
-    def __init__(self, message: str, *, log: str = "", source_path: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, remedy: str = "", *, log: str = "", source_path: str | None = None) -> None:
+        super().__init__(message, remedy)
         self.log = log
         self.source_path = source_path
 

@@ -8,6 +8,7 @@ from jitmx.errors import SettingError
 from jitmx.quoting import short
 
 KINDS = ("moe", "qkv", "o", "lm_head")
+OF_BLOCK = KINDS[:3]  # what a transformer block is made of
 # Formats that a layer's weights can be kept in; the first is meant where none is named.
 FORMATS = {"moe": ("mxfp4",), **dict.fromkeys(KINDS[1:], ("mxfp4", "mxfp8"))}
 
@@ -16,7 +17,7 @@ def parse(text: str) -> dict[str, str]:
     """The format of each layer that is named; `all` names every one and `none` none.
 
     Raises:
-        SettingError: a name or a format that there is not, or two formats for a layer.
+        SettingError: an unknown name or format, or two formats for a layer.
     """
     if text.strip().lower() == "none":
         return {}
@@ -33,7 +34,7 @@ def parse(text: str) -> dict[str, str]:
                 remedy = "; name the layers one by one" if name == "all" else ""
                 raise SettingError(f"{kind} takes {' or '.join(FORMATS[kind])}, not {short(chosen)}{remedy}")
             if found.setdefault(kind, chosen) != chosen:
-                raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}; name it once")
+                raise SettingError(f"{kind} is given as {found[kind]} and as {chosen}", "name it once")
     if not found:
-        raise SettingError("no layer is named; to leave all of them to vLLM say none")
+        raise SettingError("no layer is named", "to leave all of them to vLLM say none")
     return found

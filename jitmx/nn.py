@@ -17,6 +17,7 @@ from jitmx.ops import checks, operand
 from jitmx.ops.linear import linear
 from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import quantize
+from jitmx.runtime import card
 
 __all__ = ["MXFP4Linear"]
 
@@ -64,7 +65,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
                 f"{formats.BLOCK}, the values that share a scale, and out_features 1 or more"
             )
         if dtype not in (torch.bfloat16, torch.float16):
-            raise InputError(f"dtype={dtype} is neither bfloat16 nor float16; convert the module with .bfloat16()")
+            raise InputError(f"dtype={dtype} is neither bfloat16 nor float16", "convert the module with .bfloat16()")
         if format not in WEIGHTS:
             raise InputError(f"format={format!r} is not one of {', '.join(WEIGHTS)}")
         self.in_features, self.out_features = in_features, out_features
@@ -76,7 +77,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("scales", torch.full((rows, tiles, 8), ones, dtype=torch.int32, device=device))
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype, device=device) if bias else None)
         if self.words.is_cuda:
-            self.encoding = preferred_encoding(checks.device_arch(self.words.get_device()))
+            self.encoding = preferred_encoding(card.arch(self.words.get_device()))
         self._packed: PackedWeight | None = None
 
     @classmethod
@@ -96,7 +97,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         """
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
-            raise InputError(f"module is a {type(module).__name__} without a weight [n, k]; pass a torch.nn.Linear")
+            raise InputError(f"module is a {type(module).__name__} without a weight [n, k]", "pass a torch.nn.Linear")
         checks.require_cuda("module.weight", weight)
         dtype = torch.float16 if weight.dtype is torch.float16 else torch.bfloat16
         n, k = weight.shape
@@ -159,7 +160,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
             InputError: its format is not this module's.
         """
         if state["format"] != self.format:
-            raise InputError(f"the state dict holds an {state['format']} weight; make the module with that format")
+            raise InputError(f"the state dict holds an {state['format']} weight", "make the module with that format")
         self.encoding, self.scale_range = state["encoding"], state["scale_range"]
         self._changed()
 

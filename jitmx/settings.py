@@ -12,13 +12,13 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from jitmx import layers, setting_text
+from jitmx import layers, resources, setting_text
 from jitmx.errors import SettingError
 from jitmx.quoting import short
 
@@ -37,6 +37,39 @@ class Setting:
     help: str
     aliases: tuple[str, ...] = ()
 
+
+def _folders(text: str) -> tuple[Path, ...]:
+    folders = tuple(folder.absolute() for folder in setting_text.paths(text))
+    taken: set[str] = set()
+    for folder in folders:
+        found = resources.families(folder / "kernels", folder / "templates")
+        if not found:
+            raise setting_text.Unfit(f"{folder} has no family: no module in kernels/ with a folder in templates/")
+        if hidden := resources.hidden(folder):
+            raise setting_text.Unfit(f"{hidden} has the name of a module of jitmx; rename it")
+        if again := sorted(taken & set(found)):
+            raise setting_text.Unfit(f"{folder} has a family {again[0]}, and there is one already; rename it")
+        taken.update(found)
+    return folders
+
+
+def _of_family(name: str) -> tuple[Setting, Setting]:
+    """The variables that override what tables and heuristics choose for a family."""
+    of = f"JITMX_{name.upper()}"
+    knobs = Setting(
+        f"{of}_KNOBS", f"{name}_knobs", setting_text.knobs, tuple, "knob=value pairs, separated by ','",
+        f"knobs of the {name} kernels that override every table, and kernel=NAME for one of them",
+    )  # fmt: skip
+    tile = Setting(
+        f"{of}_TILE", f"{name}_tile", setting_text.tile_or_auto, lambda: None,
+        "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
+        f"tile of those {name} kernels that have one: M rows of the activations by N of the weight, K columns a stage",
+        _TILE_ALIASES.get(name, ()),
+    )  # fmt: skip
+    return knobs, tile
+
+
+_TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
 
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
 MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
@@ -128,38 +161,14 @@ TABLE: tuple[Setting, ...] = (
         "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones",
     ),
     Setting(
-        "JITMX_LINEAR_KNOBS",
-        "linear_knobs",
-        setting_text.knobs,
+        "JITMX_FAMILIES",
+        "families",
+        _folders,
         tuple,
-        "knob=value pairs, separated by ','",
-        "knobs of the linear kernel that override every table, such as split_k=8,stages=6 or kernel=tile",
+        "directories, separated by ':'",
+        "folders with kernel families of your own (kernels/, templates/, tactics/); their code is loaded",
     ),
-    Setting(
-        "JITMX_LINEAR_TILE",
-        "linear_tile",
-        setting_text.tile_text,
-        lambda: None,
-        "MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
-        "tile of the linear kernels that have one: M rows of X by N rows of W, K columns a stage",
-    ),
-    Setting(
-        "JITMX_MOE_KNOBS",
-        "moe_knobs",
-        setting_text.knobs,
-        tuple,
-        "knob=value pairs, separated by ','",
-        "knobs of the moe kernels that override every table, such as tile_m=32,stages=4",
-    ),
-    Setting(
-        "JITMX_MOE_TILE",
-        "moe_tile",
-        setting_text.tile_or_auto,
-        lambda: None,
-        "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128",
-        "tile of the moe kernels that have one: M tokens of an expert by N rows of its weight, K columns a stage",
-        ("FLASHINFER_MOE_TILE",),
-    ),
+    *(setting for family in resources.families() for setting in _of_family(family)),
     Setting(
         "JITMX_MXFP4_LAYERS",
         "mxfp4_layers",
@@ -216,12 +225,42 @@ TABLE: tuple[Setting, ...] = (
     ),
 )
 
-_BY_FIELD = {setting.field: setting for setting in TABLE}
+_FAMILIES = next(setting for setting in TABLE if setting.field == "families")
+
+
+def table(environ: Mapping[str, str] | None = None) -> tuple[Setting, ...]:
+    """Every setting: those of `TABLE`, and of the families that `environ` (default: the process's own) adds.
+
+    Raises:
+        SettingError: the folders that it names have none.
+    """
+    environ = os.environ if environ is None else environ
+    text = environ.get(_FAMILIES.name, "")
+    return TABLE + _added(text) if text else TABLE
+
+
+@functools.cache
+def _added(text: str) -> tuple[Setting, ...]:
+    folders = _parsed(_FAMILIES, _FAMILIES.name, text)
+    names = [name for folder in folders for name in resources.families(folder / "kernels", folder / "templates")]
+    return tuple(setting for name in names for setting in _of_family(name))
+
+
+def _parsed(setting: Setting, source: str, text: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
+        raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one process. Field names are those of `TABLE`."""
+    """The settings of one process. Field names are those of `TABLE`.
+
+    Attributes:
+        overrides: what overrides choices for families, by field; `value` reads it too.
+    """
 
     cache_dir: Path
     site_cache: tuple[Path, ...]
@@ -233,10 +272,7 @@ class Settings:
     log_level: int
     verbose: bool
     tactics_dir: Path
-    linear_knobs: tuple[tuple[str, str], ...]
-    linear_tile: str | None
-    moe_knobs: tuple[tuple[str, str], ...]
-    moe_tile: str | None
+    families: tuple[Path, ...]
     mxfp4_layers: tuple[tuple[str, str], ...] | None
     moe_kernel: str
     moe_activation: str
@@ -245,6 +281,11 @@ class Settings:
     quantize_qkv: bool | None
     quantize_o: bool | None
     quantize_lm_head: bool | None
+    overrides: Mapping[str, Any] = field(hash=False)
+
+    def value(self, field: str) -> Any:
+        """The value of a setting by its field."""
+        return self.overrides[field] if field in self.overrides else getattr(self, field)
 
 
 # What the program that jitmx runs in chose in place of the environment: field to value, and what says so.
@@ -256,7 +297,7 @@ def origin(field: str, environ: Mapping[str, str] | None = None) -> str:
     if environ is None and field in _chosen:
         return _chosen[field][1]
     environ = os.environ if environ is None else environ
-    setting = _BY_FIELD[field]
+    setting = next(setting for setting in table(environ) if setting.field == field)
     return next((name for name in (setting.name, *setting.aliases) if environ.get(name)), "default")
 
 
@@ -269,31 +310,33 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         SettingError: a value outside its choices, or a JITMX_* variable that does not exist.
     """
     environ = os.environ if environ is None else environ
-    known = {setting.name for setting in TABLE}
+    settings = table(environ)
+    known = {setting.name for setting in settings}
     for name in environ:
         if name.startswith("JITMX_") and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
             raise SettingError(f"{name if len(name) < 100 else short(name)} is not a setting of jitmx{hint}")
     values: dict[str, Any] = {}
-    for setting in TABLE:
+    for setting in settings:
         source = origin(setting.field, environ)
-        if source == "default":
-            values[setting.field] = setting.default()
-            continue
-        text = environ[source]
-        try:
-            values[setting.field] = setting.parse(text)
-        except ValueError as error:
-            detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
-            raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
-    return Settings(**values)
+        text = "" if source == "default" else environ[source]
+        values[setting.field] = _parsed(setting, source, text) if text else setting.default()
+    return _settings(values)
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    own = {item.name for item in dataclasses.fields(Settings)}
+    overrides = {field: value for field, value in values.items() if field not in own}
+    return Settings(**{field: value for field, value in values.items() if field in own}, overrides=overrides)
 
 
 @functools.cache
 def current() -> Settings:
     """The settings of this process, read once. Tests and tools that change the environment call `reload()`."""
-    return dataclasses.replace(read(), **{field: value for field, (value, _) in _chosen.items()})
+    found, chosen = read(), {field: value for field, (value, _) in _chosen.items()}
+    overrides = {field: chosen.pop(field, value) for field, value in found.overrides.items()}
+    return dataclasses.replace(found, **chosen, overrides=overrides)
 
 
 # What is called when settings may be others.

@@ -61,5 +61,5 @@ def pool(count: int) -> Iterator[ProcessPoolExecutor]:
                 raise
     except BrokenProcessPool as error:
         raise WorkerError(
-            "a worker process was ended from outside, for lack of memory perhaps; pass fewer --jobs"
+            "a worker process was ended from outside, for lack of memory perhaps", "pass fewer --jobs"
         ) from error

@@ -13,7 +13,7 @@ import dataclasses
 import json
 from typing import Any
 
-from jitmx.bench import benchmarks, moe_inputs, moe_peers
+from jitmx.bench import benchmark, moe_inputs, moe_peers
 from jitmx.bench import moe as benchmarks_moe
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(moe_peers.PEERS))
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    limits = benchmarks.ceilings()
+    limits = benchmark.ceilings()
     show({"model": asked.model, "seed": asked.seed, "ceilings": dataclasses.asdict(limits)})
     rows, peers = [int(word) for word in asked.rows.split(",")], tuple(filter(None, asked.peers.split(",")))
     benchmarks_moe.bench_moe(moe_inputs.MODELS[asked.model], rows, limits, peers, asked.seed, on_row=show)

@@ -1,13 +1,13 @@
 """Which kernels' code a change alters: PTX of every default variant, before and after.
 
     python scripts/changed_code.py before.json             # in the tree of before: writes the digests
-    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants whose PTX differs
+    python scripts/changed_code.py before.json --compare   # in the tree of after: lists the variants of other PTX
 
 `--only PATTERN` takes the variants whose target and name a regular expression matches, `sm_90a moe` for example.
 `--sass` goes by machine code: where PTX differs, it says whether ptxas makes the same of both.
 
 Equal PTX is equal machine code, so that a variant that is not listed is as fast as it was. Names that the compiler
-gives to functions and variables do not count.
+gives to functions, variables, labels and virtual registers do not count.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from jitmx.toolchain import cubin, nvrtc
 
 TARGETS = "sm_80", "sm_90a", "sm_100a", "sm_120a", "sm_121a"
 _COMMENT = re.compile(r"//.*$", re.MULTILINE)
-_NAME = re.compile(r"\b_Z\w+")
+_NAME = re.compile(r"\b_Z\w+|(?<![\w.])\$L_\w+|%(?:rd|rs|r|fd|f|p|h|hh)\d+\b")
+_REGISTERS = re.compile(r"^\s*\.reg .*$", re.MULTILINE)
 _CONSTANT = re.compile(r"^\.global .*?\b(_Z\w+).*;\n", re.MULTILINE)
 _BLANKS = re.compile(r"[ \t]+|(?<=\{) | (?=\})")
 
 
 def code(ptx: str) -> str:
-    """PTX without comments, blanks and constants that nothing reads; its mangled names numbered as they come."""
-    ptx = _COMMENT.sub("", ptx)
+    """PTX without comments, blanks, constants that nothing reads and numbers of registers; its names as they come."""
+    ptx = _REGISTERS.sub("", _COMMENT.sub("", ptx))
     mentions = Counter(_NAME.findall(ptx))
     ptx = _CONSTANT.sub(lambda constant: "" if mentions[constant[1]] == 1 else constant[0], ptx)
     numbers: dict[str, str] = {}

@@ -68,12 +68,12 @@ def choice(problem: MoeProblem, chip: Arch, kernel: str | None) -> tuple[str, di
         return None
     try:
         if kernel is None:
-            kernel, knobs = family.heuristic(problem, chip, chip.multiprocessors)
+            kernel, knobs = family.guess(problem, chip, chip.multiprocessors)
         else:
             knobs = family.tuned(problem, chip, chip.multiprocessors, kernel)
     except KnobError:  # nothing of it fits the shape
         return None
-    tile = family.tile(kernel)
+    tile = family.kernel(kernel).tile
     for most, (m, n) in MEASURED_TILES:
         if tile is not None and problem.m <= most:
             measured = {**knobs, **tile(m, n, None, None)}

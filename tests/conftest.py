@@ -141,7 +141,11 @@ def only_gemv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     everything, linear = dict(kernels.families()), kernels.family("linear")
     everything["linear"] = dataclasses.replace(
         linear,
-        serving=lambda problem, arch: tuple(name for name in linear.serving(problem, arch) if name == "gemv"),
+        kernels=tuple(
+            kernel if kernel.spec.name == "gemv" else dataclasses.replace(kernel, runs_on=lambda arch: False)
+            for kernel in linear.kernels
+        ),
+        candidates=None,
         heuristic=lambda problem, arch, count: ("gemv", linear.tuned(problem, arch, count, "gemv")),
     )
     row = {"when": {"m": [1, 8], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"stages": 2, "chunk": 3}, "us": 4.5}

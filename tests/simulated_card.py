@@ -1,7 +1,6 @@
 """A card that is the simulator: operators run whole, on tensors in host memory, their kernels thread for thread.
 
-`on_cpu` stands in for the launch and for what torch says of a device; all above that is real. Small shapes only: a
-thread costs microseconds.
+All above the card (`jitmx.runtime.card`) is real. Small shapes only: a thread costs microseconds.
 """
 
 from __future__ import annotations
@@ -10,39 +9,26 @@ import contextlib
 import functools
 import gc
 import itertools
-import re
-import struct
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import pytest
 import torch
 
 from jitmx import arch
-from jitmx.ops import (
-    checks,
-    linear,
-    moe,
-    moe_grouped,
-    moe_plan,
-    operand,
-    pack,
-    plan,
-    quantize,
-    routing_calls,
-    routing_plan,
-    scratch,
-)
-from jitmx.registry.matrix import MatrixMap, with_map
+from jitmx.registry.arguments import Number
+from jitmx.registry.launch import Launch
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.runtime import card, scratch
+from jitmx.runtime.card import Card
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import encode
+from jitmx.sim.tensormap import encode
 from jitmx.toolchain import nvrtc
+
+STREAM = 7
 
 
 @functools.cache
@@ -95,49 +81,71 @@ def _tensors(objects: list[Any]) -> Iterator[Any]:
 
 
 @dataclass
-class Card:
-    """What was launched, in order."""
+class Simulated(Card):
+    """A card of 4 multiprocessors in host memory.
 
+    Attributes:
+        target: what kernels are compiled for.
+        launched: what was launched, in order.
+        device: the number under which it has scratch memory; -1 is host memory.
+    """
+
+    target: arch.Arch
     launched: list[Variant] = field(default_factory=list)
+    device: int = -1
 
     @property
     def kernels(self) -> list[str]:
+        """What was launched, by name."""
         return [f"{variant.spec.family}.{variant.spec.name}" for variant in self.launched]
 
+    def arch(self, _device: int) -> arch.Arch:
+        return self.target
 
-class Launcher:
-    """Launches by the simulator: the memory that arguments point into is taken there and back."""
+    def multiprocessors(self, _device: int) -> int:
+        return 4
 
-    card: Card
+    def holds(self, _tensor: torch.Tensor) -> bool:
+        return True
 
-    def __init__(
-        self, variant: Variant, device: Any, *, layout: str, pdl: bool, matrix: MatrixMap | None = None,
-        rest: bytes = b"", **geometry: int
-    ) -> None:  # fmt: skip
-        assert pdl == getattr(variant.knobs, "pdl", False)
-        self._matrix = matrix
-        self.variant, self._layout, self._rest = variant, layout, rest
-        self._geometry = geometry
+    def place(self, _device: int) -> torch.device:
+        return torch.device("cpu")
 
-    def __call__(self, stream: int, *arguments: Any) -> None:
-        letters = "".join(letter * int(count or 1) for count, letter in re.findall(r"(\d*)([PQif])", self._layout))
+    def capturing(self) -> bool:
+        return False
+
+    def bind(
+        self, variant: Variant, _device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
+    ) -> Callable[..., None]:
+        """Launches by the simulator: the memory that arguments point into is taken there and back."""
+        fields = variant.arguments
+        kind = (variant.identity, launch.blocks, launch.workspace, *fixed.values())
+
+        def run(*values: Number) -> None:
+            given = {**dict(zip(takes, values, strict=True)), **fixed}
+            if launch.workspace:
+                given["workspace"] = scratch.memory(launch.workspace, kind, self.device, STREAM).data_ptr()
+            self.launch(variant, launch, given)
+
+        assert list(takes) == [name for name in fields.fields if name in takes]
+        return run
+
+    def launch(self, variant: Variant, launch: Launch, values: dict[str, Number]) -> None:
+        """One launch, with all that is not 0 of its arguments."""
+        self.launched.append(variant)
         memory, storages = Memory(), Storages()
         there: dict[int, tuple[int, torch.UntypedStorage]] = {}
-        fields = []
-        for letter, value in zip(letters, arguments, strict=True):
-            if letter == "P" and value:
-                start, storage = storages.holding(value)
+        for name, item in variant.arguments.fields.items():
+            if item.letter == "P" and values.get(name):
+                address = int(values[name])
+                start, storage = storages.holding(address)
                 if start not in there:
                     there[start] = memory.upload(_bytes(storage).numpy(), writable=True), storage
-                value = there[start][0] + value - start
-            fields.append(value)
-        Launcher.card.launched.append(self.variant)
-        spec, shape = self.variant.spec, self._geometry
-        packed = with_map(struct.pack(self._layout, *fields) + self._rest, self._matrix, int(fields[0]), encode)
+                values[name] = there[start][0] + address - start
         simulate(
-            _ptx(self.variant), (shape["blocks"], 1, 1), (spec.threads(self.variant.knobs), 1, 1),
-            packed, memory, entry=spec.entry, shared_bytes=shape["shared_bytes"],
-            cluster=shape.get("cluster", 1),
+            _ptx(variant), (launch.blocks, 1, 1), (variant.threads, 1, 1),
+            variant.arguments.pack(values, launch.maps, encode), memory, entry=variant.spec.entry,
+            shared_bytes=launch.shared_bytes, cluster=launch.cluster,
         )  # fmt: skip
         for at, storage in there.values():
             _bytes(storage).copy_(torch.from_numpy(memory.download(at, "uint8", (storage.nbytes(),))))
@@ -148,44 +156,17 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def on_cpu(target: str = "sm_121a") -> Iterator[Card]:
-    """`jitmx.quantize`, `linear`, `moe` and `route` take CPU tensors, and run kernels for `target`.
+def on_cpu(target: str = "sm_121a", kind: type[Simulated] = Simulated) -> Iterator[Simulated]:
+    """Operators take CPU tensors, and run kernels for `target`.
 
     Yields:
-        The card, of 4 multiprocessors.
+        The card, of this kind.
     """
-    outputs, check_out = routing_plan.Plan.outputs, routing_calls._check_out
-
-    def in_host_memory(made: routing_plan.Plan, ids: torch.Tensor | None, device: torch.device) -> routing_plan.Routing:
-        return outputs(made, ids, device if device.type == "meta" else torch.device("cpu"))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Launcher, "card", Card(), raising=False)
-        for module in (pack, quantize, plan, moe_plan, moe_grouped, routing_plan):
-            patch.setattr(module, "Launcher", Launcher)
-        for module in (linear, moe, routing_calls):
-            patch.setattr(module, "_raw_stream", lambda _device: 7)
-        patch.setattr(checks, "require_cuda", checks.require_tensor)
-        patch.setattr(checks, "device_arch", lambda _device: arch.parse(target))
-        patch.setattr(checks, "multiprocessors", lambda _device: 4)
-        patch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=7))
-        patch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-        patch.setattr(routing_plan.Plan, "outputs", in_host_memory)
-        patch.setattr(routing_calls, "_check_out", lambda out, wanted, _device: check_out(out, wanted, -1))
-        patch.setattr(scratch, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
-        # What was planned on another card, or will be on this one, is of no use elsewhere.
-        for module, kept in ((scratch, "_of_streams"), (routing_calls, "_plans"), (operand, "_known")):
-            patch.setattr(module, kept, {})
-        planned = pack._launcher, quantize._variant, quantize._launcher, plan._steps, moe_plan._plan
-        for cached in planned:
-            cached.cache_clear()
-        strict = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)  # allocates NaN and largest integers: what no kernel writes is seen
-        try:
-            yield Launcher.card
-        finally:
-            torch.use_deterministic_algorithms(strict)
-            for cached in planned:
-                cached.cache_clear()
+    simulated = kind(arch.parse(target))
+    strict = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # allocates NaN and largest integers: what no kernel writes is seen
+    try:
+        with card.use(simulated):
+            yield simulated
+    finally:
+        torch.use_deterministic_algorithms(strict)

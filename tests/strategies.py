@@ -12,7 +12,7 @@ from jitmx import kernels
 from jitmx.arch import SUPPORTED, Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.kernels.linear.kernel import LinearKernel
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import MoeProblem
@@ -51,7 +51,7 @@ def linear_problems(max_rows: int) -> st.SearchStrategy[LinearProblem]:
     )
 
 
-def assert_legal_and_serving(kernel: LinearKernel, problem: LinearProblem, arch: Arch, multiprocessors: int) -> None:
+def assert_legal_and_serving(kernel: Kernel, problem: LinearProblem, arch: Arch, multiprocessors: int) -> None:
     """The heuristic and every candidate are legal and serve the problem; the heuristic is the first of 60 at most."""
     fixed = kernel.fixed(problem)
     chosen = kernel.heuristic(problem, arch, multiprocessors)

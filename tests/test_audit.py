@@ -41,7 +41,7 @@ def test_a_record_whose_kernel_or_knobs_are_gone_has_no_variant(probe: Any, monk
     ):
         assert audit.variant_of(gone) is None
         assert not audit.is_reachable(gone)
-    without = dataclasses.replace(probe.module.FAMILY, specs=())
+    without = dataclasses.replace(probe.module.FAMILY, kernels=())
     monkeypatch.setattr(kernels, "families", lambda: {"probe": without})
     assert audit.variant_of(record) is None
 
@@ -67,7 +67,7 @@ def test_why_counts_the_lines_of_a_changed_template(probe: Any) -> None:
     new = build.obtain(probe.variant()).record
     store = stores.current()
     assert explain(new, store.records(), source_of=store.source)[1].endswith(
-        "what changed: template source changed (2 lines added, 1 removed, the first at line 9)."
+        "what changed: template source changed (2 lines added, 1 removed, the first at line 20)."
     )
     assert new.key != old.key
 

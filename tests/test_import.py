@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,55 @@ print(json.dumps(said))
     assert said == {
         name: [f"jitmx.{name} takes torch, which is not installed; {remedy}", "torch"] for name in jitmx.__all__
     }
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Every name that a module imports wherever it does, types alone aside."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        for child in node.orelse:
+            yield from imports(child)
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert not node.level, "imports are absolute"
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child)
+
+
+def graph(package: Path) -> dict[str, set[str]]:
+    """The modules that each module of a package imports."""
+    paths = {path.relative_to(package.parent).with_suffix(""): path for path in package.rglob("*.py")}
+    modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
+
+    def module_of(name: str) -> str:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        module: {module_of(name) for name in imports(ast.parse(path.read_text()))} - {"", module}
+        for module, path in modules.items()
+    }
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    found = graph(ROOT / "jitmx")
+    assert "jitmx.errors" in found["jitmx.settings"] and len(found) > 100
+    TopologicalSorter(found).prepare()
+
+
+@pytest.mark.parametrize(
+    "second",
+    ["import jitmx.one", "def late():\n    from jitmx import one", "from jitmx.one import name as other"],
+)
+def test_a_circle_is_found_wherever_a_module_imports_the_other(tmp_path: Path, second: str) -> None:
+    package = tmp_path / "jitmx"
+    package.mkdir()
+    for name, text in {"__init__": "", "one": "from jitmx import two", "two": second}.items():
+        (package / f"{name}.py").write_text(text)
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph(package)).prepare()
+    (package / "two.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from jitmx import one")
+    TopologicalSorter(graph(package)).prepare()

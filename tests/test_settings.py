@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitmx import layers, setting_text, settings
+from jitmx import kernels, layers, resources, setting_text, settings
 from jitmx.errors import SettingError
 from jitmx.quoting import short
 from jitmx.settings import TABLE, Setting, Settings
 
 # For each field, texts and what they are read as; the first differs from the default.
+TOY = Path(__file__).parent / "toy"
 READ: dict[str, list[tuple[str, Any]]] = {
+    "families": [(str(TOY), (TOY,)), (f"{TOY}:", (TOY,))],
     "cache_dir": [("/srv/kernels", Path("/srv/kernels")), ("~/kernels", Path.home() / "kernels")],
     "site_cache": [("/a:/b", (Path("/a"), Path("/b"))), ("/a::", (Path("/a"),)), ("~/c", (Path.home() / "c",))],
     "mode": [("required", "required"), ("OFF", "off"), ("Auto", "auto")],
@@ -61,6 +63,7 @@ READ: dict[str, list[tuple[str, Any]]] = {
 
 # For each field, texts that are refused.
 REFUSED: dict[str, list[str]] = {
+    "families": ["/a", f"{TOY}:{TOY}", "~nobody-of-that-name"],
     "cache_dir": ["~nobody-of-that-name/kernels"],
     "site_cache": ["/a:~nobody-of-that-name"],
     "tactics_dir": ["~nobody-of-that-name"],
@@ -93,14 +96,22 @@ REFUSED: dict[str, list[str]] = {
     "quantize_lm_head": ["2"],
 }
 
+for _family in resources.families():
+    READ.setdefault(f"{_family}_knobs", [("kernel=one,stages=2", (("kernel", "one"), ("stages", "2")))])
+    READ.setdefault(f"{_family}_tile", [("64x128", "64x128")])
+    REFUSED.setdefault(f"{_family}_knobs", ["stages"])
+    REFUSED.setdefault(f"{_family}_tile", ["64"])
+
 NAMES = [(setting, name) for setting in TABLE for name in (setting.name, *setting.aliases)]
 IDS = [name for _, name in NAMES]
 
 
 def test_every_setting_is_covered_here() -> None:
-    fields = [item.name for item in dataclasses.fields(Settings)]
-    assert [setting.field for setting in TABLE] == fields
-    assert set(READ) == set(REFUSED) == set(fields)
+    fields = [item.name for item in dataclasses.fields(Settings) if item.name != "overrides"]
+    overrides = [f"{name}_{what}" for name in kernels.families() for what in ("knobs", "tile")]
+    assert [setting.field for setting in TABLE if setting.field not in overrides] == fields
+    assert [setting.field for setting in TABLE if setting.field not in fields] == overrides
+    assert set(READ) == set(REFUSED) == {*fields, *overrides}
 
 
 def test_names_are_those_that_scripts_already_have() -> None:
@@ -115,14 +126,14 @@ def test_names_are_those_that_scripts_already_have() -> None:
 
 @pytest.mark.parametrize(("setting", "name"), NAMES, ids=IDS)
 def test_each_name_is_honoured_and_said_to_be_where_the_value_came_from(setting: Setting, name: str) -> None:
-    default = getattr(settings.read({}), setting.field)
+    default = settings.read({}).value(setting.field)
     for text, value in READ[setting.field]:
         read = settings.read({name: text})
-        assert getattr(read, setting.field) == value
-        assert type(getattr(read, setting.field)) is type(value)
+        assert read.value(setting.field) == value
+        assert type(read.value(setting.field)) is type(value)
         assert settings.origin(setting.field, {name: text}) == name
-        others = {item.field: getattr(read, item.field) for item in TABLE if item is not setting}
-        assert others == {field: getattr(settings.read({}), field) for field in others}
+        others = {item.field: read.value(item.field) for item in TABLE if item is not setting}
+        assert others == {field: settings.read({}).value(field) for field in others}
     assert READ[setting.field][0][1] != default
 
 
@@ -131,7 +142,7 @@ def test_the_canonical_name_wins_over_its_aliases_even_where_those_are_wrong(set
     text, value = READ[setting.field][0]
     for alias in setting.aliases:
         for order in ({alias: "??", setting.name: text}, {setting.name: text, alias: "??"}):
-            assert getattr(settings.read(order), setting.field) == value
+            assert settings.read(order).value(setting.field) == value
             assert settings.origin(setting.field, order) == setting.name
         assert settings.origin(setting.field, {setting.name: "", alias: text}) == alias
 
@@ -202,9 +213,9 @@ def test_defaults_follow_the_platform() -> None:
     assert read.cache_dir == Path(platformdirs.user_cache_dir("jitmx"))
     assert read.tactics_dir == Path(platformdirs.user_config_dir("jitmx")) / "tactics"
     assert (read.mode, read.allow_shared_cache, read.lock_timeout) == ("auto", False, 120.0)
-    assert (read.arches, read.jobs, read.site_cache, read.linear_knobs) == ((), None, (), ())
-    assert (read.log_level, read.verbose, read.linear_tile) == (2, False, None)
-    assert (read.moe_knobs, read.moe_tile) == ((), None)
+    assert (read.arches, read.jobs, read.site_cache, read.families) == ((), None, (), ())
+    assert (read.log_level, read.verbose) == (2, False)
+    assert set(read.overrides.values()) == {(), None}
     assert (read.mxfp4_layers, read.moe_kernel, read.moe_activation, read.fuse_norm) == (None, "auto", "bf16", True)
     assert read.all_scales is False
     assert (read.quantize_qkv, read.quantize_o, read.quantize_lm_head) == (None, None, None)
@@ -229,7 +240,7 @@ def test_layers_that_cannot_be_are_refused_with_what_is_wrong_with_them(text: st
 @given(st.integers(1, 999), st.integers(1, 999), st.none() | st.integers(1, 999), st.none() | st.integers(1, 99))
 def test_a_tile_is_read_as_it_is_spelled(m: int, n: int, k: int | None, stages: int | None) -> None:
     text = f"{m}x{n}" + ("" if k is None else f"x{k}") + ("" if stages is None else f"s{stages}")
-    assert setting_text.tile(settings.read({"JITMX_LINEAR_TILE": text}).linear_tile) == (m, n, k, stages)
+    assert setting_text.tile(settings.read({"JITMX_LINEAR_TILE": text}).value("linear_tile")) == (m, n, k, stages)
 
 
 def test_the_environment_is_read_once_until_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

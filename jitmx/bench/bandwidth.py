@@ -9,19 +9,19 @@ import torch
 from jitmx.dispatch.choose import choose
 from jitmx.kernels.bandwidth import ReadProblem
 from jitmx.ops import checks
-from jitmx.runtime.launch import Launcher
+from jitmx.registry.launch import Launch
+from jitmx.runtime import card
+from jitmx.runtime.plan import Step
 
 _BLOCKS_A_MULTIPROCESSOR = 1  # of 512 threads with 8 loads each: 64 KB under way
 
 
 @functools.cache
-def _launcher(device: int) -> tuple[Launcher, torch.Tensor]:
-    count = checks.multiprocessors(device)
-    variant = choose("bandwidth", ReadProblem(), checks.device_arch(device), multiprocessors=count).variant
-    launcher = Launcher(
-        variant, device, blocks=count * _BLOCKS_A_MULTIPROCESSOR, shared_bytes=0, layout="@PPQ", pdl=False
-    )
-    return launcher, torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+def _step(device: int) -> tuple[Step, torch.Tensor]:
+    count = card.multiprocessors(device)
+    variant = choose("bandwidth", ReadProblem(), card.arch(device), multiprocessors=count).variant
+    step = Step(variant, device, Launch(count * _BLOCKS_A_MULTIPROCESSOR), {})
+    return step, torch.zeros(1, dtype=torch.int32, device=card.place(device))
 
 
 def read(data: torch.Tensor) -> None:
@@ -34,6 +34,5 @@ def read(data: torch.Tensor) -> None:
     """
     checks.require_cuda("data", data)
     checks.require_layout("data", data)
-    launcher, sink = _launcher(data.get_device())
-    stream = torch.cuda.current_stream(data.device).cuda_stream
-    launcher(stream, data.data_ptr(), sink.data_ptr(), data.numel() * data.element_size() // 16)
+    step, sink = _step(data.get_device())
+    step(data=data.data_ptr(), sink=sink.data_ptr(), vectors=data.numel() * data.element_size() // 16)

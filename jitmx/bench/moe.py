@@ -1,4 +1,4 @@
-"""What `jitmx bench moe` measures: a layer from router logits to the combined output, beside other libraries' layers.
+"""What `jitmx bench moe` measures, a layer from router logits to the combined output, and what `jitmx tune moe` times.
 
 Calls are dependent (each reads what the last one wrote) and lie in a CUDA graph; each has a routing of its own, whose
 experts no cache holds (see moe_inputs.py). A call is all of it: top-k and softmax, lists, both products, the sum.
@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from jitmx.bench import timing
-from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench import moe_inputs, roofline, timing, tuning
+from jitmx.bench.benchmark import Asked, Ceilings, Table, peer_cells, peer_headers, peer_notes
 from jitmx.bench.moe_inputs import LayerShape, RandomLayer, calls_of, random_layer, rotated, spread_logits
 from jitmx.bench.moe_peers import Layer, load
 from jitmx.bench.peers import Unavailable, reason
+from jitmx.dispatch import tune
+from jitmx.dispatch.tune import Candidate
+from jitmx.errors import DriverError
+from jitmx.kernels.moe import KERNELS, MoeProblem
 from jitmx.ops import moe_plan
 from jitmx.ops.experts import PackedExperts, pack_experts
 from jitmx.ops.moe import moe
 from jitmx.ops.moe_grouped import GroupedPlan
 from jitmx.ops.routing_plan import Routing
+
+ROWS = (1, 4, 16, 64, 8192)
+# Relative L2; a quantized h that lies near the middle between two numbers may go to either.
+GATE, QUANTIZED_GATE = 0.02, 0.06
+_SEED = 1
+
 
 CHECKED = 64  # rows of a call that are compared with the layer in float32
 
@@ -69,7 +80,7 @@ class Chain:
             )  # fmt: skip
             if plan.adds:
                 y.zero_()
-            plan(torch.cuda.current_stream().cuda_stream, call, lists)
+            plan(call, lists)
 
         if routed:
             return run
@@ -174,3 +185,109 @@ def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
         return {"us": chain.time(calls) * 1e6, "reason": None}
     except Exception as error:  # another library's faults are a reason and no fault of the benchmark
         return {"us": None, "reason": reason(error)}
+
+
+def bench(asked: Asked) -> dict[str, Any]:
+    """Model, seed, shape, and the rows of `bench_moe`."""
+    x_format = asked.fields.get("x_format", "bf16")
+    shape = dataclasses.replace(moe_inputs.MODELS[asked.model], x_format=x_format)
+    found = bench_moe(shape, asked.fields.get("m") or ROWS, asked.ceilings, asked.peers, asked.seed)
+    return {"model": asked.model, "seed": asked.seed, "shape": dataclasses.asdict(shape), "rows": found}
+
+
+def tables(payload: dict[str, Any], limits: Ceilings) -> list[Table]:
+    """Times beside the floor and other libraries."""
+    rows = payload["rows"]
+    headers = ["M", "EXPERTS HIT", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", "OF COPY", "TFLOP/S"]
+    others = peer_headers(rows)
+    cells = [
+        (
+            row["m"], f"{row['hit']:.1f}", row["kernel"], f"{row['us']:.2f}", f"{row['floor_us']:.2f}",
+            f"{row['floor_us'] / row['us']:.0%}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+            f"{row['bytes'] / row['us'] * 1e6 / limits.copy:.0%}", f"{row['flops'] / row['us'] / 1e6:.1f}",
+            *peer_cells(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    title = f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}"
+    return [Table((*headers, *others), cells, (*headers[:2], *headers[3:], *others), title, peer_notes(rows))]
+
+
+def draw(payload: dict[str, Any], limits: Ceilings, path: Path) -> None:
+    """Write a PNG: above bandwidth over the experts hit, below the rate of both products."""
+    rows = [{**row, "name": f"experts of {payload['model']}", "n": 0, "k": 0} for row in payload["rows"]]
+    roofline.draw(rows, limits, path, "moe", "TB/s of the experts hit, X and Y")
+
+
+def shape_of(problem: MoeProblem) -> LayerShape:
+    """The layer that a problem is of."""
+    return LayerShape(**{item.name: getattr(problem, item.name) for item in dataclasses.fields(LayerShape)})
+
+
+def knobs_of(problem: MoeProblem, candidate: Candidate) -> dict[str, Any]:
+    """Knobs of the whole layer with a candidate: of the second product, the first is that of the same tile."""
+    own = {"kernel": candidate.kernel, **candidate.knobs}
+    if problem.product == "layer":
+        return own
+    if problem.product != "down":
+        raise DriverError(f"product={problem.product} is not timed by itself; a layer's, or its second product, is")
+    tile = KERNELS[candidate.kernel].tile
+    sizes = candidate.knobs["tile_m"], candidate.knobs["tile_n"], None, None
+    first = {"tile_m": sizes[0]} if tile is None else tile(*sizes)
+    return {"kernel": candidate.kernel, **first, "down": own}
+
+
+class Bench:
+    """Times candidates in CUDA graphs of dependent calls, each with a routing of its own that finds experts cold.
+
+    A candidate is timed as part of the layer: lists by expert, both products and the sum, or the one launch that makes
+    all of it. Weights of the shape at hand are kept.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+        self._of: tuple[LayerShape, str] | None = None
+        self._layer: RandomLayer | None = None
+        self._weights: list[Weights] = []
+        self._last: Chain | None = None
+
+    def healthy(self) -> bool:
+        """Whether the device still answers."""
+        return tuning.answers(self._device)
+
+    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+        """Median microseconds of a layer.
+
+        Raises:
+            JitmxError: the candidate cannot run, or what it computes is wrong.
+        """
+        with torch.no_grad(), torch.cuda.device(self._device):
+            chain = self._chain(problem)
+            plan = moe_plan.plan(
+                dataclasses.replace(problem, product="layer"), self._device, knobs_of(problem, candidate)
+            )
+            try:
+                if repeats <= tune.QUICK:
+                    self._check(chain, plan, candidate)
+                return chain.seconds(plan, repeats, routed=True) * 1e6
+            except torch.OutOfMemoryError as error:
+                raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
+
+    def _chain(self, problem: MoeProblem) -> Chain:
+        """Calls of a problem; weights and calls of the last one are kept."""
+        of = shape_of(problem), problem.encoding
+        if of != self._of or self._layer is None:
+            self._layer, self._weights, self._last, self._of = None, [], None, of
+            self._layer = random_layer(of[0])
+            first, second = (
+                pack_experts(weight, encoding=problem.encoding) for weight in (self._layer.w13, self._layer.w2)
+            )
+            self._weights = list(rotated((first, second)))
+        if self._last is None or self._last.rows != problem.m:
+            self._last = Chain(self._layer, self._weights, problem.m, _SEED)
+        return self._last
+
+    def _check(self, chain: Chain, plan: moe_plan.Plan, candidate: Candidate) -> None:
+        error = gap(chain, chain.call(plan, 0, routed=True), CHECKED)
+        if not error <= (GATE if chain.layer.shape.x_format == "bf16" else QUANTIZED_GATE):
+            raise DriverError(f"{candidate.key} is {error:.2g} off with {chain.rows} rows")

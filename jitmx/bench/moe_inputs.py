@@ -24,6 +24,7 @@ from jitmx import formats
 from jitmx.bench import timing
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import ACTIVATIONS
+from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize, quantize
@@ -42,10 +43,10 @@ class LayerShape:
         bias: whether both products have one.
     """
 
-    experts: int = 128
-    top: int = 4
-    hidden: int = 2880
-    intermediate: int = 2880
+    experts: int = GPT_OSS_120B.experts
+    top: int = GPT_OSS_120B.top
+    hidden: int = GPT_OSS_120B.hidden
+    intermediate: int = GPT_OSS_120B.intermediate
     activation: str = "swiglu_oai"
     bias: bool = True
     x_format: str = "bf16"
@@ -80,7 +81,7 @@ class LayerShape:
         return hit * self.expert_bytes + 4 * m * self.hidden
 
 
-MODELS = {"gpt-oss-120b": LayerShape(), "gpt-oss-20b": LayerShape(experts=32)}
+MODELS = {name: LayerShape(model.experts, model.top, model.hidden, model.intermediate) for name, model in NAMED.items()}
 
 
 def spread_logits(shape: LayerShape, m: int, calls: int, seed: int = 0) -> tuple[list[torch.Tensor], float]:

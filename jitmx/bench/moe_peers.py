@@ -11,7 +11,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from jitmx.bench.moe_inputs import RandomLayer
 from jitmx.bench.peers import Unavailable, module, reason
+from jitmx.models import GPT_OSS_120B
 
 PEERS = ("humming", "triton", "marlin")  # as vLLM's moe_backend names them
 
@@ -89,12 +90,14 @@ def _config(backend: str, layer: RandomLayer) -> Any:
     """A configuration of vLLM for a gpt-oss model of one such layer, which asks for one backend."""
     configs, shape = module("vllm.config"), layer.shape
     folder = Path(tempfile.mkdtemp(prefix="jitmx-bench-"))
-    model = {
+    sizes = replace(
+        GPT_OSS_120B, layers=1, experts=shape.experts, top=shape.top, hidden=shape.hidden,
+        intermediate=shape.intermediate,
+    )  # fmt: skip
+    model = sizes.config() | {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "torch_dtype": "bfloat16",
-        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "num_local_experts": shape.experts,
-        "num_experts_per_tok": shape.top, "num_hidden_layers": 1, "layer_types": ["full_attention"],
-        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
-        "max_position_embeddings": 131072, "quantization_config": {"quant_method": "mxfp4"},
+        "layer_types": ["full_attention"], "max_position_embeddings": 131072,
+        "quantization_config": {"quant_method": "mxfp4"},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(model))
     known = configs.ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16")

@@ -18,25 +18,25 @@ all of them that exceed the L2 several times, `model_us` over one model's, which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from jitmx.bench import timing
-from jitmx.bench.benchmarks import Ceilings, calls_of
-from jitmx.bench.moe_inputs import MODELS as MODELS_OF_EXPERTS
+from jitmx.bench.benchmark import Asked, Ceilings, Table, peer_cells, peer_headers, peer_notes
 from jitmx.bench.moe_inputs import ROUTER_DEVIATION
 from jitmx.bench.peers import reason
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing.problem import RoutingProblem
-from jitmx.ops import checks
+from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.ops.routing import Routing, route
+from jitmx.runtime import card
 
+ROWS = (1, 4, 16, 64, 512, 8192)
 EPSILON = 1e-5
-_LAYERS = {"gpt-oss-120b": 36, "gpt-oss-20b": 24}
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class RouterShape:
         layers: routers that the model has.
     """
 
-    experts: int = 128
-    top: int = 4
-    hidden: int = 2880
-    layers: int = 36
+    experts: int = GPT_OSS_120B.experts
+    top: int = GPT_OSS_120B.top
+    hidden: int = GPT_OSS_120B.hidden
+    layers: int = GPT_OSS_120B.layers
 
     @property
     def router_bytes(self) -> int:
@@ -69,10 +69,7 @@ class RouterShape:
         return 2 * m * self.experts * self.hidden
 
 
-MODELS = {
-    name: RouterShape(layer.experts, layer.top, layer.hidden, _LAYERS[name])
-    for name, layer in MODELS_OF_EXPERTS.items()
-}
+MODELS = {name: RouterShape(model.experts, model.top, model.hidden, model.layers) for name, model in NAMED.items()}
 
 
 class Router(NamedTuple):
@@ -156,7 +153,7 @@ class Chain:
     def __init__(self, routers: Routers, rows: int, norm: bool) -> None:
         self._routers, self._rows, self._norm = routers, rows, norm
         shape = routers.shape
-        most = calls_of(shape.bytes(rows, norm), len(routers), rows, shape.experts, shape.hidden)
+        most = timing.calls_of(shape.bytes(rows, norm), len(routers), rows, shape.experts, shape.hidden)
         self._calls = max(1, most // shape.layers) * shape.layers
         self._last: tuple[Router, Made] | None = None
 
@@ -311,5 +308,32 @@ def time_peer(chain: Chain, way: Way) -> dict[str, Any]:
 def _kernel(shape: RouterShape, m: int, norm: bool) -> str:
     """The kernel that a call of m rows runs on."""
     problem = RoutingProblem(m, shape.experts, shape.top, shape.hidden, bias="bias_bf16", norm=norm, normalized=norm)
-    chosen = choose("routing", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    chosen = choose("routing", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     return str(chosen.variant.spec.name)
+
+
+def bench(asked: Asked) -> dict[str, Any]:
+    """Model, seed, shape, and the rows of `bench_routing`."""
+    shape = MODELS[asked.model]
+    found = bench_routing(shape, asked.fields.get("m") or ROWS, asked.ceilings, asked.peers, asked.seed)
+    return {"model": asked.model, "seed": asked.seed, "shape": asdict(shape), "rows": found}
+
+
+def tables(payload: dict[str, Any], limits: Ceilings) -> list[Table]:
+    """Times beside the floor and other libraries."""
+    rows, layers = payload["rows"], payload["shape"]["layers"]
+    headers = ["M", "RMSNORM", "KERNEL", "US", "FLOOR US", "OF FLOOR", "TB/S", f"{layers} ROUTERS US", "NO OVERLAP US"]
+    others = peer_headers(rows)
+    cells = [
+        (
+            row["m"], "yes" if row["norm"] else None, row["kernel"], f"{row['us']:.2f}", f"{row['floor_us']:.2f}",
+            f"{row['floor_us'] / row['us']:.0%}", f"{row['bytes'] / row['us'] / 1e6:.2f}",
+            f"{row['model_us']:.2f}", f"{row['serial_us']:.2f}", *peer_cells(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    title = (
+        f"routers of {payload['model']} that rotate past the L2, top-k and softmax, seed {payload['seed']}; "
+        f"and over {layers} only, and without launches that overlap"
+    )
+    return [Table((*headers, *others), cells, (headers[0], *headers[3:], *others), title, peer_notes(rows))]

@@ -116,3 +116,9 @@ def matmul_rate(size: int = 8192) -> float:
     a, b = (torch.randn(size, size, device="cuda").bfloat16() for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / seconds(lambda: torch.mm(a, b, out=out), repeats=9)
+
+
+def calls_of(nbytes: int, copies: int, m: int, n: int, k: int) -> int:
+    """Calls a graph: all copies, and some milliseconds at the most by a guess of what a call takes."""
+    guess = max(nbytes / 4e12, 2 * m * n * k / 6e14, 2e-6)
+    return max(min(copies, 8), min(max(copies, 64), int(4e-3 / guess)))

@@ -77,8 +77,7 @@ def _open_root(root: Path, allow_shared: bool) -> int:
             check(root, (), link)
         return os.open(root, _ENTER)
     except NotADirectoryError as error:
-        what = f"{root} is not a directory; name one in JITMX_CACHE_DIR, or remove that file"
-        raise CacheError(what) from error
+        raise CacheError(f"{root} is not a directory", "name one in JITMX_CACHE_DIR, or remove that file") from error
 
 
 def _enter(name: str, within: int, make: int | None) -> int:
@@ -115,10 +114,10 @@ def check(root: Path, below: Sequence[str], info: os.stat_result) -> None:
         return
     place = shlex.quote(str(root))
     raise CacheError(
-        f"{root.joinpath(*below)} {fault}, and code that somebody else put there would run as user id {os.geteuid()}; "
+        f"{root.joinpath(*below)} {fault}, and code that somebody else put there would run as user id {os.geteuid()}",
         f"it cannot be told from your own, so remove all of it (rm -r {place}; kernels are compiled again), or take "
         f"the permission away (chmod -R go-w {place}) only if nobody else ever wrote there, name another directory in "
-        "JITMX_CACHE_DIR, or set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there"
+        "JITMX_CACHE_DIR, or set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there",
     )
 
 

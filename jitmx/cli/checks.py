@@ -65,7 +65,7 @@ def _settings() -> Iterator[Check]:
     except JitmxError as error:
         yield Check("settings", "problem", str(error), "correct or unset the variable; `jitmx env` lists all")
         return
-    named = [setting.name for setting in settings.TABLE if settings.origin(setting.field) != "default"]
+    named = [setting.name for setting in settings.table() if settings.origin(setting.field) != "default"]
     yield Check("settings", "ok", f"from the environment: {', '.join(named)}" if named else "all at their defaults")
 
 
@@ -91,7 +91,7 @@ def _headers() -> Iterator[Check]:
 
 def _split(error: Exception) -> tuple[str, str]:
     """What an error found and what it says to do."""
-    found, _, remedy = str(error).partition("; ")
+    found, remedy = (error.message, error.remedy) if isinstance(error, JitmxError) else (str(error), "")
     return found.splitlines()[0], remedy
 
 

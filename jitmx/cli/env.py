@@ -57,13 +57,13 @@ def command(as_json: bool) -> None:
                 "settings": [
                     {
                         "name": setting.name,
-                        "value": _as_json(getattr(current, setting.field)),
+                        "value": _as_json(current.value(setting.field)),
                         "source": settings.origin(setting.field),
                         "aliases": list(setting.aliases),
                         "choices": setting.choices,
                         "help": setting.help,
                     }
-                    for setting in settings.TABLE
+                    for setting in settings.table()
                 ]
             }
         )
@@ -73,10 +73,10 @@ def command(as_json: bool) -> None:
         [
             (
                 setting.name,
-                as_text(getattr(current, setting.field)) or None,
+                as_text(current.value(setting.field)) or None,
                 settings.origin(setting.field),
                 setting.help,
             )
-            for setting in settings.TABLE
+            for setting in settings.table()
         ],
     )

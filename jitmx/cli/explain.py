@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jitmx.cli import output, shapes, targets
-from jitmx.cli.options import Count, arch_option, json_option
-from jitmx.registry.spec import MAX_SIZE
+from jitmx.cli.options import Count, FieldLetters, arch_option, json_option
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "explain",
+    cls=FieldLetters,
     short_help="Which kernel a call takes, and who decided.",
     epilog="""\b
 Examples:
@@ -36,8 +36,6 @@ Order of authority: argument, environment, your own table (JITMX_TACTICS), the s
 @click.argument("op")
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
-@click.option("-m", "m", type=Count(1, MAX_SIZE), help="Rows of the activations: the same as m=...")
-@shapes.size_options
 @click.option(
     "--sms", type=Count(1, 1 << 16), help="SM count (default: the GPU's here, else that of the target's card)."
 )
@@ -46,16 +44,13 @@ def command(
     op: str,
     field: tuple[str, ...],
     targets_asked: tuple[Arch, ...],
-    m: int | None,
-    n: int | None,
-    k: int | None,
     sms: int | None,
     as_json: bool,
 ) -> None:
     """Say which kernel and knobs a call of OP takes on a target, and which table or rule decided.
 
-    Fields that are not given are those of the operator's first typical call: of moe, a layer of gpt-oss-120b. A tile in
-    the environment also decides that a layer runs on a kernel that has one.
+    Fields that are not given are those of the operator's first typical call, a layer of gpt-oss-120b; -m 4 is short for
+    m=4. A tile in the environment also decides that a call runs on a kernel that has one.
 
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs apart, and
     explains the launch of what is left.
@@ -63,7 +58,7 @@ def command(
     from jitmx import kernels
     from jitmx.dispatch.call import explain
 
-    shape = shapes.read(op, kernels.family(op).problem, field, m=m, n=n, k=k)
+    shape = shapes.read(op, kernels.family(op).problem, field)
     found = targets.resolve(targets_asked)
     if len(found) > 1:
         raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")

@@ -16,6 +16,25 @@ from jitmx.quoting import short
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+
+class FieldLetters(click.Command):
+    """A verb that takes FIELD=VALUE words, and `-x VALUE` for `x=VALUE` where it has no option of that letter."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = {name for item in self.params if isinstance(item, click.Option) for name in item.opts}
+        found, words, left = [], [], iter(args)
+        for text in left:
+            if text == "--":
+                found += [text, *left]
+            elif not re.match(r"-[A-Za-z]", text) or text[:2] in options:
+                found.append(text)
+            elif not (value := text[2:].removeprefix("=") or next(left, "")):
+                raise click.UsageError(f"{text} needs a value: it is short for {text[1]}=VALUE", ctx)
+            else:
+                words.append(f"{text[1]}={value}")
+        return super().parse_args(ctx, [*found, *words])
+
+
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _MOST_BYTES, _MOST_SECONDS = 1 << 60, 1e10

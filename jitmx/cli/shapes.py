@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# An output layer sees one row a sequence, not one a token.
-_WIDE, _WIDE_ROWS = 100_000, 512
-
-
-def usual_rows(n: int, counts: Sequence[int]) -> tuple[int, ...]:
-    """Those of the row counts that a product with n output features meets."""
-    return tuple(m for m in counts if n < _WIDE or m <= _WIDE_ROWS)
-
 
 def size_options(function: _F) -> _F:
     """`-n` and `-k`; the verb receives `n: int | None` and `k: int | None`."""
@@ -76,10 +68,35 @@ def read(op: str, problem: type[Problem], words: tuple[str, ...], **sizes: Any) 
                 raise click.UsageError(f"{short(word)}: {name} is {' or '.join(flags(items[name]))}")
             found[name] = value
         elif isinstance(fields[name], int):
-            try:
-                found[name] = whole(text, 1, MAX_SIZE)
-            except ValueError:
-                raise click.UsageError(f"{short(word)}: {name} is a whole number from 1 to {MAX_SIZE}") from None
+            found[name] = _whole(name, text)
         else:
             found[name] = text
     return found
+
+
+def read_values(
+    op: str, problem: type[Problem], words: tuple[str, ...], axes: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """As `read`, but for fields along `axes`: each of these may have several values, as `m=1,4` or in several words.
+
+    Returns:
+        The other fields; and the values along axes for which some are given.
+    """
+    lists: dict[str, dict[int, None]] = {}
+    others = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals and name in axes:
+            values = text.replace(",", " ").split() or [text]
+            lists.setdefault(name, {}).update(dict.fromkeys(_whole(name, value) for value in values))
+        else:
+            others.append(word)
+    return read(op, problem, tuple(others)), {name: tuple(values) for name, values in lists.items()}
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return whole(text, 1, MAX_SIZE)
+    except ValueError:
+        said = short(f"{name}={text}")
+        raise click.UsageError(f"{said}: {name} is a whole number from 1 to {MAX_SIZE}") from None

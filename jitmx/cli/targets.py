@@ -18,7 +18,7 @@ from jitmx.runtime import driver
 
 if TYPE_CHECKING:
     from jitmx.cache.manifest import Record
-    from jitmx.vllm.needed import Needed
+    from jitmx.model_kernels import Needed
 
 
 def devices() -> list[driver.Device]:
@@ -104,7 +104,7 @@ def served_variants(targets: tuple[Arch, ...], layers: list[list[Needed]]) -> li
     Args:
         layers: those of a model, for each target.
     """
-    from jitmx.vllm.needed import variants
+    from jitmx.model_kernels import variants
 
     found = {
         variant.identity: variant

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ import click
 from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
-from jitmx.cli.options import arch_option, jobs_option, json_option, quiet_option, span
+from jitmx.cli.options import FieldLetters, arch_option, jobs_option, json_option, quiet_option, span
+from jitmx.quoting import short
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -22,16 +24,15 @@ if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.dispatch.journal import Journal
     from jitmx.dispatch.tune import Builds, Candidate, Measure, Outcome, Task
-    from jitmx.kernels import Family
+    from jitmx.kernels import Family, Problem
+    from jitmx.kernels.tuning import Tuning
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-MODELS = ("gpt-oss-120b", "gpt-oss-20b")
-LAYER = ("experts", "top", "hidden", "intermediate")  # of moe, instead of -n and -k
-UNTIMED = ("residual", "routing", "scoring")  # fields of moe that no timed call has
+_FIRST = 2 / 3  # of the time, where more is tuned after what was asked for
 
 
 @click.command(
     "tune",
+    cls=FieldLetters,
     short_help="Measure the variants on this card and write a tuning table.",
     epilog="""\b
 Examples:
@@ -45,7 +46,7 @@ Examples:
 \b
 Each candidate is timed once in CUDA graphs of dependent calls over weights that rotate past the L2; the best few again,
 until one wins twice in a row at the same time. Rows for which that does not happen keep their spread.
-Of moe a whole layer is timed; where it goes by expert, its second product is tuned next, on the tile of the first.
+Of a layer of experts all is timed; where it goes by expert, its second product is tuned next, on the tile of the first.
 Candidates are compiled in the background, the next rows' too, and timed as soon as they are there; those whose code
 breaks its contract (spills, registers) are not timed. With --compile-only nothing is: a cache made so on a machine
 without a GPU, with the same NVRTC, saves the time on the card's. What a layer of experts launches beside the kernels
@@ -54,22 +55,18 @@ What is timed runs in a process of its own: a candidate that takes the device's 
 An interrupted run goes on where it was: FILE.journal holds what it has measured, and which candidate ended a run.
 Rows of the table that this run does not measure stay, unless code or driver are others by now.
 \b
---timings writes a JSON line for each candidate, finished run or not: "problem", "low" (the fewest rows that the row
-serves), "kernel", "knobs", "us" (median of the first pass, null where it failed, then with "reason") and "rounds" (its
-medians among the finalists). Rows follow one another, each with its fastest candidate first.
+--timings writes a JSON line for each candidate, finished run or not: "problem", "low" (the fewest rows that the row of
+the table serves, {"m": 5}), "kernel", "knobs", "us" (median of the first pass, null where it failed, then with
+"reason") and "rounds" (its medians among the finalists). Rows follow one another, each with its fastest candidate
+first.
 
 Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2 usage; 3 nothing compiles;
 130 interrupted.
 """,
 )
-@click.argument("op", type=click.Choice(["linear", "moe"]))
+@click.argument("op")
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
-@click.option("--model", type=click.Choice(MODELS), help="The products of a model, instead of sizes.")
-@click.option(
-    "-m", "--m", "m", multiple=True, metavar="M,...", callback=shapes.size_list,
-    help="Rows of the activations (default: powers of two up to 8192, for an output layer up to 512).",
-)  # fmt: skip
-@shapes.size_options
+@click.option("--model", help="The layers of a model, gpt-oss-120b say, instead of sizes.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path),
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
@@ -91,9 +88,6 @@ def command(
     op: str,
     field: tuple[str, ...],
     model: str | None,
-    m: tuple[int, ...],
-    n: int | None,
-    k: int | None,
     out: Path | None,
     seconds: float | None,
     timings: Path | None,
@@ -105,33 +99,35 @@ def command(
 ) -> None:
     """Time the legal variants of OP on the present card and write a tuning table of the fastest.
 
-    FIELD=VALUE are further fields of the calls, as `jitmx explain` takes them: dtype, activation, weight, residual.
+    FIELD=VALUE are sizes and further fields of the calls, as `jitmx explain` takes them: n, k, dtype, activation; -n 64
+    is short for n=64. Rows may have several values, -m 1,16 (default: powers of two up to 8192).
     """
-    _require_no_override(op)
-    measuring = {"--out": out, "--seconds": seconds, "--timings": timings}
-    tune_compile.require_together(compile_only, targets_asked, measuring)
     from jitmx import kernels
 
     family = kernels.family(op)
-    asked = shapes.read(op, family.problem, field)
-    given = sorted({"m", "n", "k", "product"} & asked.keys())
-    if given:
-        raise click.UsageError(f"{given[0]} is no field to give; rows and sizes are -m, -n and -k")
-    _require_timed(op, asked)
-    sizes = _sizes(op, model, n, k, asked)
+    plan = family.tuning
+    if plan is None:
+        there = ", ".join(name for name, one in kernels.families().items() if one.tuning)
+        raise click.UsageError(f"nothing of {op} is tuned; families that are: {there}")
+    _require_no_override(op)
+    measuring = {"--out": out, "--seconds": seconds, "--timings": timings}
+    tune_compile.require_together(compile_only, targets_asked, measuring)
+    asked, values = shapes.read_values(op, family.problem, field, family.axes)
+    _require_timed(plan, asked)
+    sizes = _sizes(family, plan, model, asked)
     if compile_only:
         (arch,) = targets.resolve(targets_asked)[:1]
-        tune_compile.run(op, _wanted(family, arch, sizes, asked, m), arch, jobs, quiet=quiet, as_json=as_json)
+        tune_compile.run(op, _wanted(family, arch, sizes, asked, values), arch, jobs, quiet=quiet, as_json=as_json)
         return
     targets.require_gpu("tune")
     from jitmx.bench import tuning
     from jitmx.bench.tuning_builds import Background
     from jitmx.dispatch import tactics, tune
     from jitmx.dispatch.journal import Journal
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    arch = checks.device_arch(0)
-    wanted = _wanted(family, arch, sizes, asked, m)
+    arch = card.arch(0)
+    wanted = _wanted(family, arch, sizes, asked, values)
     target = out or settings.current().tactics_dir / arch.name / f"{op}.json"
     origin = tuning.origin() | {"code": tuning.code_digest(op)}
     about = {"family": op, "arch": arch.name, **origin}
@@ -140,7 +136,7 @@ def command(
     path = target.with_name(f"{target.name}.journal")
     with (
         Journal(path, about) as journal,
-        _Shown(len(wanted), quiet=quiet) as shown,
+        _Shown(family, len(wanted), quiet=quiet) as shown,
         tuning.isolated(op) as measure,
         Background(jobs) as builds,
     ):
@@ -148,7 +144,7 @@ def command(
             journal.export(timings)  # one that cannot be written is an error now, not after hours of work
         if journal.resumed and not quiet:
             output.say(f"going on from {path}: {len(journal.rows)} rows are done", err=True)
-        run = _Run(op, measure, journal, seconds, shown, builds)
+        run = _Run(family, measure, journal, seconds, shown, builds)
         try:
             outcomes = run(wanted)
         except KeyboardInterrupt:
@@ -165,25 +161,26 @@ def command(
         _tell_failures(journal)
     note = "medians in CUDA graphs of dependent calls over rotating weights"
     origin |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "note": note}
-    table = tactics.merged(target, family, arch, origin, [row for outcome in outcomes for row in tune.rows(outcome)])
+    rows = [row for outcome in outcomes for row in tune.rows(outcome, plan)]
+    table = tactics.merged(target, family, arch, origin, rows)
     tactics.save(target, table)
     journal.remove()
     if as_json:
         output.emit({"path": str(target), "origin": origin, "rows": [_as_json(outcome) for outcome in outcomes]})
     else:
-        _show(outcomes, target)
+        _show(family, outcomes, target)
 
 
 def _wanted(
-    family: Family, arch: Arch, sizes: list[dict[str, Any]], asked: dict[str, Any], m: tuple[int, ...]
-) -> list[Task]:
+    family: Family, arch: Arch, sizes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any],
+    values: Mapping[str, tuple[int, ...]],
+) -> list[Task]:  # fmt: skip
     """The rows to be tuned."""
     from jitmx.dispatch import tune
 
+    assert family.tuning is not None
     problems = [family.problem.on(arch, **{**asked, **size}) for size in sizes]
-    return tune.tasks(
-        [(one, m or shapes.usual_rows(size.get("n", 0), ROWS)) for one, size in zip(problems, sizes, strict=True)]
-    )
+    return tune.tasks([(problem, {**family.tuning.values(problem), **values}) for problem in problems])
 
 
 def _tell_failures(journal: Journal) -> None:
@@ -203,119 +200,120 @@ class _Run:
     """All tasks of a run, and those that follow from their outcomes."""
 
     def __init__(
-        self, op: str, measure: Measure, journal: Journal, seconds: float | None, shown: _Shown, builds: Builds
+        self, family: Family, measure: Measure, journal: Journal, seconds: float | None, shown: _Shown, builds: Builds
     ) -> None:
-        self._op, self._measure, self._journal, self._shown, self._builds = op, measure, journal, shown, builds
+        self._family, self._measure, self._journal, self._shown = family, measure, journal, shown
+        self._builds = builds
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def __call__(self, wanted: list[Task]) -> list[Outcome]:
-        """Outcomes of the tasks; of layers that go by expert, also of their second products."""
-        from jitmx.dispatch import offers, tune
+        """Outcomes of the tasks, and of those that follow from them."""
+        from jitmx.dispatch import offers
 
-        outcomes = self._tuned(wanted, {}, 2 / 3 if self._op == "moe" else 1.0)
-        follow = []
-        for outcome in filter(tune.by_expert, outcomes):
-            task = offers.second_product(outcome.task)
-            # The schedule is of one tile: what the second product may be, the first has decided.
-            agree = {"tile_m": outcome.knobs["tile_m"]}
-            if _offered(self._op, task, agree):
-                follow.append((task, agree))
+        assert self._family.tuning is not None
+        outcomes = self._tuned(wanted, {}, _FIRST if self._family.tuning.follows else 1.0)
+        follow = [
+            (task, agree)
+            for outcome in outcomes
+            for task, agree in offers.after(self._family.name, outcome)
+            if _offered(self._family.name, task, agree)
+        ]
         self._shown.more(len(follow))
         for number, (task, agree) in enumerate(follow):
             outcomes += self._tuned([task], agree, 1 / (len(follow) - number))
         return outcomes
 
-    def _tuned(self, wanted: list[Task], agree: dict[str, Any], share: float) -> list[Outcome]:
+    def _tuned(self, wanted: list[Task], agree: Mapping[str, Any], share: float) -> list[Outcome]:
         from jitmx.dispatch import tune
 
         left = None if self._end is None else share * max(self._end - time.monotonic(), 1.0)
         tuner = tune.Tuner(
-            self._measure, lambda task: _offered(self._op, task, agree), self._journal,
+            self._measure, lambda task: _offered(self._family.name, task, agree), self._journal,
             builds=self._builds, seconds=left, step=self._shown.step,
         )  # fmt: skip
         return tuner.run(wanted, self._shown.done)
 
 
-def _offered(op: str, task: Task, agree: dict[str, Any]) -> list[Candidate]:
+def _offered(op: str, task: Task, agree: Mapping[str, Any]) -> list[Candidate]:
     """Candidates of a task on the device here."""
     from jitmx.dispatch import offers
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    return offers.candidates(op, task, checks.device_arch(0), checks.multiprocessors(0), agree)
+    return offers.candidates(op, task, card.arch(0), card.multiprocessors(0), agree)
 
 
-def _sizes(op: str, model: str | None, n: int | None, k: int | None, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Fields of the problems whose rows are to be tuned."""
-    if op == "moe":
-        if n is not None or k is not None:
-            raise click.UsageError(f"-n and -k are of linear; a layer of experts has {', '.join(LAYER)}")
-        from jitmx.kernels.moe import MoeProblem
-
-        given = [name for name in LAYER if name in asked]
-        if (model is None) != (len(given) == len(LAYER)):
-            raise click.UsageError(f"give --model, or {', '.join(f'{name}=' for name in LAYER[:-1])} and {LAYER[-1]}=")
-        if model is not None and given:
-            raise click.UsageError(f"{given[0]} is that of --model {model}; give one of the two")
-        found = {"experts": 32 if model == "gpt-oss-20b" else 128} if model else {}
-        MoeProblem(**{**asked, **found})
-        return [found]
-    from jitmx.kernels.linear import GPT_OSS, LinearProblem
-
-    if (model is None) == (n is None and k is None):
-        raise click.UsageError("give --model, or -n and -k")
-    if model is not None:
-        return [{"n": shape[0], "k": shape[1]} for shape in GPT_OSS]
-    if n is None or k is None:
-        raise click.UsageError("-n and -k go together")
-    LinearProblem(n=n, k=k)
-    return [{"n": n, "k": k}]
+def _sizes(family: Family, tuning: Tuning, model: str | None, asked: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Fields of the problems whose rows are to be tuned, of a model; none beside those that were asked for."""
+    for name in tuning.refused:
+        if name in asked:
+            raise click.UsageError(f"{name} is no field to give: tuning sets it")
+    given = [name for name in tuning.sizes if name in asked]
+    if model is None:
+        if len(given) < len(tuning.sizes):
+            *first, last = (f"{name}=" for name in tuning.sizes)
+            wanted = f"{', '.join(first)} and {last}" if first else last
+            raise click.UsageError(f"give {'--model, or ' if tuning.models else ''}{wanted}")
+        sizes: Sequence[Mapping[str, Any]] = ({},)
+    elif given:
+        raise click.UsageError(f"{given[0]} is that of --model {model}; give one of the two")
+    elif model not in tuning.models:
+        raise click.UsageError(f"--model {short(model)} is not one of {', '.join(tuning.models) or 'none'}")
+    else:
+        sizes = tuning.models[model]
+    for size in sizes:
+        family.problem(**{**asked, **size})
+    return sizes
 
 
 def _require_no_override(op: str) -> None:
     """A variable that overrides knobs would be in every timing, and then in the table."""
     for field in (f"{op}_knobs", f"{op}_tile"):
-        if getattr(settings.current(), field):
+        if settings.current().value(field):
             raise click.UsageError(f"{settings.origin(field)} overrides what is to be measured; unset it")
 
 
-def _require_timed(op: str, asked: dict[str, Any]) -> None:
+def _require_timed(tuning: Tuning, asked: Mapping[str, Any]) -> None:
     """What no timed call has is not in its row either, which serves calls with and without it."""
-    untimed = [f"{name}={asked[name]}" for name in UNTIMED if name in asked] if op == "moe" else []
-    if asked.get("residual") == "pair":
-        untimed = ["residual=pair"]
-    if untimed:
-        raise click.UsageError(f"{untimed[0]} is not timed, and rows serve calls with and without it: leave it out")
+    for name, value in asked.items():
+        if name in tuning.untimed or f"{name}={value}" in tuning.untimed:
+            raise click.UsageError(
+                f"{name}={value} is not timed, and rows serve calls with and without it: leave it out"
+            )
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
     return {
-        "problem": outcome.task.problem.as_dict(), "low": outcome.task.low, "kernel": outcome.kernel,
+        "problem": outcome.task.problem.as_dict(), "low": dict(outcome.task.low), "kernel": outcome.kernel,
         "knobs": dict(outcome.knobs), "us": outcome.us, "spread": outcome.spread, "stable": outcome.stable,
         "tried": outcome.tried, "failed": outcome.failed,
     }  # fmt: skip
 
 
-def _size(problem: dict[str, Any]) -> str:
-    """What a row is of, in words."""
-    if "n" in problem:
-        return f"[{problem['n']}, {problem['k']}]"
-    product = "" if problem["product"] == "layer" else f" {problem['product']}"
-    return f"{problem['experts']} x [{problem['hidden']}, {problem['intermediate']}] top {problem['top']}{product}"
+def _size(family: Family, problem: Problem) -> str:
+    """What a row is of, in words, axes aside."""
+    assert family.tuning is not None
+    return family.tuning.described(problem)
 
 
-def _show(outcomes: list[Outcome], target: Path) -> None:
-    problems = [outcome.task.problem.as_dict() for outcome in outcomes]
+def _whole(family: Family, problem: Problem) -> str:
+    """The same with the axes."""
+    along = (f" {name}={getattr(problem, name)}" for name in family.axes)
+    return _size(family, problem) + "".join(along)
+
+
+def _show(family: Family, outcomes: list[Outcome], target: Path) -> None:
+    axes = tuple(name.upper() for name in family.axes)
     output.table(
-        ("SHAPE", "M", "US", "SPREAD", "KERNEL", "KNOBS"),
+        ("SHAPE", *axes, "US", "SPREAD", "KERNEL", "KNOBS"),
         [
             (
-                _size(problem), problem["m"], f"{outcome.us:.2f}",
-                f"{outcome.spread:.1%}" + ("" if outcome.stable else " not stable"), outcome.kernel,
-                ",".join(f"{name}={output.knob(value)}" for name, value in outcome.knobs.items()),
+                _size(family, outcome.task.problem), *(getattr(outcome.task.problem, name) for name in family.axes),
+                f"{outcome.us:.2f}", f"{outcome.spread:.1%}" + ("" if outcome.stable else " not stable"),
+                outcome.kernel, ",".join(f"{name}={output.knob(value)}" for name, value in outcome.knobs.items()),
             )
-            for problem, outcome in zip(problems, outcomes, strict=True)
+            for outcome in outcomes
         ],
-        right=("M", "US"),
+        right=(*axes, "US"),
     )  # fmt: skip
     output.say(f"\nwrote {target}")
     noisy = sum(not outcome.stable for outcome in outcomes)
@@ -326,8 +324,8 @@ def _show(outcomes: list[Outcome], target: Path) -> None:
 class _Shown:
     """Progress on stderr: a bar with the time left on a terminal, a line a row elsewhere, nothing where quiet."""
 
-    def __init__(self, total: int, *, quiet: bool) -> None:
-        self._total, self._quiet, self._finished = total, quiet, 0
+    def __init__(self, family: Family, total: int, *, quiet: bool) -> None:
+        self._family, self._total, self._quiet, self._finished = family, total, quiet, 0
         self._bar: Bar | None = None
 
     def __enter__(self) -> _Shown:
@@ -368,19 +366,17 @@ class _Shown:
     def step(self, task: Task, done: int, of: int) -> None:
         """One timing of a task is done, of about so many."""
         if self._bar is not None:
-            shape = task.problem.as_dict()
-            text = f"{_size(shape)} m={shape['m']}"
+            text = _whole(self._family, task.problem)
             self._bar.update(self._bar.task_ids[0], completed=self._finished + min(done / of, 1.0), description=text)
 
     def done(self, outcome: Outcome) -> None:
         """A row is done."""
         self._finished += 1
-        shape = outcome.task.problem.as_dict()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=float(self._finished))
         elif not self._quiet:
             output.say(
-                f"[{self._finished}/{self._total}] {_size(shape)} m={shape['m']}: {outcome.us:.2f} us, "
+                f"[{self._finished}/{self._total}] {_whole(self._family, outcome.task.problem)}: {outcome.us:.2f} us, "
                 f"{outcome.kernel}" + ("" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"),
                 err=True,
             )

@@ -44,6 +44,7 @@ def _row(result: Built | Failed) -> dict[str, Any]:
         "key": record and record.key,
         "status": result.status if isinstance(result, build.Built) else "failed",
         "ms": round(result.milliseconds, 3),
+        **({} if isinstance(result, build.Built) else {"error": result.error.message, "remedy": result.error.remedy}),
         **targets.resource_use(result.variant, record),
     }
 
@@ -82,18 +83,21 @@ def _served(
     arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool
 ) -> list[Variant]:
     """The variants that vLLM asks for when it serves a model with jitmx."""
+    from jitmx import model_kernels, models
     from jitmx.layers import parse
-    from jitmx.vllm import model, policy
+    from jitmx.vllm import policy
 
     try:
         parse("none" if layers is None else layers)
     except SettingError as error:
         raise click.UsageError(f"--layers={layers}: {error}") from error
     asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
-    sizes = model.find(name)
-    return targets.served_variants(
-        arches, [model.layers(sizes, arch, asked, tokens=tokens, ranks=ranks, lora=lora) for arch in arches]
-    )
+    how: dict[str, Any] = {
+        "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
+        "x_format": asked.x_format,
+    }  # fmt: skip
+    model, served = models.find(name), asked.served(lora)
+    return targets.served_variants(arches, [model_kernels.of_model(model, arch, served, **how) for arch in arches])
 
 
 def _require_no_model_option() -> None:
@@ -146,8 +150,8 @@ Examples:
 Exit codes: 0 every kernel is in the cache; 1 a kernel breaks its contract or cannot be kept; 3 one does not
 compile.
 With --json each kernel has "name", "family", "key", "status" (compiled, hit or failed), "ms", "registers",
-"spill_bytes" and "shared_bytes" (what a block takes; where that grows with the problem, of the smallest); with
-several targets also "arch".
+"spill_bytes" and "shared_bytes" (what a block takes; where that grows with the problem, of the smallest); one that
+failed "error" and "remedy"; with several targets also "arch".
 """,
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")

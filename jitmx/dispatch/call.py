@@ -60,7 +60,8 @@ class Call:
         first, *others = self.launches
         title, kernel, *rest = dataclasses.replace(first.choice, problem=self.problem).lines()
         steps = [f"apart       {name}: {detail}" for name, detail in self.apart.items()]
-        asked, launched = (getattr(problem, "m", 1) for problem in (self.problem, first.choice.problem))
+        rows = kernels.family(first.choice.variant.spec.family).rows
+        asked, launched = rows(self.problem), rows(first.choice.problem)
         if launched != asked:
             kernel += f", {_times(first.times)} with {launched} of {asked} rows"
         more = ["the same call also launches:"] if others else []

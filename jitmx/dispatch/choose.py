@@ -1,7 +1,7 @@
 """Choosing the variant for a call.
 
-Order of authority for the tuned knobs: the call's own, the environment's (JITMX_LINEAR_KNOBS, and below it
-JITMX_LINEAR_TILE where the kernel has a tile), the user's table, the shipped table, the heuristic. What the problem
+Order of authority for the tuned knobs: the call's own, the environment's (JITMX_<FAMILY>_KNOBS, and below it
+JITMX_<FAMILY>_TILE where the kernel has a tile), the user's table, the shipped table, the heuristic. What the problem
 fixes (rows, dtype, bias …) is never up for choice.
 """
 
@@ -73,9 +73,9 @@ def choose(
         try:
             variant = _variant(family, problem, arch, kernel, merged)
         except KnobError as error:
-            if not tile or "nearest" in str(error):
+            if not tile or error.remedy:
                 raise
-            raise KnobError(f"{error}{_nearest_tile(family, problem, arch, kernel, merged)}") from error
+            raise KnobError(error.message, _nearest_tile(family, problem, arch, kernel, merged)) from error
     return Choice(problem, variant, count, tuple(sources))
 
 
@@ -88,15 +88,15 @@ def split(
     are left are a problem of their own.
     """
     choice = choose(op, problem, arch, multiprocessors=multiprocessors, knobs=knobs)
-    rows = getattr(problem, "m", 1)
-    most = kernels.family(op).max_rows(choice.variant.spec.name)
+    family = kernels.family(op)
+    rows = family.rows(problem)
+    most = family.kernel(choice.variant.spec.name).max_rows
     if most is None or rows <= most:
         return ((choice, 1),)
 
-    def part(m: int, kernel: str | None) -> Choice:
-        fields: dict[str, Any] = {"m": m}
-        part = dataclasses.replace(problem, **fields)
-        return choose(op, part, arch, multiprocessors=multiprocessors, knobs=knobs, kernel=kernel)
+    def part(count: int, kernel: str | None) -> Choice:
+        some = family.of_rows(problem, count)
+        return choose(op, some, arch, multiprocessors=multiprocessors, knobs=knobs, kernel=kernel)
 
     full = (part(most, choice.variant.spec.name), rows // most)
     return (full, (part(rows % most, None), 1)) if rows % most else (full,)
@@ -133,9 +133,9 @@ def agrees(variant: Variant, knobs: Mapping[str, Any]) -> bool:
 
 def fits_one_launch(op: str, problem: Problem, arch: Arch) -> bool:
     """Whether some kernel of family `op` serves all rows of `problem` in one launch on `arch`."""
-    family, rows = kernels.family(op), getattr(problem, "m", 1)
-    most = [family.max_rows(name) for name in family.serving(problem, arch)]
-    if not any(limit is None or rows <= limit for limit in most):
+    family = kernels.family(op)
+    most = [family.kernel(name).max_rows for name in family.serving(problem, arch)]
+    if not any(limit is None or family.rows(problem) <= limit for limit in most):
         return False
     try:
         _guess(family, problem, arch, arch.multiprocessors, None)
@@ -172,7 +172,7 @@ def _naming(said: str) -> Iterator[None]:
     except KnobError as error:
         if not said:
             raise
-        raise KnobError(f"{said}: {error}") from error
+        raise KnobError(f"{said}: {error.message}", error.remedy) from error
 
 
 def _unserved(family: Family, problem: Problem, arch: Arch) -> str:
@@ -195,10 +195,9 @@ def _variant(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: M
 
 def _environment(family: Family, problem: Problem) -> tuple[str, str, dict[str, Any] | None]:
     field = f"{family.name}_knobs"
-    pairs = dict(getattr(settings.current(), field, ()))
+    pairs = dict(settings.current().overrides.get(field, ()))
     if not pairs:
-        said = f"JITMX_{field.upper()}: none" if hasattr(settings.current(), field) else "no variable sets its knobs"
-        return "environment", said, None
+        return "environment", f"JITMX_{field.upper()}: none", None
     if not problem.overridable:
         return "environment", f"{settings.origin(field)} is not for this launch", None
     return "environment", f"{settings.origin(field)}={','.join(f'{k}={v}' for k, v in pairs.items())}", pairs
@@ -206,12 +205,13 @@ def _environment(family: Family, problem: Problem) -> tuple[str, str, dict[str, 
 
 def _tile_asked(family: Family, problem: Problem) -> str | None:
     """The tile that the environment sets, or None."""
-    return getattr(settings.current(), f"{family.name}_tile", None) if problem.overridable else None
+    text: str | None = settings.current().overrides.get(f"{family.name}_tile") if problem.overridable else None
+    return text
 
 
 def _steered(family: Family, problem: Problem, kernel: str, able: tuple[str, ...]) -> str:
     """The kernel that the environment's tile is for: the chosen one, or where that has none, the family's."""
-    if _tile_asked(family, problem) is None or family.tile(kernel) is not None:
+    if _tile_asked(family, problem) is None or family.kernel(kernel).tile is not None:
         return kernel
     tiled = family.tiled(problem)
     return tiled if tiled in able else kernel
@@ -226,7 +226,7 @@ def _tile(
     if text is None:
         return "", environment
     said = f"{settings.origin(field)}={text}"
-    make = family.tile(kernel)
+    make = family.kernel(kernel).tile
     if make is None:
         return "", (name, f"{said} does not apply, {family.name}.{kernel} has no tile; {detail}", values)
     with _naming(said):
@@ -236,7 +236,8 @@ def _tile(
 
 def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> str:
     """In words: of the tiles that serve the problem with these knobs, the one that is least away from theirs."""
-    make, fields = family.tile(kernel), {item.name: item for item in dataclasses.fields(family.spec(kernel).knobs)}
+    make = family.kernel(kernel).tile
+    fields = {item.name: item for item in dataclasses.fields(family.spec(kernel).knobs)}
     sizes = [fields[name].metadata.get("choices") or () for name in ("tile_m", "tile_n") if name in fields]
     if make is None or len(sizes) != 2:
         return ""
@@ -247,7 +248,7 @@ def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, kno
     for m, n in sorted(itertools.product(*sizes), key=away):
         with contextlib.suppress(KnobError):
             _variant(family, problem, arch, kernel, {**knobs, **make(m, n, None, None)})
-            return f"; the nearest legal tile is {m}x{n}"
+            return f"the nearest legal tile is {m}x{n}"
     return ""
 
 
@@ -266,7 +267,8 @@ def _base(
     user = settings.current().tactics_dir
     found: tuple[str, dict[str, Any]] | None = None
     sources = []
-    own, shipped = tactics.tables(family, arch, user, resources.directory("tactics"))
+    shipping = resources.directories("tactics", settings.current().families)
+    own, shipped = tactics.tables(family, arch, user, shipping)
     for name, table, where in (("user table", own, f" under {user}"), ("shipped table", shipped, "")):
         row = next((row for row in table.rows if row.kernel in able and row.fits(problem)), None) if table else None
         if table is None:
@@ -309,7 +311,7 @@ def _guess(
     """
     kernel, knobs = named, None
     if kernel is None:
-        kernel, knobs = family.heuristic(problem, arch, multiprocessors)
+        kernel, knobs = family.guess(problem, arch, multiprocessors)
     bucket = family.bucket(problem)
     if bucket != problem:
         with contextlib.suppress(KnobError):

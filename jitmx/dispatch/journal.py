@@ -22,7 +22,7 @@ from jitmx.cache import files
 from jitmx.errors import TacticError
 from jitmx.quoting import short
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _ENDED = "it ended the run"
 _LARGEST = 64 << 20  # bytes
 # What a finished row holds (`tune.Outcome`, but for its task).
@@ -119,8 +119,8 @@ class Journal:
         """Take over one line of an earlier run."""
         task = _of(str, entry, "task")
         low, problem = json.loads(task)
-        if not (isinstance(low, int) and isinstance(problem, dict)):
-            raise TypeError("task is no pair of rows and problem")
+        if not (isinstance(low, dict) and isinstance(problem, dict)):
+            raise TypeError("task is no pair of least values and problem")
         if "row" in entry:
             row = _of(dict, entry, "row")
             for name, kind in _ROW.items():

@@ -1,9 +1,7 @@
-"""What tuning tries for a task: the knobs that each kernel offers, as candidates."""
+"""What tuning tries for a task: the knobs that each kernel offers, as candidates; and what is tuned after it."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,24 +9,12 @@ from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch import tune
 from jitmx.dispatch.choose import agrees
-from jitmx.dispatch.tune import Candidate, Task
-from jitmx.errors import KnobError
-from jitmx.kernels import linear, moe
-from jitmx.kernels.moe.tiles import makes_products
+from jitmx.dispatch.tune import Candidate, Outcome, Task
 
 
 def offer(op: str, problem: Any, arch: Arch, multiprocessors: int) -> list[tuple[str, Mapping[str, Any]]]:
-    """What every kernel that serves the problem would have tried: its heuristic first, then its candidates."""
-    if op == "linear":
-        return list(linear.candidates(problem, arch, multiprocessors))
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for name in kernels.family(op).serving(problem, arch):
-        # A kernel may find that nothing of it fits the shape.
-        with contextlib.suppress(KnobError):
-            found += [(name, kernels.family(op).tuned(problem, arch, multiprocessors, name))]
-            asked = moe.asked(problem, name)
-            found += [(name, knobs) for knobs in moe.KERNELS[name].candidates(asked, arch, multiprocessors)]
-    return found
+    """What every kernel that serves the problem would have tried."""
+    return list(kernels.family(op).offered(problem, arch, multiprocessors))
 
 
 def candidates(
@@ -39,22 +25,28 @@ def candidates(
     return [item for item in found if all(agrees(variant, agree or {}) for variant in item.variants)]
 
 
-def second_product(task: Task) -> Task:
-    """The second product of a layer of experts, as a task of its own."""
-    fields: dict[str, Any] = {"product": "down"}
-    return dataclasses.replace(task, problem=dataclasses.replace(task.problem, **fields))
+def after(op: str, done: Outcome | tuple[Task, Candidate]) -> list[tuple[Task, Mapping[str, Any]]]:
+    """Tasks that follow from an outcome, or would if a candidate won; each with the knobs that its own must have."""
+    tuning = kernels.family(op).tuning
+    if tuning is None or tuning.follows is None:
+        return []
+    task, winner = (done.task, done) if isinstance(done, Outcome) else done
+    found = tuning.follows(task.problem, winner.kernel, winner.knobs)
+    return [(Task(follow.problem, task.low), follow.agree) for follow in found]
 
 
 def everything(op: str, tasks: Sequence[Task], arch: Arch, multiprocessors: int) -> list[tuple[Task, list[Candidate]]]:
-    """All that a run over the tasks may time, whatever wins: also second products of layers that go by expert."""
+    """All that a run over the tasks may time, whatever wins: also what follows from candidates."""
     found = []
     for task in tasks:
         offered = candidates(op, task, arch, multiprocessors)
         found.append((task, offered))
-        first = [one for one in offered if op == "moe" and makes_products(one.variants[0].spec)]
-        tiles = {one.knobs["tile_m"] for one in first}
-        if tiles:
-            follow = second_product(task)
+        followers: dict[str, tuple[Task, list[Mapping[str, Any]]]] = {}
+        for one in offered:
+            for follow, agree in after(op, (task, one)):
+                followers.setdefault(follow.key, (follow, []))[1].append(agree)
+        for follow, some in followers.values():
             seconds = candidates(op, follow, arch, multiprocessors)
-            found.append((follow, [one for one in seconds if one.knobs.get("tile_m") in tiles]))
+            allowed = [one for one in seconds if any(agrees(one.variants[0], agree) for agree in some)]
+            found.append((follow, allowed))
     return found

@@ -167,9 +167,9 @@ def merged(
 ) -> dict[str, Any]:
     """A table of new `rows` and of those in `path` that were measured on the same card and not in this run.
 
-    Rows for the same problems but other rows of X stay where `origin` names the same code and driver, and each serves
-    what lies between the next smaller count that was measured and its own. Rows for other problems stay in any case,
-    with their own origin where code or driver are others by now.
+    Rows for the same problems but other values along the family's axes stay where `origin` names the same code and
+    driver, and each serves what lies between the next smaller values that were measured and its own. Rows for other
+    problems stay in any case, with their own origin where code or driver are others by now.
 
     Raises:
         TacticError: `path` holds what was measured on another card, or cannot be read.
@@ -184,48 +184,51 @@ def merged(
                     f"{path} holds rows measured on {old.origin.get('card', 'an unnamed card')}, not on "
                     f"{origin.get('card')}; name another file with --out, or move it away"
                 )
-            served = {_kind(row) for row in rows}
+            served = {_kind(family, row) for row in rows}
             for row in data["rows"]:
                 made = {**old.origin, **row.get("origin", {})}
                 same = all(made.get(name) and made[name] == origin.get(name) for name in ("code", "driver"))
-                if same or _kind(row) not in served:
+                if same or _kind(family, row) not in served:
                     # What a row does not say, the table's origin must not say for it.
                     own = {name: made.get(name) for name in OWN if made.get(name) != origin.get(name)}
                     kept.append({**row, "origin": own} if own else {**row, "origin": None})
     return {
         "schema_version": SCHEMA_VERSION, "family": family.name, "arch": arch.name, "origin": dict(origin),
-        "rows": _ranged([dict(row) for row in rows], kept),
+        "rows": _ranged(family, [dict(row) for row in rows], kept),
     }  # fmt: skip
 
 
-def _ranged(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New rows and kept ones, kind by kind; each serves the rows of X above the next smaller count."""
-    kinds: dict[str, dict[int, dict[str, Any]]] = {}
+def _ranged(family: Family, rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows and kept ones, kind by kind; along each axis a row serves what is above the next smaller value."""
+    kinds: dict[str, dict[tuple[int, ...], dict[str, Any]]] = {}
     for row in (*rows, *kept):
         row = {name: value for name, value in row.items() if name != "origin" or value}
-        kinds.setdefault(_kind(row), {}).setdefault(_most(row), row)
-    found = []
-    for kind in kinds.values():
-        below = 0
-        for most in sorted(kind):
-            row = kind[most]
-            if isinstance(row["when"].get("m"), list):
-                row = {**row, "when": {**row["when"], "m": [max(below + 1, row["when"]["m"][0]), most]}}
-            found.append(row)
-            below = most
-    return found
+        kinds.setdefault(_kind(family, row), {}).setdefault(_most(family, row), row)
+    return [_above(family, kind, most) for kind in kinds.values() for most in sorted(kind)]
 
 
-def _most(row: Mapping[str, Any]) -> int:
-    """Rows of X that a row serves at most: those that it was measured for."""
-    m = row["when"].get("m", 0)
-    return int(m[1] if isinstance(m, list) else m)
+def _above(family: Family, kind: Mapping[tuple[int, ...], dict[str, Any]], most: tuple[int, ...]) -> dict[str, Any]:
+    """A row of a kind, with what it serves along each axis beginning behind the row before it there."""
+    when = dict(kind[most]["when"])
+    for place, name in enumerate(family.axes):
+        if isinstance(when.get(name), list):
+            beside = (other for other in kind if all(at == place or other[at] == most[at] for at in range(len(most))))
+            below = max((other[place] for other in beside if other[place] < most[place]), default=0)
+            when[name] = [max(below + 1, when[name][0]), most[place]]
+    return {**kind[most], "when": when}
 
 
-def _kind(row: Mapping[str, Any]) -> str:
-    """What a row is for, rows of X aside; formats that it does not name are the usual ones."""
-    usual = {"weight": "mxfp4", "activation": "none"}
-    return json.dumps(sorted({**usual, **{name: value for name, value in row["when"].items() if name != "m"}}.items()))
+def _most(family: Family, row: Mapping[str, Any]) -> tuple[int, ...]:
+    """What a row serves at most along each axis: what it was measured for."""
+    values = (row["when"].get(name, 0) for name in family.axes)
+    return tuple(int(value[1] if isinstance(value, list) else value) for value in values)
+
+
+def _kind(family: Family, row: Mapping[str, Any]) -> str:
+    """What a row is for, axes aside; a field that it does not name is what rows of older tables mean by that."""
+    implied = family.tuning.implied if family.tuning else {}
+    said = {name: value for name, value in row["when"].items() if name not in family.axes}
+    return json.dumps(sorted({**implied, **said}.items()))
 
 
 def save(path: Path, table: Mapping[str, Any]) -> None:
@@ -242,10 +245,10 @@ def save(path: Path, table: Mapping[str, Any]) -> None:
 
 
 @functools.cache
-def tables(family: Family, arch: Arch, user: Path, shipped: Path) -> tuple[Table | None, Table | None]:
-    """A family's tables for a target, the one in the folder `user` and the one in the folder `shipped`."""
-    own, ours = (_load_if_there(root / arch.name / f"{family.name}.json", family, arch) for root in (user, shipped))
-    return own, ours
+def tables(family: Family, arch: Arch, user: Path, shipped: tuple[Path, ...]) -> tuple[Table | None, Table | None]:
+    """A family's tables for a target, the one in the folder `user` and the first in the folders `shipped`."""
+    own, *ours = (_load_if_there(root / arch.name / f"{family.name}.json", family, arch) for root in (user, *shipped))
+    return own, next(filter(None, ours), None)
 
 
 def _load_if_there(path: Path, family: Family, arch: Arch) -> Table | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -24,8 +25,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.dispatch.journal import Journal
 from jitmx.errors import JitmxError, KnobError, TacticError
 from jitmx.kernels import Problem, family
-from jitmx.kernels.moe import KERNELS, MoeProblem
-from jitmx.kernels.moe.tiles import makes_products
+from jitmx.kernels.tuning import Tuning
 from jitmx.registry.spec import Variant
 
 PRUNE = 1.3
@@ -39,15 +39,15 @@ _AHEAD = 2  # further tasks whose candidates are compiled while one is timed
 
 @dataclass(frozen=True)
 class Task:
-    """One row to be: a problem, and the fewest rows of X that the row will serve."""
+    """One row to be: a problem, and along each axis the least value that the row will serve."""
 
     problem: Problem
-    low: int
+    low: Mapping[str, int]
 
     @property
     def key(self) -> str:
         """As the journal calls it."""
-        return json.dumps([self.low, self.problem.as_dict()])
+        return json.dumps([dict(self.low), self.problem.as_dict()])
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,18 @@ class AtHand:
 Measure = Callable[[Problem, Candidate, int], float]
 
 
-def tasks(shapes: Sequence[tuple[Problem, Sequence[int]]]) -> list[Task]:
-    """Tasks for each shape and row count: each serves the rows above the next smaller count."""
+def tasks(shapes: Sequence[tuple[Problem, Mapping[str, Sequence[int]]]]) -> list[Task]:
+    """Tasks for each shape and each of the values along its axes: each serves what is above the next smaller values."""
     found = []
-    for problem, counts in shapes:
-        ordered = sorted(set(counts))
-        for below, m in zip([0, *ordered], ordered, strict=False):
-            fields: dict[str, Any] = {"m": m}
-            found.append(Task(dataclasses.replace(problem, **fields), below + 1))
+    for problem, values in shapes:
+        steps = []
+        for counts in values.values():
+            ordered = sorted(set(counts))
+            steps.append([(below + 1, count) for below, count in zip([0, *ordered], ordered, strict=False)])
+        for ranges in itertools.product(*steps):
+            low = dict(zip(values, (least for least, _ in ranges), strict=True))
+            high: dict[str, Any] = dict(zip(values, (most for _, most in ranges), strict=True))
+            found.append(Task(dataclasses.replace(problem, **high), low))
     return found
 
 
@@ -138,11 +142,11 @@ def candidates(
     What a call would take today comes first, so that tuning never makes it slower. Kernels that would need several
     launches are left out where another needs one.
     """
-    fields: dict[str, Any] = {"m": task.low}
+    fields: dict[str, Any] = dict(task.low)
     lowest = dataclasses.replace(task.problem, **fields)
     today = choose(op, task.problem, arch, multiprocessors=multiprocessors)
-    limits = {name: family(op).max_rows(name) for name in family(op).serving(task.problem, arch)}
-    rows = getattr(task.problem, "m", 1)
+    limits = {name: family(op).kernel(name).max_rows for name in family(op).serving(task.problem, arch)}
+    rows = family(op).rows(task.problem)
     whole = {name for name, most in limits.items() if most is None or most >= rows} or set(limits)
     usual: dict[str, dict[str, Any]] = {}
     for name in whole:
@@ -336,36 +340,22 @@ def agree(before: Sequence[float], after: Sequence[float]) -> bool:
     return same and abs(first - second) <= AGREE * min(first, second)
 
 
-def row(outcome: Outcome) -> dict[str, Any]:
-    """The row of a tuning table: it serves the task's range of m and what else the problem asks for, bias or not."""
+def row(outcome: Outcome, tuning: Tuning) -> dict[str, Any]:
+    """The row of a tuning table: it serves the task's ranges and what else the problem asks for, bias or not."""
     problem = outcome.task.problem.as_dict()
     usual = {item.name: item.default for item in dataclasses.fields(outcome.task.problem)}
-    always = (
-        "n", "k", "dtype", "scale_range", "weight", "activation", "experts", "top", "hidden", "intermediate", "product",
-    )  # fmt: skip
-    when: dict[str, Any] = {"m": [outcome.task.low, problem["m"]]}
-    when |= {name: problem[name] for name in always if name in problem}
-    when |= {
-        name: value
-        for name, value in problem.items()
-        if isinstance(value, bool | str) and value != usual[name] and name != "encoding"
-    }
+    when: dict[str, Any] = {name: [low, problem[name]] for name, low in outcome.task.low.items()}
+    for name, value in problem.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if name not in (*when, *tuning.nameless) and (number or name in tuning.named or value != usual[name]):
+            when[name] = value
     made = {"when": when, "kernel": outcome.kernel, "knobs": dict(outcome.knobs), "us": round(outcome.us, 3)}
     return made if outcome.stable else made | {"spread": round(outcome.spread, 3)}
 
 
-def rows(outcome: Outcome) -> list[dict[str, Any]]:
-    """The rows of an outcome: of a layer that goes by expert, one that says so and one for its first product."""
-    problem = outcome.task.problem
-    if not by_expert(outcome):
-        return [row(outcome)]
-    assert isinstance(problem, MoeProblem)
-    first = dataclasses.replace(outcome.task, problem=dataclasses.replace(problem, product="up"))
-    return [row(outcome), row(dataclasses.replace(outcome, task=first))]
-
-
-def by_expert(outcome: Outcome) -> bool:
-    """Whether it is of a layer of experts that takes several launches."""
-    problem = outcome.task.problem
-    layer = isinstance(problem, MoeProblem) and problem.product == "layer"
-    return layer and makes_products(KERNELS[outcome.kernel].spec)
+def rows(outcome: Outcome, tuning: Tuning) -> list[dict[str, Any]]:
+    """The rows of an outcome: its own, and one for each further problem that it serves."""
+    task = outcome.task
+    others = tuning.serves(task.problem, outcome.kernel)
+    tasks = (task, *(dataclasses.replace(task, problem=problem) for problem in others))
+    return [row(dataclasses.replace(outcome, task=one), tuning) for one in tasks]

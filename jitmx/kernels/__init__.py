@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
@@ -9,11 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from jitmx import resources, settings
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.tuning import Tuning
 from jitmx.quoting import short
 from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Fields, KernelSpec, Variant
+
+__path__ = resources.extended(__path__, "kernels", settings.current().families)
 
 
 @dataclass(frozen=True)
@@ -73,23 +81,9 @@ class Way:
     before: tuple[Following, ...] = ()
 
 
-def _unchecked(problem: Any, variant: Variant) -> None:
-    """A family whose variants all serve all problems."""
-
-
 def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
     """A family whose launches fit cards of a target however many multiprocessors they have."""
     return True
-
-
-def _unlimited(kernel: str) -> int | None:
-    """A family whose launches take all rows there are."""
-    return None
-
-
-def _untiled(kernel: str) -> Callable[[int, int, int | None, int | None], dict[str, Any]] | None:
-    """A family whose kernels have no tiles to choose."""
-    return None
 
 
 def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
@@ -102,9 +96,9 @@ def _whole(problem: Any) -> tuple[Way, ...]:
     return (Way(problem),)
 
 
-def _as_asked(problem: Any) -> Any:
+def _exact(problem: Any) -> Mapping[str, Sequence[int]]:
     """A family whose heuristic answers each problem for itself."""
-    return problem
+    return {}
 
 
 def _steered(problem: Any) -> str | None:
@@ -112,83 +106,149 @@ def _steered(problem: Any) -> str | None:
     return None
 
 
-def rounded_up(problem: Problem, usual: Sequence[int]) -> Problem:
-    """`problem` with the next larger of the `usual` row counts, ascending; as it is above them all."""
-    rows: dict[str, Any] = {"m": next((count for count in usual if count >= problem.m), problem.m)}  # type: ignore[attr-defined]
-    return replace(problem, **rows)
-
-
-def taking(fixed: Callable[[Any, str], dict[str, Any]], problem: Problem, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the kernels called `names` that take the problem: for which `fixed` raises no KnobError."""
-    found = []
-    for name in names:
-        try:
-            fixed(problem, name)
-        except KnobError:
-            continue
-        found.append(name)
-    return tuple(found)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A set of kernels that together serve one operator.
 
     Attributes:
         name: the operator, and the template folder.
         summary: one line for listings.
-        specs: its kernels.
+        kernels: those that serve it, in the order in which one that serves is looked for.
         problem: the dataclass of its problems.
         typical: the problems on a target whose kernels warm-up compiles when told nothing else.
-        serving: names of the kernels that can serve a problem on a target.
-        fixed: knobs that a problem itself decides, for one of those kernels.
-        heuristic: kernel and tuned knobs for a problem on a target with so many multiprocessors, without a table.
-        tuned: the same for a kernel that something else named.
-        bucket: the problem whose tuned knobs serve others too, so that few variants are compiled: that of the next
-            larger row count which is usual.
-        cases: launches of a variant with known results, small and ragged.
-        check: raises KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say.
+        heuristic: kernel and tuned knobs for a problem on a target with so many multiprocessors, without a table; by
+            default the first kernel that serves it, and finds knobs.
+        axes: fields of a problem, whole numbers, along which rows of its tables have ranges. The first is rows: along
+            it a call is split where a kernel takes fewer at once (`Kernel.max_rows`).
+        buckets: of a problem, usual values along axes, ascending. Its tuned knobs are those of the next larger ones, so
+            that few variants are compiled; above them all, and along other axes, those of the value itself.
+        candidates: kernels with knobs that tuning tries for a problem, best guesses first; by default what the
+            heuristic takes of each kernel, and then the candidates of that.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
             was made for more of them, and does not, is passed over.
-        max_rows: rows (the problem's field m) that one launch of a kernel takes at most, or None.
-        tile: of a kernel, what gives knobs for a tile M x N (x K) with so many stages, or None.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
         following: the launches of a call beside that of the variant chosen for it, in order.
         ways: how a call may be made, the best first; the last serves where no kernel takes another in one launch.
         steps: what each step is that may run apart, in words.
+        tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
+        benchmark: what `jitmx bench` measures of it, or None.
     """
 
     name: str
     summary: str
-    specs: tuple[KernelSpec, ...]
+    kernels: tuple[Kernel, ...]
     problem: type[Problem]
     typical: Callable[[Arch], tuple[Problem, ...]]
-    serving: Callable[[Any, Arch], tuple[str, ...]]
-    fixed: Callable[[Any, str], dict[str, Any]]
-    heuristic: Callable[[Any, Arch, int], tuple[str, dict[str, Any]]]
-    tuned: Callable[[Any, Arch, int, str], dict[str, Any]]
-    cases: Callable[[Variant], Iterable[Case]]
-    bucket: Callable[[Any], Any] = _as_asked
-    check: Callable[[Any, Variant], None] = _unchecked
+    heuristic: Callable[[Any, Arch, int], tuple[str, dict[str, Any]]] | None = None
+    axes: tuple[str, ...] = ()
+    buckets: Callable[[Any], Mapping[str, Sequence[int]]] = _exact
+    candidates: Callable[[Any, Arch, int], list[tuple[str, dict[str, Any]]]] | None = None
     fits: Callable[[Any, Variant, int], bool] = _anywhere
-    max_rows: Callable[[str], int | None] = _unlimited
-    tile: Callable[[str], Callable[[int, int, int | None, int | None], dict[str, Any]] | None] = _untiled
     tiled: Callable[[Any], str | None] = _steered
     following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
     ways: Callable[[Any], Iterable[Way]] = _whole
-    steps: Mapping[str, str] = field(default_factory=dict, hash=False)
+    steps: Mapping[str, str] = field(default_factory=dict)
+    tuning: Tuning | None = None
+    benchmark: Benchmark | None = None
 
-    def spec(self, name: str) -> KernelSpec:
+    @property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """The specifications of its kernels."""
+        return tuple(kernel.spec for kernel in self.kernels)
+
+    def kernel(self, name: str) -> Kernel:
         """The kernel called `name`.
 
         Raises:
             KnobError: there is none; the message lists those there are.
         """
-        for spec in self.specs:
-            if spec.name == name:
-                return spec
+        for kernel in self.kernels:
+            if kernel.spec.name == name:
+                return kernel
         listed = ", ".join(spec.name for spec in self.specs)
         raise KnobError(f"{short(name)} is no kernel of {self.name}; its kernels: {listed}")
+
+    def spec(self, name: str) -> KernelSpec:
+        """The specification of the kernel called `name`; KnobError as for `kernel`."""
+        return self.kernel(name).spec
+
+    def fixed(self, problem: Any, name: str) -> dict[str, Any]:
+        """Knobs that a problem itself decides, for one of the kernels; KnobError where that cannot serve it."""
+        kernel = self.kernel(name)
+        return kernel.fixed(kernel.asked(problem))
+
+    def serving(self, problem: Any, arch: Arch) -> tuple[str, ...]:
+        """Names of the kernels that can serve a problem on a target."""
+        found = []
+        for kernel in self.kernels:
+            if kernel.runs_on(arch):
+                with contextlib.suppress(KnobError):
+                    kernel.fixed(kernel.asked(problem))
+                    found.append(kernel.spec.name)
+        return tuple(found)
+
+    def guess(self, problem: Any, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
+        """Kernel and tuned knobs by the heuristic.
+
+        Raises:
+            KnobError: nothing fits the shape.
+        """
+        if self.heuristic is not None:
+            return self.heuristic(problem, arch, multiprocessors)
+        reasons = []
+        for name in self.serving(problem, arch):
+            try:
+                return name, self.tuned(problem, arch, multiprocessors, name)
+            except KnobError as error:
+                reasons.append(str(error))
+        raise KnobError("; ".join(reasons) or f"no kernel of {self.name} serves {problem.as_dict()} on {arch}")
+
+    def tuned(self, problem: Any, arch: Arch, multiprocessors: int, name: str) -> dict[str, Any]:
+        """Tuned knobs by the heuristic of one of the kernels."""
+        kernel = self.kernel(name)
+        return kernel.heuristic(kernel.asked(problem), arch, multiprocessors)
+
+    def offered(self, problem: Any, arch: Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:
+        """Kernels with knobs that tuning tries, best guesses first."""
+        if self.candidates is not None:
+            return self.candidates(problem, arch, multiprocessors)
+        found: list[tuple[str, dict[str, Any]]] = []
+        for name in self.serving(problem, arch):
+            kernel = self.kernel(name)
+            with contextlib.suppress(KnobError):  # a kernel may find that nothing of it fits the shape
+                found.append((name, self.tuned(problem, arch, multiprocessors, name)))
+                found += [(name, knobs) for knobs in kernel.candidates(kernel.asked(problem), arch, multiprocessors)]
+        return found
+
+    def check(self, problem: Any, variant: Variant) -> None:
+        """Raise KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say."""
+        self.kernel(variant.spec.name).check(problem, variant)
+
+    def cases(self, variant: Variant) -> Iterable[Case]:
+        """Launches of a variant with known results, small and ragged."""
+        return self.kernel(variant.spec.name).cases(variant)
+
+    def launch(self, variant: Variant, problem: Any, multiprocessors: int) -> Launch:
+        """Geometry of a launch of `variant` for a problem on so many multiprocessors."""
+        launch = self.kernel(variant.spec.name).launch
+        assert launch is not None, f"{self.name}'s operator knows the geometry of its launches"
+        return launch(variant.knobs, problem, multiprocessors)
+
+    def rows(self, problem: Any) -> int:
+        """How many rows a problem has: its value along the first axis; 1 where the family has none."""
+        return int(getattr(problem, self.axes[0])) if self.axes else 1
+
+    def of_rows(self, problem: Any, rows: int) -> Any:
+        """The problem with another number of rows."""
+        return replace(problem, **{self.axes[0]: rows})
+
+    def bucket(self, problem: Any) -> Any:
+        """The problem whose tuned knobs serve this one too."""
+        next_larger = {
+            name: next((value for value in usual if value >= getattr(problem, name)), getattr(problem, name))
+            for name, usual in self.buckets(problem).items()
+        }
+        return replace(problem, **next_larger) if next_larger else problem
 
 
 @functools.cache

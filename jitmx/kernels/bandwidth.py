@@ -15,8 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 STORED_SUM = 0x9E3779B9  # as in the template
@@ -35,15 +38,22 @@ class ReadProblem(Problem):
     """One measurement of the read bandwidth."""
 
 
+ARGUMENTS = Arguments(
+    "ReadArguments",
+    reads("data", "[vectors]", "Vec4"),
+    writes("sink", "[1]: a sum that hardly ever is stored", "unsigned int"),
+    number("vectors", "unsigned long long"),
+)
+
 READ = KernelSpec(
     family="bandwidth",
     name="read",
     knobs=ReadKnobs,
     contract=lambda knobs, arch: Contract(max_registers=64, require=(r"\bLDG\.E\..*128",)),
-    check=lambda knobs, arch: None,
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_bandwidth_read",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -60,10 +70,8 @@ def _case(name: str, data: npt.NDArray[np.uint32], *, stored: bool) -> Case:
     sink = Buffer(np.zeros(1, np.uint32), output=stored)
     return Case(
         name=name,
-        grid=2,
-        shared_bytes=0,
-        layout="@PPQ",
-        arguments=(Buffer(data), sink, len(data)),
+        launch=Launch(2),
+        values={"data": Buffer(data), "sink": sink, "vectors": len(data)},
         check=lambda outputs: float(stored and outputs[0][0] != STORED_SUM),
         gate=0.0,
     )
@@ -72,12 +80,7 @@ def _case(name: str, data: npt.NDArray[np.uint32], *, stored: bool) -> Case:
 FAMILY = Family(
     name="bandwidth",
     summary="what the card's memory yields, for rooflines",
-    specs=(READ,),
+    kernels=(Kernel(READ, _cases),),
     problem=ReadProblem,
     typical=lambda arch: (ReadProblem(),),
-    serving=lambda problem, arch: ("read",),
-    fixed=lambda problem, kernel: {},
-    heuristic=lambda problem, arch, multiprocessors: ("read", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=_cases,
 )

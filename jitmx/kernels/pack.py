@@ -20,17 +20,37 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import layout, mxfp8
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.kernels.moe.layout import interleave
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
 
 Bytes = npt.NDArray[np.uint8]
 
-LAYOUT = "@PPPPPQQQQiiiiii"  # Arguments in the template
+ARGUMENTS = Arguments(
+    "PackArguments",
+    reads("codes", "[experts, n, k], or two codes a byte", "unsigned char"),
+    reads("scales", "[experts, n, k / 32]", "unsigned char"),
+    writes("words", "[experts, tile rows, tiles of k, ...]", "Vec4"),
+    writes("packed", "scales: [experts, tile rows, tiles of k, 32]", "unsigned char"),
+    writes("beyond", "[1]: becomes 1 where a scale is outside what decoding folds in", "unsigned int"),
+    number("code_row", "unsigned long long", "bytes from a row of codes to the next, a multiple of 16"),
+    number("code_expert", "unsigned long long", "bytes from an expert's codes to the next, a multiple of 16"),
+    number("scale_row", "unsigned long long", "bytes from a row of scales to the next"),
+    number("scale_expert", "unsigned long long", "bytes from an expert's scales to the next"),
+    number("n", "unsigned int", "rows of an expert"),
+    number("blocks", "unsigned int", "of 32 values, of a row"),
+    number("half", "unsigned int", "n / 2: rows i and n / 2 + i are packed as rows 2 i and 2 i + 1; 0: as they are"),
+    number("tile_rows", "unsigned int", "of an expert"),
+    number("tiles", "unsigned int", "of a row"),
+    number("chunk", "unsigned int", "tiles of k that a block takes"),
+)
 _CHUNK_BYTES = 36 * 1024  # of codes that a block takes where it need not take whole rows
 
 
@@ -57,6 +77,7 @@ PACK = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs.format, 1),
     threads=lambda knobs: knobs.block,
     entry="jitmx_pack",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -121,9 +142,9 @@ _SHAPES = ((1, 16, 64, 1, 0, False), (2, 21, 96, 1, 1, False), (2, 26, 224, 3, 2
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    for number, shape in enumerate(_SHAPES):
+    for seed, shape in enumerate(_SHAPES):
         for scales in ("folded in", "any"):
-            yield _case(variant, *shape, scales=scales, seed=number)
+            yield _case(variant, *shape, scales=scales, seed=seed)
 
 
 def _case(
@@ -158,15 +179,16 @@ def _case(
 
     return Case(
         name=f"[{experts}, {n}, {k}], scales {scales}" + ", rows in halves" * halves,
-        grid=experts * tile_rows * -(-tiles // chunk),
-        shared_bytes=shared_bytes(format, chunk),
-        layout=LAYOUT,
-        arguments=(
-            Buffer(stored), Buffer(given), Buffer(words, output=True), Buffer(bytes_of_scales, output=True),
-            Buffer(np.zeros(1, np.uint32), output=True, scratch=True),
-            stored.shape[2], stored[0].size, given.shape[2], given[0].size,
-            n, k // formats.BLOCK, n // 2 * halves, tile_rows, tiles, chunk,
-        ),
+        launch=Launch(experts * tile_rows * -(-tiles // chunk), shared_bytes(format, chunk)),
+        values={
+            "codes": Buffer(stored), "scales": Buffer(given), "words": Buffer(words, output=True),
+            "packed": Buffer(bytes_of_scales, output=True),
+            "beyond": Buffer(np.zeros(1, np.uint32), output=True, scratch=True),
+            "code_row": stored.shape[2], "code_expert": stored[0].size,
+            "scale_row": given.shape[2], "scale_expert": given[0].size,
+            "n": n, "blocks": k // formats.BLOCK, "half": n // 2 * halves, "tile_rows": tile_rows, "tiles": tiles,
+            "chunk": chunk,
+        },
         check=check,
         gate=0.0,
     )  # fmt: skip
@@ -194,12 +216,7 @@ def encoding_on(arch: Arch, format: str) -> str:
 FAMILY = Family(
     name="pack",
     summary="MXFP4 and MXFP8 weights to the layout that products read",
-    specs=(PACK,),
+    kernels=(Kernel(PACK, _cases, fixed=PackProblem.as_dict),),
     problem=PackProblem,
     typical=lambda arch: tuple(PackProblem.on(arch, format=format) for format in WEIGHTS),
-    serving=lambda problem, arch: ("pack",),
-    fixed=lambda problem, kernel: problem.as_dict(),
-    heuristic=lambda problem, arch, multiprocessors: ("pack", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=_cases,
 )

@@ -20,13 +20,37 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, mismatches
 from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 DTYPES = ("bf16", "fp16", "fp32")
 VALUES_A_VECTOR = 8
+
+_VECTORS = number("vectors", "unsigned long long", f"of {VALUES_A_VECTOR} values, a multiple of 4")
+QUANTIZE_ARGUMENTS = Arguments(
+    "QuantizeArguments",
+    reads("x", "[..., k]", "Vec4"),
+    writes("codes", "[..., k], of mxfp4 two a byte", "unsigned char"),
+    writes("scales", "[..., k / 32]", "unsigned char"),
+    _VECTORS,
+)
+DEQUANTIZE_ARGUMENTS = {
+    type: Arguments(
+        "DequantizeArguments",
+        reads("codes", "[..., k / 8], the codes of a vector", type),
+        reads("scales", "[..., k / 32]", "unsigned char"),
+        writes("y", "[..., k]", "Vec4"),
+        _VECTORS,
+    )
+    for type in ("unsigned int", "unsigned long long")
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,7 @@ QUANTIZE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_quantize",
+    arguments=lambda knobs: QUANTIZE_ARGUMENTS,
 )
 
 DEQUANTIZE = KernelSpec(
@@ -74,13 +99,13 @@ DEQUANTIZE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_dequantize",
+    arguments=lambda knobs: DEQUANTIZE_ARGUMENTS["unsigned int" if knobs.format == "mxfp4" else "unsigned long long"],
 )
 
 
-def blocks(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> int:
-    """Blocks of a launch over `values` values."""
-    per_block = knobs.block * knobs.vectors * VALUES_A_VECTOR
-    return -(-values // per_block)
+def launch(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> Launch:
+    """Geometry of a launch over `values` values."""
+    return Launch(-(-values // (knobs.block * knobs.vectors * VALUES_A_VECTOR)))
 
 
 _STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
@@ -110,8 +135,7 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
 def _cases(variant: Variant) -> Iterator[Case]:
     knobs, generator = variant.knobs, np.random.default_rng(0)
     item = formats.get(knobs.format)
-    inputs: tuple[npt.NDArray[Any], ...]
-    outputs: tuple[npt.NDArray[Any], ...]
+    written: dict[str, npt.NDArray[Any]]
     for count in _blocks_to_try(knobs):
         size = count * formats.BLOCK
         if variant.spec is QUANTIZE:
@@ -119,7 +143,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
             with np.errstate(invalid="ignore"):  # any bit pattern: signalling NaN among them
                 codes, scales = formats.quantize(x.astype(np.float64), item, knobs.scale_rule)
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
-            inputs, outputs = (x,), (stored, scales[:, 0])
+            buffers = {"x": Buffer(x)}
+            written = {"codes": stored, "scales": scales[:, 0]}
         else:
             codes = generator.integers(0, 1 << item.bits, (count, formats.BLOCK)).astype(np.uint8)
             scales = generator.integers(0, 256, (count, 1)).astype(np.uint8)
@@ -128,21 +153,18 @@ def _cases(variant: Variant) -> Iterator[Case]:
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
             with np.errstate(over="ignore"):
                 values = formats.dequantize(codes, scales, item).astype(np.float32).astype(_STORED[knobs.dtype])
-            inputs, outputs = (stored, scales[:, 0]), (values,)
+            buffers = {"codes": Buffer(stored), "scales": Buffer(scales[:, 0])}
+            written = {"y": values}
+        buffers |= {name: Buffer(array, output=True) for name, array in written.items()}
+        outputs = tuple(written.values())
 
         def check(found: Sequence[npt.NDArray[Any]], wanted: tuple[npt.NDArray[Any], ...] = outputs) -> float:
             return max(_differing(a, b) for a, b in zip(found, wanted, strict=True))
 
         yield Case(
             name=f"{count} blocks of 32",
-            grid=blocks(knobs, size),
-            shared_bytes=0,
-            layout="@PPPQ",
-            arguments=(
-                *map(Buffer, inputs),
-                *(Buffer(array, output=True) for array in outputs),
-                size // VALUES_A_VECTOR,
-            ),
+            launch=launch(knobs, size),
+            values={"vectors": size // VALUES_A_VECTOR, **buffers},
             check=check,
             gate=0.0,
         )
@@ -166,20 +188,33 @@ class QuantizeProblem(Problem):
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scale's exponent is taken")
 
 
-def _fixed(problem: QuantizeProblem, kernel: str) -> dict[str, Any]:
-    """Format, dtype and, one way, the scale rule."""
-    knobs = {"format": problem.format, "dtype": problem.dtype}
-    return knobs | {"scale_rule": problem.scale_rule} if kernel == "quantize" else knobs
+def _fixed(problem: QuantizeProblem, direction: str, *names: str) -> dict[str, Any]:
+    if problem.direction != direction:
+        raise KnobError(f"quantize.{direction} does not take direction={problem.direction!r}, only {direction!r}")
+    return {name: getattr(problem, name) for name in names}
 
 
-def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     return {"pdl": "pdl" in arch.features}
 
 
 FAMILY = Family(
     name="quantize",
     summary="bf16, fp16, fp32 to MXFP4, MXFP6, MXFP8 and back",
-    specs=(QUANTIZE, DEQUANTIZE),
+    kernels=(
+        Kernel(
+            QUANTIZE,
+            _cases,
+            fixed=lambda problem: _fixed(problem, "quantize", "format", "dtype", "scale_rule"),
+            heuristic=_tuned,
+        ),
+        Kernel(
+            DEQUANTIZE,
+            _cases,
+            fixed=lambda problem: _fixed(problem, "dequantize", "format", "dtype"),
+            heuristic=_tuned,
+        ),
+    ),
     problem=QuantizeProblem,
     typical=lambda arch: tuple(
         QuantizeProblem(direction, format_, dtype)
@@ -187,12 +222,5 @@ FAMILY = Family(
         for dtype in DTYPES
         for direction in ("quantize", "dequantize")
     ),
-    serving=lambda problem, arch: (problem.direction,),
-    fixed=_fixed,
-    heuristic=lambda problem, arch, multiprocessors: (
-        problem.direction,
-        _tuned(problem, arch, multiprocessors, problem.direction),
-    ),
-    tuned=_tuned,
-    cases=_cases,
+    benchmark=Benchmark("jitmx.bench.quantize", "64 MB of bf16 to each format and back"),
 )

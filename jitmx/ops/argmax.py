@@ -8,11 +8,11 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.steps import rows_at_once
-from jitmx.ops import checks, compose, custom, operand, plan
+from jitmx.ops import checks, compose, custom, operand
 from jitmx.ops import linear as product
+from jitmx.ops.linear_plan import Plan
 from jitmx.ops.operand import Weight
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import Plan
 
 
 def linear_argmax(
@@ -88,14 +88,12 @@ def run(
         out = x.new_empty(shape, dtype=torch.int64)
     else:
         _require_out(out, shape, x)
-    with torch.cuda.device(device):
-        if norm is not None and norm_apart:
-            x, norm, scaled = compose.rms_norm(x, norm, epsilon), None, 0
-        if made is None:
-            _compare(x, weight, bias, norm, epsilon, out)
-        else:
-            stream = torch.cuda.current_stream(device).cuda_stream
-            made(stream, x.data_ptr(), out.data_ptr(), added, 0, scaled, epsilon)
+    if norm is not None and norm_apart:
+        x, norm, scaled = compose.rms_norm(x, norm, epsilon), None, 0
+    if made is None:
+        _compare(x, weight, bias, norm, epsilon, out)
+    else:
+        made(x.data_ptr(), out.data_ptr(), added, 0, scaled, epsilon)
     return out
 
 
@@ -123,12 +121,10 @@ def _plan(
     extras: dict[str, Any] = {"bias": bias is not None, "norm": norm is not None, "argmax": True}
     rows, device = x.numel() // weight.k, x.get_device()
     entry: tuple[Plan | None, bool] = None, False
-    with torch.cuda.device(device):
-        apart = compose.apart(weight, rows, x.dtype, device, extras)
-        if "argmax" not in apart:
-            entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), "norm" in apart
-    plan.remember(weight, ("argmax", x.shape, x.dtype, device, bias is None, norm is None), entry)
-    return entry
+    apart = compose.apart(weight, rows, x.dtype, device, extras)
+    if "argmax" not in apart:
+        entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), "norm" in apart
+    return weight.plans.remember(("argmax", x.shape, x.dtype, device, bias is None, norm is None), entry)
 
 
 def _require_out(out: object, shape: torch.Size, x: torch.Tensor) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from jitmx import arch
 from jitmx.errors import InputError
+from jitmx.runtime import card
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -27,13 +25,13 @@ def require_tensor(name: str, tensor: object) -> torch.Tensor:
 
 
 def require_cuda(name: str, tensor: object) -> torch.Tensor:
-    """`tensor` as a CUDA tensor.
+    """`tensor` as one that kernels can read.
 
     Raises:
         InputError: not a tensor, or not on a GPU.
     """
     found = require_tensor(name, tensor)
-    if not found.is_cuda:
+    if not card.holds(found):
         raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors: move it with {name}.cuda()")
     return found
 
@@ -64,15 +62,3 @@ def require_no_grad(name: str, tensor: torch.Tensor) -> None:
             f"{name} requires a gradient, and jitmx has inference kernels only; call under torch.no_grad() or pass "
             f"{name}.detach()"
         )
-
-
-@functools.cache
-def device_arch(device: int) -> arch.Arch:
-    """The SM target of the device numbered `device`."""
-    return arch.of_device(*torch.cuda.get_device_capability(device))
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    """SM count of the device numbered `device`."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

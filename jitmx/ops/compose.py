@@ -10,9 +10,10 @@ import torch
 from jitmx.dispatch.call import way
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.steps import ABSENT
-from jitmx.ops import checks, plan
+from jitmx.ops.linear_plan import problem
 from jitmx.ops.operand import Weight
 from jitmx.ops.quantize import dequantize, quantize
+from jitmx.runtime import card
 
 
 def apart(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]) -> tuple[str, ...]:
@@ -23,8 +24,8 @@ def apart(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Ma
     Args:
         extras: fields of the problem.
     """
-    asked = plan.problem(weight, max(rows, 1), dtype, extras)
-    return way("linear", asked, checks.device_arch(device)).apart
+    asked = problem(weight, max(rows, 1), dtype, extras)
+    return way("linear", asked, card.arch(device)).apart
 
 
 def left(extras: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from jitmx.errors import InputError
 from jitmx.ops import operand
 from jitmx.ops.experts import PackedExperts
+from jitmx.runtime.plan import Plans
 
 FORMAT = "mxfp4"
 
@@ -25,7 +25,7 @@ class ExpertOperand:
     scale_range: str
     device: torch.device
     addresses: tuple[int, int]
-    plans: dict[Any, Any] = field(default_factory=dict)
+    plans: Plans = field(default_factory=Plans)
 
     @property
     def shape(self) -> tuple[int, int, int]:

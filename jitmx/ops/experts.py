@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.ops.packed import Packed
+from jitmx.runtime.plan import Plans
 
 ROWS = ("as_is", "halves")
 
@@ -37,7 +37,7 @@ class PackedExperts(Packed):
     encoding: str
     scale_range: str
     # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     def __post_init__(self) -> None:
         tiles = packed_tiles(self.n, self.k)

@@ -11,12 +11,11 @@ from torch import Tensor  # where every call looks it up: torch's own attributes
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH, X_FORMATS
 from jitmx.ops import checks, compose, custom, operand
+from jitmx.ops.linear_plan import DTYPES, Plan, Prefetch
 from jitmx.ops.operand import Operand, Weight
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import DTYPES, Plan, Prefetch, remember
 
 _is_compiling = torch.compiler.is_compiling
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def linear(
@@ -146,11 +145,7 @@ def run(
         raise InputError("out is residual itself; a product cannot be written over what it adds: pass another tensor")
     if apart:
         return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost, prefetch)
-    if device == torch._C._cuda_getDevice():
-        plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer, prefetch)
-    else:
-        with torch.cuda.device(device):
-            plan.launch(_raw_stream(device), pointer, target, added, carried, scaled, epsilon, finer, prefetch)
+    plan.launch(pointer, target, added, carried, scaled, epsilon, finer, prefetch)
     return out
 
 
@@ -168,8 +163,7 @@ def _run_apart(
     prefetch: Prefetch,
 ) -> torch.Tensor:
     """The same where some steps are not fused; all that came in was checked."""
-    device = x.get_device()
-    with torch.cuda.device(device), torch.no_grad():
+    with torch.no_grad():
         if "norm" in apart and norm is not None:
             x, norm = compose.rms_norm(x, norm, epsilon), None
         if "activation" in apart and activation is not None:
@@ -178,7 +172,7 @@ def _run_apart(
         carried = residual.data_ptr() if residual is not None and fused else 0
         scaled = 0 if norm is None else norm.data_ptr()
         finer = lost.data_ptr() if lost is not None and fused else 0
-        plan(_raw_stream(device), x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer, prefetch)
+        plan(x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer, prefetch)
         if residual is not None and not fused:
             if lost is None:
                 out.add_(residual)
@@ -208,12 +202,10 @@ def _plan(
         wanted["residual"] = "pair"
     extras = wanted | {"activation": activation or "none"}
     rows, device = x.numel() // weight.k, x.get_device()
-    with torch.cuda.device(x.device):
-        apart = compose.apart(weight, rows, x.dtype, device, extras)
-        entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), shape, apart
+    apart = compose.apart(weight, rows, x.dtype, device, extras)
+    entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), shape, apart
     key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation, lost is None
-    remember(weight, key, entry)
-    return entry
+    return weight.plans.remember(key, entry)
 
 
 def require_product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor | None) -> None:

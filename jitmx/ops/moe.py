@@ -30,12 +30,10 @@ from jitmx.ops.moe_checks import (
 )
 from jitmx.ops.moe_grouped import GroupedPlan, check_lists
 from jitmx.ops.moe_plan import Call, LayerPlan, Plan, plan, problem_of
-from jitmx.ops.plan import remember
 from jitmx.ops.routing_calls import kind, logits_type, run_route, scoring_of
 from jitmx.ops.routing_plan import Routing
 
 _is_compiling = torch.compiler.is_compiling
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def moe(
@@ -191,32 +189,17 @@ def run(
         if weights is None:
             rows, mapped = x.numel() // w13.k, expert_map is not None
             more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
-        with torch.cuda.device(device):
-            made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
-        found = _Planned(made, w2, pair, (*w13.addresses, *w2.addresses))
-        remember(w13, key, found)
+        made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
+        found = w13.plans.remember(key, _Planned(made, w2, pair, (*w13.addresses, *w2.addresses)))
     call = Call(
         at_x, at_out, found.weights, address("b13", b13), address("b2", b2), address("expert_map", expert_map),
         0 if expert_map is None else expert_map.numel(), address("count", count), at_residual, alpha, limit,
     )  # fmt: skip
     if found.made is not None:
-        launch = found.made, call, out, residual, chosen, w13, expert_map, count, top, scoring, device
-        if device == torch._C._cuda_getDevice():
-            _launch(*launch)
-        else:
-            with torch.cuda.device(device):
-                _launch(*launch)
+        if found.made.adds:
+            out.zero_() if residual is None else out.copy_(residual)
+        found.made(call, _routed(found.made, chosen, w13, expert_map, count, top, scoring))
     return out
-
-
-def _launch(
-    made: Plan, call: Call, out: torch.Tensor, residual: torch.Tensor | None, chosen: Chosen, w13: Experts,
-    expert_map: torch.Tensor | None, count: torch.Tensor | None, top: int | None, scoring: str, device: int,
-) -> None:  # fmt: skip
-    """The launches of a call, on the current device."""
-    if made.adds:
-        out.zero_() if residual is None else out.copy_(residual)
-    made(_raw_stream(device), call, _routed(made, chosen, w13, expert_map, count, top, scoring))
 
 
 def _plan(

@@ -9,15 +9,15 @@ import torch
 
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe import MoeProblem, grouped_arguments, launch_of, wgmma_arguments
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
+from jitmx.kernels.moe.tiles import makes_products
 from jitmx.kernels.moe.wgmma_arguments import COUNTERS, rows_bytes
 from jitmx.kernels.routing.problem import MAX_EXPERTS
 from jitmx.ops.routing_calls import run_group
 from jitmx.ops.routing_plan import Routing
-from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime.plan import Plan, Step
 
 if TYPE_CHECKING:
     from jitmx.ops.moe_plan import Call
@@ -41,7 +41,7 @@ def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
         )
 
 
-class GroupedPlan:
+class GroupedPlan(Plan):
     """Both products and the sum, where the second does not add to y itself, over lists of one tile.
 
     Args:
@@ -72,7 +72,8 @@ class GroupedPlan:
                 f"writes it; give the second kernel={up.spec.name}"
             )
         self.tile: int = up.knobs.tile_m
-        self._launchers = {product: self._launcher(choices[product], device) for product in ORDER if product in choices}
+        self._products = {product: _step(choices[product], device) for product in ORDER if product in choices}
+        self.steps = tuple(self._products.values())
         self.adds = problem.adds
         self._gathers = "gather" in choices
         pairs = problem.m * problem.top
@@ -84,22 +85,6 @@ class GroupedPlan:
         self._counters = self._parts + _whole(parts)
         self.scratch = self._counters + (4 * COUNTERS if self._gathers else 0)
 
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """What it launches, the lists aside."""
-        return tuple(launcher.variant for launcher in self._launchers.values())
-
-    @staticmethod
-    def _launcher(choice: Choice, device: int) -> Launcher:
-        variant = choice.variant
-        assert isinstance(choice.problem, MoeProblem)
-        geometry = launch_of(variant, choice.problem, choice.multiprocessors)
-        layout = (wgmma_arguments if _by_offsets(variant) else grouped_arguments).LAYOUT
-        return Launcher(
-            variant, device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=layout,
-            pdl=variant.knobs.pdl, cluster=geometry.cluster,
-        )  # fmt: skip
-
     def lists(self, ids: torch.Tensor, expert_map: torch.Tensor | None, count: torch.Tensor | None) -> Routing:
         """The lists that the products read, of ids [rows, top]."""
         if count is not None:
@@ -109,40 +94,38 @@ class GroupedPlan:
         total = experts if expert_map is None else expert_map.numel()
         return run_group(ids, total, self.tile, expert_map, experts)
 
-    def __call__(self, stream: int, call: Call, found: Routing) -> None:
-        """Launch on the CUstream `stream`, torch's current one; `found` has weights, and lists of this tile."""
+    def __call__(self, call: Call, found: Routing) -> None:
+        """Launch on torch's current stream of the device; `found` has weights, and lists of this tile."""
         assert found.weights is not None and found.schedule is not None
         assert found.pairs is not None and found.offsets is not None
-        problem = self._problem
-        hidden = problem.hidden
         # Nothing of it has to be zero or outlives the call: what is freed now is used again behind these launches.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=found.ids.device)
         h, parts, counters = (memory.data_ptr() + offset for offset in (0, self._parts, self._counters))
         w13, scales13, w2, scales2 = call.weights
-        pairs, schedule, weights = (tensor.data_ptr() for tensor in (found.pairs, found.schedule, found.weights))
-        by_offsets = pairs, found.offsets.data_ptr(), schedule, weights
-        by_ids = pairs, schedule, weights, found.ids.data_ptr(), call.expert_map
-        sizes = problem.m, problem.top, problem.experts, call.map_size
-        tiles = found.schedule.shape[0]
-        each = {
-            "gather": ((call.x, 0, 0, 0), parts, (0, hidden)),
-            "up": ((parts if self._gathers else call.x, w13, scales13, call.b13), h, problem.sizes("up")),
-            "down": ((h, w2, scales2, call.b2), call.y if self.adds else parts, problem.sizes("down")),
-            "combine": ((parts, 0, 0, call.residual), call.y, (hidden, hidden)),
-        }
-        for product, launcher in self._launchers.items():
-            read, written, shape = each[product]
-            if _by_offsets(launcher.variant):
-                launcher(
-                    stream, *read, *by_offsets, written, counters, call.alpha, call.limit, problem.top, *shape, tiles,
-                )  # fmt: skip
-            else:
-                launcher(stream, *read, *by_ids, written, call.alpha, call.limit, *sizes, *shape, tiles)
+        lists = {
+            "pairs": found.pairs.data_ptr(), "schedule": found.schedule.data_ptr(), "tiles": found.schedule.shape[0],
+        }  # fmt: skip
+        listed = {**lists, "weights": found.weights.data_ptr(), "alpha": call.alpha, "limit": call.limit}
+        ids = {"ids": found.ids.data_ptr(), "map": call.expert_map, "map_size": call.map_size}
+        own = {"offsets": found.offsets.data_ptr(), "counters": counters} if self._gathers else ids
+        if self._gathers:
+            self._products["gather"](x=call.x, y=parts, **lists, **own)
+        x = parts if self._gathers else call.x
+        self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own)
+        y = call.y if self.adds else parts
+        self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own)
+        if "combine" in self._products:
+            self._products["combine"](x=parts, bias=call.residual, y=call.y, **ids)
 
 
-def _by_offsets(variant: Variant) -> bool:
-    """Whether a kernel finds an expert's rows by offsets, which is the argument struct of `moe.wgmma`."""
-    return variant.spec.name in ("gather", "wgmma")
+def _step(choice: Choice, device: int) -> Step:
+    """One of the launches."""
+    variant, problem = choice.variant, choice.problem
+    assert isinstance(problem, MoeProblem)
+    n, k = problem.sizes(variant.knobs.product) if makes_products(variant.spec) else (problem.hidden, problem.hidden)
+    sizes = {"rows": problem.m, "top": problem.top, "experts": problem.experts, "n": n, "k": k}
+    fixed = {name: size for name, size in sizes.items() if name in variant.arguments.fields}
+    return Step(variant, device, FAMILY.launch(variant, problem, choice.multiprocessors), fixed)
 
 
 def _whole(size: int) -> int:

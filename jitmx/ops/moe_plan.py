@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +10,22 @@ from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose
 from jitmx.dispatch.choose import following as following_of
-from jitmx.kernels.moe import MoeProblem, launch_of
-from jitmx.kernels.moe.arguments import LAYOUT
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
-from jitmx.ops import checks, scratch
 from jitmx.ops.expert_operand import Experts
 from jitmx.ops.moe_grouped import GroupedPlan
 from jitmx.ops.routing_plan import Routing
-from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
+from jitmx.runtime import plan as plans
+from jitmx.runtime.plan import Plans, Step
 
-# Row counts vary from call to call where prompts are read: what is kept for them has a limit.
-_MOST_PLANS = 1024
-
-Knobs = tuple[tuple[str, Any], ...]
+# What calls differ in; the workspace lies between.
+_TAKES = (
+    "x", "w13", "w13_scales", "w2", "w2_scales", "b13", "b2", "ids", "weights", "map", "count", "residual", "y",
+    "alpha", "limit", "map_size",
+)  # fmt: skip
 
 
 @dataclass(slots=True)  # not frozen, which takes four times the time to make
@@ -56,7 +55,7 @@ class Call:
     limit: float = LIMIT
 
 
-class LayerPlan:
+class LayerPlan(plans.Plan):
     """A layer in one launch.
 
     Attributes:
@@ -68,31 +67,21 @@ class LayerPlan:
 
     def __init__(self, problem: MoeProblem, choice: Choice, device: int) -> None:
         variant = choice.variant
-        geometry = launch_of(variant, problem, choice.multiprocessors)
-        self.launcher = Launcher(
-            variant, device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
-            layout=LAYOUT, pdl=variant.knobs.pdl,
-        )  # fmt: skip
-        self._sizes = problem.m, problem.top, problem.experts, problem.hidden, problem.intermediate
-        self._scratch, self._device = geometry.workspace, device
-        self._kind = variant.identity, self._sizes
+        geometry = FAMILY.launch(variant, problem, choice.multiprocessors)
+        fixed = {
+            "rows": problem.m, "top": problem.top, "experts": problem.experts, "hidden": problem.hidden,
+            "intermediate": problem.intermediate,
+        }  # fmt: skip
+        self.steps = (Step(variant, device, geometry, fixed, _TAKES),)
         self.routing = reads(variant)
 
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """What it launches."""
-        return (self.launcher.variant,)
-
-    def __call__(self, stream: int, call: Call, found: Routing) -> None:
-        """Launch on the CUstream `stream`, torch's current one; from logits, they are the ids of `found`."""
+    def __call__(self, call: Call, found: Routing) -> None:
+        """Launch on torch's current stream of the device; from logits, they are the ids of `found`."""
         weights = 0 if found.weights is None else found.weights.data_ptr()
         assert weights or self.routing != "ids"
-        rows, top, experts, hidden, intermediate = self._sizes
-        memory = scratch.memory(self._scratch, self._kind, self._device, stream)
-        self.launcher(
-            stream, call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), weights,
-            call.expert_map, call.count, call.residual, call.y, memory.data_ptr(), call.alpha, call.limit, rows, top,
-            experts, call.map_size, hidden, intermediate,
+        self.steps[0].run(
+            call.x, *call.weights, call.b13, call.b2, found.ids.data_ptr(), weights, call.expert_map, call.count,
+            call.residual, call.y, call.alpha, call.limit, call.map_size,
         )  # fmt: skip
 
 
@@ -124,12 +113,16 @@ def plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = Non
     """
     own = dict(knobs or {})
     down = own.pop("down", {})
-    return _plan(problem, device, tuple(own.items()), tuple(down.items()), settings.current())
+    key = problem, device, tuple(own.items()), tuple(down.items()), settings.current()
+    found: Plan | None = _known.get(key)
+    return _known.remember(key, _plan(problem, device, own, down)) if found is None else found
 
 
-@functools.lru_cache(maxsize=_MOST_PLANS)
-def _plan(problem: MoeProblem, device: int, knobs: Knobs, down: Knobs, _chosen_under: settings.Settings) -> Plan:
-    arch, count = checks.device_arch(device), checks.multiprocessors(device)
+_known = Plans()
+
+
+def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapping[str, Any]) -> Plan:
+    arch, count = card.arch(device), card.multiprocessors(device)
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)

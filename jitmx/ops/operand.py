@@ -14,6 +14,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.packed import PackedWeight
+from jitmx.runtime.plan import Plans
 
 _MOST = 8192  # entries; a model has some hundreds of weights
 
@@ -29,7 +30,7 @@ class Operand:
     format: str
     device: torch.device
     addresses: tuple[int, int]
-    plans: dict[Any, Any] = field(default_factory=dict)
+    plans: Plans = field(default_factory=Plans)
 
 
 Weight = PackedWeight | Operand

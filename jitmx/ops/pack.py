@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from jitmx import formats, settings
+from jitmx import formats
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.linear.layout import ENCODINGS, packed_tiles
-from jitmx.kernels.pack import LAYOUT, PackProblem, encoding_on, geometry, shared_bytes
-from jitmx.ops import checks, pack_torch
-from jitmx.runtime.launch import Launcher
+from jitmx.kernels.pack import PackProblem, encoding_on, geometry, shared_bytes
+from jitmx.ops import pack_torch
+from jitmx.registry.launch import Launch
+from jitmx.runtime import card
+from jitmx.runtime.plan import Plans, Step
 
 _AT_ONCE = 1 << 27  # bytes of codes that torch packs together: it takes several times as many
 
 
 def encoding_for(device: torch.device, format: str) -> str:
     """The encoding that the kernels of a device want of weights in a format."""
-    return encoding_on(checks.device_arch(device.index), format) if device.type == "cuda" else "swizzle"
+    return encoding_on(card.arch(card.number(device)), format) if device.type == "cuda" else "swizzle"
 
 
 def pack(
@@ -42,7 +42,7 @@ def pack(
         NotWarmedError: the kernel is not in the cache, and JITMX_MODE=required.
     """
     device = codes.device
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and card.capturing():
         raise CaptureError("a weight was packed while a CUDA graph is captured; pack weights when the model is loaded")
     encoding = encoding_for(device, format) if encoding is None else encoding
     if encoding not in ENCODINGS:
@@ -103,14 +103,11 @@ def into(
         return
     codes = codes if _readable(codes) else _copy(codes)
     scales = scales if scales.stride(2) == 1 else _copy(scales)
-    launch, chunk = _launcher(PackProblem(format, encoding), codes.device.index, experts, n, k, own)
-    tile_rows, tiles = packed_tiles(n, k)
-    with torch.cuda.device(codes.device):
-        launch(
-            torch.cuda.current_stream(codes.device).cuda_stream, codes.data_ptr(), scales.data_ptr(), words.data_ptr(),
-            packed.data_ptr(), seen.data_ptr(), codes.stride(1), codes.stride(0), scales.stride(1), scales.stride(0),
-            n, blocks, n // 2 if halves else 0, tile_rows, tiles, chunk,
-        )  # fmt: skip
+    _step(PackProblem(format, encoding), card.number(codes.device), experts, n, k, own)(
+        codes=codes.data_ptr(), scales=scales.data_ptr(), words=words.data_ptr(), packed=packed.data_ptr(),
+        beyond=seen.data_ptr(), code_row=codes.stride(1), code_expert=codes.stride(0), scale_row=scales.stride(1),
+        scale_expert=scales.stride(0), half=n // 2 if halves else 0,
+    )  # fmt: skip
 
 
 def in_place(codes: torch.Tensor, scales: torch.Tensor, words: torch.Tensor, packed: torch.Tensor, format: str) -> bool:
@@ -125,7 +122,7 @@ def in_place(codes: torch.Tensor, scales: torch.Tensor, words: torch.Tensor, pac
     experts = (codes.stride(0), scales.stride(0)) == (words.stride(0) * 4, packed.stride(0) * 4)
     if not (_by_kernel(codes) and laid_out and experts):
         return False
-    return shared_bytes(format, tiles) <= checks.device_arch(codes.device.index).shared_bytes
+    return shared_bytes(format, tiles) <= card.arch(card.number(codes.device)).shared_bytes
 
 
 def _by_kernel(codes: torch.Tensor) -> bool:
@@ -142,15 +139,19 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=64)
-def _launcher(problem: PackProblem, device: int, experts: int, n: int, k: int, whole: bool) -> tuple[Launcher, int]:
-    """The launch of a shape, and how many tiles of k a block takes."""
-    choice = choose("pack", problem, checks.device_arch(device), multiprocessors=checks.multiprocessors(device))
-    shape = geometry(problem.format, experts, n, k, whole=whole)
-    launcher = Launcher(
-        choice.variant, device, blocks=shape.blocks, shared_bytes=shape.shared_bytes, layout=LAYOUT, pdl=False
-    )
-    return launcher, shape.chunk
+_plans = Plans(64)
 
 
-settings.when_changed(_launcher.cache_clear)
+def _step(problem: PackProblem, device: int, experts: int, n: int, k: int, whole: bool) -> Step:
+    """The launch of a shape."""
+    key = problem, device, experts, n, k, whole
+    step: Step | None = _plans.get(key)
+    if step is None:
+        choice = choose("pack", problem, card.arch(device), multiprocessors=card.multiprocessors(device))
+        shape, (tile_rows, tiles) = geometry(problem.format, experts, n, k, whole=whole), packed_tiles(n, k)
+        fixed = {
+            "n": n, "blocks": k // formats.BLOCK, "tile_rows": tile_rows, "tiles": tiles, "chunk": shape.chunk,
+        }  # fmt: skip
+        launch = Launch(shape.blocks, shape.shared_bytes)
+        step = _plans.remember(key, Step(choice.variant, device, launch, fixed))
+    return step

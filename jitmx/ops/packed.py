@@ -18,6 +18,7 @@ from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
+from jitmx.runtime.plan import Plans
 
 
 class Packed:
@@ -30,7 +31,7 @@ class Packed:
         return {name: value for name, value in self.__dict__.items() if name != "plans"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, plans={})
+        self.__dict__.update(state, plans=Plans())
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +71,7 @@ class PackedWeight(Packed):
     scale_range: str
     format: str = "mxfp4"
     # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     def __post_init__(self) -> None:
         tile_rows, tiles_k = packed_tiles(self.n, self.k)

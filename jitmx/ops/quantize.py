@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from jitmx import formats, settings
+from jitmx import formats
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.quantize import VALUES_A_VECTOR, QuantizeProblem, blocks
+from jitmx.kernels.quantize import VALUES_A_VECTOR, QuantizeProblem, launch
 from jitmx.ops import checks, custom
 from jitmx.ops.mx import MXTensor
-from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
+from jitmx.runtime.plan import Plans, Step
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-@functools.cache
-def _variant(problem: QuantizeProblem, device: int) -> Variant:
-    return choose(
-        "quantize", problem, checks.device_arch(device), multiprocessors=checks.multiprocessors(device)
-    ).variant
+_plans = Plans(256)
 
 
-@functools.lru_cache(maxsize=256)
-def _launcher(problem: QuantizeProblem, device: int, values: int) -> Launcher:
-    variant = _variant(problem, device)
-    return Launcher(
-        variant, device, blocks=blocks(variant.knobs, values), shared_bytes=0, layout="@PPPQ", pdl=variant.knobs.pdl
-    )
-
-
-settings.when_changed(_variant.cache_clear)
-settings.when_changed(_launcher.cache_clear)
-
-
-def _launch(problem: QuantizeProblem, device: torch.device, values: int, *pointers: int) -> None:
+def _launch(problem: QuantizeProblem, place: torch.device, values: int, **addresses: int) -> None:
     if not values:
         return
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream(device).cuda_stream
-        _launcher(problem, device.index, values)(stream, *pointers, values // VALUES_A_VECTOR)
+    device = card.number(place)
+    step: Step | None = _plans.get((problem, device, values))
+    if step is None:
+        arch, multiprocessors = card.arch(device), card.multiprocessors(device)
+        variant = choose("quantize", problem, arch, multiprocessors=multiprocessors).variant
+        fixed = {"vectors": values // VALUES_A_VECTOR}
+        step = _plans.remember((problem, device, values), Step(variant, device, launch(variant.knobs, values), fixed))
+    step(**addresses)
 
 
 def quantize(x: torch.Tensor, format: str = "mxfp4", *, scale_rule: str = "floor") -> MXTensor:
@@ -80,7 +67,7 @@ def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tens
     checks.require_layout("x", x)
     codes, scales = _quantized(x, format, scale_rule)
     problem = QuantizeProblem("quantize", format, _DTYPES[x.dtype], scale_rule)
-    _launch(problem, x.device, x.numel(), x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+    _launch(problem, x.device, x.numel(), x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr())
     return codes, scales
 
 
@@ -133,7 +120,7 @@ def _dequantize(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: t
     checks.require_layout("codes", codes)
     checks.require_layout("scales", scales)
     problem = QuantizeProblem("dequantize", format, _DTYPES[dtype])
-    _launch(problem, y.device, y.numel(), codes.data_ptr(), scales.data_ptr(), y.data_ptr())
+    _launch(problem, y.device, y.numel(), codes=codes.data_ptr(), scales=scales.data_ptr(), y=y.data_ptr())
     return y
 
 

@@ -7,20 +7,17 @@ from typing import Any
 
 import torch
 
-from jitmx import settings
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import TILES, RoutingProblem
-from jitmx.ops import checks, scratch
+from jitmx.ops import checks
 from jitmx.ops.routing_plan import Call, Plan, Routing
+from jitmx.runtime import card
+from jitmx.runtime.plan import Plans
 
 SCORING = ("softmax_topk", "softmax_all", "softmax_all_renorm")
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-# By everything that decides the launches: calls that were checked and planned before. Row counts vary from call to call
-# where prompts are read: what is kept for them has a limit.
-_plans: dict[tuple[Any, ...], Plan] = {}
-_MOST_PLANS = 1024
+_plans = Plans()
 
 
 def kind(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -40,39 +37,16 @@ def _address(name: str, tensor: torch.Tensor | None) -> int:
     return found
 
 
-def _remember(key: tuple[Any, ...], call: Call) -> Plan:
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    plan = _plans[key] = Plan(call)
-    return plan
-
-
-settings.when_changed(lambda: _plans.clear())  # whichever they are then
-
-
 def _run(plan: Plan, given: tuple[int, ...], ids: torch.Tensor | None, epsilon: float, out: Routing | None) -> Routing:
     """Launch; `given` are the addresses of x, weight, bias, norm and expert_map."""
     if out is None:
         out = plan.outputs(ids, plan.place)
     else:
         _check_out(out, plan.wanted, plan.device)
-    if plan.device == torch._C._cuda_getDevice():
-        _launch(plan, given, out, epsilon)
-    else:
-        with torch.cuda.device(plan.device):
-            _launch(plan, given, out, epsilon)
-    return out
-
-
-def _launch(plan: Plan, given: tuple[int, ...], out: Routing, epsilon: float) -> None:
-    stream = _raw_stream(plan.device)
-    *outputs, normalized = [0 if tensor is None else tensor.data_ptr() for tensor in out]
+    outputs = [0 if tensor is None else tensor.data_ptr() for tensor in out]
     for step in plan.steps:
-        memory = scratch.memory(step.scratch, step.kind, plan.device, stream) if step.scratch else None
-        workspace = 0 if memory is None else memory.data_ptr()
-        step.launcher(
-            stream, *given, *outputs, plan.local, plan.capacity, normalized, workspace, epsilon, plan.m, plan.h
-        )
+        step.run(*given, *outputs, epsilon)
+    return out
 
 
 def run_route(
@@ -103,7 +77,7 @@ def run_route(
             norm=norm is not None, normalized=normalized,
             scoring=scoring_of(scoring), tile=tile,
         )  # fmt: skip
-        plan = _remember(key, call)
+        plan = _plans.remember(key, Plan(call))
     given = (
         _address("x", x), _address("weight", weight), _address("bias", bias), _address("norm", norm),
         _address("expert_map", expert_map),
@@ -129,7 +103,7 @@ def run_group(
             ids.device, knobs, expert_map, local_experts, m=ids.shape[0], experts=experts, k=ids.shape[1], h=8,
             source="ids", tile=tile,
         )  # fmt: skip
-        plan = _remember(key, call)
+        plan = _plans.remember(key, Plan(call))
     _address("ids", ids)
     given = 0, 0, 0, 0, _address("expert_map", expert_map)
     return _run(plan, given, ids, 0.0, out if out is None else out._replace(ids=ids))
@@ -152,7 +126,7 @@ def _call(
     if expert_map is None and local != experts:
         raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
     problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
-    return Call(problem, local, device.index, tuple(sorted((knobs or {}).items())))
+    return Call(problem, local, card.number(device), tuple(sorted((knobs or {}).items())))
 
 
 def require_norm(norm: torch.Tensor | None, normalized: bool) -> None:

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from jitmx.dispatch.choose import choose
-from jitmx.errors import KnobError
 from jitmx.kernels import routing
-from jitmx.kernels.routing.problem import RoutingProblem, parts
-from jitmx.ops import checks
-from jitmx.runtime.launch import Launcher
+from jitmx.kernels.routing.problem import RoutingProblem, capacity, parts
+from jitmx.runtime import card, plan
+from jitmx.runtime.plan import Step
 
 
 class Routing(NamedTuple):
@@ -54,19 +53,22 @@ class Call:
     knobs: tuple[tuple[str, Any], ...] = ()
 
 
-class Plan:
+# What calls differ in: what is read, what is written.
+READ = "x", "weight", "bias", "norm", "map"
+TAKES = (*READ, "ids", "weights", "pairs", "offsets", "schedule", "tiles", "normalized", "epsilon")
+
+
+class Plan(plan.Plan):
     """Launches and outputs of one kind of call."""
 
     def __init__(self, call: Call) -> None:
         problem = call.problem
         self.m, self.k, self.h, self.tile = problem.m, problem.k, problem.h, problem.tile
-        self.local, self.device = call.local, call.device
-        self.place = torch.device("cuda", call.device)
-        self.steps: list[_Step] = []
-        with torch.cuda.device(call.device):
-            for part in parts(problem):
-                self.steps.append(_Step(part, call, None if self.steps else dict(call.knobs) or None))
-        self.capacity = routing.capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
+        self.device, self.place = call.device, card.place(call.device)
+        self.capacity = capacity(self.m, self.k, call.local, self.tile) if self.tile else 0
+        for part in parts(problem):
+            own = None if self.steps else dict(call.knobs) or None
+            self.steps = (*self.steps, self._step(part, call, own))
         pairs, given = self.m * self.k, problem.source == "ids"
         chosen = [] if given else [pairs, pairs]
         lists = [pairs, call.local + 1, 1, 4 * self.capacity] if self.tile else []
@@ -93,22 +95,10 @@ class Plan:
         pairs, offsets, tiles, schedule = views
         return Routing(ids, weights, pairs, offsets, schedule.view(self.capacity, 4), tiles, normalized)
 
-
-class _Step:
-    """One launch."""
-
-    def __init__(self, problem: RoutingProblem, call: Call, knobs: Mapping[str, Any] | None) -> None:
-        arch, multiprocessors = checks.device_arch(call.device), checks.multiprocessors(call.device)
+    def _step(self, problem: RoutingProblem, call: Call, knobs: Mapping[str, Any] | None) -> Step:
+        """One launch."""
+        arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
         variant = choose("routing", problem, arch, multiprocessors=multiprocessors, knobs=knobs).variant
         geometry = routing.launch(variant, problem.m, call.local, multiprocessors)
-        if geometry.shared_bytes > arch.shared_bytes:
-            raise KnobError(
-                f"{variant.name} for {problem.m} tokens needs {geometry.shared_bytes} B of shared memory; a block on "
-                f"{arch} has at most {arch.shared_bytes} B; choose fewer tokens, parts or warps"
-            )
-        self.launcher = Launcher(
-            variant, call.device, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=routing.LAYOUT,
-            pdl=variant.knobs.pdl, cluster=geometry.cluster,
-        )  # fmt: skip
-        self.scratch = geometry.workspace
-        self.kind = variant.identity, problem.m
+        fixed = {"local": call.local, "capacity": self.capacity, "m": self.m, "h": self.h}
+        return Step(variant, call.device, geometry, fixed, TAKES)

@@ -6,15 +6,16 @@ them reach every branch of the kernel.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.registry.matrix import Encode, MatrixMap, with_map
+from jitmx.registry.arguments import Arguments, Number
+from jitmx.registry.launch import Launch
+from jitmx.registry.tensor_map import Encode
 
 Array = npt.NDArray[Any]
 
@@ -42,37 +43,35 @@ class Case:
 
     Attributes:
         name: what is ragged about it.
-        grid: blocks.
-        shared_bytes: dynamic shared memory a block, bytes.
-        layout: `struct` format of the argument struct, native alignment ("@PPii").
-        arguments: its fields: buffers become addresses.
-        check: from the outputs, in the order of the arguments, to their error.
+        launch: its geometry.
+        values: of the arguments by field: a number, or the buffer whose address it is; a field that is not among them
+            is 0.
+        check: from the outputs, in the order of the fields, to their error.
         gate: largest error that passes.
-        cluster: blocks a cluster.
-        matrix: what a tensor map before the argument struct says of the first argument, where the kernel has one.
         resident: blocks that must run side by side, or None: as many as the simulator likes.
     """
 
     name: str
-    grid: int
-    shared_bytes: int
-    layout: str
-    arguments: Sequence[Buffer | int | float]
+    launch: Launch
+    values: Mapping[str, Buffer | Number]
     check: Callable[[Sequence[Array]], float]
     gate: float
-    cluster: int = 1
-    matrix: MatrixMap | None = None
     resident: int | None = None
 
-    def pack(self, addresses: Sequence[int], encode: Encode) -> bytes:
-        """The argument struct, with the addresses of the buffers in their order.
+    def buffers(self, arguments: Arguments) -> dict[str, Buffer]:
+        """Its buffers by field, in the order of the fields."""
+        given = {name: self.values.get(name) for name in arguments.fields}
+        return {name: item for name, item in given.items() if isinstance(item, Buffer)}
+
+    def pack(self, arguments: Arguments, addresses: Mapping[str, int], encode: Encode) -> bytes:
+        """The argument struct.
 
         Args:
-            encode: makes the tensor map of a matrix at an address.
+            addresses: of the buffers, by field.
+            encode: makes a tensor map at an address.
         """
-        remaining = iter(addresses)
-        fields = [next(remaining) if isinstance(item, Buffer) else item for item in self.arguments]
-        return with_map(struct.pack(self.layout, *fields), self.matrix, int(fields[0]), encode)
+        numbers = {name: item for name, item in self.values.items() if not isinstance(item, Buffer)}
+        return arguments.pack({**numbers, **addresses}, self.launch.maps, encode)
 
 
 def relative_l2(found: Array, wanted: Array) -> float:

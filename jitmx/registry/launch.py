@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from jitmx.registry.matrix import MatrixMap
+from jitmx.registry.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,11 @@ class Launch:
         shared_bytes: dynamic shared memory a block, bytes.
         cluster: blocks a cluster; 1 is no cluster.
         workspace: bytes of device memory that are zero before the first launch; every launch leaves its counters zero.
-        matrix: how a tensor map before the arguments shows X, where the kernel takes one.
+        maps: by field of the arguments, what each tensor map shows.
     """
 
     blocks: int
-    shared_bytes: int
+    shared_bytes: int = 0
     cluster: int = 1
     workspace: int = 0
-    matrix: MatrixMap | None = None
+    maps: Mapping[str, TensorMap] = field(default_factory=dict)

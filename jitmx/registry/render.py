@@ -1,8 +1,8 @@
 """From a variant to CUDA source.
 
-A template sees `arch`, `threads`, `shared_bytes` and each knob by its name. An undefined name is an error, never an
-empty string. The source opens with a comment that names kernel, target and knobs, so that a kept source explains
-itself.
+A template sees `arch`, `threads`, `shared_bytes` (that of the spec), and each knob by its name. An undefined name is an
+error, never an empty string. The source opens with a comment that names kernel, target and knobs, so that a kept source
+explains itself; then comes the struct that the kernel is launched with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 
-from jitmx import resources
+from jitmx import resources, settings
 from jitmx.errors import RenderError
 from jitmx.registry.spec import Variant
 
@@ -30,9 +30,9 @@ os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 @functools.cache
-def _environment(root: Path) -> jinja2.Environment:
+def _environment(*roots: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root),
+        loader=jinja2.FileSystemLoader(roots),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -66,19 +66,20 @@ def render(variant: Variant, root: Path | None = None) -> str:
     """CUDA source of `variant`, ending in a newline.
 
     Args:
-        root: the folder of templates; by default that of this installation.
+        root: the folder of templates; by default that of this installation, and those of JITMX_FAMILIES.
 
     Raises:
         RenderError: the template is missing, has a syntax error, or uses a name that is no knob.
     """
-    environment = _environment(root or resources.directory("templates"))
+    roots = (root,) if root else resources.directories("templates", settings.current().families)
+    environment = _environment(*roots)
     try:
         # One thread at a time: reading a template takes Jinja several times as long as rendering it, and threads that
         # miss its cache together would each read the same ones.
         with _lock:
             body = environment.get_template(variant.spec.template).render(
                 arch=variant.arch,
-                threads=variant.spec.threads(variant.knobs),
+                threads=variant.threads,
                 shared_bytes=variant.spec.shared_bytes(variant.knobs),
                 **variant.knobs.as_dict(),
             )
@@ -86,4 +87,4 @@ def render(variant: Variant, root: Path | None = None) -> str:
         raise RenderError(f"{error.name or variant.spec.template}:{error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, TypeError) as error:
         raise RenderError(f"{variant.spec.template}: {error}") from error
-    return header(variant) + body
+    return header(variant) + variant.arguments.source + body

@@ -18,6 +18,7 @@ from jitmx import setting_text
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.quoting import short
+from jitmx.registry.arguments import Arguments
 from jitmx.registry.contract import Contract
 
 # What a size can be: an int of a kernel's arguments holds it, and it is whole blocks of 32.
@@ -130,12 +131,12 @@ def _check(owner: str, item: dataclasses.Field[Any], value: Any) -> None:
         listed = ", ".join(map(str, choices))
         if isinstance(value, int) and not isinstance(value, bool):
             nearest = min(choices, key=lambda choice: abs(choice - value))
-            raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}; the nearest is {nearest}")
+            raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}", f"the nearest is {nearest}")
         raise KnobError(f"{owner}.{item.name}={short(value)} is not one of {listed}")
     if low is not None and value < low:
-        raise KnobError(f"{owner}.{item.name}={short(value)} is below its limit; the nearest legal value is {low}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is below its limit", f"the nearest legal value is {low}")
     if high is not None and value > high:
-        raise KnobError(f"{owner}.{item.name}={short(value)} is above its limit; the nearest legal value is {high}")
+        raise KnobError(f"{owner}.{item.name}={short(value)} is above its limit", f"the nearest legal value is {high}")
 
 
 def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str:
@@ -144,17 +145,27 @@ def fitting(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> str
     Args:
         shared_bytes: bytes that a block needs with given knobs.
     """
+    stages = _fitting_stages(knobs, shared_bytes, arch)
+    if stages:
+        return f"the nearest legal value is stages={stages}"
+    return (
+        "choose knobs that need less" if stages is None else "with the other knobs as they are, not even stages=1 fits"
+    )
+
+
+def _fitting_stages(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch) -> int | None:
+    """That many stages, 0 where none do; None for knobs without."""
     values = knobs.as_dict()
     if "stages" not in values:
-        return "choose knobs that need less"
+        return None
     for stages in range(values["stages"] - 1, 0, -1):
         try:
             fewer = dataclasses.replace(knobs, stages=stages)  # type: ignore[call-arg]
         except KnobError:
             continue
         if shared_bytes(fewer) <= arch.shared_bytes:
-            return f"the nearest legal value is stages={stages}"
-    return "with the other knobs as they are, not even stages=1 fits"
+            return stages
+    return 0
 
 
 def _unchecked(knobs: Any, arch: Arch) -> None:
@@ -173,6 +184,7 @@ class KernelSpec:
         shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
         threads: threads a block.
         entry: name of the `extern "C"` function in the source.
+        arguments: the struct that it is launched with.
         check: raises KnobError where knobs do not fit each other or the target. `copy` and `pdl` mean the same in every
             kernel and are checked with the variant.
     """
@@ -184,6 +196,7 @@ class KernelSpec:
     shared_bytes: Callable[[Any], int]
     threads: Callable[[Any], int]
     entry: str
+    arguments: Callable[[Any], Arguments]
     check: Callable[[Any, Arch], None] = _unchecked
 
     @property
@@ -234,10 +247,14 @@ class Variant:
         self.spec.check(self.knobs, self.arch)
         need = self.spec.shared_bytes(self.knobs)
         if need > self.arch.shared_bytes:
-            raise KnobError(
+            said = (
                 f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most "
-                f"{self.arch.shared_bytes} B: {fitting(self.knobs, self.spec.shared_bytes, self.arch)}"
+                f"{self.arch.shared_bytes} B"
             )
+            found = fitting(self.knobs, self.spec.shared_bytes, self.arch)
+            if _fitting_stages(self.knobs, self.spec.shared_bytes, self.arch):
+                raise KnobError(said, found)
+            raise KnobError(f"{said}: {found}")
 
     @property
     def name(self) -> str:
@@ -255,6 +272,16 @@ class Variant:
             else:
                 parts.append(f"{item.name}{value}" if isinstance(value, int) else str(value))
         return f"{self.spec.family}.{self.spec.name}" + (f".{'-'.join(parts)}" if parts else "")
+
+    @property
+    def arguments(self) -> Arguments:
+        """The struct that it is launched with."""
+        return self.spec.arguments(self.knobs)
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.spec.threads(self.knobs)
 
     @property
     def warm_up_command(self) -> str:

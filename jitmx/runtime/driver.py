@@ -11,13 +11,13 @@ import functools
 from dataclasses import dataclass
 
 from jitmx.errors import DriverError
-from jitmx.registry.matrix import MatrixMap
+from jitmx.registry.tensor_map import PROMOTIONS, SWIZZLES, TensorMap
 
 _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR, _ATTRIBUTE_MULTIPROCESSORS = 75, 76, 16
 INVALID_CONTEXT = 201
 _LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_TENSOR_MAP_BFLOAT16, _TENSOR_MAP_SWIZZLE_128, _TENSOR_MAP_L2_PROMOTION_256 = 9, 3, 3
+_TENSOR_MAP_TYPES = {"u8": 0, "e4m3": 0, "fp16": 6, "bf16": 9}
 _TENSOR_MAP_ALIGNMENT = 128
 _FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 
@@ -85,8 +85,8 @@ def library() -> ctypes.CDLL:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DriverError(
-            f"the NVIDIA driver's library libcuda.so.1 cannot be loaded ({error}); install the driver to run kernels "
-            "(compiling them takes none)"
+            f"the NVIDIA driver's library libcuda.so.1 cannot be loaded ({error})",
+            "install the driver to run kernels (compiling them takes none)",
         ) from error
 
 
@@ -184,41 +184,44 @@ def capture_number(stream: int) -> int:
 
 
 def aligned_buffer(size: int) -> ctypes.Array[ctypes.c_char]:
-    """Host memory of `size` bytes that may begin with a tensor map."""
+    """Zeroed host memory of `size` bytes that may hold tensor maps."""
     room = ctypes.create_string_buffer(size + _TENSOR_MAP_ALIGNMENT)
     return (ctypes.c_char * size).from_buffer(room, -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT)
 
 
-def encode_matrix(buffer: ctypes.Array[ctypes.c_char], matrix: MatrixMap) -> ctypes.c_void_p:
-    """Begin an aligned buffer with the tensor map of a matrix, which `move_matrix` gives its address.
+def encode_tensor_map(buffer: ctypes.Array[ctypes.c_char], at: int, shown: TensorMap) -> ctypes.c_void_p:
+    """Write a tensor map into an aligned buffer, which `move_tensor_map` gives its address.
+
+    Args:
+        at: where it lies in the buffer, bytes.
 
     Returns:
-        The map's place, as `move_matrix` takes it.
+        The map's place, as `move_tensor_map` takes it.
 
     Raises:
         DriverError: the driver refuses such a map.
     """
-    place = ctypes.c_void_p(ctypes.addressof(buffer))
+    place, rank = ctypes.c_void_p(ctypes.addressof(buffer) + at), len(shown.sizes)
     code = library().cuTensorMapEncodeTiled(
         place,
-        ctypes.c_int(_TENSOR_MAP_BFLOAT16),
-        ctypes.c_uint32(2),
+        ctypes.c_int(_TENSOR_MAP_TYPES[shown.dtype]),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(1 << 20),  # any address; there is none yet
-        (ctypes.c_uint64 * 2)(matrix.columns, matrix.rows),
-        (ctypes.c_uint64 * 1)(matrix.columns * matrix.item_bytes),
-        (ctypes.c_uint32 * 2)(matrix.box_columns, matrix.box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*shown.sizes),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*shown.strides),
+        (ctypes.c_uint32 * rank)(*shown.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),  # no interleaving
-        ctypes.c_int(_TENSOR_MAP_SWIZZLE_128),
-        ctypes.c_int(_TENSOR_MAP_L2_PROMOTION_256),
+        ctypes.c_int(SWIZZLES.index(shown.swizzle)),
+        ctypes.c_int(PROMOTIONS.index(shown.promotion)),
         ctypes.c_int(0),  # what lies outside is zero
     )
-    check(code, f"cuTensorMapEncodeTiled({matrix})")
+    check(code, f"cuTensorMapEncodeTiled({shown})")
     return place
 
 
-def move_matrix(place: ctypes.c_void_p, address: int) -> None:
-    """Let a tensor map show the matrix at another address, a multiple of 16.
+def move_tensor_map(place: ctypes.c_void_p, address: int) -> None:
+    """Let a tensor map show what lies at another address, a multiple of 16.
 
     Raises:
         DriverError: the driver refuses the address.

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from jitmx.registry.arguments import Arguments
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.key import frame
 from jitmx.registry.spec import Variant
@@ -23,7 +24,7 @@ _TARGET = re.compile(r"^\.target .*$", re.MULTILINE)
 # What judges a case, beside the simulator's own modules.
 # What only finds families and code: a verdict is given of PTX that is there.
 _LOOKS_UP = ("jitmx.kernels", "jitmx.toolchain.nvrtc")
-_JUDGES = ("jitmx.registry.case", "jitmx.registry.matrix", "jitmx.formats")
+_JUDGES = ("jitmx.registry.case", "jitmx.registry.arguments", "jitmx.registry.tensor_map", "jitmx.formats")
 
 
 def proof(variant: Variant, ptx: str, cases: Iterable[Case]) -> str:
@@ -34,23 +35,23 @@ def proof(variant: Variant, ptx: str, cases: Iterable[Case]) -> str:
             ("knobs", repr(sorted(variant.knobs.as_dict().items())).encode()),
             ("simulator", _code(("jitmx.sim",))),
             ("family", _code((f"jitmx.kernels.{variant.spec.family}",))),
-            *(("case", _inputs(case)) for case in cases),
+            *(("case", _inputs(case, variant.arguments)) for case in cases),
         ]
     )
 
 
-def _inputs(case: Case) -> bytes:
+def _inputs(case: Case, arguments: Arguments) -> bytes:
     """A digest of what a case launches."""
-    launched = (case.grid, case.cluster, case.resident, case.shared_bytes, case.layout, case.matrix)
-    hasher = hashlib.sha256(repr((case.name, case.gate, *launched)).encode())
-    for item in case.arguments:
+    hasher = hashlib.sha256(repr((case.name, case.gate, case.launch, case.resident, arguments.offsets)).encode())
+    for name in arguments.fields:
+        item = case.values.get(name)
         if isinstance(item, Buffer):
             data = item.data
-            hasher.update(repr((data.dtype.str, data.shape, item.output, item.scratch, item.early)).encode())
+            hasher.update(repr((name, data.dtype.str, data.shape, item.output, item.scratch, item.early)).encode())
             if not item.output or item.scratch:
                 hasher.update(data.tobytes())
         else:
-            hasher.update(repr(item).encode())
+            hasher.update(repr((name, item)).encode())
     return hasher.digest()
 
 

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.registry import tensor_map
 from jitmx.sim.swizzle import SPANS, Addresses, swizzled
 
-BYTES = 128
+BYTES = tensor_map.BYTES
 _MAGIC = b"jitmxmap"
 _FORMAT = struct.Struct("<8sQBBxxI5Q4Q5H")
 
@@ -145,3 +146,8 @@ class TensorMap:
                 extent = -(-extent * self.item // 16) * 16 // self.item
             inside = inside & (index >= 0) & (index < extent)
         return address.reshape(-1), inside.reshape(-1)
+
+
+def encode(shown: tensor_map.TensorMap, address: int) -> bytes:
+    """The simulator's tensor map of what a launch shows at an address."""
+    return TensorMap(address, shown.item_bytes, shown.sizes, shown.strides, shown.box, shown.swizzle).encode()

@@ -10,14 +10,13 @@ import numpy as np
 
 from jitmx import kernels
 from jitmx.errors import JitmxError
-from jitmx.registry.case import Buffer, Case
-from jitmx.registry.matrix import MatrixMap
+from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import Report, simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.proof import proof
-from jitmx.sim.tensormap import TensorMap
+from jitmx.sim.tensormap import encode
 from jitmx.toolchain import nvrtc
 
 
@@ -55,40 +54,28 @@ class Verdict:
 Known = Callable[[str], Verdict | None]
 
 
-def _buffers(case: Case) -> list[Buffer]:
-    return [item for item in case.arguments if isinstance(item, Buffer)]
-
-
-def encode(matrix: MatrixMap, address: int) -> bytes:
-    """The simulator's tensor map of a matrix at an address."""
-    sizes, box = (matrix.columns, matrix.rows), (matrix.box_columns, matrix.box_rows)
-    pitch = (matrix.columns * matrix.item_bytes,)
-    return TensorMap(address, matrix.item_bytes, sizes, pitch, box, matrix.swizzle_bytes).encode()
-
-
-def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, list[int]]:
-    """Run one case: what its launch did, the memory afterwards and the address of each buffer there.
+def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, dict[str, int]]:
+    """Run one case: what its launch did, the memory afterwards and the address of each buffer there, by field.
 
     Raises:
         SimulationError: a fault of the kernel.
     """
     memory = Memory()
-    addresses: list[int] = []
-    for number, buffer in enumerate(_buffers(case)):
-        name = f"argument {number}"
+    addresses: dict[str, int] = {}
+    for name, buffer in case.buffers(variant.arguments).items():
         if buffer.output and not buffer.scratch:
-            addresses.append(memory.allocate(buffer.data.nbytes, name))
+            addresses[name] = memory.allocate(buffer.data.nbytes, name)
         else:
-            addresses.append(memory.upload(buffer.data, name, writable=buffer.scratch, early=buffer.early))
+            addresses[name] = memory.upload(buffer.data, name, writable=buffer.scratch, early=buffer.early)
     report = simulate(
         ptx,
-        (case.grid, 1, 1),
-        (variant.spec.threads(variant.knobs), 1, 1),
-        case.pack(addresses, encode),
+        (case.launch.blocks, 1, 1),
+        (variant.threads, 1, 1),
+        case.pack(variant.arguments, addresses, encode),
         memory,
         entry=variant.spec.entry,
-        shared_bytes=case.shared_bytes,
-        cluster=case.cluster,
+        shared_bytes=case.launch.shared_bytes,
+        cluster=case.launch.cluster,
         resident_blocks=case.resident,
         programmatic=getattr(variant.knobs, "pdl", False),
     )
@@ -103,8 +90,8 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
     """
     report, memory, addresses = launch(case, variant, ptx)
     outputs = [
-        memory.download(address, buffer.data.dtype, buffer.data.shape)
-        for address, buffer in zip(addresses, _buffers(case), strict=True)
+        memory.download(addresses[name], buffer.data.dtype, buffer.data.shape)
+        for name, buffer in case.buffers(variant.arguments).items()
         if buffer.output
     ]
     return case.check(outputs), report

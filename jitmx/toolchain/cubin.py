@@ -190,11 +190,11 @@ def _nvdisasm(image: bytes, *options: str) -> str:
                 capture_output=True, timeout=_NVDISASM_SECONDS, check=False,
             )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"nvdisasm does not run: {error}; pip install --force-reinstall {wheel}") from error
+        raise ToolchainError(f"nvdisasm does not run: {error}", f"pip install --force-reinstall {wheel}") from error
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
         raise ToolchainError(
-            f"nvdisasm refuses the image of {len(image)} B: {reason}; if the image is whole, pip install -U {wheel}"
+            f"nvdisasm refuses the image of {len(image)} B: {reason}", f"if the image is whole, pip install -U {wheel}"
         )
     return done.stdout.decode(errors="replace")
 

@@ -122,7 +122,7 @@ class HeaderPool:
         header = self._header(name)
         if header is None:
             looked = ", ".join(map(str, self.places()))
-            raise ToolchainError(f"there is no header {name!r} (looked in: {looked}); {remedy(name)}")
+            raise ToolchainError(f"there is no header {name!r} (looked in: {looked})", remedy(name))
         return header
 
     def _header(self, name: str) -> _Header | None:
@@ -138,9 +138,11 @@ class HeaderPool:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise ToolchainError(f"the header {name} cannot be read: {error}; make it readable or reinstall") from error
+            raise ToolchainError(
+                f"the header {name} cannot be read: {error}", "make it readable or reinstall"
+            ) from error
         if b"\0" in data:
-            raise ToolchainError(f"the header {path} holds a NUL byte, where NVRTC would stop reading; reinstall it")
+            raise ToolchainError(f"the header {path} holds a NUL byte, where NVRTC would stop reading", "reinstall it")
         found: list[str] = []
 
         def rewrite(match: re.Match[bytes]) -> bytes:
@@ -210,8 +212,8 @@ def directives(text: str, owner: str) -> list[Directive]:
 def _read(content: str, line: int, where: str) -> list[Directive]:
     if content.startswith(("#", "%:")) and "__has_include" in content:
         raise ToolchainError(
-            f"{where}: __has_include makes the kernel depend on what is installed besides what it includes; "
-            "include the header, or do without it"
+            f"{where}: __has_include makes the kernel depend on what is installed besides what it includes",
+            "include the header, or do without it",
         )
     match = _DIRECTIVE.match(content)
     if match is None:
@@ -219,8 +221,9 @@ def _read(content: str, line: int, where: str) -> list[Directive]:
     spelled = _SPELLED.fullmatch(match[2])
     if spelled is None:
         raise ToolchainError(
-            f"{where}: #{match[1]} {match[2]} does not spell its header out, so the headers of the kernel cannot be "
-            "known before it is compiled; write the name between quotes"
+            f"{where}: #{match[1]} {match[2]} does not spell its header out, so the headers of "
+            "the kernel cannot be known before it is compiled",
+            "write the name between quotes",
         )
     name = spelled[1] or spelled[2]
     _check(name, f"{where}: #{match[1]}")
@@ -230,8 +233,8 @@ def _read(content: str, line: int, where: str) -> list[Directive]:
 def _check(name: str, where: str) -> None:
     if name.startswith("/") or posixpath.normpath(name).split("/")[0] == "..":
         raise ToolchainError(
-            f"{where} {name!r} leaves the headers of jitmx and CUDA, so the kernel would depend on this machine; "
-            f"put the header below templates/include/{OWN} and include it as {OWN}{posixpath.basename(name)}"
+            f"{where} {name!r} leaves the headers of jitmx and CUDA, so the kernel would depend on this machine",
+            f"put the header below templates/include/{OWN} and include it as {OWN}{posixpath.basename(name)}",
         )
 
 

@@ -56,7 +56,7 @@ def load(path: Path) -> ctypes.CDLL:
             ctypes.CDLL(str(companion))
         return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise ToolchainError(f"NVRTC does not load: {error}; {REINSTALL}") from error
+        raise ToolchainError(f"NVRTC does not load: {error}", REINSTALL) from error
 
 
 def signature(paths: Sequence[Path]) -> list[list[int]]:
@@ -68,7 +68,7 @@ def signature(paths: Sequence[Path]) -> list[list[int]]:
     try:
         found = [path.stat() for path in paths]
     except OSError as error:
-        raise ToolchainError(f"NVRTC cannot be read: {error}; {REINSTALL}") from error
+        raise ToolchainError(f"NVRTC cannot be read: {error}", REINSTALL) from error
     return [[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in found]
 
 
@@ -103,7 +103,7 @@ def digest(paths: Sequence[Path]) -> str:
             with path.open("rb") as stream:
                 digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
     except OSError as error:
-        raise ToolchainError(f"NVRTC cannot be read: {error}; {REINSTALL}") from error
+        raise ToolchainError(f"NVRTC cannot be read: {error}", REINSTALL) from error
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 

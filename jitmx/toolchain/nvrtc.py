@@ -100,14 +100,15 @@ def check_target(arch: Arch) -> None:
     needed = f"{arch.nvrtc[0]}.{arch.nvrtc[1]}"
     if present < arch.nvrtc:
         raise ArchError(
-            f"{arch} needs NVRTC {needed} or later; the one here is {here.version} ({here.path}); "
-            "pip install -U nvidia-cuda-nvrtc"
+            f"{arch} needs NVRTC {needed} or later; the one here is {here.version} ({here.path})",
+            "pip install -U nvidia-cuda-nvrtc",
         )
     if arch.major * 10 + arch.minor not in here.targets:
         listed = ", ".join(f"sm_{target}" for target in here.targets)
         raise ArchError(
-            f"NVRTC {here.version} ({here.path}) does not compile for {arch}, which NVRTC {needed} is the first to do; "
-            f"it compiles for {listed}; install a release of nvidia-cuda-nvrtc that has it"
+            f"NVRTC {here.version} ({here.path}) does not compile for {arch}, which NVRTC "
+            f"{needed} is the first to do; it compiles for {listed}",
+            "install a release of nvidia-cuda-nvrtc that has it",
         )
 
 
@@ -223,18 +224,21 @@ def _reported(pool: headers.HeaderPool, source: str, options: tuple[str, ...], n
 def _refuse(source: str, options: tuple[str, ...]) -> None:
     if "\0" in source:
         raise ToolchainError(
-            f"the rendered source holds a NUL character at offset {source.index(chr(0))}, where NVRTC would stop "
-            "reading; take it out of the template"
+            f"the rendered source holds a NUL character at offset {source.index(chr(0))}, where "
+            "NVRTC would stop reading",
+            "take it out of the template",
         )
     try:
         source.encode()
     except UnicodeEncodeError as error:
-        raise ToolchainError(f"the rendered source is no Unicode text: {error}; take it out of the template") from None
+        raise ToolchainError(
+            f"the rendered source is no Unicode text: {error}", "take it out of the template"
+        ) from None
     for option in options:
         if _OPENS_FILES.match(option):
             raise ToolchainError(f"{option} makes NVRTC open files, and what is in them would not be in the key")
     if _NO_DISK not in options:
-        raise ToolchainError(f"{_NO_DISK} is missing from the options; start from nvrtc.options(arch)")
+        raise ToolchainError(f"{_NO_DISK} is missing from the options", "start from nvrtc.options(arch)")
 
 
 def _run(source: str, texts: Mapping[str, bytes], options: tuple[str, ...], output: str = "") -> Outcome:
@@ -256,8 +260,9 @@ def _require_same(here: Identity, made: Outcome) -> None:
     parts = library.parts(here.path)
     if library.signature(parts) != made.signature or library.digest(parts) != here.digest:
         raise ToolchainError(
-            f"{here.path} was replaced on disk since this process first asked for it, and its code would be kept under "
-            "the digest of what lay there then; start the process again"
+            f"{here.path} was replaced on disk since this process first asked for it, and its "
+            "code would be kept under the digest of what lay there then",
+            "start the process again",
         )
 
 
@@ -271,8 +276,9 @@ def _failure(source: str, options: tuple[str, ...], log: str, status: str) -> To
         pool = headers.pool()
         owner = headers.SOURCE if missing.file == PROGRAM else missing.file
         return ToolchainError(
-            f"there is no header {missing.name!r}, which {owner} includes on line {missing.line} (looked in: "
-            f"{', '.join(map(str, pool.places()))}); {headers.remedy(missing.name)}"
+            f"there is no header {missing.name!r}, which {owner} includes on line {missing.line} "
+            f"(looked in: {', '.join(map(str, pool.places()))})",
+            headers.remedy(missing.name),
         )
     count = diagnostics.count_errors(log)
     title = f"NVRTC {version} refuses the source for {_target(options)}: {count} error{'s' if count > 1 else ''}"

@@ -40,5 +40,5 @@ def find(relative: str, *, wheel: str, purpose: str) -> Path:
             return root / relative
     looked = ", ".join(map(str, roots())) or f"no nvidia/{CUDA} directory on sys.path"
     raise ToolchainError(
-        f"{Path(relative).name} is missing, which jitmx needs {purpose} (looked in: {looked}); pip install {wheel}"
+        f"{Path(relative).name} is missing, which jitmx needs {purpose} (looked in: {looked})", f"pip install {wheel}"
     )

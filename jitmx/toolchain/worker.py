@@ -53,7 +53,7 @@ class Compiler:
         self._native = library.load(path)
         self._signature = library.signature(library.parts(path))
         if before != self._signature:
-            raise ToolchainError(f"{path} was replaced on disk while it was loaded; try again")
+            raise ToolchainError(f"{path} was replaced on disk while it was loaded", "try again")
         self._binding = _bind(path)
 
     def describe(self) -> dict[str, Any]:
@@ -105,10 +105,12 @@ def _bind(path: Path) -> Any:
         bound = Path(str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path))
     except Exception as error:
         raise ToolchainError(
-            f"CuPy's NVRTC binding cannot be used: {type(error).__name__}: {error}; pip install -U cupy-cuda13x"
+            f"CuPy's NVRTC binding cannot be used: {type(error).__name__}: {error}", "pip install -U cupy-cuda13x"
         ) from error
     if not bound.samefile(path):
-        raise ToolchainError(f"CuPy binds {bound} in the place of {path}; pip install -U cupy-cuda13x cuda-pathfinder")
+        raise ToolchainError(
+            f"CuPy binds {bound} in the place of {path}", "pip install -U cupy-cuda13x cuda-pathfinder"
+        )
     return nvrtc
 
 

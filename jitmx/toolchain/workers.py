@@ -31,7 +31,15 @@ _REMEDY = "pip install --force-reinstall cupy-cuda13x nvidia-cuda-nvrtc"
 
 
 class _EndedError(Exception):
-    """A worker that ended before it answered; the message says how."""
+    """A worker that ended before it answered; the message says how.
+
+    Attributes:
+        status: exit status of the process, negative the number of the signal that ended it.
+    """
+
+    def __init__(self, how: str, status: int) -> None:
+        super().__init__(how)
+        self.status = status
 
 
 class _Worker:
@@ -72,7 +80,7 @@ class _Worker:
             self._pipe.send((name, arguments))
             answer = self._pipe.recv()
         except (EOFError, OSError):
-            raise _EndedError(self._end()) from None
+            raise _EndedError(self._end(), self._process.returncode) from None
         except BaseException:
             # An answer that nobody waits for any more must not be taken for that to the next question.
             self._process.kill()
@@ -136,8 +144,8 @@ def call(library: Path, name: str, *arguments: Any) -> Any:
                 # A Python that is built to need it. NVRTC itself is loaded by its full name.
                 environment = {**environment, "LD_LIBRARY_PATH": paths}
             elif fresh:
-                memory = "JITMX_JOBS=1 if memory is short, else " if "SIGKILL" in str(error) else ""
-                raise ToolchainError(f"the process that compiles ended {error}; {memory}{_REMEDY}") from None
+                memory = "JITMX_JOBS=1 if memory is short, else " if error.status == -signal.SIGKILL else ""
+                raise ToolchainError(f"the process that compiles ended {error}", f"{memory}{_REMEDY}") from None
             continue
         _give_back(worker)
         if isinstance(answer, ToolchainError):

@@ -4,6 +4,7 @@
 imports no more than vLLM has imported by then; what takes over which layer is decided when a gpt-oss model is built.
 
     plugin.py        what is registered, and the configuration that decides for each layer
+    log.py           the logger
     versions.py      which vLLM this is for
     hooks.py         everything of vLLM that is relied on, with signatures
     policy.py        which layers, from what was asked for and what stands against it; knows nothing of vLLM
@@ -15,11 +16,8 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     router.py        the router's product, taken into the experts' call
     block.py         the transformer block, whose norms and residual are in its products
     products.py      those products, as operators
-    fusion.py        what goes into the launch of a product, by how many rows it has
     packing.py       experts' weights, packed in the place of the checkpoint's
-    needed.py        the kernels that a layer's calls launch
-    model.py         the layers of a model by its sizes, for warm-up where nothing is served
-    warmup.py        those kernels, compiled and loaded before serving begins
+    warmup.py        the kernels that layers launch (jitmx.model_kernels), compiled and loaded before serving begins
     ahead.py         the same, begun while weights are loaded
     monitor.py       what was loaded after that
 """

@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from jitmx import batch
 from jitmx.build import Built
+from jitmx.model_kernels import Needed, variants
 from jitmx.runtime import load
-from jitmx.vllm.needed import Needed, variants
-from jitmx.vllm.plugin import logger
+from jitmx.vllm.log import logger
 
 _SILENT = 5.0  # seconds between two lines of progress
 # Seconds. Who loads weights releases the GIL for each copy and launch, and would wait Python's usual 5 ms to have it

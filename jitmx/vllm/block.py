@@ -1,13 +1,13 @@
-"""The transformer block of gpt-oss with one residual stream: RMSNorm and residual go into the products beside them.
+"""The transformer block of gpt-oss with one residual stream: RMSNorm and residual are fused into its products.
 
 vLLM's block adds and normalises twice, each time in a launch of its own between two products. This one hands the sum
 on: for one row QKV and the router normalise what they read; O and the experts add what they are given. For more rows
 the norm is still a launch of its own, in the same operators.
 
-The stream is a pair of bf16 tensors: values, and what their rounding lost, which together keep 16 bits of a value. O
-and the experts add to both and leave both; norms read the first. They are the two tensors that vLLM's blocks hand on
-as well, of which the stream is the sum: the final norm adds them, the next rank gets them, and states that a draft
-model reads between blocks are the first, which their sum in bf16 rounds to.
+The stream is a hi/lo residual: two bf16 tensors, which together keep 16 bits of a value. O and the experts add to both
+and leave both; norms read the high part. They are the two tensors that vLLM's blocks hand on as well, of which the
+stream is the sum: the final norm adds them, the next rank gets them, and states that a draft model reads between blocks
+are the high part, which their sum in bf16 rounds to.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
+from jitmx import model_kernels
 from jitmx.arch import Arch
-from jitmx.vllm import fusion
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
 from jitmx.vllm.policy import Block
@@ -75,7 +75,7 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream behind the block: rounded, and what that lost.
+        """The residual stream behind the block: its high and its low part.
 
         Args:
             hidden_states: [tokens, hidden].
@@ -85,20 +85,22 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         if not self.jitmx_fused:
             stock: tuple[torch.Tensor, torch.Tensor] = super().forward(hidden_states, positions, residual)
             return stock
-        x, lost = hidden_states, residual
-        if lost is not None and self.jitmx_joins:
-            x, lost = torch.ops.jitmx.vllm_pair(x, lost).unbind()
+        x, residual_lo = hidden_states, residual
+        if residual_lo is not None and self.jitmx_joins:
+            x, residual_lo = torch.ops.jitmx.vllm_pair(x, residual_lo).unbind()
         attn, norm = self.attn, self.input_layernorm
         qkv = attn.qkv_proj.quant_method.apply_in_block(
             attn.qkv_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
         )
         q, k, v = qkv.split([attn.q_size, attn.kv_size, attn.kv_size], dim=-1)
         q, k = attn.rotary_emb(positions, q, k)
-        stream = attn.o_proj.quant_method.apply_in_block(attn.o_proj, attn.attn(q, k, v), residual=x, lost=lost)
+        stream = attn.o_proj.quant_method.apply_in_block(
+            attn.o_proj, attn.attn(q, k, v), residual=x, residual_lo=residual_lo
+        )
         norm, experts = self.post_attention_layernorm, self.mlp.experts.routed_experts
         stream = experts.quant_method.apply_in_block(experts, stream, norm.weight.data, norm.variance_epsilon)
-        x, lost = stream.unbind()
-        return x, lost
+        x, residual_lo = stream.unbind()
+        return x, residual_lo
 
 
 def install(decide: Callable[[Block], bool]) -> None:
@@ -117,7 +119,7 @@ def without_fused_kernels(arch: Arch, hidden: int, n: int, format: str) -> str:
         n: output features of QKV.
         format: of its weight.
     """
-    if fusion.gains(arch, hidden, n, format):
+    if model_kernels.gains(arch, n, hidden, format):
         return ""
     return f"the kernel for one row of QKV in {format} on {arch} has no RMSNorm in it"
 

@@ -1,15 +1,18 @@
 """Everything of vLLM that the plugin relies on, with the parameters that it is called with or calls.
 
-`moved` is asked once a process before anything is taken over: in a release where one of these is gone or takes other
-parameters, jitmx stands aside. The contract tests ask the same of the releases that are supported.
+`hold` is asked once a process before anything is taken over: in a release where one of these is gone or takes other
+parameters, jitmx is disabled. The contract tests ask the same of the releases that are supported.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
+
+from jitmx.vllm.log import logger
 
 
 @dataclass(frozen=True)
@@ -127,3 +130,14 @@ HOOKS = tuple(
 def moved() -> list[str]:
     """What is wrong with each hook that is not as it is relied on."""
     return [problem for hook in HOOKS if (problem := hook.problem())]
+
+
+@functools.cache
+def hold() -> bool:
+    """Whether vLLM is as this module says; said in the log where it is not."""
+    found = moved()
+    if found:
+        logger.error(
+            "jitmx is disabled, and vLLM serves every layer: incompatible vLLM internals: %s", "; ".join(found)
+        )
+    return not found

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config_or_none
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     UnquantizedLinearMethod,
@@ -29,16 +28,14 @@ from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import operand
 from jitmx.ops import pack as packing
+from jitmx.ops.linear_plan import DTYPES
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
+from jitmx.vllm.log import logger
 from jitmx.vllm.packing import processing, timed
 
 __all__ = ["JitmxLinearMethod", "refusal"]
-
-# vLLM shows what is logged below its own name.
-logger = init_logger("vllm.plugins.jitmx")
 
 # An attribute of the parameters that a checkpoint is loaded into; whoever ties weights puts another in their place.
 _OURS = "jitmx_source"
@@ -129,8 +126,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         taker = getattr(layer, "quant_method", self)
         if taker is not self:
             raise InputError(
-                f"{self.prefix}: vLLM quantizes this layer itself ({type(taker).__name__}, by --quantization-config); "
-                "take it out of that, or out of the layers that jitmx is asked to serve"
+                f"{self.prefix}: vLLM quantizes this layer itself ({type(taker).__name__}, by --quantization-config)",
+                "take it out of that, or out of the layers that jitmx is asked to serve",
             )
         reason = refusal(self.format, input_size_per_partition, params_dtype)
         if reason is not None:
@@ -161,7 +158,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             layer.quant_method = self.stock
             self.stock.process_weights_after_loading(layer)
             return
-        warmup.quantizer(layer.weight, self.format)
+        warmup.prepare_packing(layer, self.format)
         with timed():
             packed = pack(layer.weight.data, self.format)
         if self._all_scales:
@@ -181,7 +178,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
         layer._already_called_process_weights_after_loading = True
-        warmup.linear(layer)
+        warmup.prepare_product(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """X W^T (+ bias).
@@ -202,23 +199,23 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply_in_block(
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
-        lost: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
+        residual_lo: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
     ) -> torch.Tensor:  # fmt: skip
         """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is.
 
         Args:
             x: [tokens, k] in the layer's dtype.
             residual: [tokens, n].
-            lost: what its rounding lost, likewise; None for nothing.
+            residual_lo: its low part, likewise; None for none.
             norm, epsilon: of the RMSNorm; the weight is [k].
 
         Returns:
-            [tokens, n]; with a residual a pair [2, tokens, n]: rounded, and what that lost.
+            [tokens, n]; with a residual a hi/lo residual [2, tokens, n].
         """
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
-            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, lost, norm,
-            epsilon, *self._prefetched(),
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, residual_lo,
+            norm, epsilon, *self._prefetched(),
         )  # fmt: skip
         return y
 

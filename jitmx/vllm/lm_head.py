@@ -21,7 +21,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from jitmx.layers import FORMATS
-from jitmx.vllm.linear import JitmxLinearMethod, logger, refusal
+from jitmx.vllm.linear import JitmxLinearMethod, refusal
+from jitmx.vllm.log import logger
 
 __all__ = ["Decision", "JitmxLMHead", "register"]
 

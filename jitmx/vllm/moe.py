@@ -17,10 +17,10 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing.problem import FEW_TOKENS
+from jitmx.model_kernels import Experts, Packer, of_experts
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
-from jitmx.vllm.needed import Experts
 from jitmx.vllm.packing import make_room, pack_layer, processing, timed
 from jitmx.vllm.router import RouterLinear
 
@@ -102,10 +102,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
 
     def begin(self, layer: Any) -> None:
         """Begin with the kernels that the layer will ask for; its block has said whether it fuses."""
-        arch, _ = facts.target()
-        assert arch is not None, "the policy lets no layer come here without a target"
-        ahead.begin(warmup.packer_of(arch, layer.w13_weight.device, "mxfp4"))
-        ahead.begin(self._needed(layer))
+        for needed in self._needed(layer):
+            ahead.begin(needed)
 
     @processing()
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -119,7 +117,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         arch, _ = facts.target()
         assert arch is not None, "the policy lets no layer come here without a target"
         encoding = preferred_encoding(arch)
-        warmup.packer(arch, layer.w13_weight.device, "mxfp4")
+        packer, _ = self._needed(layer)
+        warmup.prepare(packer)
         self._clear_rest(layer)
         with timed():
             w13 = pack_layer(layer, "w13", encoding)
@@ -142,7 +141,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             if self._in_block and weight.scale_range != "normal":
                 compiled.full_scales(get_current_vllm_config_or_none(), f"{layer.layer_name}.{name}")
         self.moe_quant_config = None  # vLLM asks for it again, of what is there then
-        warmup.prepare(self._needed(layer))
+        _, experts = self._needed(layer)
+        warmup.prepare(experts)
 
     def _clear_rest(self, layer: Any) -> None:
         """Clear what no checkpoint fills: memory that vLLM makes to load weights again holds anything."""
@@ -196,7 +196,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         """The stream with what the layer behind its RMSNorm, routing and all, adds to it.
 
         Args:
-            stream: [2, tokens, hidden], bfloat16: a pair of values and what their rounding lost.
+            stream: [2, tokens, hidden], bfloat16: a hi/lo residual.
             norm, epsilon: of the RMSNorm.
         """
         gate = self.gate
@@ -227,26 +227,25 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             self._packed = w13, w2
         return w13, w2
 
-    def _needed(self, layer: Any) -> Experts:
+    def _needed(self, layer: Any) -> tuple[Packer, Experts]:
         """Of the weights as they are packed, or as they most likely will be."""
         arch, _ = facts.target()
-        assert arch is not None
+        assert arch is not None, "the policy lets no layer come here without a target"
         if self._packed is not None:
             w13, w2 = self._packed
-            local, hidden, intermediate, encoding = w13.experts, w13.k, w2.k, w13.encoding
-            scale_range = _scale_range(self._packed)
+            local, hidden, intermediate, scale_range = w13.experts, w13.k, w2.k, _scale_range(self._packed)
         else:
             (local, _, hidden), (*_, intermediate) = layer.w13_weight.shape, layer.w2_weight.shape
             hidden, intermediate = hidden * 2, intermediate * 2  # values of a byte
-            encoding, scale_range = preferred_encoding(arch), "full" if self._all_scales else "normal"
-        return Experts(
-            arch=arch.name, device=warmup.device_of(layer.w13_weight.device), rows=self._rows,
-            experts=local if layer.expert_map is None else layer.expert_map.numel(), local=local,
-            mapped=layer.expert_map is not None, top=layer.top_k, hidden=hidden, intermediate=intermediate,
-            bias=self.moe.has_bias, encoding=encoding, x_format=self._x_format, scale_range=scale_range,
-            scoring=_scoring(layer), routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
-            router_bias=self.gate is not None and self.gate.bias is not None, norm=self._in_block,
-            residual="pair" if self._in_block else False,
+            scale_range = "full" if self._all_scales else "normal"
+        mapped = layer.expert_map is not None
+        return of_experts(
+            arch, warmup.device_of(layer.w13_weight.device), self._rows, fused=self._in_block,
+            experts=layer.expert_map.numel() if mapped else local, local=local, mapped=mapped, top=layer.top_k,
+            hidden=hidden, intermediate=intermediate, bias=self.moe.has_bias, x_format=self._x_format,
+            scale_range=scale_range, scoring=_scoring(layer),
+            routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
+            router_bias=self.gate is not None and self.gate.bias is not None,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from jitmx.runtime import load
-from jitmx.vllm.plugin import logger
+from jitmx.vllm.log import logger
 
 _sealed: frozenset[tuple[str, int]] | None = None
 _seen = 0

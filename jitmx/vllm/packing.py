@@ -14,7 +14,7 @@ from jitmx import formats
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.ops import pack
 from jitmx.ops.experts import PackedExperts
-from jitmx.vllm.plugin import logger
+from jitmx.vllm.log import logger
 
 # Bytes of codes that are copied and packed together, where they cannot be packed as they lie.
 _AT_ONCE = 1 << 26

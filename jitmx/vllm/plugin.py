@@ -6,14 +6,11 @@ import functools
 from typing import Any
 
 import torch
-from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 from jitmx.vllm import versions
-
-# vLLM configures the loggers below its own name.
-logger = init_logger("vllm.plugins.jitmx")
+from jitmx.vllm.log import logger
 
 NAME = "gpt_oss_mxfp4"
 
@@ -67,16 +64,4 @@ def register() -> None:
 
 @functools.cache
 def _say_once(refused: str) -> None:
-    logger.warning("jitmx stands aside, and vLLM serves every layer: %s", refused)
-
-
-@functools.cache
-def hooks_hold() -> bool:
-    """Whether vLLM is as `hooks` says; said in the log where it is not."""
-    from jitmx.vllm import hooks
-
-    moved = hooks.moved()
-    if moved:
-        logger.error("jitmx stands aside, and vLLM serves every layer, for this vLLM is another inside: %s",
-                     "; ".join(moved))  # fmt: skip
-    return not moved
+    logger.warning("jitmx is disabled, and vLLM serves every layer: %s", refused)

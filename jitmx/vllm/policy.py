@@ -53,6 +53,16 @@ class Request:
     fuse_norm: bool = True
     all_scales: bool = False
 
+    @property
+    def x_format(self) -> str:
+        """What the experts' inputs are rounded to, as `jitmx.moe` calls it."""
+        return X_FORMATS[self.moe_activation]
+
+    def served(self, lora: bool = False) -> dict[str, str]:
+        """The formats of the layers that jitmx serves where nothing but adapters (`lora`) stands against it."""
+        stock = self.moe_kernel in STOCK_KERNELS
+        return {kind: format for kind, format in self.layers.items() if not (stock if kind == "moe" else lora)}
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -101,10 +111,6 @@ class Layer:
     against: str = field(default="", kw_only=True)
 
 
-# Kinds of layers that a block is made of.
-OF_BLOCK = layers.KINDS[:3]
-
-
 @dataclass(frozen=True)
 class Block:
     """One transformer block, whose norms and residual may go into its products.
@@ -127,7 +133,7 @@ class Block:
     @property
     def whole(self) -> bool:
         """Whether jitmx serves all of it."""
-        return self.served.keys() >= set(OF_BLOCK)
+        return self.served.keys() >= set(layers.OF_BLOCK)
 
 
 def request(options: Any = None, read: Settings | None = None, environ: Mapping[str, str] | None = None) -> Request:
@@ -139,7 +145,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
         environ: the environment that says where a setting came from.
 
     Raises:
-        SettingError: a key, layer, format or kernel that there is not.
+        SettingError: an unknown key, layer, format or kernel.
     """
     if read is None:
         read = settings.current() if environ is None else settings.read(environ)
@@ -193,7 +199,7 @@ def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) 
     if not asked.fuse_norm:
         return f"{asked.said['fuse_norm']} asks for norms in launches of their own"
     if not block.whole:
-        return f"vLLM serves {' and '.join(kind for kind in OF_BLOCK if kind not in block.served)}"
+        return f"vLLM serves {' and '.join(kind for kind in layers.OF_BLOCK if kind not in block.served)}"
     if block.ranks > 1:
         return f"products are added up over {block.ranks} ranks before the residual is"
     if not block.router:
@@ -209,7 +215,7 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
     if facts.ubatches:
         return "two halves of a batch run on two streams, and blocks of jitmx's kernels wait for one another"
-    if facts.offloaded and layer.kind in OF_BLOCK:
+    if facts.offloaded and layer.kind in layers.OF_BLOCK:
         return (
             "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads "
             "them in device memory; serve without it"

@@ -12,15 +12,16 @@ import torch
 from torch.nn.functional import linear as torch_linear
 from vllm import _custom_ops
 
-from jitmx import settings
+from jitmx import model_kernels, settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.routing.problem import FEW_TOKENS
-from jitmx.ops import checks, compose, custom, expert_operand, moe, operand, plan, routing_calls
+from jitmx.ops import compose, custom, expert_operand, linear_plan, moe, operand, routing_calls
 from jitmx.ops import linear as product
 from jitmx.ops.moe_checks import Recipe
-from jitmx.vllm import fusion, monitor
+from jitmx.runtime import card
+from jitmx.vllm import monitor
 
 
 def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -34,28 +35,29 @@ def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tenso
 
 def run_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
-    residual: torch.Tensor | None, lost: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, *told: Any,
+    residual: torch.Tensor | None, residual_lo: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
+    *prefetched: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Y = RMSNorm(X) W^T (+ bias), in one launch where the product's kernel has all of it.
 
-    A residual is added with what its rounding lost, where something was; Y is such a pair then, [2, ..., n].
+    A residual is added with its low part, where there is one; Y is a hi/lo residual then, [2, ..., n].
 
     Args:
-        told: words and scales of the weight to prefetch, where there is one.
+        prefetched: words and scales of the weight to prefetch, where there is one.
     """
-    x, bias, residual, lost, norm = map(custom.plain, (x, bias, residual, lost, norm))
+    x, bias, residual, residual_lo, norm = map(custom.plain, (x, bias, residual, residual_lo, norm))
     weight = operand.find(words, scales, n, k, layout)
     fused = _fused(weight, x, bias is not None, residual is not None, norm is not None)
     if norm is not None and not fused.norm:
         x, norm = rms_norm(x, norm, epsilon), None
-    prefetch = operand.prefetch(*told)
+    prefetch = operand.prefetch(*prefetched)
     if residual is None:
         return product.run(x, weight, bias, None, None, norm, epsilon, prefetch=prefetch)
-    lost = torch.zeros_like(residual) if lost is None else lost
+    residual_lo = torch.zeros_like(residual) if residual_lo is None else residual_lo
     if fused.residual:
-        return product.run(x, weight, bias, None, residual, norm, epsilon, None, lost, prefetch=prefetch)
+        return product.run(x, weight, bias, None, residual, norm, epsilon, None, residual_lo, prefetch=prefetch)
     y = product.run(x, weight, bias, None, None, norm, epsilon, prefetch=prefetch)
-    return compose.pair(y.float() + residual.float() + lost.float(), y.dtype)
+    return compose.pair(y.float() + residual.float() + residual_lo.float(), y.dtype)
 
 
 def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool, norm: bool) -> LinearProblem:
@@ -65,16 +67,16 @@ def _fused(weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool,
     found: LinearProblem | None = weight.plans.get(key)
     if found is None:
         extras = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
-        problem = plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
-        arch, multiprocessors = checks.device_arch(device), checks.multiprocessors(device)
+        problem = linear_plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
+        arch, multiprocessors = card.arch(device), card.multiprocessors(device)
         found = _of(problem, arch, multiprocessors, settings.current())
-        plan.remember(weight, key, found)
+        weight.plans.remember(key, found)
     return found
 
 
 @functools.lru_cache(maxsize=4096)
 def _of(problem: LinearProblem, arch: Arch, multiprocessors: int, _chosen_under: settings.Settings) -> LinearProblem:
-    return fusion.fused(problem, arch, multiprocessors)
+    return model_kernels.fused(problem, arch, multiprocessors)
 
 
 def _fake_linear(
@@ -86,7 +88,7 @@ def _fake_linear(
 
 
 def run_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-    """The sum of two tensors as a pair [2, ...]: rounded, and what that lost."""
+    """The sum of two tensors as a hi/lo residual [2, ...]: rounded, and the low part."""
     return compose.pair(x.float() + more.float(), x.dtype)
 
 
@@ -100,9 +102,9 @@ def run_experts(
     intermediate: int, layout13: str, layout2: str, b13: torch.Tensor | None, b2: torch.Tensor | None, top: int,
     scoring: str, x_format: str,
 ) -> torch.Tensor:  # fmt: skip
-    """A stream, a pair [2, tokens, hidden], and what the experts of its RMSNorm, whom its router chooses, add to it.
+    """A hi/lo residual [2, tokens, hidden], and what the experts of its RMSNorm, chosen by its router, add to it.
 
-    The norm sees the pair's first tensor. One row is two launches: the routing normalises it and writes what the
+    The norm reads the high part. One row is two launches: the routing normalises it and writes what the
     experts read. More are normalised first.
     """
     monitor.look()
@@ -112,7 +114,7 @@ def run_experts(
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     ids: torch.Tensor
     weights: torch.Tensor | None = None
-    fuses = 0 < x.shape[0] <= fusion.NORMED_ROWS
+    fuses = 0 < x.shape[0] <= model_kernels.NORMED_ROWS
     seen = x if fuses else rms_norm(x, norm, epsilon)
     if 0 < x.shape[0] <= FEW_TOKENS:
         found = routing_calls.run_route(
@@ -135,7 +137,8 @@ def _fake_experts(stream: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 custom.define(
     "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
-    "Tensor? lost, Tensor? norm, float epsilon, Tensor? prefetch_words=None, Tensor? prefetch_scales=None) -> Tensor",
+    "Tensor? residual_lo, Tensor? norm, float epsilon, Tensor? prefetch_words=None, Tensor? prefetch_scales=None) "
+    "-> Tensor",
     run_linear,
     _fake_linear,
 )

@@ -14,8 +14,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
 from jitmx import layers, settings
-from jitmx.vllm import compiled, facts, plugin, policy, router
-from jitmx.vllm.plugin import logger
+from jitmx.vllm import compiled, facts, hooks, policy, router
+from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Block, Decision, Layer
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
@@ -31,13 +31,13 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
         """
         super().apply_vllm_mapper(hf_to_vllm_mapper)
         started = time.perf_counter()
-        if plugin.hooks_hold():
+        if hooks.hold():
             install()
             logger.debug("jitmx is ready to take layers over after %.2f s", time.perf_counter() - started)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """The method for a layer: jitmx's or vLLM's."""
-        if not plugin.hooks_hold():
+        if not hooks.hold():
             return super().get_quant_method(layer, prefix)
         kind = next((kind for suffix, kind in _LINEAR.items() if prefix.endswith(suffix)), None)
         if isinstance(layer, RoutedExperts):
@@ -58,14 +58,13 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
-        x_format = policy.X_FORMATS[asked.moe_activation]
-        if asked.moe_kernel != "gemm" or x_format != "bf16":
+        if asked.moe_kernel != "gemm" or asked.x_format != "bf16":
             settings.release("moe_knobs")  # which an engine before this one may have chosen
-        elif not settings.current().moe_knobs:
+        elif not settings.current().value("moe_knobs"):
             settings.choose("moe_knobs", (("kernel", "grouped"),), asked.said["moe_kernel"])
         from jitmx.vllm.moe import JitmxMoEMethod
 
-        method = JitmxMoEMethod(layer.moe_config, gate, x_format, decision.all_scales)
+        method = JitmxMoEMethod(layer.moe_config, gate, asked.x_format, decision.all_scales)
         if method.gate is not None:
             compiled.add(get_current_vllm_config(), "router", decision.format)
         return method
@@ -139,7 +138,7 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
     if decision.format is not None:
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
-        logger.warning("vLLM serves %s, and jitmx stands aside: %s", kind, decision.reason)
+        logger.warning("vLLM serves %s, jitmx is disabled for it: %s", kind, decision.reason)
 
 
 @functools.cache

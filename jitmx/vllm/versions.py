@@ -8,7 +8,7 @@ SUPPORTED = ">=0.33,<0.34"
 
 
 def refusal(version: str | None = None) -> str | None:
-    """Why the plugin stands aside from a release of vLLM, or None where it serves.
+    """Why the plugin is disabled with a release of vLLM, or None where it serves.
 
     Args:
         version: of vLLM; by default the one that is installed.

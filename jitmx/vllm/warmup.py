@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,14 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import batch, build, settings
-from jitmx.arch import Arch
 from jitmx.errors import JitmxError
-from jitmx.kernels.pack import encoding_on
+from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops import operand
-from jitmx.ops.plan import DTYPES
+from jitmx.ops.linear_plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing
-from jitmx.vllm.needed import Linear, Needed, Packer, Quantizer, variants
-from jitmx.vllm.plugin import logger
+from jitmx.vllm.log import logger
 
 
 @dataclass(frozen=True)
@@ -57,63 +55,43 @@ def prepare(needed: Needed) -> None:
     KERNELS.register_warmup(needed=needed)
 
 
-def linear(layer: Any) -> None:
-    """The same for a layer of `jitmx.vllm.linear` that was packed; without a target there is nothing to do."""
+def prepare_packing(layer: Any, format: str) -> None:
+    """The same for what quantizes and packs the weight of a layer of `jitmx.vllm.linear`."""
+    n, k = layer.weight.shape
+    for needed in _of(layer, layer.weight.device, n, k, format)[:-1]:
+        prepare(needed)
+
+
+def prepare_product(layer: Any) -> None:
+    """The same for the product of such a layer."""
     n, k, layout = layer.jitmx_packed
-    for needed in _linear(layer, layer.weight.device, n, k, *operand.parts(layout)):
+    format, _, scale_range = operand.parts(layout)
+    for needed in _of(layer, layer.weight.device, n, k, format, scale_range)[-1:]:
         prepare(needed)
-
-
-def quantizer(weight: torch.Tensor, format: str) -> None:
-    """The same for what quantizes a weight of a layer to `format`, and packs it."""
-    for needed in _quantizer(weight.device, format, weight.dtype):
-        prepare(needed)
-
-
-def packer(arch: Arch, device: torch.device, format: str) -> None:
-    """The same for what packs weights of a format."""
-    prepare(packer_of(arch, device, format))
-
-
-def packer_of(arch: Arch, device: torch.device, format: str) -> Packer:
-    """What `packer` asks for."""
-    return Packer(arch.name, device_of(device), 1, format, encoding_on(arch, format))
 
 
 def begin_linear(layer: Any, format: str, scale_range: str) -> None:
-    """Begin with what `quantizer` and `linear` will ask for, of a layer that is being built."""
-    arch, _ = facts.target()
-    if arch is None:
-        return
-    device, (n, k) = torch.get_default_device(), layer.weight.shape
-    for needed in (
-        *_quantizer(device, format, layer.weight.dtype),
-        *_linear(layer, device, n, k, format, encoding_on(arch, format), scale_range),
-    ):
+    """Begin with what a layer of `jitmx.vllm.linear` that is being built will ask for."""
+    n, k = layer.weight.shape
+    for needed in _of(layer, torch.get_default_device(), n, k, format, scale_range):
         ahead.begin(needed)
 
 
-def _linear(
-    layer: Any, device: torch.device, n: int, k: int, format: str, encoding: str, scale_range: str
-) -> Iterator[Linear]:
+def _of(
+    layer: Any, device: torch.device, n: int, k: int, format: str, scale_range: str = "normal"
+) -> tuple[Needed, ...]:
+    """What a dense layer needs, its product last; nothing where there is no target."""
     arch, _ = facts.target()
     config = get_current_vllm_config_or_none()
     if arch is None or config is None:
-        return
+        return ()
     # The ranks that share a row-parallel product add its bias once.
     bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
     bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
-    yield Linear(
-        arch.name, device_of(device), config.scheduler_config.max_num_batched_tokens, n, k, DTYPES[layer.weight.dtype],
-        bias, format, encoding, scale_range, **layer.quant_method.extras,
+    return of_linear(
+        arch, device_of(device), config.scheduler_config.max_num_batched_tokens, n, k, format,
+        dtype=DTYPES[layer.weight.dtype], bias=bias, scale_range=scale_range, **layer.quant_method.extras,
     )  # fmt: skip
-
-
-def _quantizer(device: torch.device, format: str, dtype: torch.dtype) -> Iterator[Needed]:
-    arch, _ = facts.target()
-    if arch is not None and get_current_vllm_config_or_none() is not None:
-        yield Quantizer(arch.name, device_of(device), 1, format, DTYPES[dtype])
-        yield packer_of(arch, device, format)
 
 
 def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.Built] | None = None) -> None:
@@ -150,7 +128,7 @@ def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.B
 def _of_many(error: JitmxError, failed: int, asked: int) -> JitmxError:
     """The first error, with how many there were."""
     if failed > 1:
-        error.args = (f"{error} ({failed} of {asked} kernels cannot be had; each is in the log)", *error.args[1:])
+        error.message += f" ({failed} of {asked} kernels failed; each is in the log)"
     return error
 
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
-from jitmx.cli import bench, tune
+from jitmx import kernels
 from scripts.protocol import engines, sanitize
 from scripts.protocol.report import ProtocolError, Report
 
@@ -94,12 +92,6 @@ def tests(workers: bool) -> tuple[Step, ...]:
     )
 
 
-def _choices(command: click.Command, argument: str) -> list[str]:
-    """What an argument of a verb of jitmx may be."""
-    (found,) = [parameter for parameter in command.params if parameter.name == argument]
-    return [str(choice) for choice in found.type.choices] if isinstance(found.type, click.Choice) else []
-
-
 def _tune() -> tuple[Step, ...]:
     """A step an operator that can be tuned."""
     return tuple(
@@ -109,7 +101,8 @@ def _tune() -> tuple[Step, ...]:
              f"{{out}}/tactics/{op}.json", "--timings", f"{{out}}/tune-{op}.jsonl"),
             1500, stdout=f"tune-{op}.json", makes=(f"tune-{op}.json", f"tactics/{op}.json", f"tune-{op}.jsonl"),
         )
-        for op in _choices(tune.command, "op")
+        for op, family in kernels.families().items()
+        if family.tuning
     )  # fmt: skip
 
 
@@ -141,7 +134,6 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "moe", "experts of gpt-oss beside other libraries, with a plot", (_benchmark("moe", "moe"),),
-        lambda: None if "moe" in _choices(bench.command, "what") else "`jitmx bench` has no experts yet",
     ),
 )  # fmt: skip
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 import click
-import numpy as np
 
 from jitmx import kernels
 from jitmx.arch import Arch
@@ -91,7 +90,7 @@ def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iter
     """
 
     def size(case: Case) -> int:
-        return sum(item.data.nbytes for item in case.arguments if isinstance(item, Buffer))
+        return sum(item.data.nbytes for item in case.values.values() if isinstance(item, Buffer))
 
     pick = min if smallest else max
     for way, variant in ways(arch):
@@ -101,30 +100,9 @@ def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iter
 
 def launch(variant: Variant, case: Case) -> float:
     """The error of one launch on device 0."""
-    import torch
+    from jitmx.runtime import trial
 
-    from jitmx.runtime.launch import Launcher
-
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    tensors = [
-        torch.empty(item.data.nbytes, dtype=torch.uint8, device="cuda")
-        if item.output and not item.scratch
-        else torch.from_numpy(np.ascontiguousarray(item.data).reshape(-1).view(np.uint8).copy()).cuda()
-        for item in buffers
-    ]
-    addresses = iter(tensors)
-    arguments = [next(addresses).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
-    geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
-    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False, matrix=case.matrix)
-    launcher(torch.cuda.current_stream().cuda_stream, *arguments)
-    torch.cuda.synchronize()
-    return case.check(
-        [
-            tensor.cpu().numpy().view(buffer.data.dtype).reshape(buffer.data.shape)
-            for tensor, buffer in zip(tensors, buffers, strict=True)
-            if buffer.output
-        ]
-    )
+    return case.check(trial.outputs(case, variant, poison=False))
 
 
 @click.command()
@@ -132,10 +110,10 @@ def launch(variant: Variant, case: Case) -> float:
 @click.option("--smallest", is_flag=True, help="Launch the smallest case, in which hardly a ring turns.")
 def main(only: tuple[str, ...], smallest: bool) -> None:
     """A line a launch: how far it is from its reference."""
-    from jitmx.ops.checks import device_arch
+    from jitmx.runtime import card
 
     count = failed = 0
-    for variant, case in chosen(device_arch(0), only, smallest):
+    for variant, case in chosen(card.arch(0), only, smallest):
         try:
             error = launch(variant, case)
         except Exception as fault:

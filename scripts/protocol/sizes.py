@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jitmx import models
 from jitmx.errors import InputError
 from jitmx.formats import BLOCK
 
@@ -69,13 +70,19 @@ class Sizes:
         return self.vocab - 1
 
 
+def _of(model: models.Model) -> Sizes:
+    return Sizes(
+        model.hidden, model.intermediate, model.layers, model.experts, model.top, model.heads, model.kv_heads,
+        model.head_dim, model.vocabulary, model.window,
+    )  # fmt: skip
+
+
 PRESETS = {
     "tiny": Sizes(),
     "small": Sizes(hidden=1024, intermediate=1024, layers=4, experts=32, heads=16, kv_heads=2, vocab=8192),
     # Two layers of gpt-oss-20b, one of each kind of attention, with a vocabulary that takes seconds to draw.
-    "gpt-oss-slice": Sizes(2880, 2880, 2, 32, 4, 64, 8, 64, 16384),
-    "gpt-oss-20b": Sizes(2880, 2880, 24, 32, 4, 64, 8, 64, 201088),
-    "gpt-oss-120b": Sizes(2880, 2880, 36, 128, 4, 64, 8, 64, 201088),
+    "gpt-oss-slice": dataclasses.replace(_of(models.GPT_OSS_20B), layers=2, vocab=16384),
+    **{name: _of(model) for name, model in models.NAMED.items()},
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 import jitmx
 from jitmx import formats
-from jitmx.bench import benchmarks, peers
+from jitmx.bench import linear, peers
 
 WEIGHT = jitmx.MXTensor(
     torch.randint(0, 256, (48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)),
@@ -105,11 +105,11 @@ def test_an_error_of_a_library_is_a_reason_of_one_line(
 
 
 def test_what_could_not_be_loaded_or_timed_has_no_time_but_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert benchmarks.time_peer("it is not here", 48, 96, 4) == {"us": None, "reason": "it is not here"}
+    assert linear.time_peer("it is not here", 48, 96, 4) == {"us": None, "reason": "it is not here"}
 
     def chain(*_arguments: Any) -> float:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(benchmarks.timing, "chain", chain)
-    found = benchmarks.time_peer([lambda x, y: None], 48, 96, 4)
+    monkeypatch.setattr(linear.timing, "chain", chain)
+    found = linear.time_peer([lambda x, y: None], 48, 96, 4)
     assert found == {"us": None, "reason": "RuntimeError: operation not permitted when stream is capturing"}

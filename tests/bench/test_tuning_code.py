@@ -40,7 +40,7 @@ def test_every_file_that_a_template_takes_in_counts(templates: Path) -> None:
 @pytest.mark.parametrize(
     ("op", "name", "counts"),
     [
-        ("linear", "include/jitmx/linear.cuh", True),
+        ("linear", "include/jitmx/ptx.cuh", True),
         ("linear", "moe/grouped.cu.j2", False),
         ("moe", "routing/sort.cu.j2", True),
         ("moe", "linear/tile.cu.j2", False),

@@ -102,7 +102,7 @@ def test_where_nothing_can_be_timed_no_candidate_is_to_blame(tmp_path: Path) -> 
     with Isolated("tuning_bench:Broken") as isolated, Journal(tmp_path / "journal", {}) as journal:
         offered = [candidate("time")]
         with pytest.raises(TacticError, match="does not start: RuntimeError: no device"):
-            Tuner(isolated, lambda _: offered, journal).run(tune.tasks([(PROBLEM, (1,))]))
+            Tuner(isolated, lambda _: offered, journal).run(tune.tasks([(PROBLEM, {"m": (1,)})]))
     with Journal(tmp_path / "journal", {}) as journal:
         assert journal.timings == {}
 
@@ -110,7 +110,7 @@ def test_where_nothing_can_be_timed_no_candidate_is_to_blame(tmp_path: Path) -> 
 def test_a_run_goes_past_candidates_that_take_the_process_with_them(isolated: Isolated, tmp_path: Path) -> None:
     offered = [candidate(does, number) for number, does in enumerate(("time", "crash", "fault", "wrong", "time"))]
     with Journal(tmp_path / "journal", {}) as journal:
-        (outcome,) = Tuner(isolated, lambda _: offered, journal).run(tune.tasks([(PROBLEM, (1,))]))
+        (outcome,) = Tuner(isolated, lambda _: offered, journal).run(tune.tasks([(PROBLEM, {"m": (1,)})]))
     assert (outcome.tried, outcome.failed) == (2, 3) and outcome.knobs["does"] == "time"
 
 
@@ -131,7 +131,7 @@ def measure(problem, one, repeats):
 
 offered = [Candidate("gemv", {"number": number}, ()) for number in range(3)]
 with Journal(Path(sys.argv[1]), {}) as journal:
-    (outcome,) = Tuner(measure, lambda _: offered, journal).run(tune.tasks([(LinearProblem(n=64, k=64), (1,))]))
+    (outcome,) = Tuner(measure, lambda _: offered, journal).run(tune.tasks([(LinearProblem(n=64, k=64), {"m": (1,)})]))
 print(outcome.tried, outcome.failed, outcome.us)
 """
 
@@ -145,7 +145,7 @@ def test_a_candidate_that_took_the_whole_run_with_it_is_not_launched_again(tmp_p
 
 
 def test_a_finalist_that_fails_in_a_round_does_not_win(tmp_path: Path) -> None:
-    task = tune.tasks([(PROBLEM, (1,))])[0]
+    task = tune.tasks([(PROBLEM, {"m": (1,)})])[0]
     offered = [candidate("time", number) for number in range(2)]
     rounds = 0
 

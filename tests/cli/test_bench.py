@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from jitmx.bench import benchmarks, moe_inputs, moe_peers
+from jitmx import bench as benchmarks
+from jitmx.bench import benchmark, linear, moe_inputs, moe_peers, roofline
 from jitmx.bench import moe as benchmarks_moe
 from jitmx.bench import routing as benchmarks_routing
-from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.peers import PEERS
-from jitmx.cli import bench, roofline, shapes
+from jitmx.cli import bench
+from jitmx.kernels.linear import usual_rows
 
 LIMITS = Ceilings("a card", read=4e12, copy=4e12, matmul=7e14)
 
@@ -28,7 +30,7 @@ def row(m: int, us: float, humming: float | None, shape: tuple[str, int, int] = 
 
 
 def test_an_absent_library_is_a_dash_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    bench._show({"linear": [row(1, 2.5, 9.25), row(4, 3.0, None)]}, LIMITS)
+    bench._show({"linear": linear.tables([row(1, 2.5, 9.25), row(4, 3.0, None)], LIMITS)}, LIMITS)
     out, err = capsys.readouterr()
     header, first, second = [line.split() for line in out.splitlines() if line][1:4]
     assert header[-2:] == ["HUMMING", "US"] and "KERNEL" in header and "TFLOP/S" in header
@@ -51,7 +53,7 @@ def test_the_plot_is_a_png_with_a_column_a_shape(tmp_path: Path) -> None:
     widths = []
     for count in (1, 3):
         path = tmp_path / f"{count}.png"
-        roofline.draw([row(m, m + 1.0, 9.0, shape) for shape in shapes[:count] for m in (1, 16, 512)], LIMITS, path)
+        linear.draw([row(m, m + 1.0, 9.0, shape) for shape in shapes[:count] for m in (1, 16, 512)], LIMITS, path)
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG\r\n\x1a\n")
         widths.append(int.from_bytes(data[16:20], "big"))
@@ -71,7 +73,7 @@ def test_a_layer_of_experts_is_shown_beside_its_floor(capsys: pytest.CaptureFixt
     # 4 experts of 13.2 MB and their biases, at 4 TB/s; 51.25 of them.
     assert [round(row["floor_us"], 2) for row in rows] == [13.24, 169.64]
     assert rows[0]["floor_us"] == rows[0]["memory_us"] > rows[0]["compute_us"] > 0
-    bench._show_moe({"model": "gpt-oss-120b", "seed": 3, "rows": rows}, LIMITS)
+    bench._show({"moe": benchmarks_moe.tables({"model": "gpt-oss-120b", "seed": 3, "rows": rows}, LIMITS)}, None)
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines() if line]
     assert "gpt-oss-120b," in lines[0] and lines[0][-2:] == ["seed", "3"]
@@ -87,7 +89,8 @@ def test_many_rows_are_bound_by_operations() -> None:
 
 def test_the_plot_of_a_layer_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "moe.png"
-    roofline.draw_moe([moe_row(1, 26.5, 53.0), moe_row(16, 339.25, None)], "gpt-oss-120b", LIMITS, path)
+    payload = {"model": "gpt-oss-120b", "rows": [moe_row(1, 26.5, 53.0), moe_row(16, 339.25, None)]}
+    benchmarks_moe.draw(payload, LIMITS, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -111,7 +114,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return [row | {"peers": {name: row["peers"][name] for name in names}} for row in rows]
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(benchmarks, "ceilings", lambda: LIMITS)
+    monkeypatch.setattr(benchmark, "ceilings", lambda: LIMITS)
     monkeypatch.setattr(benchmarks_routing, "bench_routing", bench_routing)
     return found
 
@@ -136,35 +139,37 @@ def test_routing_as_json_has_its_model_and_every_row(read: Any, asked: list[tupl
         "model": "gpt-oss-20b", "seed": 0, "shape": shape,
     }  # fmt: skip
     assert [row["norm"] for row in said["routing"]["rows"]] == [False, True]
-    assert asked[0][1:] == (bench.ROWS, LIMITS, (), 0)
+    assert asked[0][1:] == (benchmarks_routing.ROWS, LIMITS, (), 0)
 
 
 def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
-    assert shapes.usual_rows(5120, bench.ROWS) == (1, 4, 16, 64, 512, 8192)
-    assert shapes.usual_rows(201088, bench.ROWS) == (1, 4, 16, 64, 512)
+    assert usual_rows(5120, linear.ROWS) == (1, 4, 16, 64, 512, 8192)
+    assert usual_rows(201088, linear.ROWS) == (1, 4, 16, 64, 512)
 
 
 def test_libraries_are_chosen_by_name() -> None:
-    assert {"linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)} == bench.PEERS
-    assert bench._peers("all") == bench.ALL_PEERS and bench._peers("none") == ()
-    assert set(bench.ALL_PEERS) == {*PEERS, *moe_peers.PEERS, *benchmarks_routing.PEERS}
-    assert bench._peers("marlin,humming,marlin") == ("marlin", "humming")
-    assert bench._of("moe", ("triton_kernels", "marlin")) == ("marlin",)
+    known = benchmarks.known()
+    there = {"linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)}
+    assert {name: one.peers for name, one in known.items() if one.peers} == there
+    assert set(bench._peers("all", known)) == {name for names in there.values() for name in names}
+    assert bench._peers("none", known) == () and bench._peers("marlin,humming,marlin", known) == ("marlin", "humming")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("linear", "-n", "64"), "-n and -k go together"),
-        (("linear", "-n", "64", "-k", "65"), "-k 65 is not a multiple of 32; the nearest are 64 and 96"),
-        (("linear", "-m", "1,x"), "'x' is no whole number from 1 to 2147483616"),
-        (("linear", "-m", "0"), "'0' is no whole number from 1 to 2147483616"),
+        (("linear", "-n", "64"), "n is given alone; n and k go together"),
+        (("linear", "-n", "64", "-k", "65"), "k=65 is not a multiple of 32"),
+        (("linear", "-m", "1,x"), "'m=x': m is a whole number from 1 to 2147483616"),
+        (("linear", "-m", "0"), "'m=0': m is a whole number from 1 to 2147483616"),
+        (("routing", "quantize", "n=64"), "'n=64' is no field=value of routing, quantize; fields: m"),
+        (("moe", "x_format=int8"), "x_format='int8' is not one of bf16, mxfp8, mxfp6, mxfp4"),
         (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
         (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels, triton"),
         (("moe", "--model", "gpt-5"), "gpt-oss-120b"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of"),
+        (("gemm",), "'gemm' is not one of linear, moe, quantize, routing, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:

@@ -22,7 +22,7 @@ def by_name(document: dict) -> dict[str, dict]:
 
 
 def no_driver() -> None:
-    raise DriverError("libcuda.so.1 cannot be loaded; install the driver to run kernels")
+    raise DriverError("libcuda.so.1 cannot be loaded", "install the driver to run kernels")
 
 
 @pytest.fixture

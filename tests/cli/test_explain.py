@@ -47,6 +47,8 @@ def test_fields_are_read_as_their_types(read) -> None:
         "m": 4, "n": 5120, "k": 2880, "bias": True, "dtype": "fp16"
     }  # fmt: skip
     assert read("explain", "quantize", "--arch", "sm_90", "format=mxfp8")["knobs"]["format"] == "mxfp8"
+    short = read("explain", "-m4", "linear", "-k", "2880", "--arch", "sm_90", "-n=5120", "dtype=fp16", "bias=1")
+    assert short["problem"] == said["problem"]
 
 
 def test_the_examples_of_the_help_work(run, monkeypatch) -> None:
@@ -75,11 +77,11 @@ def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:
         (("linear", "rows=4"), "its fields: m, n, k"),
         (("linear", "bias=maybe"), "bias is 0 or 1"),
         (("linear", "n=0"), "n is a whole number from 1 to 2147483616"),
-        (("linear", "-k", "0"), "-k"),
-        (("quantize", "-m", "4"), "no 'm'"),
+        (("linear", "-k", "0"), "'k=0': k is a whole number from 1 to 2147483616"),
+        (("quantize", "-m", "4"), "'m=4' is no field=value of quantize"),
         (("linear", "dtype=fp64"), "fp64"),
         (("linear", "-k", "2881"), "k=2881 is not a multiple of 32"),
-        (("linear", "m=1", "-m", "2"), "m is given twice, as 'm=1' and as -m"),
+        (("linear", "m=1", "-m", "2"), "m is given twice, as '1' and as '2'; give it once"),
         (("linear", "bias=1", "bias=0"), "bias is given twice, as '1' and as '0'"),
         (("quantize", "direction=up"), "direction='up' is not one of quantize, dequantize"),
         (("linear", "--arch", "sm_90"), "one target at a time"),

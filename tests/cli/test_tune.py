@@ -12,10 +12,10 @@ import pytest
 
 from jitmx import arch, build, settings
 from jitmx.bench import tuning, tuning_builds
-from jitmx.cli import shapes
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
-from jitmx.ops import checks
+from jitmx.kernels import linear
+from jitmx.runtime import card as cards
 
 SHAPE = ("-n", "512", "-k", "256")
 COMPILING = tuning_builds.Background
@@ -49,9 +49,9 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
     monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
+    monkeypatch.setattr(cards, "arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(Card()))
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
+    monkeypatch.setattr(cards, "multiprocessors", lambda _device: 132)
     monkeypatch.setattr(offers, "offer", offer)
     monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: dict(CARD))
@@ -103,7 +103,8 @@ def test_a_model_is_its_shapes_and_an_output_layer_has_fewer_rows(read: Any, car
     assert [(row["problem"]["n"], row["problem"]["k"]) for row in said["rows"]] == [
         (5120, 2880), (2880, 4096), (201088, 2880)
     ]  # fmt: skip
-    assert shapes.usual_rows(5120, verb.ROWS) == verb.ROWS and max(shapes.usual_rows(201088, verb.ROWS)) == 512
+    for n, most in ((5120, 8192), (201088, 512)):
+        assert max(linear.TUNING.values(linear.LinearProblem(n=n))["m"]) == most
 
 
 def test_the_table_goes_where_it_is_asked_to(run: Any, card: Path, tmp_path: Path) -> None:
@@ -125,15 +126,16 @@ def test_rows_of_another_card_stop_it_before_anything_is_timed(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give --model, or -n and -k"),
-        (("--model", "gpt-oss-120b", "-n", "64"), "give --model, or -n and -k"),
-        (("-n", "64"), "-n and -k go together"),
+        ((), "give --model, or n= and k="),
+        (("--model", "gpt-oss-120b", "-n", "64"), "n is that of --model gpt-oss-120b; give one of the two"),
+        (("-n", "64"), "give --model, or n= and k="),
+        ((*SHAPE, "-m"), "-m needs a value: it is short for m=VALUE"),
+        ((*SHAPE, "-n", "64"), "n is given twice, as '512' and as '64'; give it once"),
         (("-n", "64", "-k", "65"), "k=65 is not a multiple of 32"),
-        ((*SHAPE, "m=4"), "m is no field to give; rows and sizes are -m, -n and -k"),
         ((*SHAPE, "dtype=fp64"), "fp64"),
         ((*SHAPE, "residual=pair"), "residual=pair is not timed, and rows serve calls with and without it: leave it"),
         ((*SHAPE, "speed=1"), "'speed=1' is no field=value of linear"),
-        ((*SHAPE, "-m", "0"), "'0' is no whole number from 1 to 2147483616"),
+        ((*SHAPE, "-m", "0"), "'m=0': m is a whole number from 1 to 2147483616"),
         ((*SHAPE, "--seconds", "0"), "--seconds"),
         (("--model", "gpt-5"), "gpt-oss-120b"),
     ],

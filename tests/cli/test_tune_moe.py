@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
-from jitmx.bench import tuning, tuning_builds, tuning_moe
+from jitmx.bench import moe, tuning, tuning_builds
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.choose import choose, following
 from jitmx.kernels.moe import MoeProblem
-from jitmx.ops import checks
+from jitmx.runtime import card as cards
 
 SM_121 = arch.parse("sm_121")
 LAYER = ("experts=16", "top=2", "hidden=256", "intermediate=128")
@@ -34,7 +34,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
     def measure(problem: Any, candidate: tune.Candidate, repeats: int) -> float:
         knobs = candidate.knobs
         asked.append((problem.m, problem.product, dict(knobs)))
-        tuning_moe.knobs_of(problem, candidate)  # a whole layer can be made of it
+        moe.knobs_of(problem, candidate)  # a whole layer can be made of it
         if candidate.kernel in ("decode", "stream", "token"):
             return {"decode": 5.0, "stream": 7.0, "token": 9.0}[candidate.kernel] + knobs["stages"] / 10
         return 10.0 + abs(knobs["tile_m"] - 32) + abs(knobs["stages"] - (3 if problem.product == "down" else 6)) / 10
@@ -42,8 +42,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
     monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
     settings.reload()
     monkeypatch.setattr(verb.targets, "require_gpu", lambda verb: None)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: SM_121)
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 48)
+    monkeypatch.setattr(cards, "arch", lambda _device: SM_121)
+    monkeypatch.setattr(cards, "multiprocessors", lambda _device: 48)
     monkeypatch.setattr(tuning, "isolated", lambda _op: contextlib.nullcontext(measure))
     monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(tune.AtHand()))
     monkeypatch.setattr(tuning, "origin", lambda: {"kind": "measured", "card": "a card", "driver": "1.2"})
@@ -117,7 +117,7 @@ def test_a_finished_run_of_layers_is_taken_from_its_journal(run: Any, timed: Tim
         ((), "give --model, or experts=, top=, hidden= and intermediate="),
         (("experts=16",), "give --model, or experts=, top=, hidden= and intermediate="),
         (("--model", "gpt-oss-20b", "experts=16"), "experts is that of --model gpt-oss-20b"),
-        (("-n", "64"), "-n and -k are of linear; a layer of experts has experts, top, hidden, intermediate"),
+        (("-n", "64"), "'n=64' is no field=value of moe; its fields: m, experts, top, hidden, intermediate"),
         ((*LAYER, "product=up"), "product is no field to give"),
         ((*LAYER, "residual=1"), "residual=True is not timed, and rows serve calls with and without it: leave it out"),
         ((*LAYER, "routing=bf16"), "routing=bf16 is not timed"),
@@ -138,7 +138,7 @@ def test_an_override_is_refused_that_would_be_in_every_timing(run: Any, monkeypa
 def test_a_model_is_its_layer(read: Callable[..., dict[str, Any]]) -> None:
     said = read("tune", "moe", "--model", "gpt-oss-20b", "-m", "4", "-q")
     problem = said["rows"][0]["problem"]
-    assert [problem[name] for name in verb.LAYER] == [32, 4, 2880, 2880]
+    assert [problem[name] for name in ("experts", "top", "hidden", "intermediate")] == [32, 4, 2880, 2880]
 
 
 def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:

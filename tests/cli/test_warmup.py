@@ -16,7 +16,10 @@ from jitmx import batch, build, errors, kernels, ledger, resources, settings
 from jitmx.cache import manifest
 from jitmx.cache import store as stores
 from jitmx.dispatch import choose
+from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
+from jitmx.registry.arguments import Arguments, number, writes
 from jitmx.registry.contract import Contract
 from jitmx.registry.render import render
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
@@ -42,11 +45,14 @@ class ToyKnobs(Knobs):
     wide: bool = knob(False, doc="no difference to the code but a comment")
 
 
+ARGUMENTS = Arguments("ToyArguments", writes("x", "[n]", "float"), number("n", "int"))
+
+
 def spec(name: str, **contract: tuple[str, ...]) -> KernelSpec:
     return KernelSpec(
         family="toy", name=name, knobs=ToyKnobs, contract=lambda _knobs, _arch: Contract(**contract),
         check=lambda _knobs, _arch: None, shared_bytes=lambda knobs: 1024 * knobs.steps, threads=lambda _knobs: 32,
-        entry=f"toy_{name}",
+        entry=f"toy_{name}", arguments=lambda _knobs: ARGUMENTS,
     )  # fmt: skip
 
 
@@ -58,7 +64,18 @@ class ToyProblem(Problem):
     steps: int = 1
 
 
-def tuned(_problem: ToyProblem, _arch: arches.Arch, multiprocessors: int, _kernel: str) -> dict[str, Any]:
+def kernel(item: KernelSpec) -> Kernel:
+    """A kernel that serves the problems of its name."""
+
+    def fixed(problem: ToyProblem) -> dict[str, Any]:
+        if problem.name != item.name:
+            raise KnobError(f"it is not {problem.name}")
+        return {"steps": problem.steps}
+
+    return Kernel(item, lambda _variant: (), fixed=fixed, heuristic=tuned)
+
+
+def tuned(_problem: ToyProblem, _arch: arches.Arch, multiprocessors: int) -> dict[str, Any]:
     """Wide on large chips."""
     return {"wide": multiprocessors > 150}
 
@@ -81,14 +98,9 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..
             "toy": Family(
                 name="toy",
                 summary="kernels for tests",
-                specs=specs,
+                kernels=tuple(map(kernel, specs)),
                 problem=ToyProblem,
                 typical=lambda _arch: problems,
-                serving=lambda problem, _arch: (problem.name,),
-                fixed=lambda problem, _kernel: {"steps": problem.steps},
-                heuristic=lambda problem, arch, count: (problem.name, tuned(problem, arch, count, problem.name)),
-                tuned=tuned,
-                cases=lambda _variant: (),
             )
         }
         monkeypatch.setattr(kernels, "families", lambda: found)
@@ -141,6 +153,7 @@ def test_a_kernel_that_does_not_compile_exits_3_and_the_others_are_warmed(run, t
     assert [kernel["name"] for kernel in failed] == ["toy.broken", "toy.broken.steps2"]
     assert {kernel["key"] for kernel in failed} == {kernel["registers"] for kernel in failed} == {None}
     assert 'identifier "no_such_name" is undefined' in result.stderr and "--> " in result.stderr
+    assert all("no_such_name" in kernel["error"] and kernel["remedy"] == "" for kernel in failed)
     assert "Traceback" not in result.stderr
     kept = next(line.split()[-1] for line in result.stderr.splitlines() if "kept at" in line)
     assert "no_such_name" in Path(kept).read_text()

@@ -16,7 +16,9 @@ from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError, TacticError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.arguments import ARGUMENTS
 from jitmx.kernels.pack import PackProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
@@ -96,9 +98,9 @@ def test_each_source_says_what_it_would_have_given(
     assert choice.to_dict()["sources"][1]["knobs"] == {"stages": 3, "chunk": 2}
 
 
-def test_a_family_whose_knobs_no_variable_sets_says_so() -> None:
+def test_every_family_has_a_variable_for_its_knobs() -> None:
     said = {source.name: source.detail for source in choose("pack", PackProblem(), SM_90).sources}
-    assert said["environment"] == "no variable sets its knobs"
+    assert said["environment"] == "JITMX_PACK_KNOBS: none"
 
 
 def test_what_an_override_leaves_open_comes_from_the_source_below_it(
@@ -189,27 +191,30 @@ class ToyKnobs(Knobs):
 
 def _square(m: int, n: int, k: int | None, stages: int | None) -> dict[str, int]:
     if m > n:
-        raise KnobError(f"a tile of {m} rows of X by {n} of W is taller than wide; the nearest legal value is {n}x{n}")
+        raise KnobError(
+            f"a tile of {m} rows of X by {n} of W is taller than wide", f"the nearest legal value is {n}x{n}"
+        )
     return {"tile_m": m, "tile_n": n} | ({"tile_k": k} if k else {}) | ({"stages": stages} if stages else {})
 
 
 @pytest.fixture
 def tiled(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> None:
     """`linear` with two kernels: gemv has no tile and is preferred up to 8 rows, tiled has one."""
-    specs = tuple(
-        KernelSpec("linear", name, ToyKnobs, lambda *_: Contract(), lambda _: 0, lambda _: 32, "toy")
-        for name in ("gemv", "tiled")
+    toys = tuple(
+        Kernel(
+            KernelSpec(
+                "linear", name, ToyKnobs, lambda *_: Contract(), lambda _: 0, lambda _: 32, "toy", lambda _: ARGUMENTS
+            ),
+            lambda _variant: (),
+            heuristic=lambda _problem, _arch, _count: {"tile_k": 128},
+            tile=tile,
+        )
+        for name, tile in (("gemv", None), ("tiled", _square))
     )
     family = dataclasses.replace(
         kernels.family("linear"),
-        specs=specs,
-        serving=lambda _problem, _arch: ("gemv", "tiled"),
-        fixed=lambda _problem, _kernel: {},
+        kernels=toys,
         heuristic=lambda problem, _arch, _count: ("gemv" if problem.m <= 8 else "tiled", {"tile_k": 128}),
-        tuned=lambda _problem, _arch, _count, _kernel: {"tile_k": 128},
-        check=lambda _problem, _variant: None,
-        max_rows=lambda _kernel: None,
-        tile=lambda kernel: _square if kernel == "tiled" else None,
     )
     monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
 

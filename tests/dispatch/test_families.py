@@ -59,11 +59,15 @@ def test_the_heuristic_takes_for_any_rows_what_it_takes_for_the_next_larger_usua
 
 
 def test_what_a_bucket_takes_and_the_rows_asked_for_do_not_is_chosen_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tuned(problem: LinearProblem, arch: Arch, count: int, kernel: str = "gemv") -> dict[str, Any]:
+    def tuned(problem: LinearProblem, arch: Arch, count: int) -> dict[str, Any]:
         return {"stages": 2 if problem.m == 5 else 99}
 
+    linear = kernels.family("linear")
+    gemv, *others = sorted(linear.kernels, key=lambda kernel: kernel.spec.name != "gemv")
     family = dataclasses.replace(
-        kernels.family("linear"), tuned=tuned, heuristic=lambda *asked: ("gemv", tuned(*asked))
+        linear,
+        kernels=(dataclasses.replace(gemv, heuristic=tuned), *others),
+        heuristic=lambda *asked: ("gemv", tuned(*asked)),
     )
     monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
     assert choose("linear", LinearProblem(5, 1000, 2880), SM_90).variant.knobs.stages == 2

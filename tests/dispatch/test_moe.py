@@ -13,7 +13,7 @@ from jitmx.dispatch.call import call_variants
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, following, launches
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.routing.problem import TILES
 from strategies import ARCHES
 
@@ -102,7 +102,7 @@ def test_auto_is_as_if_no_tile_were_named(name: str, monkeypatch: pytest.MonkeyP
         ("64x100", "tile_n=100 is not one of 32, 64, 96, 128, 192, 256; the nearest is 96"),
         ("64x128x128", "moe.grouped takes 64 columns a stage, not 128; the nearest legal tile is 64x128x64"),
         ("64x128s9", "GroupedKnobs.stages=9 is above its limit; the nearest legal value is 8"),
-        ("128x256s5", "a block on sm_121a has at most 101376 B: the nearest legal value is stages=4"),
+        ("128x256s5", "a block on sm_121a has at most 101376 B; the nearest legal value is stages=4"),
     ],
 )
 def test_an_illegal_tile_is_refused_with_the_variable_the_limit_and_the_nearest_that_is_legal(
@@ -158,7 +158,7 @@ def test_layers_of_every_model_have_launches_that_fit_every_target(model: str, t
             assert [one.variant for one in made] == list(call_variants("moe", target, **problem.as_dict()))
             for one in made:
                 if isinstance(one.problem, MoeProblem):
-                    geometry = launch_of(one.variant, one.problem, target.multiprocessors)
+                    geometry = FAMILY.launch(one.variant, one.problem, target.multiprocessors)
                     assert geometry.shared_bytes <= target.shared_bytes and 0 < geometry.blocks < 1 << 31
             tiles = {one.variant.knobs.tile_m for one in made if hasattr(one.variant.knobs, "tile_m")}
             listed = {one.variant.knobs.tile for one in made if one.variant.spec.family == "routing"}

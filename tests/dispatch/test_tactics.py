@@ -183,10 +183,10 @@ def test_heuristic_tables_are_what_the_cost_model_gives_today(
 
 def test_the_users_table_is_read_beside_the_shipped_one(write: Write, tactics_folder: Path) -> None:
     path = write("sm_90a", ROW)
-    own, shipped = tactics.tables(kernels.family("linear"), SM_90, tactics_folder, ROOT)
+    own, shipped = tactics.tables(kernels.family("linear"), SM_90, tactics_folder, (ROOT,))
     assert own is not None and shipped is not None
     assert (own.path, shipped.path) == (path, ROOT / "sm_90a" / "linear.json")
-    assert tactics.tables(kernels.family("linear"), arch.parse("sm_86"), tactics_folder, ROOT) == (None, None)
+    assert tactics.tables(kernels.family("linear"), arch.parse("sm_86"), tactics_folder, (ROOT,)) == (None, None)
 
 
 def test_tables_read_from_one_folder_do_not_stand_for_those_of_another(
@@ -375,7 +375,7 @@ def test_what_no_journal_can_be_in_the_place_of_one_is_an_error_that_names_it(pu
         Journal(tmp_path / "journal", {}).__enter__()
 
 
-TASK, CANDIDATE = json.dumps([1, {"m": 4}]), json.dumps(["gemv", {}])
+TASK, CANDIDATE = json.dumps([{"m": 1}, {"m": 4}]), json.dumps(["gemv", {}])
 FINISHED = {"kernel": "gemv", "knobs": {}, "us": 4.5, "spread": 0.0, "stable": True, "tried": 1, "failed": 0}
 
 

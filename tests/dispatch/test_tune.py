@@ -20,11 +20,11 @@ from jitmx.dispatch.choose import choose
 from jitmx.dispatch.journal import Journal
 from jitmx.dispatch.tune import Candidate, Outcome, Task, Tuner
 from jitmx.errors import CompileError, KnobError, TacticError
-from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear import TUNING, LinearProblem
 
 SM_90 = arch.parse("sm_90")
 ABOUT = {"family": "linear", "card": "a card", "code": "1"}
-TASKS = tune.tasks([(LinearProblem(n=512, k=256), (4, 1, 8))])
+TASKS = tune.tasks([(LinearProblem(n=512, k=256), {"m": (4, 1, 8)})])
 
 
 def named(count: int) -> list[Candidate]:
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
 
 
 def test_each_row_serves_from_above_the_next_smaller_count() -> None:
-    assert [(task.low, task.problem.as_dict()["m"]) for task in TASKS] == [(1, 1), (2, 4), (5, 8)]
+    assert [(task.low["m"], task.problem.as_dict()["m"]) for task in TASKS] == [(1, 1), (2, 4), (5, 8)]
 
 
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=12, unique_by=lambda us: round(us * 4)))
@@ -127,9 +127,9 @@ def test_a_result_that_never_agrees_with_itself_is_marked_with_its_spread(tmp_pa
     outcome = tuner(card).run(TASKS[:1])[0]
     assert not outcome.stable and outcome.spread > tune.AGREE
     assert len(card.asked) == 1 + tune.ROUNDS
-    assert tune.row(outcome)["spread"] == round(outcome.spread, 3)
+    assert tune.row(outcome, TUNING)["spread"] == round(outcome.spread, 3)
     path = tmp_path / "linear.json"
-    tactics.save(path, table(path, [tune.row(outcome)]))
+    tactics.save(path, table(path, [tune.row(outcome, TUNING)]))
     (row,) = tactics.load(path, kernels.family("linear"), SM_90).rows
     assert row.spread == round(outcome.spread, 3) and "not stable" in row.timing
 
@@ -220,7 +220,7 @@ def test_steps_are_told_and_never_exceed_what_there_may_be() -> None:
 
 @pytest.mark.usefixtures("only_gemv")
 def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_choice() -> None:
-    task = tune.tasks([(LinearProblem(n=5120, k=2880), (2, 4))])[1]
+    task = tune.tasks([(LinearProblem(n=5120, k=2880), {"m": (2, 4)})])[1]
     offered = [("gemv", {"stages": 2, "chunk": 2}), ("gemv", {"stages": 99}), ("gemv", {"stages": 2, "chunk": 2})]
     found = tune.candidates("linear", task, SM_90, 132, offered)
     today = choose("linear", task.problem, SM_90, multiprocessors=132).variant
@@ -233,26 +233,25 @@ def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_cho
 
 
 def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(only_gemv: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tuned(problem: Any, target: Any, count: int, kernel: str) -> dict[str, Any]:
-        if kernel == "roomy":
-            raise KnobError("nothing of it fits")
-        return gemv.tuned(problem, target, count, kernel)
+    def none(problem: Any, target: Any, count: int) -> dict[str, Any]:
+        raise KnobError("nothing of it fits")
 
-    gemv = kernels.family("linear")
-    family = dataclasses.replace(gemv, serving=lambda _problem, _arch: ("gemv", "roomy"), tuned=tuned,
-                                 max_rows=lambda _kernel: 8)  # fmt: skip
+    linear = kernels.family("linear")
+    gemv = linear.kernel("gemv")
+    roomy = dataclasses.replace(gemv, spec=dataclasses.replace(gemv.spec, name="roomy"), heuristic=none)
+    family = dataclasses.replace(linear, kernels=(gemv, roomy))
     monkeypatch.setattr(kernels, "families", lambda: {"linear": family})
-    task = tune.tasks([(LinearProblem(n=777, k=2880), (4,))])[0]
+    task = tune.tasks([(LinearProblem(n=777, k=2880), {"m": (4,)})])[0]
     found = tune.candidates("linear", task, SM_90, 132, [("roomy", {}), ("gemv", {"stages": 2, "chunk": 2})])
     assert [candidate.kernel for candidate in found] == ["gemv", "gemv"]
 
 
 @pytest.mark.usefixtures("only_gemv")
 def test_a_row_that_was_written_is_the_choice_that_was_timed(write: Callable[..., Path], tactics_folder: Path) -> None:
-    task = tune.tasks([(LinearProblem(n=777, k=2880), (2, 4))])[1]
+    task = tune.tasks([(LinearProblem(n=777, k=2880), {"m": (2, 4)})])[1]
     (_, found) = tune.candidates("linear", task, SM_90, 132, [("gemv", {"stages": 3, "chunk": 2, "unroll": 1})])
     outcome = Outcome(task, found.kernel, found.knobs, 4.25, 0.0, True, 1, 0)
-    write("sm_90a", tune.row(outcome))
+    write("sm_90a", tune.row(outcome, TUNING))
     for m in (3, 4):
         choice = choose("linear", LinearProblem(m, 777, 2880, bias=True), SM_90)
         assert choice.decided_by.name == "user table" and choice.decided_by.detail.endswith("4.25 us")
@@ -407,7 +406,7 @@ def test_a_candidate_is_timed_once_it_is_built_and_those_of_the_next_rows_are_as
     assert [stages for _, stages in card.first_pass()] == [1, 3, 0, 2]
     card, asked = Card([10.0, 11.0]), []
     builds = Slow(card, [0.0, 0.0])
-    tasks = tune.tasks([(LinearProblem(n=512, k=256), (1, 2, 4, 8, 16))])
+    tasks = tune.tasks([(LinearProblem(n=512, k=256), {"m": (1, 2, 4, 8, 16)})])
     tuner(card, builds=builds, step=lambda *_: asked.append(len(builds.asked))).run(tasks)
     assert asked[0] == 2 * 3 and asked[-1] == 2 * 5
     assert len(builds.dropped) == len(builds.asked)
@@ -450,7 +449,7 @@ def test_the_times_of_all_candidates_can_be_read_afterwards(tmp_path: Path) -> N
     with Journal(tmp_path / "journal", ABOUT) as again:
         again.export(tmp_path / "timings" / "linear.jsonl")
     told = [json.loads(line) for line in (tmp_path / "timings" / "linear.jsonl").read_text().splitlines()]
-    assert [(one["problem"]["m"], one["low"], one["knobs"]["stages"], one["us"]) for one in told] == [
+    assert [(one["problem"]["m"], one["low"]["m"], one["knobs"]["stages"], one["us"]) for one in told] == [
         (1, 1, 2, 9.0), (1, 1, 0, 10.0), (1, 1, 3, 30.0), (1, 1, 1, None),
         (4, 2, 2, 36.0), (4, 2, 0, 40.0), (4, 2, 3, 120.0), (4, 2, 1, None),
     ]  # fmt: skip
@@ -459,3 +458,25 @@ def test_the_times_of_all_candidates_can_be_read_afterwards(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(TacticError, match=r"file/timings: the timings cannot be written there"):
         again.export(tmp_path / "file" / "timings")
+
+
+def test_along_two_axes_a_row_serves_what_is_above_the_next_smaller_values_of_each(tmp_path: Path) -> None:
+    tasks = tune.tasks([(LinearProblem(k=256), {"m": (4, 1), "n": (64, 16)})])
+    ranges = [({"m": [task.low["m"], task.problem.m], "n": [task.low["n"], task.problem.n]}) for task in tasks]  # type: ignore[attr-defined]
+    assert ranges == [
+        {"m": [1, 1], "n": [1, 16]}, {"m": [1, 1], "n": [17, 64]}, {"m": [2, 4], "n": [1, 16]},
+        {"m": [2, 4], "n": [17, 64]},
+    ]  # fmt: skip
+    family = dataclasses.replace(kernels.family("linear"), axes=("m", "n"))
+    origin = {"kind": "measured", "card": "a card", "driver": "1", "code": "2", "date": "2026-11-21"}
+
+    def rows(*whens: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"when": {**when, "k": 256}, "kernel": "gemv", "knobs": {}} for when in whens]
+
+    path = tmp_path / "linear.json"
+    tactics.save(path, tactics.merged(path, family, SM_90, origin, rows(*ranges)))
+    between = rows({"m": [1, 4], "n": [1, 32]})
+    found = [row["when"] for row in tactics.merged(path, family, SM_90, origin, between)["rows"]]
+    assert [(when["m"], when["n"]) for when in found] == [
+        ([1, 1], [1, 16]), ([1, 1], [17, 64]), ([2, 4], [1, 16]), ([1, 4], [17, 32]), ([2, 4], [33, 64])
+    ]  # fmt: skip

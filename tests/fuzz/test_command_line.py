@@ -20,7 +20,7 @@ from jitmx import resources
 from jitmx.dispatch import tune
 from jitmx.dispatch.journal import Journal
 from jitmx.errors import TacticError
-from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear import TUNING, LinearProblem
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def tables(world: World, data: st.DataObject) -> None:
         world.run(("explain", "--json", family, "--arch", TABLED, *shape), variables)
 
 
-_TASK = tune.Task(LinearProblem(4, 64, 64), 1)
+_TASK = tune.Task(LinearProblem(4, 64, 64), {"m": 1})
 _CANDIDATE = tune.Candidate("gemv", {"stages": 2}, ())
 
 
@@ -133,7 +133,7 @@ def journals(world: World, data: st.DataObject) -> None:
             with Journal(path, about) as journal:
                 journal.export(place / "timings")
                 for task, kept in journal.rows.items():
-                    assert tune.row(tune.Outcome(_TASK, **kept)) and task
+                    assert tune.row(tune.Outcome(_TASK, **kept), TUNING) and task
         except TacticError as error:
             assert str(path) in str(error)
 

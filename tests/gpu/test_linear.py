@@ -17,9 +17,8 @@ from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import CaptureError, InputError, KnobError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.arguments import PAIR_GATE
-from jitmx.ops import checks
 from jitmx.ops.linear import run
-from jitmx.runtime import load
+from jitmx.runtime import card, load
 
 GATE = 0.005  # relative L2 of W4A16 against float64, rounding of the output included
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -80,7 +79,7 @@ def test_gpt_oss_shapes_are_within_the_gate_eagerly_and_replayed_from_a_graph(
     replayed = error(y, weight.times(x, bias))
     assert replayed <= GATE
     problem = LinearProblem(m, n, k, "bf16", bias is not None, weight.packed.encoding)
-    variant = choose("linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+    variant = choose("linear", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
     evidence(variant, max(eager, replayed), f"[{n}, {k}] m={m}, eager and graph replay")
 
 
@@ -117,9 +116,7 @@ def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
                         encoding,
                         weight.packed.scale_range,
                     )
-                    variant = choose(
-                        "linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)
-                    ).variant
+                    variant = choose("linear", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
                     scale = float(wanted[in_range].norm())
                     evidence(variant, float(wrong) / scale if scale > floor else 0.0, "ragged shapes")
 
@@ -183,7 +180,7 @@ def test_many_rows_of_gpt_oss_are_within_the_gate_eagerly_and_replayed(shape: st
     replayed = error(y, wanted)
     assert max(eager, replayed) <= GATE
     problem = LinearProblem(m, n, k, encoding=weight.packed.encoding)
-    variant = choose("linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+    variant = choose("linear", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
     evidence(variant, max(eager, replayed), f"[{n}, {k}] m={m}, eager and graph replay")
 
 
@@ -204,7 +201,7 @@ def test_bias_and_residuals_of_gpt_oss_are_added_at_every_number_of_rows(
     worst = error(found.double().sum(0) if residual == "pair" else found, wanted)
     assert worst <= (PAIR_GATE if residual == "pair" else GATE)
     problem = LinearProblem(m, n, k, bias=True, residual=residual, encoding=weight.packed.encoding)
-    chosen = choose("linear", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    chosen = choose("linear", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     evidence(chosen.variant, worst, f"[{n}, {k}] m={m}")
 
 
@@ -435,7 +432,7 @@ def test_packing_during_capture_is_refused() -> None:
 
 
 def test_the_default_variants_of_this_card_compile_and_load() -> None:
-    arch = checks.device_arch(0)
+    arch = card.arch(0)
     for family in ("linear", "quantize"):
         for variant in default_variants(family, arch):
             assert build.obtain(variant, strict=True).breaches == ()

@@ -13,10 +13,11 @@ from jitmx.errors import InputError
 from jitmx.kernels.moe import KERNELS, MoeProblem, of_one_launch
 from jitmx.kernels.moe.problem import REDUCTIONS
 from jitmx.kernels.moe.stream import COLUMNS, SCALINGS
-from jitmx.ops import checks, compose, moe_plan
+from jitmx.ops import compose, moe_plan
 from jitmx.registry.spec import Variant
+from jitmx.runtime import card
 
-CARD = checks.device_arch(0)
+CARD = card.arch(0)
 FEW_ROWS = of_one_launch(CARD)
 GATE = 0.006
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

@@ -13,7 +13,7 @@ from jitmx import formats
 from jitmx.dispatch.choose import choose
 from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.hidden import rounded
-from jitmx.ops import checks
+from jitmx.runtime import card
 
 Evidence = Callable[[object, float | None, str], None]
 
@@ -74,7 +74,7 @@ def test_layers_are_what_their_codes_stand_for_eagerly_and_replayed_from_a_graph
                 m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding, product=product,
                 x_format=x_format,
             )  # fmt: skip
-            variant = choose("moe", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+            variant = choose("moe", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
             evidence(variant, max(eager, replayed), f"{shape} m={m} {x_format}, eager and graph replay")
 
 

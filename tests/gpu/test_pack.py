@@ -13,9 +13,9 @@ from jitmx import settings
 from jitmx.bench import timing
 from jitmx.errors import CaptureError, NotWarmedError
 from jitmx.kernels.pack import PackKnobs
-from jitmx.ops import checks, pack, pack_torch
+from jitmx.ops import pack, pack_torch
 from jitmx.ops.pack import in_place, into, scale_range, watch
-from jitmx.runtime import load
+from jitmx.runtime import card, load
 
 CUDA = torch.device("cuda:0")
 LAYOUTS = [("mxfp4", "swizzle"), ("mxfp4", "nibble"), ("mxfp8", "swizzle")]
@@ -48,9 +48,9 @@ def test_the_kernel_packs_to_the_bits_that_torch_does(
         wanted = pack_torch.pack(codes, scales, format, encoding, halves=halves)
         assert torch.equal(words, wanted[0]) and torch.equal(packed, wanted[1])
         assert (found == "full") == wanted[2]
-    launcher, _ = pack._launcher(pack.PackProblem(format, encoding), 0, *shape, False)
-    assert isinstance(launcher.variant.knobs, PackKnobs)
-    evidence(launcher.variant, None, "all shapes, to the bit")
+    variant = pack._step(pack.PackProblem(format, encoding), 0, *shape, False).variant
+    assert isinstance(variant.knobs, PackKnobs)
+    evidence(variant, None, "all shapes, to the bit")
 
 
 @pytest.mark.parametrize(("format", "encoding"), LAYOUTS)
@@ -88,11 +88,9 @@ def nothing_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("JITMX_MODE", "required")
     monkeypatch.setattr(load, "_functions", {})
     settings.reload()
-    pack._launcher.cache_clear()
     yield
     monkeypatch.undo()
     settings.reload()
-    pack._launcher.cache_clear()
 
 
 def test_what_is_not_warm_is_an_error_that_names_the_command(nothing_warm: None) -> None:
@@ -112,7 +110,7 @@ def test_packing_while_a_graph_is_captured_is_an_error() -> None:
 @pytest.mark.parametrize(("low", "high"), [(110, 128), (0, 256)], ids=["folded in", "beyond"])
 def test_experts_are_packed_in_place_at_80_percent_of_a_copy(low: int, high: int) -> None:
     codes, scales = weights(128, 5760, 2880, "mxfp4", low, high)
-    assert checks.device_arch(0).name == "sm_90a"
+    assert card.arch(0).name == "sm_90a"
     words = codes.view(-1).view(torch.int32).view(128, 360, 45, 32, 4)
     packed = scales.view(-1).view(torch.int32).view(128, 360, 45, 8)
     seen, calls = watch(CUDA), 8  # behind one another, so that the host is not timed

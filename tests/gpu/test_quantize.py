@@ -14,7 +14,7 @@ from jitmx import formats
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.quantize import QuantizeProblem
-from jitmx.ops import checks
+from jitmx.runtime import card
 
 FORMATS = tuple(formats.FORMATS)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -36,7 +36,7 @@ def check(x: torch.Tensor, format: str, rule: str) -> None:
 
 def variant(direction: str, format: str, dtype: str, rule: str = "floor") -> object:
     problem = QuantizeProblem(direction, format, dtype, rule)
-    return choose("quantize", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0)).variant
+    return choose("quantize", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
 
 
 @pytest.mark.parametrize("rule", formats.SCALE_RULES)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from jitmx.bench import routing as benchmarks_routing
-from jitmx.bench.benchmarks import Ceilings
+from jitmx.bench.benchmark import Ceilings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.routing import cases as routing_cases
 from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem
-from jitmx.ops import checks
 from jitmx.ops.routing import Routing, group_by_expert, route
+from jitmx.runtime import card
 
 Evidence = Callable[[object, float | None, str], None]
 
@@ -76,7 +76,7 @@ def test_the_choice_and_the_lists_are_right_at_every_number_of_tokens(shape: str
     error = check_choice(found, routing_cases.router(wide(x), wide(weight), wide(bias), None), k)
     check_lists(found, experts, 64)
     problem = RoutingProblem(m, experts, k, h, bias="bias_bf16", tile=64 if m <= FEW_TOKENS else 0)
-    chosen = choose("routing", problem, checks.device_arch(0), multiprocessors=checks.multiprocessors(0))
+    chosen = choose("routing", problem, card.arch(0), multiprocessors=card.multiprocessors(0))
     evidence(chosen.variant, error, f"m={m} h={h}")
 
 

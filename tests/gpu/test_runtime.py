@@ -15,7 +15,7 @@ import torch
 import jitmx
 from jitmx.bench import bandwidth, timing
 from jitmx.dispatch.choose import default_variants
-from jitmx.ops import checks
+from jitmx.runtime import card
 
 _PROJECT = Path(jitmx.__file__).parents[1]
 
@@ -160,7 +160,7 @@ def test_reading_runs_at_the_speed_of_memory(evidence: Callable[[object, float |
     before = data.clone()
     bandwidth.read(data)
     assert torch.equal(data, before)
-    (variant,) = default_variants("bandwidth", checks.device_arch(0))
+    (variant,) = default_variants("bandwidth", card.arch(0))
     evidence(variant, None, "reads at the speed of a copy, changes nothing")
 
 

@@ -10,13 +10,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from jitmx import arch, formats
+from gpu.launching import call, given_workspace
+from jitmx import formats
 from jitmx.kernels.linear import scaled
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack
-from jitmx.ops import checks
+from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
 
 Evidence = Callable[[object, float | None, str], None]
 
@@ -53,25 +54,21 @@ class Product:
     """A launch of a variant for so many rows."""
 
     def __init__(self, weight: Weight, rows: int, **knobs: Any) -> None:
-        chip = arch.parse(str(checks.device_arch(0)))
+        chip = card.arch(0)
         self.variant: Variant = scaled.SPEC.variant(chip, pdl="pdl" in chip.features, **knobs)
         made, self.weight, self.rows = self.variant.knobs, weight, rows
-        launch = scaled.launch(made, rows, weight.n, weight.k, checks.multiprocessors(0))
+        launch = scaled.launch(made, LinearProblem(rows, weight.n, weight.k), card.multiprocessors(0))
         self.workspace = torch.zeros(max(16, launch.workspace), dtype=torch.uint8, device="cuda")
-        self.launcher = Launcher(
-            self.variant, 0, blocks=launch.blocks, shared_bytes=launch.shared_bytes, layout=LAYOUT, pdl=made.pdl
-        )
+        self.step = given_workspace(self.variant, launch)
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         y = torch.full((self.rows, self.weight.n), torch.nan, dtype=x.dtype, device="cuda")
         words, scales = self.weight.packed[self.variant.knobs.encoding]
-        optional = [0 if tensor is None else tensor.data_ptr() for tensor in (bias, residual)]
-        self.launcher(
-            torch.cuda.current_stream().cuda_stream, x.data_ptr(), words.data_ptr(), scales.data_ptr(), *optional, 0,
-            y.data_ptr(), self.workspace.data_ptr(), 0, EPSILON, self.rows, self.weight.n, self.weight.k,
-            *NO_PREFETCH,
+        call(
+            self.step, x=x, weight=words, scales=scales, bias=bias, residual=residual, y=y, workspace=self.workspace,
+            epsilon=EPSILON, rows=self.rows, n=self.weight.n, k=self.weight.k,
         )  # fmt: skip
         return y
 

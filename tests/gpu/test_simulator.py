@@ -19,15 +19,13 @@ from gpu.comparison import beyond_one_place
 from gpu.snippets import ENTRY, Snippet, inputs
 from jitmx import arch, kernels
 from jitmx.dispatch.choose import default_variants
-from jitmx.registry.case import Buffer, Case
+from jitmx.registry import tensor_map
 from jitmx.registry.render import render
-from jitmx.registry.spec import Variant
-from jitmx.runtime import driver
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import driver, trial
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import TensorMap
-from jitmx.sim.verify import encode
+from jitmx.sim.verify import launch
 from jitmx.toolchain import nvrtc
 
 Array = npt.NDArray[Any]
@@ -129,56 +127,6 @@ def test_an_instruction_does_in_the_simulator_what_it_does_on_the_card(name: str
     assert not failures, "\n".join(failures)
 
 
-def outputs_on_card(case: Case, variant: Variant) -> list[Array]:
-    tensors = [
-        torch.full((item.data.nbytes,), POISON, dtype=torch.uint8, device="cuda")
-        if item.output and not item.scratch
-        else on_card(item.data)
-        for item in case.arguments
-        if isinstance(item, Buffer)
-    ]
-    remaining = iter(tensors)
-    arguments = [next(remaining).data_ptr() if isinstance(item, Buffer) else item for item in case.arguments]
-    geometry = {"blocks": case.grid, "shared_bytes": case.shared_bytes, "cluster": case.cluster}
-    launcher = Launcher(variant, 0, **geometry, layout=case.layout, pdl=False, matrix=case.matrix)
-    torch.cuda.synchronize()
-    launcher(torch.cuda.current_stream().cuda_stream, *arguments)
-    torch.cuda.synchronize()
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    return [
-        tensor.cpu().numpy().view(buffer.data.dtype).reshape(buffer.data.shape)
-        for tensor, buffer in zip(tensors, buffers, strict=True)
-        if buffer.output
-    ]
-
-
-def outputs_simulated(case: Case, variant: Variant, ptx: str) -> list[Array]:
-    memory = Memory()
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    addresses = [
-        memory.allocate(item.data.nbytes, f"argument {k}")
-        if item.output and not item.scratch
-        else memory.upload(item.data, f"argument {k}", writable=item.scratch)
-        for k, item in enumerate(buffers)
-    ]
-    simulate(
-        ptx,
-        (case.grid, 1, 1),
-        (variant.spec.threads(variant.knobs), 1, 1),
-        case.pack(addresses, encode),
-        memory,
-        entry=variant.spec.entry,
-        shared_bytes=case.shared_bytes,
-        cluster=case.cluster,
-        resident_blocks=case.resident,
-    )
-    return [
-        memory.download(address, buffer.data.dtype, buffer.data.shape)
-        for address, buffer in zip(addresses, buffers, strict=True)
-        if buffer.output
-    ]
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_kernel_gives_in_the_simulator_what_it_gives_on_the_card(name: str) -> None:
     variant = VARIANTS[name]
@@ -186,7 +134,13 @@ def test_a_kernel_gives_in_the_simulator_what_it_gives_on_the_card(name: str) ->
     cases = list(kernels.family(variant.spec.family).cases(variant))
     assert cases
     for case in cases:
-        card, simulator = outputs_on_card(case, variant), outputs_simulated(case, variant, ptx)
+        _, memory, addresses = launch(case, variant, ptx)
+        card = trial.outputs(case, variant)
+        simulator = [
+            memory.download(addresses[name], item.data.dtype, item.data.shape)
+            for name, item in case.buffers(variant.arguments).items()
+            if item.output
+        ]
         for found in (card, simulator):
             error = case.check(found)
             assert error <= case.gate, f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
@@ -341,3 +295,21 @@ def test_a_tensor_copy_moves_in_the_simulator_what_it_moves_on_the_card(name: st
             found = card.cpu().numpy()
             differ = np.flatnonzero(found != simulator)
             assert not differ.size, f"at {corner}: {differ.size} bytes of {what} differ, the first at {differ[0]}"
+
+
+MAPS = (
+    tensor_map.TensorMap("u8", (64,), (16,)),
+    tensor_map.TensorMap("fp16", (64, 8), (16, 8), swizzle=64, promotion=0),
+    tensor_map.TensorMap("e4m3", (48, 5, 4), (32, 256, 2), strides=(64, 512), promotion=128),
+    tensor_map.TensorMap("bf16", (64, 5, 4, 3), (64, 1, 2, 1), swizzle=128, promotion=64),
+    tensor_map.TensorMap("u8", (32, 5, 4, 3, 2), (32, 3, 2, 1, 1), swizzle=32),
+)
+
+
+@pytest.mark.parametrize("shown", MAPS, ids=str)
+def test_the_driver_takes_the_tensor_maps_that_a_launch_may_have(shown: tensor_map.TensorMap) -> None:
+    buffer = driver.aligned_buffer(tensor_map.BYTES)
+    place = driver.encode_tensor_map(buffer, 0, shown)
+    before = bytes(buffer)
+    driver.move_tensor_map(place, torch.empty(4096, dtype=torch.uint8, device="cuda").data_ptr())
+    assert any(before) and bytes(buffer) != before

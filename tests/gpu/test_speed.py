@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jitmx.bench import benchmarks, timing
+from jitmx.bench import linear, quantize, timing
 from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench.benchmark import Asked
 from jitmx.bench.routing import ALLOWED, Chain, Routers
+from jitmx.models import GPT_OSS_120B
 from jitmx.ops.packed import pack_weight
 
 pytestmark = [
@@ -18,25 +20,25 @@ pytestmark = [
 
 @pytest.mark.parametrize(("shape", "limit"), [("qkv", 4.5e-6), ("o", 4.0e-6)])
 def test_a_small_product_of_one_row_takes_microseconds_in_a_chain(shape: str, limit: float) -> None:
-    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS[shape])))
-    assert benchmarks.time_linear(weights, 1) <= limit
+    weights = linear.rotated(pack_weight(linear.random_weight(*GPT_OSS_120B.dense[shape])))
+    assert linear.time_linear(weights, 1) <= limit
 
 
 def test_lm_head_reads_at_85_percent_of_what_memory_yields() -> None:
-    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(*benchmarks.GPT_OSS["lm_head"])))
-    assert weights[0].nbytes / benchmarks.time_linear(weights, 1) >= 0.85 * timing.read_bandwidth()
+    weights = linear.rotated(pack_weight(linear.random_weight(*GPT_OSS_120B.dense["lm_head"])))
+    assert weights[0].nbytes / linear.time_linear(weights, 1) >= 0.85 * timing.read_bandwidth()
 
 
 def test_quantizing_64_mb_runs_at_75_percent_of_a_copy() -> None:
     copy = timing.copy_bandwidth()
-    for row in benchmarks.bench_quantize():
+    for row in quantize.bench(Asked()):
         assert row["bytes"] / row["us"] * 1e6 >= 0.75 * copy, row
 
 
 @pytest.mark.parametrize("m", [9, 16, 40])
 def test_a_time_in_a_chain_is_no_shorter_than_reading_the_weight_takes(m: int) -> None:
-    weights = benchmarks.rotated(pack_weight(benchmarks.random_weight(2880, 4096)))
-    assert benchmarks.time_linear(weights, m) >= weights[0].nbytes / (1.1 * timing.read_bandwidth())
+    weights = linear.rotated(pack_weight(linear.random_weight(2880, 4096)))
+    assert linear.time_linear(weights, m) >= weights[0].nbytes / (1.1 * timing.read_bandwidth())
 
 
 def test_routing_of_one_row_takes_3_microseconds_with_its_product_over_routers_that_no_cache_holds() -> None:

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from gpu.launching import call, given_workspace
 from jitmx import build, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, ROWS, SPEC, launch
-from jitmx.ops import checks
 from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
 
 GATE = 0.005  # relative L2 against float64, rounding of the output included
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -66,7 +66,7 @@ weight_of = functools.cache(Weight)  # large ones take seconds to pack in NumPy
 
 
 def target() -> Arch:
-    return checks.device_arch(0)
+    return card.arch(0)
 
 
 def made(n: int, k: int, **knobs: Any) -> Variant | None:
@@ -105,28 +105,23 @@ def multiply(
     workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Y, or with argmax the indices; `workspace` is that of a launch before, or none."""
-    rows, geometry = len(x), launch(variant.knobs, len(x), weight.n, weight.k, checks.multiprocessors(0))
-    launcher = Launcher(
-        variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT, pdl=variant.knobs.pdl,
-        cluster=geometry.cluster,
-    )  # fmt: skip
+    rows = len(x)
+    step = given_workspace(
+        variant, launch(variant.knobs, LinearProblem(rows, weight.n, weight.k), card.multiprocessors(0))
+    )
     y = torch.full((rows, weight.n), torch.nan, dtype=x.dtype, device="cuda")
     if variant.knobs.argmax:
         y = torch.full((rows,), -1, dtype=torch.int64, device="cuda")
         workspace = scratch(variant) if workspace is None else workspace
-    bias_, residual_, norm_, workspace_ = (
-        0 if tensor is None else tensor.data_ptr() for tensor in (bias, residual, norm, workspace)
-    )
-    launcher(
-        torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
-        bias_, residual_, norm_, y.data_ptr(), workspace_, 0, EPSILON, rows, weight.n, weight.k,
-        *NO_PREFETCH,
+    call(
+        step, x=x, weight=weight.words, scales=weight.scales, bias=bias, residual=residual, norm=norm, y=y,
+        workspace=workspace, epsilon=EPSILON, rows=rows, n=weight.n, k=weight.k,
     )  # fmt: skip
     return y
 
 
 def scratch(variant: Variant) -> torch.Tensor:
-    size = launch(variant.knobs, 1, 16, 64 * variant.knobs.cluster, checks.multiprocessors(0)).workspace
+    size = launch(variant.knobs, LinearProblem(n=16, k=64 * variant.knobs.cluster), card.multiprocessors(0)).workspace
     return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
 
@@ -242,7 +237,7 @@ def test_what_the_heuristic_picks_is_within_the_gate_and_its_contract(
 ) -> None:
     problem = LinearProblem(m, n, k, bias=n != 201_088)
     try:
-        tuned = KERNEL.heuristic(problem, target(), checks.multiprocessors(0))
+        tuned = KERNEL.heuristic(problem, target(), card.multiprocessors(0))
     except KnobError as refusal:
         assert "do not fit" in str(refusal) and target().shared_bytes < 200_000
         return
@@ -267,7 +262,7 @@ def test_results_are_bit_identical_over_100_runs(way: dict[str, Any]) -> None:
 def test_calls_that_feed_one_another_wait_for_one_another(m: int) -> None:
     """Dependent launches prefetch weights; none may read activations that the one before is still writing."""
     weight = Weight(2880, 2880, scales=(112, 116))
-    tuned = KERNEL.heuristic(LinearProblem(m, 2880, 2880), target(), checks.multiprocessors(0))
+    tuned = KERNEL.heuristic(LinearProblem(m, 2880, 2880), target(), card.multiprocessors(0))
     variant = SPEC.variant(target(), m=m, **tuned)
     start = torch.randn(m, 2880, device="cuda").bfloat16()
     serial = chained = start

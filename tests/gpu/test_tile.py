@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from gpu.launching import call
 from jitmx import build, formats
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.tile import KERNEL, SPEC, launch
-from jitmx.ops import checks
 from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
+from jitmx.runtime.plan import Step
 
 GATE = 0.005  # relative L2 against float64, rounding of the output included
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,31 +52,23 @@ weight_of = functools.cache(Weight)  # large ones take seconds to pack in NumPy
 
 
 class Product:
-    """A variant with the scratch memory of a shape, ready to be launched."""
+    """A variant for a shape, ready to be launched."""
 
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
-        geometry = launch(variant.knobs, m, n, k, checks.multiprocessors(0))
-        self.scratch = torch.zeros(max(geometry.workspace, 16), dtype=torch.uint8, device="cuda")
-        self.dtype, self.shape = DTYPES[variant.knobs.dtype], (m, n, k)
-        self.launcher = Launcher(
-            variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
-            pdl=variant.knobs.pdl, cluster=geometry.cluster,
-        )  # fmt: skip
+        self.dtype, self.shape = DTYPES[variant.knobs.dtype], (m, n)
+        fixed = {"epsilon": EPSILON, "rows": m, "n": n, "k": k}
+        self.step = Step(variant, 0, launch(variant.knobs, LinearProblem(m, n, k), card.multiprocessors(0)), fixed)
 
     def __call__(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        y = torch.full(self.shape[:2], torch.nan, dtype=self.dtype, device="cuda")
-        self.launcher(
-            torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.words.data_ptr(), weight.scales.data_ptr(),
-            0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(), 0, y.data_ptr(),
-            self.scratch.data_ptr(), 0, EPSILON, *self.shape, *NO_PREFETCH,
-        )  # fmt: skip
+        y = torch.full(self.shape, torch.nan, dtype=self.dtype, device="cuda")
+        call(self.step, x=x, weight=weight.words, scales=weight.scales, bias=bias, residual=residual, y=y)
         return y
 
 
 def made(**knobs: Any) -> Variant:
-    return SPEC.variant(checks.device_arch(0), **knobs)
+    return SPEC.variant(card.arch(0), **knobs)
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -121,7 +114,7 @@ def test_every_number_of_rows_from_1_to_300_is_within_the_gate(evidence: Evidenc
 
 @pytest.mark.parametrize("knobs", CLUSTERS, ids=str)
 def test_clusters_agree_with_float64_and_bit_for_bit_with_themselves(knobs: dict[str, Any], evidence: Evidence) -> None:
-    if checks.device_arch(0).major != 9:
+    if card.arch(0).major != 9:
         pytest.skip("exchange='cluster' is for sm_90")
     worst = 0.0
     for n, k in ((17, 2880), (329, 1536), (5120, 2880), (2880, 4096)):
@@ -215,7 +208,7 @@ def test_calls_that_feed_one_another_wait_for_one_another() -> None:
 @pytest.mark.parametrize("m", [1, 16, 64, 128, 512, 8192])
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
 def test_what_the_heuristic_picks_is_within_the_gate_and_its_contract(format: str, m: int, evidence: Evidence) -> None:
-    chip, multiprocessors = checks.device_arch(0), checks.multiprocessors(0)
+    chip, multiprocessors = card.arch(0), card.multiprocessors(0)
     for n, k in ((5120, 2880), (2880, 4096)):
         problem = LinearProblem(m, n, k, "bf16", weight=format, encoding="swizzle", bias=True)
         variant = made(**KERNEL.fixed(problem), **KERNEL.heuristic(problem, chip, multiprocessors))

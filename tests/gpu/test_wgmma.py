@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import jitmx
+from gpu.launching import call
 from jitmx.kernels.linear import wgmma
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.ops import checks
 from jitmx.registry.spec import Variant
-from jitmx.runtime.launch import Launcher
+from jitmx.runtime import card
+from jitmx.runtime.plan import Step
 
 GATE = 0.005  # relative L2 against float64, rounding of the output included
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -36,16 +37,14 @@ class Weight:
 
 
 class Product:
-    """A variant with the scratch memory of a shape, ready to be launched."""
+    """A variant for a shape, ready to be launched."""
 
     def __init__(self, variant: Variant, m: int, n: int, k: int) -> None:
-        geometry = wgmma.launch(variant.knobs, m, n, k, checks.multiprocessors(0))
-        self.scratch = torch.zeros(geometry.workspace, dtype=torch.uint8, device="cuda")
-        self.shape = m, n, k
-        self.launcher = Launcher(
-            variant, 0, blocks=geometry.blocks, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
-            layout=LAYOUT, pdl=variant.knobs.pdl, matrix=geometry.matrix,
-        )  # fmt: skip
+        self.shape = m, n
+        fixed = {"epsilon": EPSILON, "rows": m, "n": n, "k": k}
+        self.step = Step(
+            variant, 0, wgmma.launch(variant.knobs, LinearProblem(m, n, k), card.multiprocessors(0)), fixed
+        )
 
     def __call__(
         self,
@@ -55,18 +54,14 @@ class Product:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = torch.full(self.shape[:2], torch.nan, dtype=torch.bfloat16, device="cuda") if out is None else out
-        self.launcher(
-            torch.cuda.current_stream().cuda_stream, x.data_ptr(), weight.packed.words.data_ptr(),
-            weight.packed.scales.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(), 0, y.data_ptr(), self.scratch.data_ptr(), 0, EPSILON,
-            *self.shape, *NO_PREFETCH,
-        )  # fmt: skip
+        y = torch.full(self.shape, torch.nan, dtype=torch.bfloat16, device="cuda") if out is None else out
+        packed = weight.packed
+        call(self.step, x=x, weight=packed.words, scales=packed.scales, bias=bias, residual=residual, y=y)
         return y
 
 
 def made(**knobs: Any) -> Variant:
-    return wgmma.SPEC.variant(checks.device_arch(0), **knobs)
+    return wgmma.SPEC.variant(card.arch(0), **knobs)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -154,7 +149,7 @@ def test_a_single_block_of_k_works() -> None:
 @pytest.mark.parametrize(("n", "k"), [(5120, 2880), (2880, 4096)])
 def test_what_the_heuristic_chooses_for_gpt_oss_is_within_the_gate(n: int, k: int, m: int, evidence: Evidence) -> None:
     problem = LinearProblem(m, n, k, bias=True)
-    tuned = wgmma.KERNEL.heuristic(problem, checks.device_arch(0), checks.multiprocessors(0))
+    tuned = wgmma.KERNEL.heuristic(problem, card.arch(0), card.multiprocessors(0))
     variant = made(**tuned, **wgmma.KERNEL.fixed(problem))
     found = error(variant, Weight(n, k), m)
     assert found <= GATE

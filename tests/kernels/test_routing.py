@@ -16,9 +16,9 @@ from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
-from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, capacity, launch
+from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, launch
 from jitmx.kernels.routing import cases as routing_cases
-from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem
+from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem, capacity
 from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
 from strategies import ARCHES, variants
@@ -286,4 +286,4 @@ def test_sort_is_right_on_every_target(target: str, mapped: bool, simulated: Cal
 @given(variant=st.one_of(variants(ROUTE, changes=8), variants(MANY), variants(TOPK), variants(SORT)))
 def test_legal_variants_name_themselves_and_have_cases(variant: Variant) -> None:
     assert variant.name.startswith("routing.")
-    assert next(iter(FAMILY.cases(variant))).grid >= 1
+    assert next(iter(FAMILY.cases(variant))).launch.blocks >= 1

@@ -8,7 +8,7 @@ import pytest
 
 from jitmx import settings
 from kept_ptx import kept_ptx
-from simulated_card import Card, on_cpu
+from simulated_card import Simulated, on_cpu
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,7 +17,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(params=["sm_121a"])
-def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """The card; `torch` believes that tensors in host memory lie on it."""
     settings.reload()
     with on_cpu(request.param) as found:

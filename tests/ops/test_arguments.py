@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +12,27 @@ import torch
 
 import jitmx
 from jitmx import arch
-from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH
-from jitmx.ops import checks, plan
+from jitmx.kernels.linear import wgmma
+from jitmx.kernels.linear.arguments import ARGUMENTS, NO_PREFETCH
+from jitmx.kernels.linear.arguments import PREFETCH as NEXT
+from jitmx.ops.linear_plan import Plan
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import Plan
-from jitmx.registry.matrix import BYTES, MatrixMap
-from jitmx.runtime import driver, load
+from jitmx.registry.launch import Launch
+from jitmx.registry.tensor_map import BYTES, TensorMap
+from jitmx.runtime import card, driver, launch, load
 from jitmx.runtime.launch import Launcher
+from jitmx.sim.tensormap import encode
 
-N, K, ROWS, STREAM = 48, 96, 4, 7
+N, K, ROWS = 48, 96, 4
 PREFETCH = 21, 22, 23, 24
+
+
+class Hopper(card.Card):
+    def arch(self, _device: int) -> arch.Arch:
+        return arch.parse("sm_90")
+
+    def multiprocessors(self, _device: int) -> int:
+        return 132
 
 
 class Driver:
@@ -28,7 +40,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.structs: list[bytes] = []
-        self.start, self.size = 0, struct.calcsize(LAYOUT)
+        self.start, self.size = 0, ARGUMENTS.size
 
     def cuLaunchKernelEx(self, _config: object, _function: object, parameters: object, _extra: object) -> int:  # noqa: N802
         place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]  # type: ignore[arg-type]
@@ -46,15 +58,15 @@ class Driver:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """The driver of an sm_90a card, on which nothing was planned before."""
     made = Driver()
     monkeypatch.setattr(load, "function", lambda _variant, _device: 1 << 40)
     monkeypatch.setattr(driver, "library", lambda: made)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
-    monkeypatch.setattr(plan, "_steps", plan._steps.__wrapped__)
-    return made
+    monkeypatch.setattr(launch, "_raw_stream", lambda _device: 7)
+    monkeypatch.setattr(launch, "_current_device", lambda: -1)
+    with card.use(Hopper()):
+        yield made
 
 
 def weight() -> PackedWeight:
@@ -71,7 +83,7 @@ EXTRAS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("extras", EXTRAS, ids=str)
 def test_a_launch_reads_what_its_call_has_and_nothing_of_the_call_before(extras: dict[str, Any], noted: Driver) -> None:
     first, second = weight(), weight()
-    plans = {packed: Plan(packed, ROWS, torch.bfloat16, 0, extras) for packed in (first, second)}
+    plans = {packed: Plan(packed, ROWS, torch.bfloat16, -1, extras) for packed in (first, second)}
     plans[second] = plans[first].over(second)  # of one shape: they share launches, and the memory of the arguments
     calls = [
         (first, 1000, NO_PREFETCH), (first, 2000, PREFETCH), (first, 1000, NO_PREFETCH), (second, 3000, PREFETCH),
@@ -81,31 +93,47 @@ def test_a_launch_reads_what_its_call_has_and_nothing_of_the_call_before(extras:
         bias, norm = (at + 1 if extras.get("bias") else 0), (at + 2 if extras.get("norm") else 0)
         residual, lost = (at + 3 if extras.get("residual") else 0), (at + 4 if extras.get("residual") == "pair" else 0)
         epsilon = at / 1024 if norm else 0.0
-        plans[packed](STREAM, at, at + 5, bias, residual, norm, epsilon, lost, prefetch)
+        plans[packed](at, at + 5, bias, residual, norm, epsilon, lost, prefetch)
         assert len(plans[packed].steps) == 1
-        assert noted.structs.pop() == struct.pack(
-            LAYOUT, at, *packed.addresses, bias, residual, norm, at + 5, 0, lost, epsilon, ROWS, N, K, *prefetch
-        )
+        words, scales = packed.addresses
+        given = {
+            "x": at, "weight": words, "scales": scales, "bias": bias, "residual": residual, "norm": norm, "y": at + 5,
+            "residual_lo": lost, "epsilon": epsilon, "rows": ROWS, "n": N, "k": K,
+            **dict(zip(NEXT, prefetch, strict=True)),
+        }  # fmt: skip
+        assert noted.structs.pop() == ARGUMENTS.pack(given, {}, encode)
     assert not noted.structs
 
 
-@pytest.mark.parametrize("matrix", [None, MatrixMap(300, 2880, 128)], ids=str)
-def test_what_all_calls_have_alike_lies_behind_what_each_gives(matrix: MatrixMap | None, noted: Driver) -> None:
-    noted.start, noted.size = (BYTES if matrix else 0), 40
-    variant = Plan(weight(), ROWS, torch.bfloat16, 0).steps[0].launcher.variant
-    rest = struct.pack("@iiP", 5, 6, 7)
-    launch = Launcher(variant, 0, blocks=1, shared_bytes=0, layout="@P8xP", pdl=False, matrix=matrix, rest=rest)
-    for x, y in ((16, 2), (32, 4)):
-        launch(STREAM, x, y)
-        assert noted.structs.pop() == struct.pack("@PPPiiP", x, 0, y, 5, 6, 7)
+@pytest.mark.parametrize("takes", [("x", "y"), ("x", "norm", "n"), ("x", "epsilon", "next_words"), ("x",)], ids=str)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_is_fixed_stays_wherever_it_lies_among_what_calls_give(
+    takes: tuple[str, ...], mapped: bool, noted: Driver
+) -> None:
+    noted.start = BYTES if mapped else 0
+    variant = wgmma.SPEC.variant(arch.parse("sm_90"), x="tensor" if mapped else "image")
+    fixed = {name: 100 + place for place, name in enumerate(ARGUMENTS.fields) if name not in takes}
+    geometry = Launch(1, maps={"x_map": TensorMap("bf16", (2880, 300), (64, 128), swizzle=128)} if mapped else {})
+    run = Launcher(variant, -1, geometry, takes, fixed)
+    for call in (16, 32):
+        given = {name: call + 16 * place for place, name in enumerate(takes)}
+        run(*given.values())
+        assert noted.structs.pop() == ARGUMENTS.pack({**fixed, **given}, {}, encode)
 
 
 def test_arguments_that_cannot_be_packed_leave_the_launcher_to_the_next_call(noted: Driver) -> None:
-    launch = Plan(weight(), ROWS, torch.bfloat16, 0).steps[0].brief
+    variant = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0].variant
+    launcher = Launcher(variant, -1, Launch(1), ("x", "weight", "scales", "bias", "y"), {})
     with pytest.raises(struct.error):
-        launch(STREAM, 1, 2)
+        launcher(1, 2)
     with pytest.raises(struct.error):
-        launch(STREAM, 1, 2, 3, 4, "y")  # type: ignore[arg-type]
-    assert not noted.structs and not launch._lock.locked()
-    launch(STREAM, 1, 2, 3, 4, 5)
+        launcher(1, 2, 3, 4, "y")  # type: ignore[arg-type]
+    assert not noted.structs and not launcher._lock.locked()
+    launcher(1, 2, 3, 4, 5)
     assert struct.unpack("7P", noted.structs.pop()[:56]) == (1, 2, 3, 4, 0, 0, 5)
+
+
+def test_a_field_that_a_kernel_does_not_take_is_an_error_that_names_those_it_takes(noted: Driver) -> None:
+    step = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0]
+    with pytest.raises(TypeError, match="does not take z; it takes x, weight, scales, bias, y"):
+        step(x=1, z=2)

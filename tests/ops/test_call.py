@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import jitmx
-import simulated_card
 from jitmx import arch, settings
 from jitmx.dispatch.call import Call, explain
 from jitmx.dispatch.choose import choose
@@ -20,41 +19,36 @@ from jitmx.kernels.linear.layout import packed_tiles, preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.ops import linear, routing_calls
 from jitmx.registry.spec import Variant
-from simulated_card import Card, on_cpu
+from simulated_card import Simulated, on_cpu
 
 N, K = 64, 2880  # nine rows of so many columns are too much for the shared memory of a block on sm_121
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(params=["sm_80", "sm_90a", "sm_121a"])
-def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """A card that notes launches and makes none."""
     settings.reload()
     with on_cpu(request.param) as found:
 
-        def note(launcher: simulated_card.Launcher, _stream: int, *_arguments: Any) -> None:
-            found.launched.append(launcher.variant)
+        def note(self: Simulated, variant: Variant, *_rest: Any) -> None:
+            self.launched.append(variant)
 
-        monkeypatch.setattr(simulated_card.Launcher, "__call__", note)
-        monkeypatch.setattr(found, "target", request.param, raising=False)
+        monkeypatch.setattr(Simulated, "launch", note)
         yield found
     monkeypatch.undo()
     settings.reload()
 
 
-def target(card: Card) -> arch.Arch:
-    return arch.parse(card.target)  # type: ignore[attr-defined]
-
-
-def packed(card: Card, *experts: int, n: int = N) -> dict[str, Any]:
+def packed(card: Simulated, *experts: int, n: int = N) -> dict[str, Any]:
     rows, tiles = packed_tiles(n, K)
     words = torch.zeros(*experts, rows, tiles, 32, 4, dtype=torch.int32)
     scales = torch.full((*experts, rows, tiles, 8), 0x7F7F7F7F, dtype=torch.int32)
-    encoding = preferred_encoding(target(card))
+    encoding = preferred_encoding(card.target)
     return {"words": words, "scales": scales, "n": n, "k": K, "encoding": encoding, "scale_range": "normal"}
 
 
-def launched(card: Card) -> Counter[Variant]:
+def launched(card: Simulated) -> Counter[Variant]:
     found = Counter(card.launched)
     card.launched.clear()
     return found
@@ -73,7 +67,7 @@ EXTRAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("extras", EXTRAS, ids=str)
-def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict[str, Any], card: Card) -> None:
+def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict[str, Any], card: Simulated) -> None:
     for m in ROWS:
         weight = jitmx.PackedWeight(**packed(card))
         x, norm, residual = (torch.zeros(size).bfloat16() for size in ((m, K), (K,), (m, N)))
@@ -81,14 +75,14 @@ def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict
             x, weight, None, None, residual if extras.get("residual") else None, norm if extras.get("norm") else None,
             activation=extras.get("activation"), lost=residual if extras.get("residual") == "pair" else None,
         )  # fmt: skip
-        found = explain("linear", target(card), multiprocessors=4, m=m, n=N, k=K, **extras)
+        found = explain("linear", card.target, multiprocessors=4, m=m, n=N, k=K, **extras)
         assert launched(card) == said(found)
         ((_, _, apart),) = weight.plans.values()
         assert tuple(found.apart) == apart
 
 
-def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card: Card) -> None:
-    found = explain("linear", target(card), m=65, n=5120, k=2880, norm=True)
+def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card: Simulated) -> None:
+    found = explain("linear", card.target, m=65, n=5120, k=2880, norm=True)
     (launch,) = found.launches
     assert list(found.apart) == ["norm"] and found.problem.norm and not launch.choice.problem.norm
     assert not getattr(launch.choice.variant.knobs, "norm", False)
@@ -101,24 +95,24 @@ def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_comparison_launches_what_is_said_however_few_rows_are_written_at_a_time(
-    norm: bool, card: Card, monkeypatch: pytest.MonkeyPatch
+    norm: bool, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "VALUES_AT_ONCE", 48 * N)
     for m in (1, 8, 20, 48, 50, 100, 196):
         weight = jitmx.PackedWeight(**packed(card))
         jitmx.linear_argmax(torch.zeros(m, K).bfloat16(), weight, norm=torch.ones(K).bfloat16() if norm else None)
-        found = explain("linear", target(card), multiprocessors=4, m=m, n=N, k=K, norm=norm, argmax=True)
+        found = explain("linear", card.target, multiprocessors=4, m=m, n=N, k=K, norm=norm, argmax=True)
         assert launched(card) == said(found)
         if m > 32:  # for so many rows nothing has it fused
             assert list(found.apart) == ["argmax", *["norm"][:norm]]
 
 
-def test_a_call_in_passes_is_said_to_be(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_in_passes_is_said_to_be(card: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITMX_LINEAR_KNOBS", "kernel=gemv")
     settings.reload()
     weight = jitmx.PackedWeight(**packed(card))
     jitmx.linear(torch.zeros(19, K).bfloat16(), weight)
-    found = explain("linear", target(card), multiprocessors=4, m=19, n=N, k=K)
+    found = explain("linear", card.target, multiprocessors=4, m=19, n=N, k=K)
     assert launched(card) == said(found) and [one.times for one in found.launches] == [2, 1]
     assert found.lines()[1].endswith(", 2 times with 8 of 19 rows")
     assert found.choice.decided_by.detail == "JITMX_LINEAR_KNOBS=kernel=gemv"
@@ -126,8 +120,8 @@ def test_a_call_in_passes_is_said_to_be(card: Card, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("more", [{}, {"reduction": "atomic"}, {"x_format": "mxfp8"}], ids=str)
 @pytest.mark.parametrize("routing", ["ids", "bf16", "fp32"])
-def test_a_layer_launches_what_is_said_its_routing_too(more: dict[str, str], routing: str, card: Card) -> None:
-    if more.get("reduction") == "atomic" and target(card).major < 9:
+def test_a_layer_launches_what_is_said_its_routing_too(more: dict[str, str], routing: str, card: Simulated) -> None:
+    if more.get("reduction") == "atomic" and card.target.major < 9:
         return  # adds in bf16, which that target cannot
     types = {"bf16": BF16, "fp32": torch.float32}
     for m in (1, 2, 64, 65, 300):
@@ -138,7 +132,7 @@ def test_a_layer_launches_what_is_said_its_routing_too(more: dict[str, str], rou
         top = None if routing == "ids" else 2
         jitmx.moe(torch.zeros(m, K).bfloat16(), chosen, w13, w2, top=top, **more)
         shape = {"m": m, "experts": 4, "top": 2, "hidden": K, "intermediate": K, "bias": False, "routing": routing}
-        found = explain("moe", target(card), multiprocessors=4, **shape, **more)
+        found = explain("moe", card.target, multiprocessors=4, **shape, **more)
         assert launched(card) == said(found)
         # From logits, experts are chosen by a launch before, but where the kernel of one row does it.
         assert ("routing" in found.apart) == (routing != "ids" and found.choice.variant.spec.name != "token")

@@ -10,8 +10,9 @@ import torch
 import jitmx
 from jitmx import arch
 from jitmx.dispatch import call
-from jitmx.ops import checks, compose
+from jitmx.ops import compose
 from jitmx.ops.packed import PackedWeight
+from jitmx.runtime import card
 
 ALL = {"bias": True, "norm": True, "residual": True, "activation": "mxfp8"}
 
@@ -32,7 +33,7 @@ def apart(
         assert (problem.m, problem.n, problem.k, problem.bias) == (5, 48, 96, extras.get("bias", False))
         return asked <= set(served)
 
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
+    monkeypatch.setattr(card, "arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(call, "fits_one_launch", fits)
     return compose.apart(weight, 5, torch.bfloat16, 0, extras)
 

@@ -14,8 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitmx
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels import routing
-from jitmx.kernels.routing.problem import TILES
+from jitmx.kernels.routing.problem import TILES, capacity
 from jitmx.ops import expert_operand
 from jitmx.ops.experts import PackedExperts
 from jitmx.ops.routing import _new_lists
@@ -82,13 +81,13 @@ def test_routing_of_tensors_without_data_has_shapes_and_types(m: int) -> None:
     assert grouped.weights is None and grouped.ids is lists.ids
     for made in (lists, grouped):
         shapes = [tuple(tensor.shape) for tensor in made[2:] if tensor is not None]
-        assert shapes == [(2 * m,), (9,), (routing.capacity(m, 2, 8, 16), 4), (1,)]
+        assert shapes == [(2 * m,), (9,), (capacity(m, 2, 8, 16), 4), (1,)]
 
 
 @given(m=st.integers(0, 9000), k=st.integers(1, 8), local=st.integers(1, 512), tile=st.sampled_from(TILES[1:]))
 def test_the_schedule_has_the_capacity_that_routing_writes(m: int, k: int, local: int, tile: int) -> None:
     schedule = _new_lists(torch.empty(0, device="meta"), m, k, local, tile)[2]
-    assert schedule.shape == (routing.capacity(m, k, local, tile), 4)
+    assert schedule.shape == (capacity(m, k, local, tile), 4)
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> list[str]:

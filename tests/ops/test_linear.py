@@ -5,10 +5,9 @@ What is fused and what runs apart must make no difference to what a call means.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ import torch
 from torch.library import opcheck
 
 import jitmx
-from jitmx import arch
 from jitmx.dispatch import call
 from jitmx.errors import InputError
 from jitmx.kernels.linear import steps
-from jitmx.ops import argmax, checks, compose, linear, operand
+from jitmx.ops import argmax, compose, linear, operand
 from jitmx.ops.packed import PackedWeight
+from simulated_card import on_cpu
 
 BF16 = torch.bfloat16
 N, K = 48, 96
@@ -51,7 +50,7 @@ class Emulated:
         return self.__call__
 
     def __call__(
-        self, stream: int, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
+        self, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
         lost: int = 0, prefetch: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         Emulated.told.append(prefetch)
@@ -95,7 +94,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def weight(monkeypatch: pytest.MonkeyPatch, fused: Any) -> PackedWeight:
+def weight(monkeypatch: pytest.MonkeyPatch, fused: Any) -> Iterator[PackedWeight]:
     """A random weight [48, 96] on a card that computes on the host."""
     generator = torch.Generator().manual_seed(4)
     monkeypatch.setattr(Emulated, "values", torch.randn(N, K, generator=generator, dtype=torch.float64), raising=False)
@@ -103,15 +102,9 @@ def weight(monkeypatch: pytest.MonkeyPatch, fused: Any) -> PackedWeight:
         monkeypatch.setattr(Emulated, notes, [], raising=False)
     for module in (linear, argmax):
         monkeypatch.setattr(module, "Plan", Emulated)
-    monkeypatch.setattr(linear, "_raw_stream", lambda _device: 0)
-    monkeypatch.setattr(checks, "require_cuda", checks.require_tensor)
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-    stream = type("Stream", (), {"cuda_stream": 0})()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
     codes, scales = torch.zeros(N, K // 2, dtype=torch.uint8), torch.full((N, K // 32), 127, dtype=torch.uint8)
-    return jitmx.pack_weight((codes, scales))
+    with on_cpu("sm_90"):
+        yield jitmx.pack_weight((codes, scales))
 
 
 def inputs(rows: int, dtype: torch.dtype = BF16) -> dict[str, torch.Tensor]:

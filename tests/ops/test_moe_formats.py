@@ -12,7 +12,7 @@ from jitmx import formats
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe import layout
 from ops.test_moe_simulated import Layer, error
-from simulated_card import Card
+from simulated_card import Simulated
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +54,7 @@ class Ungated(Experts):
 @pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("x_format", COST)
 @pytest.mark.parametrize("m", [4, 66])
-def test_quantized_x_goes_by_expert_whatever_the_rows(x_format: str, m: int, card: Card) -> None:
+def test_quantized_x_goes_by_expert_whatever_the_rows(x_format: str, m: int, card: Simulated) -> None:
     layer = Experts(4, 96, 160)
     x, routing = layer.inputs(m)
     y = layer(x, routing, x_format=x_format)
@@ -63,7 +63,7 @@ def test_quantized_x_goes_by_expert_whatever_the_rows(x_format: str, m: int, car
     assert torch.equal(layer(x, routing, x_format=x_format), y)
 
 
-def test_the_scale_rule_changes_the_result(card: Card) -> None:
+def test_the_scale_rule_changes_the_result(card: Simulated) -> None:
     layer = Experts(3, 64, 64)
     x, routing = layer.inputs(5)
     found = [layer(x, routing, x_format="mxfp4", scale_rule=rule) for rule in formats.SCALE_RULES]
@@ -73,7 +73,7 @@ def test_the_scale_rule_changes_the_result(card: Card) -> None:
 
 @pytest.mark.parametrize("x_format", ["bf16", "mxfp8"])
 @pytest.mark.parametrize("activation", ["plain", "relu2"])
-def test_experts_without_gates(activation: str, x_format: str, card: Card) -> None:
+def test_experts_without_gates(activation: str, x_format: str, card: Simulated) -> None:
     layer = Ungated(3, 64, 64)
     x, routing = layer.inputs(7)
     wanted = layer.wanted(x, *routing, activation=activation)
@@ -84,7 +84,7 @@ def test_experts_without_gates(activation: str, x_format: str, card: Card) -> No
 
 @pytest.mark.parametrize("reduction", ["ordered", "atomic"])
 @pytest.mark.parametrize("m", [2, 70])
-def test_weights_on_the_input_and_sums_by_atomics(m: int, reduction: str, card: Card) -> None:
+def test_weights_on_the_input_and_sums_by_atomics(m: int, reduction: str, card: Simulated) -> None:
     layer = Experts(4, 64, 96)
     x, routing = layer.inputs(m)
     out = torch.full_like(x, torch.nan)
@@ -93,7 +93,7 @@ def test_weights_on_the_input_and_sums_by_atomics(m: int, reduction: str, card: 
     assert y is out and error(y, layer.on_input(x, routing, "silu")) <= 0.01
 
 
-def test_few_rows_that_one_launch_has_no_room_for_go_by_expert(card: Card) -> None:
+def test_few_rows_that_one_launch_has_no_room_for_go_by_expert(card: Simulated) -> None:
     layer = Experts(2, 8192, 32)
     x, routing = layer.inputs(2, 1)
     routing[0][:] = torch.tensor([[1], [0]])
@@ -101,7 +101,7 @@ def test_few_rows_that_one_launch_has_no_room_for_go_by_expert(card: Card) -> No
     assert card.kernels == [*LISTS, "moe.grouped", "moe.grouped", *SUM]
 
 
-def test_operators_take_what_the_function_takes(card: Card) -> None:
+def test_operators_take_what_the_function_takes(card: Simulated) -> None:
     layer = Experts(3, 64, 32)
     x, routing = layer.inputs(3)
     more = {"x_format": "mxfp8", "weight_on": "input", "scale_rule": "even", "activation": "silu"}
@@ -121,7 +121,7 @@ def test_operators_take_what_the_function_takes(card: Card) -> None:
         ({"reduction": "tree"}, "reduction='tree' is not one of ordered, atomic"),
     ],
 )
-def test_what_there_is_not_is_refused_with_what_there_is(more: dict[str, str], said: str, card: Card) -> None:
+def test_what_there_is_not_is_refused_with_what_there_is(more: dict[str, str], said: str, card: Simulated) -> None:
     layer = Experts(2, 32, 32)
     with pytest.raises(KnobError, match=said):
         layer(*layer.inputs(1), **more)
@@ -129,7 +129,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(more: dict[str, str], s
 
 
 @pytest.mark.parametrize("card", ["sm_89"], indirect=True)
-def test_a_card_without_such_atomics_says_so(card: Card) -> None:
+def test_a_card_without_such_atomics_says_so(card: Simulated) -> None:
     layer = Experts(2, 32, 32)
     with pytest.raises(KnobError, match="reduction='atomic' needs sm_90 or newer"):
         layer(*layer.inputs(1), reduction="atomic")

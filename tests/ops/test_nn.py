@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from jitmx import arch
 from jitmx.errors import InputError
 from jitmx.nn import MXFP4Linear
-from jitmx.ops import checks
+from jitmx.runtime import card
 
 
 def filled(format: str = "mxfp4", **more: Any) -> MXFP4Linear:
@@ -92,7 +92,7 @@ def test_copies_hold_their_own_weight(how: Any) -> None:
 
 
 def test_a_tensor_without_data_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_121"))
+    monkeypatch.setattr(card, "arch", lambda _device: arch.parse("sm_121"))
     with FakeTensorMode():
         module = MXFP4Linear(96, 48, device="cuda")
         assert module.encoding == "nibble"

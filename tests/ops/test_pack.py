@@ -17,7 +17,7 @@ from jitmx.kernels import pack as kernel
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops import pack, pack_torch
 from jitmx.ops.pack import in_place, into, room, scale_range, watch
-from simulated_card import Card, on_cpu
+from simulated_card import Simulated, on_cpu
 
 HOST = torch.device("cpu")
 
@@ -82,7 +82,7 @@ def weights(draw: st.DrawFn) -> Weights:
 
 
 @pytest.fixture(scope="module")
-def card() -> Iterator[Card]:
+def card() -> Iterator[Simulated]:
     """Tensors in host memory are a simulated card's, and are packed by its kernel."""
     with on_cpu("sm_90a") as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_by_kernel", lambda codes: True)
@@ -113,7 +113,7 @@ def test_torch_packs_to_what_the_reference_does(given: Weights) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(weights())
-def test_the_kernel_packs_to_the_bits_that_torch_does(card: Card, given: Weights) -> None:
+def test_the_kernel_packs_to_the_bits_that_torch_does(card: Simulated, given: Weights) -> None:
     found, seen = room(given.experts, given.n, given.k, given.format, HOST), watch(HOST)
     card.launched.clear()
     into(*given.made, *found, seen, given.format, given.encoding, halves=given.halves)
@@ -122,7 +122,7 @@ def test_the_kernel_packs_to_the_bits_that_torch_does(card: Card, given: Weights
 
 @settings(deadline=None, max_examples=20)
 @given(weights())
-def test_the_kernel_packs_into_the_memory_that_weights_lie_in(card: Card, given: Weights) -> None:
+def test_the_kernel_packs_into_the_memory_that_weights_lie_in(card: Simulated, given: Weights) -> None:
     rows, tiles = packed_tiles(given.n, given.k)
     codes, scales = given.made
     per_block = codes.shape[2] // given.blocks
@@ -144,7 +144,7 @@ def test_the_kernel_packs_into_the_memory_that_weights_lie_in(card: Card, given:
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
-def test_rows_that_no_block_holds_are_packed_in_parts_and_by_way_of_a_copy(card: Card, format: str) -> None:
+def test_rows_that_no_block_holds_are_packed_in_parts_and_by_way_of_a_copy(card: Simulated, format: str) -> None:
     given = Weights(1, 16, 2 * 220 if format == "mxfp8" else 2 * 430, format, "swizzle", low=20, high=100)
     in_parts = kernel.geometry(format, 1, 16, given.k, whole=False)
     assert kernel.shared_bytes(format, given.k // 64) > 227 * 1024 > in_parts.shared_bytes and in_parts.blocks > 1
@@ -159,7 +159,7 @@ def test_rows_that_no_block_holds_are_packed_in_parts_and_by_way_of_a_copy(card:
     assert same(found, seen, given.by_torch())
 
 
-def test_in_its_own_memory_a_row_is_one_blocks_where_elsewhere_it_is_several(card: Card) -> None:
+def test_in_its_own_memory_a_row_is_one_blocks_where_elsewhere_it_is_several(card: Simulated) -> None:
     given = Weights(1, 16, 2 * 70, "mxfp4", "swizzle")
     assert kernel.geometry("mxfp4", 1, 16, given.k, whole=False).blocks == 2
     codes, scales = (tensor.clone() for tensor in given.made)
@@ -170,7 +170,7 @@ def test_in_its_own_memory_a_row_is_one_blocks_where_elsewhere_it_is_several(car
     assert same((words, packed), seen, given.by_torch())
 
 
-def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(card: Card) -> None:
+def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(card: Simulated) -> None:
     given = Weights(2, 20, 2, "mxfp4", "swizzle")  # rows of 20 fill no tile: experts lie elsewhere when packed
     codes, scales = (torch.cat([tensor.flatten(), tensor.flatten()])[: tensor.numel()] for tensor in given.made)
     memory, scale_memory = torch.zeros(2 * 32 * 32, dtype=torch.uint8), torch.zeros(2 * 32 * 2, dtype=torch.uint8)
@@ -199,7 +199,7 @@ def test_in_host_memory_experts_that_lie_closer_than_packed_are_read_before_they
 
 
 @pytest.mark.parametrize("start", [1, 4, 16])
-def test_codes_and_scales_at_any_address_are_taken(card: Card, start: int) -> None:
+def test_codes_and_scales_at_any_address_are_taken(card: Simulated, start: int) -> None:
     given = Weights(1, 18, 3, "mxfp4", "swizzle")
     placed = []
     for tensor in given.made:
@@ -211,7 +211,7 @@ def test_codes_and_scales_at_any_address_are_taken(card: Card, start: int) -> No
     assert same(found, seen, given.by_torch())
 
 
-def test_a_weight_and_all_experts_of_a_layer_are_one_launch_each(card: Card) -> None:
+def test_a_weight_and_all_experts_of_a_layer_are_one_launch_each(card: Simulated) -> None:
     given = Weights(3, 40, 3, "mxfp4", "swizzle", halves=True)
     words, scales, full = given.by_torch()
     card.launched.clear()

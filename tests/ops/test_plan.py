@@ -11,44 +11,47 @@ import pytest
 import torch
 
 import jitmx
-from jitmx import arch
-from jitmx.ops import checks, plan, scratch
+import simulated_card
+from jitmx.errors import KnobError
+from jitmx.kernels import Family
+from jitmx.ops.linear_plan import Plan
 from jitmx.ops.packed import PackedWeight
-from jitmx.ops.plan import Plan
 from jitmx.registry.launch import Launch
-from jitmx.runtime import driver
+from jitmx.runtime import card as cards
+from jitmx.runtime import driver, scratch
+from jitmx.runtime.plan import Plans
+from simulated_card import Simulated, on_cpu
 
-STREAM = 7
 
+class Noting(Simulated):
+    """Notes what is bound, and the fields of each launch."""
 
-class Launcher:
-    """Notes what it is made for, and all what they launch."""
+    def __init__(self, target: Any) -> None:
+        super().__init__(target, device=0)
+        self.bound = 0
+        self.calls: list[dict[str, Any]] = []
 
-    made: list[Launcher]
-    calls: list[tuple[Any, ...]]
+    def multiprocessors(self, _device: int) -> int:
+        return 132
 
-    def __init__(self, variant: Any, device: int, **geometry: Any) -> None:
-        self.variant, self.geometry = variant, geometry
-        Launcher.made.append(self)
+    def bind(self, variant: Any, device: int, launch: Launch, takes: Any, fixed: Any) -> Any:
+        self.bound += 1
+        return super().bind(variant, device, launch, takes, fixed)
 
-    def __call__(self, *arguments: Any) -> None:
-        Launcher.calls.append(arguments)
+    def launch(self, _variant: Any, _launch: Launch, values: dict[str, Any]) -> None:
+        self.calls.append(values)
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> Iterator[None]:
-    """An sm_90a card, scratch memory on the CPU, and no plan from before."""
-    for notes in ("made", "calls"):
-        monkeypatch.setattr(Launcher, notes, [], raising=False)
-    monkeypatch.setattr(plan, "Launcher", Launcher)
+def card(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> Iterator[Noting]:
+    """An sm_90a card that launches nothing, and scratch memory of its own."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(scratch, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
     monkeypatch.setattr(scratch, "_of_streams", {})
     monkeypatch.setattr(scratch, "_of_captures", {})
-    monkeypatch.setattr(checks, "device_arch", lambda _device: arch.parse("sm_90"))
-    monkeypatch.setattr(checks, "multiprocessors", lambda _device: 132)
-    plan._steps.cache_clear()
-    yield
-    plan._steps.cache_clear()
+    with on_cpu("sm_90", Noting) as found:
+        assert isinstance(found, Noting)
+        yield found
 
 
 def weight(n: int = 48, k: int = 96) -> PackedWeight:
@@ -60,58 +63,76 @@ def make(packed: PackedWeight, rows: int, **more: Any) -> Plan:
     return Plan(packed, rows, torch.bfloat16, 0, **more)
 
 
-def test_rows_beyond_what_a_kernel_takes_are_launches_that_follow_one_another_through_memory() -> None:
+PREFETCH = "next_words", "next_scales", "next_word_bytes", "next_scale_bytes"
+
+
+def test_rows_beyond_what_a_kernel_takes_are_launches_that_follow_one_another_through_memory(card: Noting) -> None:
     packed = weight()
     prefetch = (21, 22, 23, 24)
-    make(packed, 19)(STREAM, 1000, 5000, 11, 9000, 13, 1e-5, 0, prefetch)
+    make(packed, 19)(1000, 5000, 11, 9000, 13, 1e-5, 0, prefetch)
     words, scales = packed.addresses
     x_step, y_step = 8 * 96 * 2, 8 * 48 * 2
-    assert Launcher.calls == [
-        (
-            STREAM, 1000 + i * x_step, words, scales, 11, 9000 + i * y_step, 13, 5000 + i * y_step, 0, 0, 1e-5,
-            rows, 48, 96, *(prefetch if i == 2 else (0, 0, 0, 0)),  # once, by the last launch
-        )
+    assert card.calls == [
+        {
+            "x": 1000 + i * x_step, "weight": words, "scales": scales, "bias": 11, "residual": 9000 + i * y_step,
+            "norm": 13, "y": 5000 + i * y_step, "residual_lo": 0, "epsilon": 1e-5, "rows": rows, "n": 48, "k": 96,
+            **dict(zip(PREFETCH, prefetch if i == 2 else (0, 0, 0, 0), strict=True)),  # once, by the last launch
+        }
         for i, rows in enumerate((8, 8, 3))
     ]  # fmt: skip
 
 
-def test_what_a_call_lacks_stays_null_in_every_launch() -> None:
-    make(weight(), 17)(STREAM, 1000, 5000)
-    assert len(Launcher.calls) == 3 and all(call[4:7] == (0, 0, 0) for call in Launcher.calls)
+def test_what_a_call_lacks_stays_null_in_every_launch(card: Noting) -> None:
+    make(weight(), 17)(1000, 5000)
+    assert len(card.calls) == 3
+    assert not any(call[name] for call in card.calls for name in ("bias", "residual", "norm", "residual_lo"))
 
 
-def test_no_rows_are_no_launch() -> None:
-    make(weight(), 0)(STREAM, 1000, 5000)
-    assert not Launcher.made
+def test_no_rows_are_no_launch(card: Noting) -> None:
+    make(weight(), 0)(1000, 5000)
+    assert not card.bound and not card.calls
 
 
-def test_the_layers_of_a_model_share_launches_and_read_their_own_weights() -> None:
+def test_the_layers_of_a_model_share_launches_and_read_their_own_weights(card: Noting) -> None:
     first, second = weight(), weight()
     plans = [make(first, 4), make(second, 4), make(first, 4).over(second)]
-    assert len(Launcher.made) == 2  # for calls with a prefetch, and for those without
-    assert plans[0].steps is plans[1].steps is plans[2].steps
+    assert card.bound == 2  # for calls with a prefetch, and for those without
+    assert plans[0].parts is plans[1].parts is plans[2].parts
     for each in plans:
-        each(STREAM, 1000, 5000)
-    assert [call[2:4] for call in Launcher.calls] == [first.addresses, second.addresses, second.addresses]
-    assert make(weight(), 4, knobs={"stages": 1}).steps is not plans[0].steps
-    assert make(weight(64), 4).steps is not plans[0].steps
-    assert make(weight(), 4, extras={"bias": True}).steps is not plans[0].steps
+        each(1000, 5000)
+    read = [(call["weight"], call["scales"]) for call in card.calls]
+    assert read == [first.addresses, second.addresses, second.addresses]
+    assert make(weight(), 4, knobs={"stages": 1}).parts is not plans[0].parts
+    assert make(weight(64), 4).parts is not plans[0].parts
+    assert make(weight(), 4, extras={"bias": True}).parts is not plans[0].parts
 
 
-def test_what_is_kept_for_row_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
-    packed = weight()
+def test_what_is_kept_for_row_counts_is_bounded() -> None:
+    plans = Plans(3)
     for key in range(5):
-        plan.remember(packed, (key,), key)
-    assert packed.plans == {(3,): 3, (4,): 4}
+        assert plans.remember((key,), key) == key
+    assert plans == {(3,): 3, (4,): 4}
+
+
+def test_plans_are_forgotten_where_another_card_is_used() -> None:
+    packed = weight()
+    packed.plans.remember("a call", "its plan")
+    with on_cpu("sm_121"):
+        assert not packed.plans
+
+
+def test_a_kernel_that_needs_more_shared_memory_than_a_block_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Family, "launch", lambda *_asked: Launch(1, 232449))
+    with pytest.raises(KnobError, match="needs 232449 B of shared memory for this call; a block on sm_90a has at most"):
+        make(weight(), 4)
 
 
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Kernels that want scratch memory; returns the number of the graph being captured, 0 for none."""
     state = {"capture": 0}
-    launch = plan.launch_of
-    monkeypatch.setattr(plan, "launch_of", lambda *arguments: Launch(1, launch(*arguments).shared_bytes, workspace=64))
+    launch = Family.launch
+    monkeypatch.setattr(Family, "launch", lambda *asked: Launch(1, launch(*asked).shared_bytes, workspace=64))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capture"] > 0)
     monkeypatch.setattr(driver, "capture_number", lambda _stream: state["capture"])
     return state
@@ -119,8 +140,11 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def used(made: Plan, stream: int) -> int:
     """Address of the scratch memory of a launch."""
-    made(stream, 1000, 5000)
-    return int(Launcher.calls[-1][8])
+    simulated_card.STREAM = stream
+    card = cards.current()
+    assert isinstance(card, Noting)
+    made(1000, 5000)
+    return int(card.calls[-1]["workspace"])
 
 
 def test_scratch_memory_belongs_to_a_stream_and_a_kind_of_launch(wanted: dict[str, int]) -> None:
@@ -139,8 +163,8 @@ def test_the_oldest_scratch_memory_of_streams_goes_where_there_would_be_too_much
     monkeypatch.setattr(scratch, "_MOST_BYTES", 150)
     first, second, third = (make(weight(), rows) for rows in (1, 2, 4))
     for each in (first, second, third, second):
-        each(1, 1000, 5000)
-    assert [key[2][1] for key in scratch._of_streams] == [2, 4]  # rows
+        used(each, 1)
+    assert [key[2][3] for key in scratch._of_streams] == [2, 4]  # rows
 
 
 def test_a_graph_has_scratch_memory_of_its_own_for_each_of_its_streams(wanted: dict[str, int]) -> None:

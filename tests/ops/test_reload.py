@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import jitmx
-import simulated_card
 from jitmx import arch, settings
 from jitmx.dispatch.choose import choose
 from jitmx.errors import SettingError
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing.problem import RoutingProblem
-from jitmx.ops import operand, pack, plan
-from simulated_card import Card, on_cpu
+from jitmx.ops import operand, pack
+from jitmx.registry.spec import Variant
+from simulated_card import Simulated, on_cpu
 
 N, K = 16, 64
 BF16 = torch.bfloat16
@@ -29,15 +29,15 @@ TARGET = arch.parse("sm_90a")
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """A card that notes launches and makes none."""
     settings.reload()
     with on_cpu(TARGET.name) as found:
 
-        def note(launcher: simulated_card.Launcher, _stream: int, *_arguments: Any) -> None:
-            found.launched.append(launcher.variant)
+        def note(self: Simulated, variant: Variant, *_rest: Any) -> None:
+            self.launched.append(variant)
 
-        monkeypatch.setattr(simulated_card.Launcher, "__call__", note)
+        monkeypatch.setattr(Simulated, "launch", note)
         monkeypatch.setattr(pack, "_by_kernel", lambda _codes: True)
         yield found
     monkeypatch.undo()
@@ -100,7 +100,7 @@ def a_quantization() -> Callable[[], object]:
     ],
 )
 def test_a_warm_call_takes_the_kernel_that_a_variable_names_once_settings_are_reloaded(
-    make: Any, variable: str, text: str, kernel: str, card: Card, monkeypatch: pytest.MonkeyPatch
+    make: Any, variable: str, text: str, kernel: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make()
     run()
@@ -129,7 +129,7 @@ TABLES: list[tuple[Any, str, Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("make", "family", "problem", "row"), TABLES)
 def test_a_warm_call_takes_the_knobs_of_a_table_that_a_variable_names_once_settings_are_reloaded(
-    make: Any, family: str, problem: Any, row: dict[str, Any], card: Card, tmp_path: Path,
+    make: Any, family: str, problem: Any, row: dict[str, Any], card: Simulated, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     table = {"schema_version": 1, "family": family, "arch": TARGET.name, "origin": {"kind": "heuristic"}}
@@ -148,7 +148,7 @@ def test_a_warm_call_takes_the_knobs_of_a_table_that_a_variable_names_once_setti
     assert problem is None or second == choose(family, problem, TARGET, multiprocessors=4).variant
 
 
-def test_what_a_program_chooses_counts_for_warm_calls_until_it_is_released(card: Card) -> None:
+def test_what_a_program_chooses_counts_for_warm_calls_until_it_is_released(card: Simulated) -> None:
     run = a_product()
     run()
     settings.choose("linear_knobs", (("kernel", "tile"),), "the program")
@@ -159,7 +159,7 @@ def test_what_a_program_chooses_counts_for_warm_calls_until_it_is_released(card:
     assert second == "linear.tile" != first == third
 
 
-def test_plans_are_forgotten_even_where_the_new_settings_are_refused(card: Card, monkeypatch: Any) -> None:
+def test_plans_are_forgotten_even_where_the_new_settings_are_refused(card: Simulated, monkeypatch: Any) -> None:
     run = a_product()
     run()
     with monkeypatch.context() as patch:
@@ -175,7 +175,7 @@ def test_plans_are_forgotten_even_where_the_new_settings_are_refused(card: Card,
 def test_a_weight_is_not_kept_alive_for_what_was_planned_for_it() -> None:
     packed = weight()
     jitmx.linear(torch.zeros(1, K, dtype=BF16), packed)
-    assert packed in plan._planned
+    assert packed.plans
     gone = weakref.ref(packed)
     del packed
     gc.collect()

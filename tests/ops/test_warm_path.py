@@ -14,9 +14,9 @@ import torch
 
 import jitmx
 from jitmx.errors import InputError
-from jitmx.ops import linear, moe, moe_plan, operand, plan, routing_plan
+from jitmx.ops import operand
 from jitmx.runtime import driver, launch, load
-from simulated_card import on_cpu
+from simulated_card import Simulated, on_cpu
 
 N, K = 16, 64
 BF16 = torch.bfloat16
@@ -29,13 +29,17 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     nothing = SimpleNamespace(cuLaunchKernelEx=ctypes.CDLL(None).pthread_equal)
     monkeypatch.setattr(load, "function", lambda _variant, _device: 1 << 40)
     monkeypatch.setattr(driver, "library", lambda: nothing)
+    simulated = Simulated.bind
+
+    def bind(self: Simulated, variant: Any, *rest: Any) -> Callable[..., None]:
+        packs = variant.spec.family == "quantize"
+        return simulated(self, variant, *rest) if packs else launch.Launcher(variant, *rest).__call__
+
+    monkeypatch.setattr(Simulated, "bind", bind)
+    # As many calls as on a card: functions of C.
+    monkeypatch.setattr(launch, "_raw_stream", abs)
+    monkeypatch.setattr(launch, "_current_device", (-1).__index__)
     with on_cpu("sm_90a") as launched:
-        for module in (plan, moe_plan, routing_plan):
-            monkeypatch.setattr(module, "Launcher", launch.Launcher)
-        # As many calls as on a card: functions of C.
-        for module in (linear, moe):
-            monkeypatch.setattr(module, "_raw_stream", abs)
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", (-1).__index__)
         yield
         assert set(launched.kernels) <= {"quantize.pack"}
 
@@ -186,7 +190,8 @@ def test_launches_are_made_with_the_device_of_x_as_the_current_one(
         run()
     entered: list[int] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current)
+    monkeypatch.setattr(launch, "_current_device", lambda: -1 if entered else current)
     for run in runs:
+        entered.clear()
         run()
-    assert entered == ([] if current == -1 else [-1, -1])
+        assert entered == ([] if current == -1 else [-1])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
+from jitmx.kernels.kernel import Kernel
+from jitmx.registry.arguments import Arguments, number, writes
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import KernelSpec, Knobs, knob
 
@@ -23,6 +25,7 @@ def _check(knobs: ScaleKnobs, arch: Arch) -> None:
         raise KnobError("13 is no factor; the nearest legal value is 12")
 
 
+ARGUMENTS = Arguments("ProbeArguments", writes("x", "[n]", "float"), number("n", "int"))
 SCALE = KernelSpec(
     family="probe",
     name="scale",
@@ -32,6 +35,7 @@ SCALE = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: 256,
     entry="probe_scale",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -43,12 +47,7 @@ class ScaleProblem(Problem):
 FAMILY = Family(
     name="probe",
     summary="multiply by a constant",
-    specs=(SCALE,),
+    kernels=(Kernel(SCALE, lambda variant: (), fixed=lambda problem: {"factor": problem.factor}),),
     problem=ScaleProblem,
     typical=lambda arch: tuple(map(ScaleProblem, (2, 3, 4))),
-    serving=lambda problem, arch: ("scale",),
-    fixed=lambda problem, kernel: {"factor": problem.factor},
-    heuristic=lambda problem, arch, multiprocessors: ("scale", {}),
-    tuned=lambda problem, arch, multiprocessors, kernel: {},
-    cases=lambda variant: (),
 )

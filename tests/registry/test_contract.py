@@ -85,7 +85,7 @@ def test_every_variant_promises_registers_that_its_threads_can_have_and_no_spill
     variant = data.draw(variants(spec))
     contract = spec.contract(variant.knobs, variant.arch)
     assert 0 < contract.max_registers <= 255
-    assert contract.max_registers * spec.threads(variant.knobs) <= 65536
+    assert contract.max_registers * variant.threads <= 65536
     # A router of many experts, or of 64 tokens with RMSNorm, leaves a thread few registers, and five of them spill.
     knobs, routes = variant.knobs.as_dict(), (spec.family, spec.name) == ("routing", "route")
     few = routes and (knobs["experts"] >= 256 or (knobs["norm"] and knobs["tokens"] == 64))

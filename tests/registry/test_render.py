@@ -20,6 +20,7 @@ from jinja2 import meta
 from jitmx import arch, resources
 from jitmx.errors import RenderError
 from jitmx.registry import render as rendering
+from jitmx.registry.arguments import Arguments, writes
 from jitmx.registry.contract import Contract
 from jitmx.registry.render import header, render
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
@@ -147,6 +148,16 @@ def test_a_source_opens_with_kernel_target_and_every_knob(spec: KernelSpec, data
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
 @given(data=st.data())
+def test_behind_that_comes_the_struct_that_the_kernel_takes(spec: KernelSpec, data: st.DataObject) -> None:
+    variant = data.draw(variants(spec))
+    source, fields = render(variant), variant.arguments
+    assert source.startswith(header(variant) + fields.source)
+    assert re.search(rf" {spec.entry}\(const (__grid_constant__ )?{fields.name} args\)", source)
+    assert ("__grid_constant__" in source) >= bool(fields.maps)  # a copy in local memory would not be a tensor map's
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@given(data=st.data())
 def test_rendering_is_repeatable_and_leaves_nothing_of_the_template_language(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
@@ -156,7 +167,7 @@ def test_rendering_is_repeatable_and_leaves_nothing_of_the_template_language(
     assert source.endswith("}\n")
     assert not re.search(r"\{[%#]|[%#]\}|\{\{-? | -?\}\}", source)
     assert f" {spec.entry}(" in source
-    assert f"__launch_bounds__({spec.threads(variant.knobs)}" in source
+    assert f"__launch_bounds__({variant.threads}" in source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,15 +177,16 @@ class ToyKnobs(Knobs):
     kind: str = knob("plain", choices=("plain", "fancy"), doc="a word")
 
 
+ARGUMENTS = Arguments("ToyArguments", writes("out", "[1]", "int"))
 TOY = KernelSpec(
     family="toy",
     name="kernel",
     knobs=ToyKnobs,
     contract=lambda knobs, target: Contract(),
-    check=lambda knobs, target: None,
-    shared_bytes=lambda knobs: 0,
+    shared_bytes=lambda knobs: 4096 * knobs.width,
     threads=lambda knobs: 32,
     entry="toy",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -186,7 +198,7 @@ def toy(tmp_path: Path) -> Any:
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / "kernel.cu.j2").write_text(text)
         variant = TOY.variant(arch.parse("sm_121"), **knobs)
-        return render(variant, tmp_path).removeprefix(header(variant))
+        return render(variant, tmp_path).removeprefix(header(variant) + ARGUMENTS.source)
 
     return run
 
@@ -233,11 +245,9 @@ def test_knobs_become_literals_of_c(toy: Any) -> None:
         toy("{{ kind | cxx }}\n")
 
 
-def test_a_template_sees_target_and_threads(toy: Any) -> None:
-    assert (
-        toy("{{ arch.name }} {{ arch.number }} {{ threads }} {{ 'tma' in arch.features }}\n")
-        == "sm_121a 1210 32 True\n"
-    )
+def test_a_template_sees_target_threads_and_shared_memory(toy: Any) -> None:
+    text = "{{ arch.name }} {{ arch.number }} {{ threads }} {{ shared_bytes }} {{ 'tma' in arch.features }}\n"
+    assert toy(text) == "sm_121a 1210 32 16384 True\n"
 
 
 def test_every_template_belongs_to_a_kernel() -> None:

@@ -180,8 +180,8 @@ def test_no_ring_turns_in_the_smallest_case_of_moe_decode() -> None:
     ((way, case),) = launches.chosen(arch.parse("sm_90a"), ["moe.decode"], smallest=True)
     shape = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", case.name)}
     assert shape["rows"] * shape["top"] == 1  # an item
-    clusters = case.grid // way.knobs.cluster
-    rows = -(-shape["intermediate"] // (8 * case.grid)) + -(-shape["hidden"] // (16 * clusters))
+    clusters = case.launch.blocks // way.knobs.cluster
+    rows = -(-shape["intermediate"] // (8 * case.launch.blocks)) + -(-shape["hidden"] // (16 * clusters))
     assert 1 < rows + 1 <= way.knobs.stages  # of a block, and the step that ends them
 
 

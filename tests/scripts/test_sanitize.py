@@ -142,7 +142,7 @@ def test_the_case_launched_is_the_largest_or_where_asked_for_the_smallest(
     names = ["linear.slice", "linear.stream+whole_ring", "moe.decode"]
 
     def size(case: Case) -> int:
-        return sum(item.data.nbytes for item in case.arguments if isinstance(item, Buffer))
+        return sum(item.data.nbytes for item in case.values.values() if isinstance(item, Buffer))
 
     found = list(launches.chosen(arch.parse("sm_90a"), names, smallest=smallest))
     assert len(found) == len(names)
@@ -184,7 +184,7 @@ def test_a_launch_that_fails_is_named_and_the_last(monkeypatch: pytest.MonkeyPat
         tried.append(f"{variant.name}, {case.name}")
         raise DriverError("unspecified launch failure")
 
-    monkeypatch.setattr("jitmx.ops.checks.device_arch", lambda device: arch.parse("sm_80"))
+    monkeypatch.setattr("jitmx.runtime.card.arch", lambda device: arch.parse("sm_80"))
     monkeypatch.setattr(launches, "launch", fail)
     monkeypatch.setattr(sys, "argv", ["launches", "pack.pack", "quantize.quantize"])
     with pytest.raises(SystemExit) as ended:

@@ -11,7 +11,9 @@ import pytest
 
 from assembly import kernel, launch
 from jitmx.errors import SimulationError
+from jitmx.registry.arguments import Arguments, writes
 from jitmx.registry.case import Buffer, Case
+from jitmx.registry.launch import Launch
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import TensorMap
@@ -93,15 +95,13 @@ def test_a_case_brings_its_cluster_and_scratch_memory() -> None:
     """Each block adds its neighbour's number to scratch memory, which is no output."""
     body = OWN + SYNC + NEXT + "ld.shared::cluster.u32 r20, [r12];\n" + SYNC + "red.global.add.u32 [q1], r20;\n"
     body += "st.global.u32 [d0], r20;"
-    scratch = Buffer(np.zeros(1, "u4"), scratch=True)
-    case = Case(
-        "", 4, 0, "@PP", (Buffer(np.zeros(128, "u4"), output=True), scratch),
-        lambda outputs: float((outputs[0] != shifted(4, 4)).sum()), 0, cluster=4,
-    )  # fmt: skip
-    variant: Any = SimpleNamespace(spec=SimpleNamespace(entry="k", threads=lambda knobs: 32), knobs=None)
+    values = {"out": Buffer(np.zeros(128, "u4"), output=True), "counter": Buffer(np.zeros(1, "u4"), scratch=True)}
+    case = Case("", Launch(4, cluster=4), values, lambda outputs: float((outputs[0] != shifted(4, 4)).sum()), 0)
+    fields = Arguments("Fields", writes("out", "[128]"), writes("counter", "[1]"))
+    variant: Any = SimpleNamespace(spec=SimpleNamespace(entry="k"), threads=32, arguments=fields, knobs=None)
     source = kernel(HEAD + body, 2, declare=SHARED)
     assert run_case(case, variant, source)[0] == 0
-    fixed = replace(case, arguments=(case.arguments[0], Buffer(np.zeros(1, "u4"))))
+    fixed = replace(case, values=values | {"counter": Buffer(np.zeros(1, "u4"))})
     with pytest.raises(SimulationError, match="read-only"):
         run_case(fixed, variant, source)
 

@@ -15,9 +15,11 @@ from evidence import Verdicts
 from jitmx import arch, kernels
 from jitmx.kernels.quantize import FAMILY
 from jitmx.ledger import Entry, Ledger
+from jitmx.registry.arguments import Arguments, number
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.registry.tensor_map import TensorMap
 from jitmx.sim import proof as proving
 from jitmx.sim import verify as verifying
 from jitmx.sim.proof import proof
@@ -109,26 +111,37 @@ def changed(data: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     return other
 
 
-def with_first(case: Case, **changes: Any) -> Case:
-    return dataclasses.replace(case, arguments=(dataclasses.replace(case.arguments[0], **changes), *case.arguments[1:]))
+def with_launch(case: Case, **changes: Any) -> Case:
+    return dataclasses.replace(case, launch=dataclasses.replace(case.launch, **changes))
+
+
+def with_x(case: Case, **changes: Any) -> Case:
+    return dataclasses.replace(case, values={**case.values, "x": dataclasses.replace(case.values["x"], **changes)})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda case: dataclasses.replace(case, grid=case.grid + 1),
-        lambda case: dataclasses.replace(case, cluster=case.cluster + 1),
+        lambda case: with_launch(case, blocks=case.launch.blocks + 1),
+        lambda case: with_launch(case, cluster=case.launch.cluster + 1),
+        lambda case: with_launch(case, shared_bytes=case.launch.shared_bytes + 16),
+        lambda case: with_launch(case, maps={"x_map": TensorMap("bf16", (64, 8), (64, 8))}),
         lambda case: dataclasses.replace(case, resident=7),
-        lambda case: dataclasses.replace(case, shared_bytes=case.shared_bytes + 16),
         lambda case: dataclasses.replace(case, gate=case.gate / 2 + 0.001),
-        lambda case: dataclasses.replace(case, layout=case.layout + "i"),
-        lambda case: dataclasses.replace(case, arguments=(*case.arguments[:-1], 12345)),
-        lambda case: with_first(case, data=changed(case.arguments[0].data)),
-        lambda case: with_first(case, early=True),
+        lambda case: dataclasses.replace(case, values={**case.values, "vectors": 12345}),
+        lambda case: with_x(case, data=changed(case.values["x"].data)),
+        lambda case: with_x(case, early=True),
     ],
 )
 def test_any_change_of_a_case_is_another_proof(change: Callable[[Case], Case], ptx: str, cases: list[Case]) -> None:
     assert proof(ONE, ptx, [change(cases[0]), *cases[1:]]) != proof(ONE, ptx, cases)
+
+
+def test_a_field_of_the_arguments_that_lies_elsewhere_is_another_proof(ptx: str, cases: list[Case]) -> None:
+    own = ONE.arguments
+    moved = Arguments(own.name, number("before", "int"), *own.fields.values())
+    other = dataclasses.replace(ONE, spec=dataclasses.replace(ONE.spec, arguments=lambda knobs: moved))
+    assert proof(other, ptx, cases) != proof(ONE, ptx, cases)
 
 
 def test_a_case_more_or_less_is_another_proof(ptx: str, cases: list[Case]) -> None:
@@ -166,7 +179,9 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("sim/memory.py", "class Memory", "class Other", True),
         ("registry/case.py", "float(np.mean(found != wanted))", "0.0", True),
         ("formats.py", "import numpy", "import math\nimport numpy", True),
-        ("kernels/quantize.py", "gate=", "cluster=1, gate=", True),
+        ("registry/arguments.py", "packed = bytearray(self.size)", "packed = bytearray(self.size + 1)", True),
+        ("registry/tensor_map.py", "1 <= size <= 256", "1 <= size <= 257", True),
+        ("kernels/quantize.py", "gate=", "resident=1, gate=", True),
         ("kernels/moe/token.py", "import", "import sys\nimport", False),
         ("cli/verify.py", "import", "import sys\nimport", False),
         ("sim/memory.py", '"""', '"""Said otherwise. ', False),

@@ -133,7 +133,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     from vllm.model_executor.models import gpt_oss
 
     import jitmx.vllm
-    from jitmx.vllm import ahead, facts, plugin, quantization, warmup
+    from jitmx.vllm import ahead, facts, hooks, log, plugin, quantization, warmup
 
     for name in {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)} & os.environ.keys():
         if name != "JITMX_CACHE_DIR":
@@ -145,7 +145,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     classes = dict(custom_op.op_registry_oot)
     monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", gpt_oss.GptOssModel.block_cls)  # put back after the test
     caches: tuple[Callable[..., Any], ...] = (
-        plugin._say_once, plugin.hooks_hold, quantization._announce, quantization._announce_block,
+        plugin._say_once, hooks.hold, quantization._announce, quantization._announce_block,
         quantization._announce_draft,
     )  # fmt: skip
     found = Host(checkpoint[0], [], [], [], warmup.prepare)
@@ -155,7 +155,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     def keep(record: logging.LogRecord) -> None:
         found.said.append((record.levelname, record.getMessage()))
 
-    monkeypatch.setattr(plugin.logger, "handle", keep)  # vLLM drops handlers when it configures its loggers
+    monkeypatch.setattr(log.logger, "handle", keep)  # vLLM drops handlers when it configures its loggers
     for cache in caches:
         cache.cache_clear()  # type: ignore[attr-defined]
     settings.reload()

@@ -25,10 +25,10 @@ from vllm.model_executor.models import gpt_oss
 import jitmx
 from jitmx import arch, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
+from jitmx.model_kernels import Experts, Linear
 from jitmx.ops import operand
 from jitmx.ops.routing_plan import Routing
 from jitmx.vllm import block, facts, products
-from jitmx.vllm.needed import Experts, Linear
 from vllm_world import decoded, error
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -231,7 +231,7 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
 
     monkeypatch.setattr(products.product, "run", run_product)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=True, residual=True))
-    monkeypatch.setattr(products.fusion, "NORMED_ROWS", 8)
+    monkeypatch.setattr(products.model_kernels, "NORMED_ROWS", 8)
     monkeypatch.setattr(products.routing_calls, "run_route", lambda x, *rest, **more: Routing(x, x, *[None] * 4, x))
     monkeypatch.setattr(products.moe, "run", lambda x, *rest: calls.append((len(x), rest[-1].dim())) or rest[-1] * 2)
     with simulated_card.on_cpu("sm_90a"):
@@ -373,13 +373,13 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, str, bool]] = []
-    choose = products.fusion.fused
+    choose = products.model_kernels.fused
 
     def noted(problem: Any, *rest: Any) -> Any:
         asked.append((problem.m, problem.dtype, problem.norm))
         return choose(problem, *rest)
 
-    monkeypatch.setattr(products.fusion, "fused", noted)
+    monkeypatch.setattr(products.model_kernels, "fused", noted)
     products._of.cache_clear()
     settings.reload()
     codes, scales = torch.zeros(48, 48, dtype=torch.uint8), torch.full((48, 3), 127, dtype=torch.uint8)

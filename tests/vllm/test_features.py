@@ -26,11 +26,11 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from jitmx import settings
+from jitmx.model_kernels import Packer
 from jitmx.runtime import load
 from jitmx.vllm import monitor, warmup
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
-from jitmx.vllm.needed import Packer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
 ALL = {"jitmx": {"mxfp4_layers": "all"}}
@@ -196,7 +196,7 @@ def test_of_a_head_that_vllm_needs_in_bf16_nothing_else_is_said(host: Any) -> No
         model = host.build(runner="pooling", convert="embed", additional_config=ALL)
     serves = model.vllm_config.additional_config["jitmx_serves"]
     (said,) = (line for line in host.said if "lm_head" in line[1])
-    assert said[0] == "WARNING" and "vLLM serves lm_head, and jitmx stands aside: head_dtype=torch.float32" in said[1]
+    assert said[0] == "WARNING" and "vLLM serves lm_head, jitmx is disabled for it: head_dtype=torch.float32" in said[1]
     assert serves["lm_head"] == "" and serves["moe"] == "mxfp4"
 
 
@@ -239,6 +239,6 @@ def test_kernels_of_an_engine_that_starts_beside_another_do_not_come_late(
 
 def test_an_engine_that_asks_for_no_kernel_is_not_steered_by_one_before_it(host: Any) -> None:
     host.build(additional_config={"jitmx": {"moe_kernel": "gemm"}})
-    assert settings.current().moe_knobs == (("kernel", "grouped"),)
+    assert settings.current().value("moe_knobs") == (("kernel", "grouped"),)
     host.build()
-    assert settings.current().moe_knobs == () and settings.origin("moe_knobs") == "default"
+    assert settings.current().value("moe_knobs") == () and settings.origin("moe_knobs") == "default"

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import jitmx
 import simulated_card
 from jitmx.errors import InputError
+from jitmx.model_kernels import Experts, Linear, Packer
 from jitmx.ops.experts import PackedExperts
 from jitmx.vllm import moe, packing
-from jitmx.vllm.needed import Experts, Linear, Packer
 from jitmx.vllm.packing import make_room, pack_layer
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]

@@ -1,4 +1,4 @@
-"""The plugin in vLLM's registries: what it takes the place of, and when it stands aside."""
+"""The plugin in vLLM's registries: what it takes the place of, and when it is disabled."""
 
 # ruff: noqa: E402
 
@@ -79,7 +79,7 @@ def test_another_release_of_vllm_is_left_alone_with_one_line(host: Any, monkeypa
     jitmx.vllm.register()
     assert get_quantization_config("gpt_oss_mxfp4") is GptOssMxfp4Config
     refused = "vLLM 0.35.0 is not one of vllm>=0.33,<0.34, which this jitmx is for"
-    assert host.said == [("WARNING", f"jitmx stands aside, and vLLM serves every layer: {refused}")]
+    assert host.said == [("WARNING", f"jitmx is disabled, and vLLM serves every layer: {refused}")]
 
 
 def test_the_release_under_test_is_a_supported_one() -> None:
@@ -98,7 +98,11 @@ def test_a_moved_hook_is_an_error_in_the_log_and_vllm_serves(host: Any, monkeypa
         assert type(block.mlp.experts.routed_experts.quant_method) is GptOssMxfp4MoEMethod
         assert type(block.attn.qkv_proj.quant_method) is UnquantizedLinearMethod
     ((level, message),) = host.said
-    assert level == "ERROR" and "jitmx stands aside" in message and "vllm.config.VllmConfig.gone is gone" in message
+    assert (
+        level == "ERROR"
+        and "incompatible vLLM internals" in message
+        and "vllm.config.VllmConfig.gone is gone" in message
+    )
 
 
 def test_vllm_finds_and_calls_the_entry_point(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:

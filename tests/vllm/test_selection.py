@@ -98,7 +98,7 @@ def test_a_stock_kernel_by_name_hands_the_experts_back_to_vllm(
     model = host.build()
     assert type(methods(model)["moe"]) is GptOssMxfp4MoEMethod and stock == [kernel, kernel]
     reason = f"VLLM_MXFP4_MOE_KERNEL asks for vLLM's {kernel}"
-    assert host.said == [("WARNING", f"vLLM serves moe, and jitmx stands aside: {reason}")]
+    assert host.said == [("WARNING", f"vLLM serves moe, jitmx is disabled for it: {reason}")]
     assert not model.model.layers[0].mlp.router.taken
 
 
@@ -191,7 +191,7 @@ def test_experts_of_another_form_are_left_to_vllm_with_the_reason(
 ) -> None:
     monkeypatch.setattr(facts, "against_moe", lambda layer: "the activation is relu2, not swigluoai")
     assert served(host.build()) == {}
-    assert host.said[0][1] == "vLLM serves moe, and jitmx stands aside: the activation is relu2, not swigluoai"
+    assert host.said[0][1] == "vLLM serves moe, jitmx is disabled for it: the activation is relu2, not swigluoai"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_gemm_by_name_steers_to_the_grouped_kernel(host: Any, monkeypatch: pytes
     monkeypatch.setenv("VLLM_MXFP4_MOE_KERNEL", "gemm")
     settings.reload()
     host.build()
-    assert settings.current().moe_knobs == (("kernel", "grouped"),)
+    assert settings.current().value("moe_knobs") == (("kernel", "grouped"),)
     assert settings.origin("moe_knobs") == "VLLM_MXFP4_MOE_KERNEL"
 
 

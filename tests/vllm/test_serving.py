@@ -21,7 +21,7 @@ from vllm.forward_context import set_forward_context
 import jitmx
 from jitmx import settings
 from jitmx.kernels.moe.arguments import GATE
-from jitmx.vllm.needed import Experts
+from jitmx.model_kernels import Experts
 from vllm_world import decoded, error
 
 
@@ -94,7 +94,7 @@ def test_ranks_with_some_of_the_experts_add_up_to_the_layer(
             layer._expert_map = torch.tensor(map_of_rank, dtype=torch.int32)
             parts.append(serve(model, 0, x).double())
     assert all(part.any() for part in parts) and error(parts[0] + parts[1], expected(checkpoint, 0, x)) < GATE
-    assert layer.quant_method._needed(layer).mapped
+    assert layer.quant_method._needed(layer)[1].mapped
 
 
 def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,14 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 
 from jitmx import arch as arches
-from jitmx import batch, settings
+from jitmx import batch, model_kernels, settings
 from jitmx.dispatch.choose import default_variants
 from jitmx.errors import NotWarmedError
 from jitmx.kernels.pack import encoding_on
+from jitmx.model_kernels import Experts, Linear, Packer, variants
 from jitmx.runtime import load
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import moe, monitor, needed, warmup
-from jitmx.vllm.needed import Experts, Linear, Packer, variants
+from jitmx.vllm import moe, monitor, warmup
 
 LAYER = Experts(
     "sm_90a", None, 4096, 128, 128, False, 4, 2880, 2880, True, "swizzle", "normal", "softmax_topk", "hidden", True
@@ -45,7 +45,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.reload()
 
 
-def names(asked: needed.Needed) -> set[str]:
+def names(asked: model_kernels.Needed) -> set[str]:
     return {variant.name for variant in variants(asked)}
 
 
@@ -62,7 +62,7 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
         replace(LAYER, arch=target, encoding=encoding, rows=300, norm=True, residual="pair"),
     ]
     found = [names(asked) for asked in some]
-    monkeypatch.setattr(needed, "_rows", lambda most: range(1, most + 1))
+    monkeypatch.setattr(model_kernels, "_rows", lambda most: range(1, most + 1))
     variants.cache_clear()
     assert [names(asked) for asked in some] == found
     variants.cache_clear()
@@ -129,7 +129,8 @@ def test_required_serves_from_a_warm_cache_without_a_compiler_and_else_names_the
 ) -> None:
     monkeypatch.setenv("JITMX_MODE", "required")
     settings.reload()
-    with pytest.raises(NotWarmedError, match=r"jitmx warmup --arch sm_90a --variant .* kernels cannot be had"):
+    said = r"kernels failed; each is in the log\); .*jitmx warmup --arch sm_90a --variant "
+    with pytest.raises(NotWarmedError, match=said):
         warmup.prepare(SMALL)
     batch.build_all(variants(SMALL), strict=False)
 

@@ -15,40 +15,41 @@ layout of W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, Problem, rounded_up, taking
+from jitmx.kernels import Family
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma
-from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, spread
 from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.kernels.linear.limits import has_clusters
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.registry.case import Case
-from jitmx.registry.launch import Launch
-from jitmx.registry.spec import Variant
+from jitmx.kernels.tuning import Tuning
+from jitmx.models import GPT_OSS_120B, NAMED
 
-__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "LinearKernel", "LinearProblem", "candidates", "launch_of"]
+__all__ = ["FAMILY", "GPT_OSS", "KERNELS", "LinearProblem", "candidates"]
 
-KERNELS: dict[str, LinearKernel] = {
+KERNELS: dict[str, Kernel] = {
     module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, splitk, tile, wgmma, scaled)
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
-GPT_OSS = ((5120, 2880, (False, True)), (2880, 4096, (False, True)), (201088, 2880, (False,)))
+GPT_OSS = tuple((n, k, (False, True) if kind != "lm_head" else (False,)) for kind, (n, k) in GPT_OSS_120B.dense.items())
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 EIGHT_BIT_ROWS = (1, 16, 64, 512)
 QUANTIZED_ROWS = (16, 512)
-MOST_LOGITS = 512  # rows of lm_head: prompts need only their last
+_WIDE, _MOST_LOGITS = 100_000, 512  # an output layer sees one row a sequence, not one a token
 
 # Up to this many rows, bytes in flight count for more than products.
 FEW_ROWS = 32
 
 
-def launch_of(variant: Variant, m: int, n: int, k: int, multiprocessors: int) -> Launch:
-    """Geometry of a launch of `variant` for m rows."""
-    return KERNELS[variant.spec.name].launch(variant.knobs, m, n, k, multiprocessors)
+def usual_rows(n: int, counts: Iterable[int]) -> tuple[int, ...]:
+    """Those of the row counts that a product with n output features meets."""
+    return tuple(m for m in counts if n < _WIDE or m <= _MOST_LOGITS)
 
 
 def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
@@ -58,27 +59,27 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
         for n, k, biases in GPT_OSS
         for bias in biases
         for m in TYPICAL_ROWS
-        if n < 100_000 or m <= MOST_LOGITS
+        if m in usual_rows(n, TYPICAL_ROWS)
     )
     # What is asked for by name: eight-bit weights for O, quantized activations.
-    eight = tuple(LinearProblem(m, 2880, 4096, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
+    eight = tuple(LinearProblem(m, *GPT_OSS_120B.o, "bf16", True, encoding, weight="mxfp8") for m in EIGHT_BIT_ROWS)
     quantized = tuple(
-        LinearProblem(m, 5120, 2880, "bf16", True, encoding, activation=activation)
+        LinearProblem(m, *GPT_OSS_120B.qkv, "bf16", True, encoding, activation=activation)
         for activation in ("mxfp8", "mxfp6", "mxfp4")
         for m in QUANTIZED_ROWS
     )
     return dense + eight + quantized
 
 
-def _bucket(problem: LinearProblem) -> Problem:
+def _buckets(problem: LinearProblem) -> dict[str, tuple[int, ...]]:
     few: tuple[int, ...] = TYPICAL_ROWS if problem.weight == "mxfp4" else EIGHT_BIT_ROWS
     few = few if problem.activation == "none" else QUANTIZED_ROWS
-    return rounded_up(problem, (*few, *(count for count in TYPICAL_ROWS if count > few[-1])))
+    return {"m": (*few, *(count for count in TYPICAL_ROWS if count > few[-1]))}
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     """The first kernel by falling preference for this many rows that serves the problem on the target."""
-    able, reasons = serving(problem, arch), []
+    able, reasons = FAMILY.serving(problem, arch), []
     for name in _preference(problem, arch):
         if name not in able:
             continue
@@ -102,23 +103,6 @@ def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     return ("wgmma", "tile", "gemv") if problem.m >= 2 * FEW_ROWS else ("tile", "gemv")
 
 
-def _fixed(problem: LinearProblem, kernel: str) -> dict[str, Any]:
-    return KERNELS[kernel].fixed(problem)
-
-
-def serving(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
-    """Kernels that can serve the problem on a target."""
-    return taking(_fixed, problem, (name for name, kernel in KERNELS.items() if kernel.runs_on(arch)))
-
-
-def _cases(variant: Variant) -> Iterable[Case]:
-    return KERNELS[variant.spec.name].cases(variant)
-
-
-def _check(problem: LinearProblem, variant: Variant) -> None:
-    KERNELS[variant.spec.name].check(problem, variant)
-
-
 # Candidates of a row, at most, of each kernel: most of those that win at so many rows of X. On sm_90a, stream was
 # faster than gemv wherever both were timed; wgmma takes 48 rows of X at least.
 _MOST: tuple[tuple[int, dict[str, int]], ...] = (
@@ -135,7 +119,7 @@ def candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list
 
     The heuristic's knobs of each kernel open the list; where a kernel finds that nothing of it fits, it has none.
     """
-    able = serving(problem, arch)
+    able = FAMILY.serving(problem, arch)
     first: list[tuple[str, dict[str, Any]]] = []
     parts: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in sorted(able, key=_order(problem, arch)):
@@ -156,21 +140,47 @@ def _order(problem: LinearProblem, arch: Arch) -> Callable[[str], int]:
     return lambda name: preferred.index(name) if name in preferred else len(preferred)
 
 
+def _require_sizes(fields: Mapping[str, Any]) -> None:
+    """Raise KnobError where one of n and k is given, or k is no whole number of blocks."""
+    sizes = {name: fields[name] for name in ("n", "k") if name in fields}
+    if len(sizes) == 1:
+        raise KnobError(f"{next(iter(sizes))} is given alone; n and k go together")
+    LinearProblem(**sizes)
+
+
+TUNING = Tuning(
+    sizes=("n", "k"),
+    values=lambda problem: {"m": usual_rows(problem.n, TYPICAL_ROWS)},
+    described=lambda problem: f"[{problem.n}, {problem.k}]",
+    models={name: [{"n": n, "k": k} for n, k in model.dense.values()] for name, model in NAMED.items()},
+    named=("dtype", "scale_range", "weight", "activation"),
+    nameless=("encoding",),
+    implied={"weight": "mxfp4", "activation": "none"},
+    untimed=("residual=pair",),
+)
+
+BENCHMARK = Benchmark(
+    "jitmx.bench.linear",
+    "medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and the "
+    "other libraries' MXFP4 products that are installed; gpt-oss-120b's products where n= and k= are not given",
+    fields=("m", "n", "k"),
+    check=_require_sizes,
+    peers=("humming", "marlin", "triton_kernels"),
+    drawn=True,
+)
+
 FAMILY = Family(
     name="linear",
     summary="Y = X W^T + bias with W in MXFP4",
-    specs=tuple(kernel.spec for kernel in KERNELS.values()),
+    kernels=tuple(KERNELS.values()),
     problem=LinearProblem,
     typical=_typical,
-    serving=serving,
-    fixed=_fixed,
     heuristic=_heuristic,
-    tuned=lambda problem, arch, multiprocessors, kernel: KERNELS[kernel].heuristic(problem, arch, multiprocessors),
-    bucket=_bucket,
-    cases=_cases,
-    check=_check,
-    max_rows=lambda kernel: KERNELS[kernel].max_rows,
-    tile=lambda kernel: KERNELS[kernel].tile,
+    axes=("m",),
+    buckets=_buckets,
+    candidates=candidates,
     ways=steps.ways,
     steps=steps.STEPS,
+    tuning=TUNING,
+    benchmark=BENCHMARK,
 )

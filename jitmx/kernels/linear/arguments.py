@@ -1,4 +1,4 @@
-"""The argument struct of every kernel of `linear` (templates/include/jitmx/linear.cuh), and cases made of it."""
+"""The argument struct of every kernel of `linear`, and cases made of it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.kernels.linear.layout import pack, reference
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.spec import Variant
 
 if TYPE_CHECKING:
     from jitmx.registry.launch import Launch
 
-# x, weight, scales, bias, residual, norm, y, workspace, spare (of a residual that is a pair, its second tensor);
-# epsilon, rows, n, k; words and scales of a weight to prefetch, and their bytes; padded as a compiler pads.
-LAYOUT = "@PPPPPPPPPfiiiPPii0P"
+ARGUMENTS = Arguments(
+    "LinearArguments",
+    reads("x", "[rows, k]"),
+    reads("weight", "packed words"),
+    reads("scales", "packed scales"),
+    reads("bias", "[n]"),
+    reads("residual", "[rows, n]"),
+    reads("norm", "[k]"),
+    writes("y", "[rows, n]; residual_lo: [2, rows, n], the values and their low parts; argmax: int64 [rows]"),
+    writes("workspace", "zero before the first launch"),
+    reads("residual_lo", "[rows, n]: what rounding the residual to its type has lost"),
+    number("epsilon", "float", "of the norm"),
+    number("rows", "int"),
+    number("n", "int"),
+    number("k", "int"),
+    reads("next_words", "of a weight that a later product reads, for the L2"),
+    reads("next_scales", "of that weight"),
+    number("next_word_bytes", "unsigned int", "0: there is no such weight"),
+    number("next_scale_bytes", "unsigned int"),
+)
+MAPPED = ARGUMENTS.with_maps(x_map="x")  # for kernels that copy X by a tensor map
+PREFETCH = tuple(ARGUMENTS.fields)[-4:]
 NO_PREFETCH = 0, 0, 0, 0
 EPSILON = 1e-5
 GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output included
@@ -46,18 +66,15 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
     residual = generator.standard_normal((rows, n)).astype(stored)
     words, packed, weight = _weight(variant, n, k, generator)
     pair = getattr(knobs, "residual", False) == "pair"
-    finer = (residual.astype(np.float64) * generator.uniform(-(2.0**-9), 2.0**-9, (rows, n))).astype(stored)
+    low = (residual.astype(np.float64) * generator.uniform(-(2.0**-9), 2.0**-9, (rows, n))).astype(stored)
     wide = activations(x.astype(np.float64), norm.astype(np.float64) if has("norm") else None, variant)
     wanted = reference(wide, weight, bias.astype(np.float64) if has("bias") else None)
     if has("residual"):
-        wanted = wanted + residual.astype(np.float64) + (finer.astype(np.float64) if pair else 0)
+        wanted = wanted + residual.astype(np.float64) + (low.astype(np.float64) if pair else 0)
     output = np.empty(rows, np.int64) if has("argmax") else np.empty((2, rows, n) if pair else (rows, n), stored)
-    optional = [
-        Buffer(array) if has(name) else 0 for name, array in (("bias", bias), ("residual", residual), ("norm", norm))
-    ]
+    optional = {"bias": bias, "residual": residual, "norm": norm}
     # Pieces for some lanes of some blocks, a short one last; kernels that bring nothing leave it alone.
     later = [generator.integers(0, 256, size).astype(np.uint8) for size in (5 * 4096 + 512, 1056)]
-    workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
 
     def check(outputs: Any) -> float:
         if has("argmax"):
@@ -66,17 +83,18 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
 
     return Case(
         name=f"rows={rows} n={n} k={k} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(x), Buffer(words), Buffer(packed), *optional, Buffer(output, output=True), workspace,
-            Buffer(finer) if pair else 0, EPSILON, rows, n, k, *map(Buffer, later), *map(len, later),
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(x), "weight": Buffer(words), "scales": Buffer(packed), "y": Buffer(output, output=True),
+            **{name: Buffer(array) for name, array in optional.items() if has(name)},
+            **({"residual_lo": Buffer(low)} if pair else {}),
+            **({"workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True)} if launch.workspace else {}),
+            "epsilon": EPSILON, "rows": rows, "n": n, "k": k,
+            "next_words": Buffer(later[0]), "next_word_bytes": len(later[0]),
+            "next_scales": Buffer(later[1]), "next_scale_bytes": len(later[1]),
+        },
         check=check,
         gate=PAIR_GATE if pair and not has("norm") else GATE,
-        cluster=launch.cluster,
-        matrix=launch.matrix,
     )  # fmt: skip
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel, require_plain, require_registers
+from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import require_plain, require_registers
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -116,15 +117,16 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, TILE_K),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_linear_gemv",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
-def launch(knobs: GemvKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: GemvKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """One row of tiles a worker, or a full persistent wave where there are more rows than that."""
-    rows, _ = packed_tiles(n, k)
+    rows, _ = packed_tiles(problem.n, problem.k)
     per_block = knobs.warps // knobs.split_k
     blocks = max(1, min(-(-rows // per_block), multiprocessors * knobs.blocks_per_sm))
-    return Launch(blocks, shared_bytes(knobs, k))
+    return Launch(blocks, shared_bytes(knobs, problem.k))
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return sorted(found, key=lambda knobs: sum(value != usual[name] for name, value in knobs.items()))
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -11,6 +11,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
@@ -22,8 +23,8 @@ class LinearProblem(Problem):
     """One call of `jitmx.linear`: X [m, k] times W [n, k]."""
 
     m: int = knob(1, low=1, high=MAX_SIZE, doc="rows of X")
-    n: int = knob(5120, low=1, high=MAX_SIZE, doc="rows of W")
-    k: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE, doc="columns of X and W, a multiple of 32")
+    n: int = knob(GPT_OSS_120B.qkv[0], low=1, high=MAX_SIZE, doc="rows of W")
+    k: int = knob(GPT_OSS_120B.hidden, low=formats.BLOCK, high=MAX_SIZE, doc="columns of X and W, a multiple of 32")
     dtype: str = DTYPE
     bias: bool = BIAS
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel, require_plain
+from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.limits import require_plain
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -203,12 +204,13 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
     entry="jitmx_linear_scaled",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
-def launch(knobs: ScaledKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: ScaledKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A block for each output tile and slice of k."""
-    tiles = -(-n // knobs.tile_n) * -(-m // knobs.tile_m)
+    tiles = -(-problem.n // knobs.tile_n) * -(-problem.m // knobs.tile_m)
     workspace = 0
     if knobs.split_k > 1:
         counters = -(-tiles // 32) * 128
@@ -325,12 +327,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + TILE_K - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
-        yield make_case(variant, launch(knobs, rows, n, k, 1), rows, n, k, seed)
+        yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,

@@ -14,10 +14,11 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, require_plain, require_registers
+from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import has_clusters, require_plain, require_registers
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
 from jitmx.registry.case import Case
@@ -112,13 +113,14 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_linear_slice",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
-def launch(knobs: SliceKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: SliceKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """One block a multiprocessor, in clusters."""
-    clusters = _clusters(knobs, n, multiprocessors)
-    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster)
+    clusters = _clusters(knobs, problem.n, multiprocessors)
+    return Launch(clusters * knobs.cluster, shared_bytes(knobs, problem.n, problem.k, clusters), knobs.cluster)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocesso
             f"cluster={knobs.cluster}, warps={knobs.warps} and tiles={knobs.tiles} have room for {room} tiles of k; "
             f"k={problem.k} has {tiles}: raise one of them, or use another kernel"
         )
-    need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
+    need = launch(knobs, problem, multiprocessors).shared_bytes
     if need > arch.shared_bytes:
         return (
             f"with n={problem.n} and k={problem.k} it needs {need} B of shared memory; a block on {arch} has at most "
@@ -231,7 +233,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.m, TILE_ROWS * knobs.cluster, room * TILE_K, 1),
     )
     for seed, (rows, n, k, clusters) in enumerate(shapes):
-        geometry = launch(knobs, rows, n, k, knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
+        geometry = launch(knobs, LinearProblem(rows, n, k), knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
 
@@ -270,7 +272,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return list(found.values())
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -14,9 +14,9 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel
+from jitmx.kernels.linear.arguments import MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -24,7 +24,6 @@ from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
-from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 256
@@ -124,13 +123,15 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_linear_splitk",
+    arguments=lambda knobs: MAPPED,
 )
 
 
-def launch(knobs: SplitKKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: SplitKKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A cluster for each tile of Y, or a block."""
-    matrix = MatrixMap(m, k, knobs.tile_m)
-    return Launch(tiles(knobs, m, n) * knobs.split_k, shared_bytes(knobs), knobs.split_k, matrix=matrix)
+    maps = {"x_map": warpgroups.x_map(problem.m, problem.k, knobs.tile_m)}
+    blocks = tiles(knobs, problem.m, problem.n) * knobs.split_k
+    return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.tile_m - 5, features - 7, split * around * TILE_K - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
-        yield make_case(variant, launch(knobs, rows, n, k, 132), rows, n, k, seed)
+        yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     return warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2}
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -14,9 +14,10 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel, has_clusters, require_plain, spread
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import has_clusters, require_plain
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream_knobs import (
     MAX_ROWS,
@@ -189,7 +190,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         shapes.append((knobs.m, TILE_ROWS + 1, pieces * knobs.cluster * TILE_K))  # sums of squares of many pieces
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
-        geometry = launch(knobs, rows, n, k, spare)
+        geometry = launch(knobs, LinearProblem(rows, n, k), spare)
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
 
@@ -288,7 +289,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return list(found.values())[:_MOST]
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -7,9 +7,10 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import has_clusters, require_registers
+from jitmx.kernels.linear.arguments import ARGUMENTS
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import has_clusters, require_registers
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -215,15 +216,18 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_linear_stream",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
-def launch(knobs: StreamKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: StreamKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """One block a multiprocessor, in clusters."""
-    clusters = _clusters(knobs, n, multiprocessors)
+    clusters = _clusters(knobs, problem.n, multiprocessors)
     # A counter, and the rank of what is largest in each row.
     workspace = 8 * (1 + knobs.m) if knobs.argmax else 0
-    return Launch(clusters * knobs.cluster, shared_bytes(knobs, n, k, clusters), knobs.cluster, workspace)
+    return Launch(
+        clusters * knobs.cluster, shared_bytes(knobs, problem.n, problem.k, clusters), knobs.cluster, workspace
+    )
 
 
 def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocessors: int) -> str | None:
@@ -246,7 +250,7 @@ def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocesso
             f"whole=1 with chunk={knobs.chunk} needs a multiple of that many tiles of k; k={problem.k} has {tiles}: "
             f"use chunk={nearest} or whole=0"
         )
-    need = launch(knobs, knobs.m, problem.n, problem.k, multiprocessors).shared_bytes
+    need = launch(knobs, problem, multiprocessors).shared_bytes
     if need > arch.shared_bytes:
         remedy = "set share=0 or raise cluster" if knobs.share else "lower warps, chunk or stages"
         return (

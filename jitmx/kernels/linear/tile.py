@@ -9,18 +9,11 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import (
-    LinearKernel,
-    has_clusters,
-    most_blocks,
-    registers_left,
-    require_plain,
-    require_registers,
-    spread,
-)
+from jitmx.kernels.kernel import Kernel, spread
+from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.limits import has_clusters, most_blocks, registers_left, require_plain, require_registers
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
 from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
@@ -164,12 +157,13 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_linear_tile",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
-def launch(knobs: TileKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: TileKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A block for each slice of each tile of Y; with slices, scratch for a counter a tile and the parts in fp32."""
-    tiles = -(-n // knobs.tile_n) * -(-m // knobs.tile_m)
+    tiles = -(-problem.n // knobs.tile_n) * -(-problem.m // knobs.tile_m)
     workspace = 0
     if knobs.exchange == "cluster":
         return Launch(tiles * knobs.split_k, shared_bytes(knobs), cluster=knobs.split_k)
@@ -195,7 +189,7 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
         raise KnobError(
             f"split_k={knobs.split_k} is over the {steps} stages of k={problem.k}; the nearest legal value is {steps}"
         )
-    blocks = launch(knobs, problem.m, problem.n, problem.k, 1).blocks
+    blocks = launch(knobs, problem, 1).blocks
     if blocks >= 1 << 31:
         raise KnobError(
             f"{variant.name} takes {blocks} blocks for m={problem.m}, n={problem.n}; a grid has at most 2^31 - 1: "
@@ -216,7 +210,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.tile_m + 1, max(8, knobs.tile_n - 8), around - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
-        yield make_case(variant, launch(knobs, rows, n, k, 1), rows, n, k, seed)
+        yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
 
 
 # Blocks that a heuristic weighs: rows of W, warps over them, warps over tokens. 16 or 32 rows a warp.
@@ -318,7 +312,7 @@ def _footprints(knobs: TileKnobs, problem: LinearProblem, arch: Arch, multiproce
 
     None where no more fit anyway.
     """
-    blocks = launch(knobs, problem.m, problem.n, problem.k, multiprocessors).blocks
+    blocks = launch(knobs, problem, multiprocessors).blocks
     even = -(-blocks // multiprocessors)
     wanted = [count for count in (even, 2 * even) if count < _fitting(knobs, arch)]
     return [((arch.shared_bytes + _RESERVED) // count - _RESERVED) // 1024 for count in wanted]
@@ -381,9 +375,8 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels.linear.kernel import require_plain
 from jitmx.kernels.linear.layout import TILE_K, packed_tiles
+from jitmx.kernels.linear.limits import require_plain
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
+from jitmx.registry.tensor_map import TensorMap
 
 GROUP_ROWS = 64  # rows of W that a warpgroup multiplies
 _TILE_ROWS = (128, 192, 256)  # of W, that two to four warpgroups take
@@ -59,6 +60,11 @@ def check_problem(problem: LinearProblem, variant: Variant) -> None:
             f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}; "
             f"the nearest legal value is {steps}"
         )
+
+
+def x_map(m: int, k: int, rows: int) -> TensorMap:
+    """X [m, k] in boxes of so many rows by 64 k, each row of which is the span of a swizzle."""
+    return TensorMap("bf16", (k, m), (TILE_K, rows), swizzle=TILE_K * 2)
 
 
 def tiles(knobs: Tiled, m: int, n: int) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups
-from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.kernel import LinearKernel
+from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -26,7 +26,6 @@ from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
-from jitmx.registry.matrix import MatrixMap
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 8192  # bounds the workspace, which may hold X and eight counters for each tile of rows
@@ -141,6 +140,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_linear_wgmma",
+    arguments=lambda knobs: MAPPED if knobs.x == "tensor" else ARGUMENTS,
 )
 
 
@@ -149,23 +149,24 @@ def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
     return _COUNTER_BYTES + -(-m // knobs.tile_m) * packed_tiles(1, k)[1] * knobs.tile_m * 128
 
 
-def launch(knobs: WgmmaKnobs, m: int, n: int, k: int, multiprocessors: int) -> Launch:
+def launch(knobs: WgmmaKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A block or cluster for each tile, or as many as the multiprocessors hold where there are more."""
-    matrix = MatrixMap(m, k, knobs.tile_m // (2 if knobs.deal == "rest" else 1))
+    m, n, k = problem.m, problem.n, problem.k
+    maps = {"x_map": warpgroups.x_map(m, k, knobs.tile_m // (2 if knobs.deal == "rest" else 1))}
     if knobs.deal == "steps":
         blocks = max(1, min(multiprocessors, _MOST_BLOCKS, tiles(knobs, m, n) * packed_tiles(1, k)[1]))
         workspace = _FLAG_BYTES + blocks * knobs.groups * 64 * knobs.tile_m * 4
-        return Launch(blocks, shared_bytes(knobs), workspace=workspace, matrix=matrix)
+        return Launch(blocks, shared_bytes(knobs), workspace=workspace, maps=maps)
     if knobs.deal == "rest":
         units, tokens = -(-n // GROUP_ROWS), -(-m // knobs.tile_m)
         items = tokens * (units // 2 + units % 2 * 2 * packed_tiles(1, k)[1])
         blocks = max(1, min(items, multiprocessors // knobs.split_k)) * knobs.split_k
         workspace = _FLAG_BYTES + max(2 * tokens, blocks) * GROUP_ROWS * knobs.tile_m * 2
-        return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace if units % 2 else 0, matrix)
+        return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace if units % 2 else 0, maps)
     blocks = max(1, min(tiles(knobs, m, n), multiprocessors // knobs.split_k)) * knobs.split_k
     if knobs.x == "image":
         return Launch(blocks, shared_bytes(knobs), knobs.split_k, workspace_bytes(knobs, m, k))
-    return Launch(blocks, shared_bytes(knobs), knobs.split_k, matrix=matrix)
+    return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
@@ -268,7 +269,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
             (3, features - 7, split * TILE_K, split),
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
-        yield make_case(variant, launch(knobs, rows, n, k, multiprocessors), rows, n, k, seed)
+        yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
 
 
-KERNEL = LinearKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -17,73 +17,42 @@ by expert as `linear` packs one weight. hidden and intermediate are multiples of
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family, Way, rounded_up, taking
+from jitmx.kernels import Family, Way
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
-from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
-from jitmx.registry.case import Case
-from jitmx.registry.launch import Launch
+from jitmx.kernels.tuning import Follow, Tuning
+from jitmx.models import NAMED
 from jitmx.registry.spec import Variant
 
-__all__ = ["FAMILY", "KERNELS", "MoeKernel", "MoeProblem", "launch_of"]
+__all__ = ["FAMILY", "KERNELS", "MoeProblem"]
 
 MODULES = token, stream, decode, grouped, scaled, gather, wgmma, combine
-KERNELS: dict[str, MoeKernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
+KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
-CHOSEN_FROM = (128, 32)
 USUAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
+TUNED_ROWS = USUAL_ROWS[:-1]
 ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
-
-
-def launch_of(variant: Variant, problem: MoeProblem, multiprocessors: int) -> Launch:
-    """Geometry of a launch of `variant` for a problem."""
-    return KERNELS[variant.spec.name].launch(variant.knobs, problem, multiprocessors)
 
 
 def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     """Layers of gpt-oss-120b; those of 20b run the same variants, but where experts are chosen within."""
     encoding = preferred_encoding(arch)
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
-    chosen = tuple(MoeProblem(1, experts, encoding=encoding, routing="bf16") for experts in CHOSEN_FROM)
+    chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
     quantized = (
         MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
     )
     return (*plain, *chosen, *quantized)
-
-
-def asked(problem: MoeProblem, kernel: str) -> MoeProblem:
-    """What a kernel is asked of a problem: of a layer, one that makes products answers for the first of them."""
-    if problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec):
-        return _first_product(problem)
-    return problem
-
-
-@functools.lru_cache(maxsize=64)
-def _first_product(problem: MoeProblem) -> MoeProblem:
-    return replace(problem, product="up")
-
-
-def _fixed(problem: MoeProblem, kernel: str) -> dict[str, Any]:
-    KERNELS[kernel].require_usual(problem)
-    return KERNELS[kernel].fixed(asked(problem, kernel))
-
-
-def _tile(kernel: str) -> tiles.Maker | None:
-    return tiles.maker(KERNELS[kernel])
-
-
-def serving(problem: MoeProblem, arch: Arch) -> tuple[str, ...]:
-    """Kernels that can serve the problem on a target."""
-    return taking(_fixed, problem, [name for name, kernel in KERNELS.items() if kernel.runs_on(arch)])
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
@@ -92,13 +61,9 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
         name = problem.product
     elif whole := in_one_launch(problem, arch, multiprocessors):
         name = whole
-    elif wgmma.serves_best(problem, arch) and "wgmma" in serving(problem, arch):
+    elif wgmma.serves_best(problem, arch) and "wgmma" in FAMILY.serving(problem, arch):
         name = "wgmma"
-    return name, _tuned(problem, arch, multiprocessors, name)
-
-
-def _tuned(problem: MoeProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
-    return KERNELS[kernel].heuristic(asked(problem, kernel), arch, multiprocessors)
+    return name, FAMILY.tuned(problem, arch, multiprocessors, name)
 
 
 def by_expert(problem: MoeProblem) -> str:
@@ -119,7 +84,7 @@ def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str 
     """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory."""
     if problem.m > MAX_ROWS:
         return None
-    able = serving(problem, arch)
+    able = FAMILY.serving(problem, arch)
     for name in of_one_launch(arch):
         if name in able:
             kernel = KERNELS[name]
@@ -131,7 +96,7 @@ def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str 
 
 def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
     """Whether a launch finds the shared memory that it needs: of fewer multiprocessors, each keeps more sums of y."""
-    return launch_of(variant, problem, multiprocessors).shared_bytes <= variant.arch.shared_bytes
+    return FAMILY.launch(variant, problem, multiprocessors).shared_bytes <= variant.arch.shared_bytes
 
 
 def _ways(problem: MoeProblem) -> tuple[Way, ...]:
@@ -140,36 +105,70 @@ def _ways(problem: MoeProblem) -> tuple[Way, ...]:
     return (Way(choice.launched(problem), begun),)
 
 
-def _cases(variant: Variant) -> Iterable[Case]:
-    return KERNELS[variant.spec.name].cases(variant)
+def _described(problem: MoeProblem) -> str:
+    product = "" if problem.product == "layer" else f" {problem.product}"
+    return f"{problem.experts} x [{problem.hidden}, {problem.intermediate}] top {problem.top}{product}"
 
 
-def _check(problem: MoeProblem, variant: Variant) -> None:
-    KERNELS[variant.spec.name].check(problem, variant)
+def _in_launches(problem: MoeProblem, kernel: str) -> bool:
+    """Whether it is a whole layer, which a kernel makes in several launches."""
+    return problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec)
 
+
+def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) -> tuple[Follow, ...]:
+    """The lists are of one tile: what the second product may be, the first has decided."""
+    if not _in_launches(problem, kernel):
+        return ()
+    return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
+
+
+def _first_product(problem: MoeProblem, kernel: str) -> tuple[MoeProblem, ...]:
+    """The row of a layer in several launches is that of its first product too."""
+    return (replace(problem, product="up"),) if _in_launches(problem, kernel) else ()
+
+
+TUNING = Tuning(
+    sizes=("experts", "top", "hidden", "intermediate"),
+    values=lambda problem: {"m": TUNED_ROWS},
+    described=_described,
+    models={name: ({"experts": model.experts},) for name, model in NAMED.items()},
+    named=("activation", "scale_range", "product"),
+    nameless=("encoding",),
+    untimed=("residual", "routing", "scoring"),
+    refused=("product",),
+    follows=_second_product,
+    serves=_first_product,
+    beside=("routing",),
+)
+
+BENCHMARK = Benchmark(
+    "jitmx.bench.moe",
+    "a layer of experts in CUDA graphs of dependent calls, each with a routing of its own that spreads as a trained "
+    "router's and whose experts no cache holds, beside vLLM's experts that can be imported; the floor is the bytes of "
+    "the experts hit at the read rate, or the operations at the matmul rate",
+    fields=("m", "x_format"),
+    peers=("humming", "triton", "marlin"),
+    drawn=True,
+)
 
 FAMILY = Family(
     name="moe",
     summary="mixture of experts with weights in MXFP4",
-    specs=tuple(kernel.spec for kernel in KERNELS.values()),
+    kernels=tuple(KERNELS.values()),
     problem=MoeProblem,
     typical=_typical,
-    serving=serving,
-    fixed=_fixed,
     heuristic=_heuristic,
-    tuned=_tuned,
-    bucket=lambda problem: rounded_up(problem, USUAL_ROWS),
-    cases=_cases,
-    check=_check,
+    axes=("m",),
+    buckets=lambda problem: {"m": USUAL_ROWS},
     fits=fits,
-    max_rows=lambda kernel: KERNELS[kernel].max_rows,
-    tile=_tile,
     tiled=lambda problem: by_expert(problem) if problem.overridable else None,
-    following=lambda problem, variant: tiles.following(problem, variant, _tile),
+    following=lambda problem, variant: tiles.following(problem, variant, KERNELS[variant.spec.name].tile),
     ways=_ways,
     steps={
         "routing": "experts are chosen from the router's logits by a launch before the layer's",
         "residual": "copied into y before parts are added to it",
         "zero": "y is zeroed before parts are added to it",
     },
+    tuning=TUNING,
+    benchmark=BENCHMARK,
 )

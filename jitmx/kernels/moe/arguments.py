@@ -1,4 +1,4 @@
-"""The argument struct of every kernel of `moe` (templates/include/jitmx/moe.cuh), and cases made of it."""
+"""The argument struct of the kernels of `moe` that make a layer in one launch, and cases made of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,36 @@ from jitmx import formats
 from jitmx.kernels.linear.layout import NORMAL_SCALES
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, pack_experts, reference
 from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-# x, w13 and its scales, w2 and its scales, b13, b2, ids, weights, map, count, residual, y, workspace; alpha, limit;
-# rows, top, experts, map_size, hidden, intermediate.
-LAYOUT = "@14P2f6i0P"
+ARGUMENTS = Arguments(
+    "MoeArguments",
+    reads("x", "[rows, hidden]"),
+    reads("w13", "packed words by expert: [2 intermediate, hidden], interleaved gate and up rows"),
+    reads("w13_scales", "packed"),
+    reads("w2", "packed words by expert: [hidden, intermediate]"),
+    reads("w2_scales", "packed"),
+    reads("b13", "[experts, 2 intermediate]"),
+    reads("b2", "[experts, hidden]"),
+    reads("ids", "[rows, top]: any that is not in 0 … experts - 1 is skipped; or one row's logits", "int"),
+    reads("weights", "[rows, top]; none beside logits", "float"),
+    reads("map", "[map_size], from ids to local experts, or null", "int"),
+    reads("count", "rows that count, or null: all", "int"),
+    reads("residual", "[rows, hidden], added to y; with low parts [2, rows, hidden]; or null"),
+    writes("y", "[rows, hidden]; with low parts [2, rows, hidden]"),
+    writes("workspace", "counters, zero before the first launch; then activations"),
+    number("alpha", "float", "of swiglu_oai"),
+    number("limit", "float", "of swiglu_oai"),
+    number("rows", "int"),
+    number("top", "int", "experts a row"),
+    number("experts", "int", "local ones"),
+    number("map_size", "int"),
+    number("hidden", "int"),
+    number("intermediate", "int"),
+)
 GATE = 0.006  # relative L2 against float64: h and y are rounded to bf16
 PAIR_GATE = 3e-4  # of a pair, whose residual is far larger than what is added to it
 
@@ -65,7 +88,6 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
     if routing.weights is not None:
         weights = routing.weights.astype(np.float32)
-    chosen = (Buffer(routing.ids), Buffer(weights)) if routing.logits is None else (Buffer(routing.logits), 0)
     w13, packed13 = random_weight(knobs, experts, 2 * inner, hidden, generator)
     w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
@@ -81,26 +103,29 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     def check(outputs: Any) -> float:
         return (pair_l2 if pair else relative_l2)(outputs[0], wanted)
 
-    counted = routing.count is not None
+    optional: dict[str, npt.NDArray[Any] | None] = {
+        "b13": b13 if knobs.bias else None,
+        "b2": b2 if knobs.bias else None,
+        "weights": weights if routing.logits is None else None,
+        "map": routing.map,
+        "count": None if routing.count is None else np.array([routing.count], np.int32),
+        "residual": residual if knobs.residual else None,
+    }
+    packed = {"w13": packed13[0], "w13_scales": packed13[1], "w2": packed2[0], "w2_scales": packed2[1]}
     return Case(
         name=f"rows={rows} top={top} experts={experts} hidden={hidden} intermediate={inner} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(x), *map(Buffer, (*packed13, *packed2)),
-            *((Buffer(b13), Buffer(b2)) if knobs.bias else (0, 0)),
-            *chosen,
-            Buffer(routing.map) if routing.map is not None else 0,
-            Buffer(np.array([routing.count], np.int32)) if counted else 0,
-            Buffer(residual) if knobs.residual else 0,
-            Buffer(np.empty_like(residual), output=True),
-            Buffer(np.zeros(launch.workspace, np.uint8), scratch=True),
-            ALPHA, LIMIT, rows, top, experts, 0 if routing.map is None else len(routing.map), hidden, inner,
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(x), "ids": Buffer(routing.ids if routing.logits is None else routing.logits),
+            **{name: Buffer(array) for name, array in packed.items()},
+            **{name: Buffer(array) for name, array in optional.items() if array is not None},
+            "y": Buffer(np.empty_like(residual), output=True),
+            "workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True),
+            "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": experts,
+            "map_size": 0 if routing.map is None else len(routing.map), "hidden": hidden, "intermediate": inner,
+        },
         check=check,
         gate=PAIR_GATE if pair else GATE,
-        cluster=launch.cluster,
     )  # fmt: skip
 
 

@@ -14,12 +14,13 @@ from jitmx.kernels.moe.problem import ROUTINGS, MoeProblem
 from jitmx.kernels.routing.cases import STORED, choose
 from jitmx.kernels.routing.knobs import MAX_EXPERTS, SCORINGS
 from jitmx.kernels.routing.problem import RoutingProblem, parts
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import Variant, knob
 
 ROUTING: Any = knob("ids", choices=ROUTINGS, doc="ids and weights are given, or router logits of this type, of one row")
-LOGITS: Any = knob(128, low=1, high=MAX_EXPERTS, doc="of logits: how many")
+LOGITS: Any = knob(GPT_OSS_120B.experts, low=1, high=MAX_EXPERTS, doc="of logits: how many")
 SCORING: Any = knob(SCORINGS[0], choices=SCORINGS, doc="of logits: softmax over the chosen, or over all experts")
-UNASKED: dict[str, Any] = {"experts": 128, "scoring": SCORINGS[0]}  # where there are no logits
+UNASKED: dict[str, Any] = {"experts": GPT_OSS_120B.experts, "scoring": SCORINGS[0]}  # where there are no logits
 
 
 def reads(variant: Variant) -> str:

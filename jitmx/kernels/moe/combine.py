@@ -10,10 +10,11 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import combine_case
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, combine_case
 from jitmx.kernels.moe.knobs import RESIDUAL
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -41,6 +42,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_moe_combine",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -51,6 +53,7 @@ def launch(knobs: CombineKnobs, problem: MoeProblem, multiprocessors: int) -> La
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """Parts a row, and whether something is added to them."""
+    require_usual("combine", problem, "activation", "x_format", "weight_on")
     if problem.product != "combine":
         raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}; use product='combine'")
     return {"top": problem.top, "residual": problem.residual}
@@ -80,14 +83,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield combine_case(variant, launch(knobs, problem, 1), problem, Routing(ids, to), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=lambda problem, variant: None,
     candidates=_candidates,
-    beyond=("activation", "x_format", "weight_on"),
 )

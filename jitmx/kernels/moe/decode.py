@@ -19,11 +19,11 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import layer
-from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
@@ -105,6 +105,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(hidden=TILE_K, intermediate=TILE_K), 2),
     threads=lambda knobs: (knobs.warps + HELPERS) * 32,
     entry="jitmx_moe_decode",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -202,7 +203,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs, fit in zip(found, fits, strict=True) if fit]
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

@@ -10,12 +10,13 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST, gather_case
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, TILES_M, WIDEST, gather_case
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -50,6 +51,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.tile_m // 16 * 32,
     entry="jitmx_moe_gather",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -59,6 +61,7 @@ def launch(knobs: GatherKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
+    require_usual("gather", problem)
     if problem.product != "gather":
         raise KnobError(f"moe.gather brings rows together and makes no product={problem.product}; use product='gather'")
     return {}
@@ -86,14 +89,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=lambda problem, variant: None,
     candidates=_candidates,
     runs_on=lambda arch: "wgmma" in arch.features,
 )

@@ -15,14 +15,16 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
+from jitmx.kernels.moe import tiles
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import product_case
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -143,6 +145,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_moe_grouped",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -166,6 +169,7 @@ def product_of(problem: MoeProblem) -> str:
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
+    require_usual("grouped", problem, "activation", "weight_on", "reduction")
     return fixed_product(problem) | {"scale_range": problem.scale_range}
 
 
@@ -289,14 +293,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
     check=check_reach,
     candidates=_candidates,
-    beyond=("activation", "weight_on", "reduction"),
+    tile=tiles.maker(SPEC),
+    asked=tiles.first_product,
 )

@@ -1,4 +1,4 @@
-"""The argument struct of `moe.grouped` and `moe.combine` (include/jitmx/moe_grouped.cuh), and cases made of it."""
+"""The argument struct of `moe.grouped`, `moe.scaled` and `moe.combine`, and cases made of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,34 @@ from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, random_weight,
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.routing.problem import capacity
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-# x, weight, its scales, bias (of combine the residual), pairs, schedule, weights, ids, map, y; alpha, limit; rows, top,
-# experts, map_size, n, k, tiles.
-LAYOUT = "@10P2f7i0P"
+ARGUMENTS = Arguments(
+    "GroupedArguments",
+    reads("x", "[rows, k]; of the second product h [pairs, k], by expert; of combine parts [pairs, n]"),
+    reads("weight", "packed words by expert: [n, k]"),
+    reads("scales", "packed"),
+    reads("bias", "[experts, n]; of combine the residual [rows, n]"),
+    reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
+    reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
+    reads("weights", "[pairs], by row and slot", "float"),
+    reads("ids", "[pairs], by row and slot: any that is not in 0 … experts - 1 is skipped", "int"),
+    reads("map", "[map_size], from ids to local experts, or null", "int"),
+    writes("y", "of the first product h [pairs, n / 2], by expert; else [pairs, n] by row and slot, or [rows, n]"),
+    number("alpha", "float", "of swiglu_oai"),
+    number("limit", "float", "of swiglu_oai"),
+    number("rows", "int"),
+    number("top", "int", "experts a row"),
+    number("experts", "int", "local ones"),
+    number("map_size", "int"),
+    number("n", "int"),
+    number("k", "int"),
+    number("tiles", "int", "of the schedule, at most"),
+)
 ATOMIC_GATE = 0.01  # relative L2: y is rounded to bf16 after each expert
 
 
@@ -34,8 +54,8 @@ def lists(local: npt.NDArray[np.int32], experts: int, tile: int) -> tuple[npt.ND
     schedule[:, 0] = -1
     at = first = 0
     for expert, rows in enumerate(np.bincount(flat[valid], minlength=experts)):
-        for number, begin in enumerate(range(0, rows, tile)):
-            schedule[at] = expert, first + begin, min(tile, rows - begin), number
+        for place, begin in enumerate(range(0, rows, tile)):
+            schedule[at] = expert, first + begin, min(tile, rows - begin), place
             at += 1
         first += rows
     return pairs, schedule
@@ -81,14 +101,14 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(x if up or x_format == "bf16" else arrange(x.astype(np.float64), x_format, rule)),
-            *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs), Buffer(schedule),
-            Buffer(weights), 0, 0, y, ALPHA, LIMIT, rows, top, problem.experts, 0, n, k, len(schedule),
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(x if up or x_format == "bf16" else arrange(x.astype(np.float64), x_format, rule)),
+            "weight": Buffer(packed[0]), "scales": Buffer(packed[1]), **({"bias": Buffer(bias)} if knobs.bias else {}),
+            "pairs": Buffer(pairs), "schedule": Buffer(schedule), "weights": Buffer(weights), "y": y,
+            "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": problem.experts, "n": n, "k": k,
+            "tiles": len(schedule),
+        },
         check=check,
         gate=ATOMIC_GATE if knobs.reduction == "atomic" else GATE,
     )  # fmt: skip
@@ -123,15 +143,13 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
 
     return Case(
         name=f"rows={rows} top={top} hidden={problem.hidden} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(parts), 0, 0, Buffer(residual) if variant.knobs.residual else 0, 0, 0, 0,
-            Buffer(routing.ids), 0 if routing.map is None else Buffer(routing.map),
-            Buffer(np.empty_like(residual), output=True), ALPHA, LIMIT, rows, top, problem.experts,
-            0 if routing.map is None else len(routing.map), problem.hidden, 0, 0,
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(parts), "ids": Buffer(routing.ids), "y": Buffer(np.empty_like(residual), output=True),
+            **({"bias": Buffer(residual)} if variant.knobs.residual else {}),
+            **({} if routing.map is None else {"map": Buffer(routing.map), "map_size": len(routing.map)}),
+            "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": problem.experts, "n": problem.hidden,
+        },
         check=check,
         gate=PAIR_GATE if pair else GATE,
     )  # fmt: skip

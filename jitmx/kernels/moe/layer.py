@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import KnobError
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP, MoeProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.spec import Variant, fitting
@@ -25,6 +26,7 @@ def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
     Raises:
         KnobError: the problem is one of the products of a layer.
     """
+    require_usual(kernel, problem)
     if problem.product != "layer":
         raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}; use product='layer'")
     return {

@@ -11,6 +11,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
 from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
@@ -29,10 +30,14 @@ class MoeProblem(Problem):
     """One call of `jitmx.moe`: m rows, each to `top` of so many experts."""
 
     m: int = knob(1, low=1, high=MAX_TOKENS, doc="rows of x")
-    experts: int = knob(128, low=1, high=1 << 15, doc="experts whose weights are at hand")
-    top: int = knob(4, low=1, high=MAX_TOP, doc="experts a row")
-    hidden: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE, doc="columns of x and y, a multiple of 32")
-    intermediate: int = knob(2880, low=formats.BLOCK, high=MAX_SIZE // 64 * 32, doc="features of h, a multiple of 32")
+    experts: int = knob(GPT_OSS_120B.experts, low=1, high=1 << 15, doc="experts whose weights are at hand")
+    top: int = knob(GPT_OSS_120B.top, low=1, high=MAX_TOP, doc="experts a row")
+    hidden: int = knob(
+        GPT_OSS_120B.hidden, low=formats.BLOCK, high=MAX_SIZE, doc="columns of x and y, a multiple of 32"
+    )
+    intermediate: int = knob(
+        GPT_OSS_120B.intermediate, low=formats.BLOCK, high=MAX_SIZE // 64 * 32, doc="features of h, a multiple of 32"
+    )
     activation: str = knob(
         "swiglu_oai", choices=ACTIVATIONS + UNGATED,
         doc="clamped SwiGLU of gpt-oss, silu(gate) * up; without gates up itself, or max(up, 0)^2",

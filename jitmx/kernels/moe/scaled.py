@@ -22,13 +22,14 @@ import numpy as np
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.moe import grouped
+from jitmx.kernels.moe import grouped, tiles
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import product_case
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -123,6 +124,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
     entry="jitmx_moe_scaled",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -133,6 +135,7 @@ def launch(knobs: ScaledKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
+    require_usual("scaled", problem, "activation", "x_format", "weight_on", "reduction")
     fixed = grouped.fixed_product(problem)
     if problem.x_format == "bf16":
         raise KnobError("moe.scaled does not take x_format='bf16', only mxfp8, mxfp6 or mxfp4")
@@ -235,9 +238,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
@@ -245,5 +247,5 @@ KERNEL = MoeKernel(
     check=grouped.check_reach,
     candidates=_candidates,
     tile=_tile,
-    beyond=("activation", "x_format", "weight_on", "reduction"),
+    asked=tiles.first_product,
 )

@@ -27,11 +27,11 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import layer
-from jitmx.kernels.moe.arguments import Routing, make_case
-from jitmx.kernels.moe.kernel import MoeKernel
+from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
@@ -130,6 +130,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1),
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_moe_stream",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -230,7 +231,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
     fixed=_fixed,

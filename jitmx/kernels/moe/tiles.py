@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from jitmx.errors import KnobError
 from jitmx.kernels import Following
+from jitmx.kernels.kernel import Tile
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import choice
-from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.spec import KernelSpec, Variant
-
-Maker = Callable[[int, int, int | None, int | None], dict[str, Any]]
 
 _COLUMN = 8  # rows of x of an MMA
 _SUMS = 64  # accumulators a thread, where the tile allows so few
@@ -32,12 +29,19 @@ def _has_product(knobs: Any) -> bool:
     return any(item.name == "product" for item in dataclasses.fields(knobs))
 
 
-def maker(kernel: MoeKernel) -> Maker | None:
-    """What gives knobs of a kernel for a tile of M rows of x by N rows of W, or None where it has no such tile."""
-    if kernel.tile is not None:
-        return kernel.tile
-    names = {item.name for item in dataclasses.fields(kernel.spec.knobs)}
-    return functools.partial(_knobs, kernel.spec, names) if {"tile_m", "tile_n"} <= names else None
+def first_product(problem: MoeProblem) -> MoeProblem:
+    """What a kernel that makes products is asked: of a layer, the first of them."""
+    return _first_product(problem) if problem.product == "layer" else problem
+
+
+@functools.lru_cache(maxsize=64)
+def _first_product(problem: MoeProblem) -> MoeProblem:
+    return dataclasses.replace(problem, product="up")
+
+
+def maker(spec: KernelSpec) -> Tile:
+    """What gives knobs of a kernel for a tile of M rows of x by N rows of W."""
+    return functools.partial(_knobs, spec, {item.name for item in dataclasses.fields(spec.knobs)})
 
 
 def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
     return {name: value for name, value in wanted.items() if name in names and value is not None}
 
 
-def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker | None]) -> tuple[Following, ...]:
+def following(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple[Following, ...]:
     """Beside the launch chosen for a layer: what chooses from logits where it does not, and what goes by expert.
 
     That is, after the first product: its lists, made before, the second product on the same tiles, and the sum. Where
@@ -75,7 +79,6 @@ def following(problem: MoeProblem, variant: Variant, make: Callable[[str], Maker
     if not by_expert:
         return tuple(found)
     problem = choice.launched(problem)
-    tile = make(variant.spec.name)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
     share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
     if variant.spec.name == "wgmma":

@@ -30,12 +30,12 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.formats import BLOCK
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import layer
-from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
-from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, MAPPED, RESIDENT_THREADS, require_room
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
@@ -121,6 +121,7 @@ SPEC = KernelSpec(
     shared_bytes=lambda knobs: shared_bytes(knobs, 1 << 20),
     threads=lambda knobs: knobs.warps * 32 + 32,
     entry="jitmx_moe_token",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -198,7 +199,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
     max_rows=1,
     fixed=_fixed,

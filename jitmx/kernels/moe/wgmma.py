@@ -15,14 +15,16 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.moe import tiles
 from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.kernel import MoeKernel
 from jitmx.kernels.moe.knobs import ACTIVATION
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST, product_case
-from jitmx.kernels.routing import capacity
+from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, LINE_BYTES, TILES_M, WIDEST, product_case
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -134,6 +136,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_moe_wgmma",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 
@@ -162,6 +165,7 @@ def _product(problem: MoeProblem) -> str:
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
+    require_usual("wgmma", problem)
     product = _product(problem)
     if problem.scale_range != "normal":
         raise KnobError(
@@ -223,14 +227,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield product_case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
 
 
-KERNEL = MoeKernel(
+KERNEL = Kernel(
     spec=SPEC,
-    max_rows=None,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=lambda problem, variant: None,
     candidates=_candidates,
     runs_on=runs_on,
+    tile=tiles.maker(SPEC),
+    asked=tiles.first_product,
 )

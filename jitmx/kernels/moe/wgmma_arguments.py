@@ -1,4 +1,4 @@
-"""The argument struct of `moe.gather` and `moe.wgmma` (include/jitmx/moe_wgmma.cuh), and cases made of it."""
+"""The argument struct of `moe.gather` and `moe.wgmma`, and cases made of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,30 @@ from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
 from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Array, Buffer, Case, mismatches, relative_l2
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-# x, weight, its scales, bias, pairs, offsets, schedule, weights, y, counters; alpha, limit; top, n, k, tiles.
-LAYOUT = "@10P2f4i0P"
+ARGUMENTS = Arguments(
+    "ExpertArguments",
+    reads("x", "of gather [rows, k]; of the products ExpertRows"),
+    reads("weight", "packed words by expert: [n, k]"),
+    reads("scales", "packed"),
+    reads("bias", "[experts, n]"),
+    reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
+    reads("offsets", "[experts + 1]: where each expert's pairs start", "int"),
+    reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
+    reads("weights", "[pairs], by row and slot", "float"),
+    writes("y", "of gather and of the first product ExpertRows; of the second [pairs, n], by row and slot"),
+    writes("counters", "[2]: items that blocks have taken, of either product; gather clears them", "unsigned int"),
+    number("alpha", "float", "of swiglu_oai"),
+    number("limit", "float", "of swiglu_oai"),
+    number("top", "int", "experts a row"),
+    number("n", "int"),
+    number("k", "int"),
+    number("tiles", "int", "of the schedule, at most"),
+)
 TILES_M = (64, 128, 192, 256)  # rows of a tile of the schedule, at most
 WIDEST = 192  # of those, what heuristics take: narrower tiles have loops of their own
 LINE_BYTES = 128  # 64 k of a row
@@ -82,14 +100,13 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} k={problem.hidden} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(x), 0, 0, 0, Buffer(pairs), Buffer(offsets), Buffer(schedule), 0,
-            Buffer(np.empty(wanted.shape, np.uint16), output=True), Buffer(np.empty(COUNTERS, np.uint32), output=True),
-            ALPHA, LIMIT, top, 0, problem.hidden, len(schedule),
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(x), "pairs": Buffer(pairs), "offsets": Buffer(offsets), "schedule": Buffer(schedule),
+            "y": Buffer(np.empty(wanted.shape, np.uint16), output=True),
+            "counters": Buffer(np.empty(COUNTERS, np.uint32), output=True),
+            "alpha": ALPHA, "limit": LIMIT, "top": top, "k": problem.hidden, "tiles": len(schedule),
+        },
         check=check,
         gate=0.0,
     )  # fmt: skip
@@ -132,15 +149,14 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
-        grid=launch.blocks,
-        shared_bytes=launch.shared_bytes,
-        layout=LAYOUT,
-        arguments=(
-            Buffer(arrange(x, offsets)), *map(Buffer, packed), Buffer(bias) if knobs.bias else 0, Buffer(pairs),
-            Buffer(offsets), Buffer(schedule), Buffer(weights), Buffer(y, output=True),
-            Buffer(np.zeros(COUNTERS, np.uint32), scratch=True, early=not up),
-            ALPHA, LIMIT, top, n, k, len(schedule),
-        ),
+        launch=launch,
+        values={
+            "x": Buffer(arrange(x, offsets)), "weight": Buffer(packed[0]), "scales": Buffer(packed[1]),
+            **({"bias": Buffer(bias)} if knobs.bias else {}), "pairs": Buffer(pairs), "offsets": Buffer(offsets),
+            "schedule": Buffer(schedule), "weights": Buffer(weights), "y": Buffer(y, output=True),
+            "counters": Buffer(np.zeros(COUNTERS, np.uint32), scratch=True, early=not up),
+            "alpha": ALPHA, "limit": LIMIT, "top": top, "n": n, "k": k, "tiles": len(schedule),
+        },
         check=check,
         gate=GATE,
     )  # fmt: skip

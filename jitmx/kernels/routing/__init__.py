@@ -23,24 +23,25 @@ Floor of `route` for few tokens: bytes of W over the bandwidth, and the dependen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, taking
+from jitmx.kernels import Family
+from jitmx.kernels.benchmark import Benchmark
+from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.routing import cases, many
 from jitmx.kernels.routing import knobs as shared
-from jitmx.kernels.routing import many
+from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
+from jitmx.models import NAMED
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
-
-# x, weight, bias, norm, map, ids, weights, pairs, offsets, schedule, tiles; local, capacity; normalized, workspace;
-# epsilon, m, h.
-LAYOUT = "@PPPPPPPPPPPiiPPfii0P"
 
 
 @dataclass(frozen=True)
@@ -174,27 +175,24 @@ def route_shared_bytes(knobs: RouteKnobs, m: int, local: int) -> int:
 
 def launch(variant: Variant, m: int, local: int, multiprocessors: int) -> Launch:
     """Geometry of a launch of `variant` for m tokens and so many local experts."""
-    knobs = variant.knobs
-    if variant.spec is ROUTE:
+    return _geometry(variant.spec, variant.knobs, m, local)
+
+
+def _geometry(spec: KernelSpec, knobs: Any, m: int, local: int) -> Launch:
+    if spec is ROUTE:
         tiles = -(-m // knobs.tokens)
         workspace = 4 * _up(tiles + 1, 4) if knobs.tile and tiles > 1 else 0  # counters
         if knobs.splits > 1 and not knobs.cluster:
             workspace = 4 * (_up(tiles + 1, 4) + tiles * knobs.splits * min(m, knobs.tokens) * _pitch(knobs))
         shared = route_shared_bytes(knobs, m, local)
         return Launch(tiles * knobs.splits, shared, knobs.splits if knobs.cluster else 1, workspace)
-    if variant.spec is MANY:
+    if spec is MANY:
         return many.launch(knobs, m)
-    if variant.spec is TOPK:
+    if spec is TOPK:
         if not knobs.tile:
             return Launch(-(-m // knobs.warps), 0)
         return Launch(1, 4 * (_up(m * knobs.k, 8) + (m * knobs.k > 32) * _list_words(knobs.warps, local)))
     return Launch(knobs.cluster, 4 * _list_words(knobs.warps, local), knobs.cluster)
-
-
-def capacity(m: int, k: int, local: int, tile: int) -> int:
-    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
-    pairs = m * k
-    return (pairs + min(local, pairs) * (tile - 1)) // tile
 
 
 ROUTE = KernelSpec(
@@ -211,6 +209,7 @@ ROUTE = KernelSpec(
     shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
     threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
     entry="jitmx_routing_route",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 MANY = many.SPEC
@@ -226,6 +225,7 @@ TOPK = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_topk",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 SORT = KernelSpec(
@@ -237,73 +237,88 @@ SORT = KernelSpec(
     shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
     entry="jitmx_routing_sort",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
-_KERNELS = {"hidden": ("route", "many"), "logits": ("topk",), "ids": ("sort",)}
+
+def _require_source(kernel: str, problem: RoutingProblem, source: str) -> None:
+    if problem.source != source:
+        other = {"hidden": "route", "logits": "topk", "ids": "sort"}[problem.source]
+        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{other} does")
 
 
-def _fixed(problem: RoutingProblem, kernel: str) -> dict[str, Any]:
-    """Everything but how blocks and warps share the work."""
-    kernels = _KERNELS[problem.source]
-    if kernel not in kernels:
-        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{kernels[0]} does")
-    if kernel == "many":
-        for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
-            if getattr(problem, name) != plain:
-                raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}; routing.route does")
-        return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
-    knobs: dict[str, Any] = {
-        "experts": problem.experts, "k": problem.k, "mapped": problem.mapped and problem.tile > 0, "tile": problem.tile,
-    }  # fmt: skip
-    if kernel == "sort":
-        return knobs
-    knobs |= {"dtype": problem.dtype, "scoring": problem.scoring}
-    if kernel == "route":
-        if problem.dtype not in DTYPES:
-            raise KnobError(f"routing.route takes hidden states in {' or '.join(DTYPES)}, not {problem.dtype}")
-        knobs |= {"bias": problem.bias, "norm": problem.norm, "normalized": problem.normalized}
-    return knobs
+def _fixed_many(problem: RoutingProblem) -> dict[str, Any]:
+    _require_source("many", problem, "hidden")
+    for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
+        if getattr(problem, name) != plain:
+            raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}; routing.route does")
+    return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
 
 
-def _serving(problem: RoutingProblem, arch: Arch) -> tuple[str, ...]:
-    return taking(_fixed, problem, _KERNELS[problem.source])
+def _fixed_sort(problem: RoutingProblem) -> dict[str, Any]:
+    _require_source("sort", problem, "ids")
+    return _lists(problem)
+
+
+def _fixed_topk(problem: RoutingProblem) -> dict[str, Any]:
+    _require_source("topk", problem, "logits")
+    return _lists(problem) | {"dtype": problem.dtype, "scoring": problem.scoring}
+
+
+def _fixed_route(problem: RoutingProblem) -> dict[str, Any]:
+    _require_source("route", problem, "hidden")
+    if problem.dtype not in DTYPES:
+        raise KnobError(f"routing.route takes hidden states in {' or '.join(DTYPES)}, not {problem.dtype}")
+    hidden = ("dtype", "scoring", "bias", "norm", "normalized")
+    return _lists(problem) | {name: getattr(problem, name) for name in hidden}
+
+
+def _lists(problem: RoutingProblem) -> dict[str, Any]:
+    mapped = problem.mapped and problem.tile > 0
+    return {"experts": problem.experts, "k": problem.k, "mapped": mapped, "tile": problem.tile}
 
 
 def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     """Tiles in shared memory once there are enough tokens for most of the chip."""
-    names = _serving(problem, arch) or _KERNELS[problem.source]
+    names = FAMILY.serving(problem, arch)
     enough = 4 * FEW_TOKENS if shared.takes_clusters(arch) else 32 * multiprocessors
     if "many" in names and problem.m > enough:
         knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
         if knobs is not None:
             return "many", knobs
-    return names[0], _tuned(problem, arch, multiprocessors, names[0])
+    return names[0], FAMILY.tuned(problem, arch, multiprocessors, names[0])
 
 
-def _tuned(problem: RoutingProblem, arch: Arch, multiprocessors: int, kernel: str) -> dict[str, Any]:
+def _tuned_many(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+    if knobs is None:
+        raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many; use routing.route")
+    return knobs
+
+
+def _tuned_topk(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    return {"pdl": "pdl" in arch.features, "warps": 8 if problem.m <= 8 or not problem.tile else 32}
+
+
+def _tuned_sort(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    wide = shared.takes_clusters(arch) and problem.m * problem.k > 4 * FEW_TOKENS
+    return {"pdl": "pdl" in arch.features, "warps": 16, "cluster": 8 if wide else 1}
+
+
+def _tuned_route(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Few tokens: as many blocks a token as a cluster has, so that W comes in at once. Many: tiles that reuse W."""
-    pdl = {"pdl": "pdl" in arch.features}
     clusters = shared.takes_clusters(arch)
-    if kernel == "many":
-        knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
-        if knobs is None:
-            raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many; use routing.route")
-        return knobs
-    if kernel == "topk":
-        return pdl | {"warps": 8 if problem.m <= 8 or not problem.tile else 32}
-    if kernel == "sort":
-        return pdl | {"warps": 16, "cluster": 8 if clusters and problem.m * problem.k > 4 * FEW_TOKENS else 1}
     few = problem.m <= 4 * FEW_TOKENS
     # Clusters of 16 are not for every chip, and only one fits a group of multiprocessors.
     wide = problem.m <= 2 or (problem.experts > 128 and problem.m <= 8)
     large = not clusters or (wide and arch.major == 9 and multiprocessors >= 128)
     first = ((8, 16 if large else 8), (8, 8), (8, 4)) if few else ((64, 2), (32, 2), (16, 2))
-    knobs = {}
+    knobs: dict[str, Any] = {}
     for tokens, splits in (*first, (8, 2), (8, 1)):  # until shared memory holds them
         shared_out = _shared_out(problem, 32 if few and wide else 16, tokens, splits)
-        knobs = pdl | shared_out | {"cluster": clusters and splits > 1}
+        knobs = {"pdl": "pdl" in arch.features} | shared_out | {"cluster": clusters and splits > 1}
         try:
-            _check_problem(problem, ROUTE.variant(arch, **knobs, **_fixed(problem, kernel)))
+            _check_problem(problem, ROUTE.variant(arch, **knobs, **_fixed_route(problem)))
         except KnobError:
             continue
         break
@@ -337,34 +352,56 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterable[Case]:
-    from jitmx.kernels.routing.cases import cases
-
-    return cases(variant)
+    return cases.cases(variant, launch)
 
 
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
     """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
     found = []
-    for experts in (128, 32):
+    for model in NAMED.values():
+        routed = partial(RoutingProblem, experts=model.experts, k=model.top, h=model.hidden)
         for tile in (0, 64):
-            found.append(RoutingProblem(1, experts, 4, 2880, bias="bias_bf16", tile=tile))
+            found.append(routed(1, bias="bias_bf16", tile=tile))
         for m in (2 * FEW_TOKENS, 8192):
-            found.append(RoutingProblem(m, experts, 4, 2880, bias="bias_bf16"))
-        found.append(RoutingProblem(1, experts, 4, 2880, "logits", tile=64))
-        found.append(RoutingProblem(8192, experts, 4, 2880, "ids", tile=64))
+            found.append(routed(m, bias="bias_bf16"))
+        found.append(routed(1, source="logits", tile=64))
+        found.append(routed(8192, source="ids", tile=64))
     return tuple(found)
+
+
+def _launch(spec: KernelSpec) -> Callable[[Any, RoutingProblem, int], Launch]:
+    """Geometry where all experts are local."""
+    return lambda knobs, problem, multiprocessors: _geometry(spec, knobs, problem.m, problem.experts)
+
+
+def _kernel(
+    spec: KernelSpec,
+    fixed: Callable[[RoutingProblem], dict[str, Any]],
+    heuristic: Callable[[RoutingProblem, Arch, int], dict[str, Any]],
+) -> Kernel:
+    return Kernel(spec, _cases, fixed=fixed, launch=_launch(spec), heuristic=heuristic, check=_check_problem)
 
 
 FAMILY = Family(
     name="routing",
     summary="experts of each token, their weights, and lists by expert",
-    specs=(ROUTE, MANY, TOPK, SORT),
+    kernels=(
+        _kernel(ROUTE, _fixed_route, _tuned_route),
+        _kernel(MANY, _fixed_many, _tuned_many),
+        _kernel(TOPK, _fixed_topk, _tuned_topk),
+        _kernel(SORT, _fixed_sort, _tuned_sort),
+    ),
     problem=RoutingProblem,
     typical=_typical,
-    serving=_serving,
-    fixed=_fixed,
     heuristic=_heuristic,
-    tuned=_tuned,
-    cases=_cases,
-    check=_check_problem,
+    axes=("m",),
+    benchmark=Benchmark(
+        "jitmx.bench.routing",
+        "router product, top-k and softmax in CUDA graphs of dependent calls, without and with RMSNorm whose rows are "
+        "written as well: over routers that rotate past the L2, over as many as the model has, and with no launch "
+        "started before the last one ended; ids are checked against torch.topk and weights against float64, and the "
+        "floor has no launch in it",
+        fields=("m",),
+        peers=("torch",),
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +11,17 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.kernels import routing
+from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Buffer, Case, mismatches, relative_l2
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
 Array = npt.NDArray[Any]
+Geometry = Callable[[Variant, int, int, int], Launch]
 
 EPSILON = 1e-5
 GATE = 1e-4  # relative L2 of the weights; ids and lists are exact
+LISTS = "pairs", "offsets", "schedule", "tiles"
 STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
 
@@ -85,46 +88,39 @@ def lists(ids: Array, local: int, tile: int, expert_map: Array | None = None) ->
         for expert, count in enumerate(counts.tolist())
         for number in range(-(-count // tile))
     ]
-    schedule = np.zeros((routing.capacity(len(ids), ids.shape[1], local, tile), 4), np.int32)
+    schedule = np.zeros((capacity(len(ids), ids.shape[1], local, tile), 4), np.int32)
     schedule[:, 0] = -1
     schedule[: len(entries)] = np.array(entries, np.int32).reshape(-1, 4)
     return Lists(pairs.astype(np.int32), offsets.astype(np.int32), schedule, np.array([len(entries)], np.int32))
 
 
-def arguments(
-    m: int, h: int, *, x: Any = 0, weight: Any = 0, bias: Any = 0, norm: Any = 0, expert_map: Any = 0, ids: Any = 0,
-    weights: Any = 0, into: Sequence[Any] = (0, 0, 0, 0), local: int = 0, capacity: int = 0, workspace: Any = 0,
-    normalized: Any = 0, epsilon: float = EPSILON,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The fields of the argument struct (templates/include/jitmx/routing.cuh) in their order."""
-    return (
-        x, weight, bias, norm, expert_map, ids, weights, *into, local, capacity, normalized, workspace, epsilon, m, h,
-    )  # fmt: skip
-
-
 def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
     """Tokens, values of a hidden state, and what is special."""
     knobs = variant.knobs
-    if variant.spec is routing.ROUTE:
+    if variant.spec.name == "route":
         workers = knobs.splits * knobs.parts
         long = 32 * workers * knobs.depth + 40  # one round of chunks and a ragged piece of another
         shapes = [(1, long, "ties"), (min(knobs.tokens, 3), 8, "nan"), (knobs.tokens + 3, 72, "plain")]
         if knobs.tile:
             shapes.append((32 // knobs.k + 1, 40, "plain"))
         return shapes
-    if variant.spec is routing.MANY:
+    if variant.spec.name == "many":
         ring = 64 * knobs.splits * (knobs.stages + 1)  # a stage of each block is taken again
         return [(1, 8, "nan"), (knobs.tokens + 3, ring - 24, "plain"), (5, 72, "ties")]
-    if variant.spec is routing.TOPK:
+    if variant.spec.name == "topk":
         return [(1, 8, "nan"), (2, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
     per_block = 32 * knobs.warps // knobs.k
     return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (knobs.cluster * per_block + 9, 8, "one expert")]
 
 
-def cases(variant: Variant) -> Iterator[Case]:
-    """Small ragged launches: ties, NaN, absent experts, more tokens than blocks share, experts that take all."""
+def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
+    """Small ragged launches: ties, NaN, absent experts, more tokens than blocks share, experts that take all.
+
+    Args:
+        launch: geometry of a launch by variant, tokens, local experts and multiprocessors.
+    """
     for seed, (m, h, special) in enumerate(_shapes(variant)):
-        yield _case(variant, m, h, special, seed)
+        yield _case(variant, launch, m, h, special, seed)
 
 
 def _knobs(variant: Variant) -> Any:
@@ -159,12 +155,12 @@ def _logits(variant: Variant, m: int, special: str, generator: np.random.Generat
     return logits
 
 
-def _case(variant: Variant, m: int, h: int, special: str, seed: int) -> Case:
+def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed: int) -> Case:
     knobs, generator = _knobs(variant), np.random.default_rng(seed)
     expert_map, local = _expert_map(variant, generator)
     inputs: dict[str, Any] = {}
     outputs: list[Array] = []
-    if variant.spec is routing.SORT:
+    if variant.spec.name == "sort":
         ids = generator.permuted(np.tile(np.arange(knobs.experts, dtype=np.int32), (m, 1)), axis=1)[:, : knobs.k].copy()
         if special == "one expert":
             ids[: m - m // 4] = ids[0]
@@ -179,25 +175,23 @@ def _case(variant: Variant, m: int, h: int, special: str, seed: int) -> Case:
         wanted = lists(ids, local, knobs.tile, expert_map)
         arrays = (wanted.pairs, wanted.offsets, wanted.schedule, wanted.tiles)
         outputs += arrays
-        inputs |= {"into": [Buffer(array, output=True) for array in arrays], "capacity": len(wanted.schedule)}
+        inputs |= {"capacity": len(wanted.schedule)}
+        inputs |= dict(zip(LISTS, (Buffer(array, output=True) for array in arrays), strict=True))
         if expert_map is not None:
-            inputs["expert_map"] = Buffer(expert_map)
+            inputs["map"] = Buffer(expert_map)
     if knobs.normalized:
         wide = normalized(inputs["x"].data, inputs["norm"].data)
         inputs["normalized"] = Buffer(wide.astype(inputs["x"].data.dtype), output=True)
         outputs.append(wide)
-    geometry = routing.launch(variant, m, local, 4)
+    geometry = launch(variant, m, local, 4)
     if geometry.workspace:
         inputs["workspace"] = Buffer(np.zeros(geometry.workspace, np.uint8), scratch=True)
     return Case(
         name=f"m={m} h={h} {special}",
-        grid=geometry.blocks,
-        shared_bytes=geometry.shared_bytes,
-        layout=routing.LAYOUT,
-        arguments=arguments(m, h, local=local, **inputs),
+        launch=geometry,
+        values={"local": local, "epsilon": EPSILON, "m": m, "h": h, **inputs},
         check=lambda found: _error(found, outputs),
         gate=GATE,
-        cluster=geometry.cluster,
     )
 
 
@@ -206,7 +200,7 @@ def _choice(
 ) -> tuple[Array, Array]:
     """Ids and weights of random inputs, which are added to `inputs`."""
     knobs = _knobs(variant)
-    if variant.spec is routing.TOPK:
+    if variant.spec.name == "topk":
         logits = _logits(variant, m, special, generator)
         inputs["x"] = Buffer(logits)
         return choose(logits, knobs.k, knobs.scoring)

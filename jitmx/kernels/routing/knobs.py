@@ -6,6 +6,7 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import knob
 
 MAX_EXPERTS, MAX_K = 512, 8
@@ -13,8 +14,8 @@ MAX_TOKENS = 1 << 27  # eight slots each, and the padding of their lists, are co
 SCORINGS = ("softmax_topk", "softmax_all")
 BIASES = ("none", "bias_bf16", "bias_fp16", "bias_fp32")
 
-EXPERTS: Any = knob(128, low=1, high=MAX_EXPERTS, doc="experts")
-K: Any = knob(4, low=1, high=MAX_K, doc="experts a token")
+EXPERTS: Any = knob(GPT_OSS_120B.experts, low=1, high=MAX_EXPERTS, doc="experts")
+K: Any = knob(GPT_OSS_120B.top, low=1, high=MAX_K, doc="experts a token")
 BIAS: Any = knob("none", choices=BIASES, doc="bias of the router, and its type")
 SCORING: Any = knob("softmax_topk", choices=SCORINGS, doc="softmax over the chosen, or over all experts")
 

@@ -10,6 +10,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.routing import knobs as shared
+from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
@@ -87,6 +88,7 @@ SPEC = KernelSpec(
     shared_bytes=shared_bytes,
     threads=threads,
     entry="jitmx_routing_many",
+    arguments=lambda knobs: ARGUMENTS,
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.routing import knobs as shared
+from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
 MAX_EXPERTS, MAX_K = shared.MAX_EXPERTS, shared.MAX_K
@@ -29,7 +30,7 @@ class RoutingProblem(Problem):
     m: int = knob(1, low=0, high=shared.MAX_TOKENS, doc="tokens")
     experts: int = shared.EXPERTS
     k: int = shared.K
-    h: int = knob(2880, low=8, high=MAX_SIZE, doc="values of a hidden state, a multiple of 8")
+    h: int = knob(GPT_OSS_120B.hidden, low=8, high=MAX_SIZE, doc="values of a hidden state, a multiple of 8")
     source: str = knob("hidden", choices=SOURCES, doc="what is given: hidden states, logits, or ids")
     dtype: str = knob("bf16", choices=LOGIT_DTYPES, doc="type of the hidden states or logits")
     bias: str = shared.BIAS
@@ -63,3 +64,9 @@ def parts(problem: RoutingProblem) -> list[RoutingProblem]:
     if problem.m <= FEW_TOKENS:
         return [problem]
     return [RoutingProblem(**fields | {"tile": 0, "mapped": False}), sort]
+
+
+def capacity(m: int, k: int, local: int, tile: int) -> int:
+    """The most tiles of at most `tile` rows that m tokens of k experts each can need, however they are routed."""
+    pairs = m * k
+    return (pairs + min(local, pairs) * (tile - 1)) // tile

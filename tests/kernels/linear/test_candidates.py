@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jitmx import arch
 from jitmx.dispatch import offers, tune
+from jitmx.kernels.kernel import spread
 from jitmx.kernels.linear import FAMILY, GPT_OSS, LinearProblem, candidates, gemv, stream
-from jitmx.kernels.linear.kernel import spread
 
 HOPPER = arch.parse("sm_90a")
 DENSE = [(n, k) for n, k, _ in GPT_OSS if n < 100_000]
@@ -36,7 +36,7 @@ def test_a_beginning_of_what_is_spread_has_its_share_of_every_part(parts: list[l
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32, 64, 512, 8192])
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n, k, _ in GPT_OSS])
 def test_a_row_has_about_a_hundred_candidates_that_open_with_each_kernels_heuristic(m: int, n: int, k: int) -> None:
-    (task,) = tune.tasks([(LinearProblem.on(HOPPER, m=m, n=n, k=k), (m,))])
+    (task,) = tune.tasks([(LinearProblem.on(HOPPER, m=m, n=n, k=k), {"m": (m,)})])
     found = offers.candidates("linear", task, HOPPER, 132)
     assert 30 <= len(found) <= 110
     kernels = {one.kernel for one in found}

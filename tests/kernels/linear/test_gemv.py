@@ -55,7 +55,7 @@ def test_the_heuristic_is_legal_and_serves_the_problem(
         variant = GEMV.variant(target, **knobs, **fixed)
         FAMILY.check(problem, variant)
         assert variant.knobs.m >= problem.m
-        assert launch(variant.knobs, problem.m, problem.n, problem.k, count).blocks >= 1
+        assert launch(variant.knobs, problem, count).blocks >= 1
 
 
 @given(n=st.integers(1, 300_000), k=st.integers(1, 65_536))
@@ -172,7 +172,7 @@ class Arithmetic(dict[str, int]):
 @given(variant=GEMV_VARIANTS, n=st.integers(1, 300_000), multiprocessors=st.integers(1, 64))
 def test_every_row_of_tiles_belongs_to_exactly_one_worker(variant: Variant, n: int, multiprocessors: int) -> None:
     arithmetic, knobs = Arithmetic(variant), variant.knobs
-    blocks = launch(knobs, 1, n, 64, multiprocessors).blocks
+    blocks = launch(knobs, LinearProblem(n=n, k=64), multiprocessors).blocks
     assert 1 <= blocks <= multiprocessors * knobs.blocks_per_sm
     next_row = 0
     for block in range(blocks):
@@ -195,7 +195,7 @@ def test_no_block_is_without_a_row_and_none_is_missing_from_the_first_wave(
     knobs = variant.knobs
     rows, _ = packed_tiles(n, 64)
     per_block = knobs.warps // knobs.split_k
-    blocks = launch(knobs, 1, n, 64, multiprocessors).blocks
+    blocks = launch(knobs, LinearProblem(n=n, k=64), multiprocessors).blocks
     assert (blocks - 1) * per_block < rows
     assert blocks == multiprocessors * knobs.blocks_per_sm or blocks * per_block >= rows
 

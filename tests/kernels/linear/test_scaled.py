@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from jitmx import arch, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH
+from jitmx.kernels.linear.arguments import EPSILON
 from jitmx.kernels.linear.layout import pack, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Buffer, Case, relative_l2
@@ -25,7 +24,8 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import encode, run
+from jitmx.sim.tensormap import encode
+from jitmx.sim.verify import run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES
 
@@ -51,16 +51,16 @@ def ptx_of(variant: Variant) -> str:
 def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     """Y [rows, n] of X [rows, k] and a weight of codes [n, k] and scales [n, k / 32], as float64."""
     (rows, k), n = x.shape, len(codes)
-    launch = scaled.launch(variant.knobs, rows, n, k, 1)
+    launch = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 1)
     words, packed = pack(codes.astype(np.uint8), scales.astype(np.uint8), variant.knobs.encoding)
-    workspace = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0
-    y = Buffer(np.empty((rows, n), x.dtype), output=True)
     found: list[Array] = []
-    case = Case(
-        "", launch.blocks, launch.shared_bytes, LAYOUT,
-        (Buffer(x), Buffer(words), Buffer(packed), 0, 0, 0, y, workspace, 0, EPSILON, rows, n, k, *NO_PREFETCH),
-        lambda outputs: found.append(outputs[0]) or 0.0, 0.0,
-    )  # fmt: skip
+    values = {
+        "x": Buffer(x), "weight": Buffer(words), "scales": Buffer(packed),
+        "y": Buffer(np.empty((rows, n), x.dtype), output=True),
+        "workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0,
+        "epsilon": EPSILON, "rows": rows, "n": n, "k": k,
+    }  # fmt: skip
+    case = Case("", launch, values, lambda outputs: found.append(outputs[0]) or 0.0, 0.0)
     run(case, variant, ptx_of(variant))
     return found[0].astype(np.float64)
 
@@ -247,18 +247,17 @@ def test_slices_of_k_add_up_in_one_order_and_leave_the_counters_as_they_were() -
         generator.integers(0, 16, (n, k)).astype(np.uint8), generator.integers(110, 125, (n, k // 32)).astype(np.uint8),
         "nibble",
     )  # fmt: skip
-    launch, memory = scaled.launch(variant.knobs, rows, n, k, 48), Memory()
-    inputs = [memory.upload(item, name) for name, item in (("x", x), ("words", words), ("scales", scales))]
+    launch, memory = scaled.launch(variant.knobs, LinearProblem(rows, n, k), 48), Memory()
+    inputs = {name: memory.upload(item, name) for name, item in (("x", x), ("weight", words), ("scales", scales))}
     workspace = memory.upload(np.zeros(launch.workspace, np.uint8), "workspace", writable=True)
     found = []
     for resident in (16, 1):  # side by side, and one after the other
         y = memory.allocate(rows * n * 2, "y")
-        case = Case("", launch.blocks, launch.shared_bytes, LAYOUT, (), lambda outputs: 0.0, 0.0)
-        sizes = rows, n, k, *NO_PREFETCH
-        case = dataclasses.replace(case, arguments=(*inputs, 0, 0, 0, y, workspace, 0, EPSILON, *sizes))
+        values = {**inputs, "y": y, "workspace": workspace, "epsilon": EPSILON, "rows": rows, "n": n, "k": k}
         simulate(
-            ptx_of(variant), (launch.blocks, 1, 1), (variant.knobs.threads, 1, 1), case.pack([], encode), memory,
-            shared_bytes=launch.shared_bytes, resident_blocks=resident,
+            ptx_of(variant), (launch.blocks, 1, 1), (variant.threads, 1, 1),
+            variant.arguments.pack(values, launch.maps, encode), memory, shared_bytes=launch.shared_bytes,
+            resident_blocks=resident,
         )  # fmt: skip
         found.append(memory.download(y, np.dtype(np.uint16), (rows, n)))
         tiles = launch.blocks // variant.knobs.split_k
@@ -295,7 +294,7 @@ def test_heuristic_and_candidates_are_legal_and_serve_the_problem(
         variant = scaled.SPEC.variant(target, **knobs, **kernel.fixed(problem))
         kernel.check(problem, variant)
         assert variant.knobs.atom == scaled.atom(problem.activation, target)
-        launch = kernel.launch(variant.knobs, problem.m, problem.n, problem.k, multiprocessors)
+        launch = kernel.launch(variant.knobs, problem, multiprocessors)
         assert launch.blocks >= variant.knobs.split_k and launch.shared_bytes <= 101_376
 
 
@@ -305,7 +304,7 @@ def test_few_rows_are_split_until_every_multiprocessor_of_gb10_has_a_block(m: in
     chip = arch.parse("sm_121")
     problem = LinearProblem(m, n, k, encoding="nibble", activation="mxfp4")
     knobs = scaled.ScaledKnobs(**scaled.KERNEL.fixed(problem), **scaled.KERNEL.heuristic(problem, chip, 48))
-    assert scaled.launch(knobs, m, n, k, 48).blocks >= 48
+    assert scaled.launch(knobs, LinearProblem(m, n, k), 48).blocks >= 48
     # Bytes bound such a call: the model may add latencies to the stream of weights, not a second stream.
     floor = packed_tiles(n, k)[0] * packed_tiles(n, k)[1] * 544 / (chip.memory_gbps * 1e3)
     assert floor <= scaled.microseconds(knobs, problem, chip, 48) <= 1.3 * floor

@@ -19,7 +19,7 @@ from jitmx.kernels.linear import GPT_OSS
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.slice import KERNEL, MAX_ROWS, SPEC, launch
+from jitmx.kernels.linear.slice import KERNEL, SPEC, launch
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, run
@@ -113,18 +113,19 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
     picked = variant("sm_90a", **knobs)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     k = 64 * picked.knobs.cluster * picked.knobs.warps * picked.knobs.tiles
-    geometry = launch(picked.knobs, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, picked.knobs.cluster)
+    geometry = launch(picked.knobs, LinearProblem(n=16 * 2 * picked.knobs.cluster, k=k), picked.knobs.cluster)
 
     case = make_case(picked, geometry, picked.knobs.m, 16 * 2 * picked.knobs.cluster, k, 0)
     run(case, picked, ptx)
+    short = dataclasses.replace(geometry, shared_bytes=geometry.shared_bytes - 32)
     with pytest.raises(SimulationError):
-        run(dataclasses.replace(case, shared_bytes=case.shared_bytes - 32), picked, ptx)
+        run(dataclasses.replace(case, launch=short), picked, ptx)
 
 
 def test_zeros_stand_for_the_tiles_that_a_warp_lacks_even_where_scales_are_nan() -> None:
     picked = variant("sm_90a", m=2, scaling="post", scale_range="full", warps=2, tiles=3)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
-    case = make_case(picked, launch(picked.knobs, 2, 40, 64 * 4, 1), 2, 40, 64 * 4, 3)
+    case = make_case(picked, launch(picked.knobs, LinearProblem(2, 40, 64 * 4), 1), 2, 40, 64 * 4, 3)
     error, _ = run(case, picked, ptx)
     assert error <= case.gate
 
@@ -140,9 +141,7 @@ def test_heuristic_knobs_are_legal_wherever_there_are_some(
         return
     picked = SPEC.variant(target, **KERNEL.fixed(problem), **tuned)
     KERNEL.check(problem, picked)
-    for m in {problem.m, MAX_ROWS}:
-        geometry = KERNEL.launch(picked.knobs, min(m, MAX_ROWS), problem.n, problem.k, multiprocessors)
-        assert geometry.shared_bytes <= target.shared_bytes
+    assert KERNEL.launch(picked.knobs, problem, multiprocessors).shared_bytes <= target.shared_bytes
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32])

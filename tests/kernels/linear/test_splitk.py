@@ -50,7 +50,7 @@ def test_a_launch_has_a_cluster_for_every_tile_of_y(
     m: int, n: int, k: int, groups: int, tile_m: int, split: int
 ) -> None:
     knobs = variant(groups=groups, tile_m=tile_m, split_k=split).knobs
-    launch = splitk.launch(knobs, m, n, 32 * k, 132)
+    launch = splitk.launch(knobs, LinearProblem(m, n, 32 * k), 132)
     assert launch.cluster == split and launch.blocks % split == 0
     rows, tokens = -(-n // (64 * groups)), -(-m // tile_m)
     assert launch.blocks // split == rows * tokens

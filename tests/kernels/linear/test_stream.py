@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from jitmx import arch
 from jitmx.arch import Arch
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
-from jitmx.kernels.linear.arguments import LAYOUT, NO_PREFETCH, make_case
+from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
@@ -26,6 +25,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES, variants
@@ -172,7 +172,7 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
     """All of it is used, but for the 64 bytes that pad a row of X: with 80 less, some access is outside."""
     picked = variant("sm_90a", **knobs)
     rows, n, k = picked.knobs.m, 129, 64 * 8 * picked.knobs.cluster
-    whole = launch(picked.knobs, rows, n, k, 4)
+    whole = launch(picked.knobs, LinearProblem(rows, n, k), 4)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     assert run(make_case(picked, whole, rows, n, k, 0), picked, ptx)[0] <= 0.005
     short = dataclasses.replace(whole, shared_bytes=whole.shared_bytes - 80)
@@ -192,15 +192,17 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
     bias[[0, 38, 149]] = np.nan
     words, scales = pack(codes, np.full((n, k // 32), 127, np.uint8), picked.knobs.encoding)
     x = np.stack([np.ones(k), -np.ones(k), np.full(k, np.nan), np.zeros(k)]).astype(ml_dtypes.bfloat16)
-    geometry, memory = launch(picked.knobs, len(x), n, k, 8), Memory()
-    addresses = [memory.upload(array) for array in (x, words, scales, bias)]
+    geometry, memory = launch(picked.knobs, LinearProblem(len(x), n, k), 8), Memory()
+    inputs = {"x": x, "weight": words, "scales": scales, "bias": bias}
+    values = {name: memory.upload(array, name) for name, array in inputs.items()}
+    values |= {"rows": len(x), "n": n, "k": k}
     workspace = memory.upload(np.zeros(geometry.workspace, np.uint8), writable=True)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     for _ in range(2):
         y = memory.allocate(8 * len(x))
-        arguments = struct.pack(LAYOUT, *addresses, 0, 0, y, workspace, 0, 0.0, len(x), n, k, *NO_PREFETCH)
+        arguments = picked.arguments.pack({**values, "y": y, "workspace": workspace}, geometry.maps, encode)
         simulate(
-            ptx, (geometry.blocks, 1, 1), (picked.spec.threads(picked.knobs), 1, 1), arguments, memory,
+            ptx, (geometry.blocks, 1, 1), (picked.threads, 1, 1), arguments, memory,
             entry=picked.spec.entry, shared_bytes=geometry.shared_bytes, cluster=geometry.cluster,
         )  # fmt: skip
         assert memory.download(y, np.int64, (len(x),)).tolist() == [37, 1, 0, 1]
@@ -227,7 +229,7 @@ def test_the_heuristic_is_legal_and_serves_the_problem_or_says_that_x_does_not_f
     assert not tuned.keys() & fixed.keys()
     picked = SPEC.variant(target, **fixed, **tuned)
     KERNEL.check(problem, picked)
-    geometry = launch(picked.knobs, fixed["m"], problem.n, problem.k, multiprocessors)
+    geometry = launch(picked.knobs, problem, multiprocessors)
     assert 1 <= geometry.blocks <= max(multiprocessors, picked.knobs.cluster)
     assert geometry.blocks % geometry.cluster == 0
     assert geometry.shared_bytes <= target.shared_bytes

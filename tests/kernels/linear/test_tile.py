@@ -18,7 +18,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import tile as tiles
-from jitmx.kernels.linear.arguments import EPSILON, LAYOUT, NO_PREFETCH, make_case
+from jitmx.kernels.linear.arguments import EPSILON, make_case
 from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.kernels.linear.problem import LinearProblem
@@ -131,8 +131,8 @@ def test_every_tile_of_y_is_made_once_whatever_the_order(group: int) -> None:
     picked = variant("sm_121a", tile_n=16, tile_m=8, warps_n=1, warps_m=1, stages=3, group=group)
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))
     for rows, n in ((37, 40), (8, 100), (41, 16)):
-        case = make_case(picked, launch(picked.knobs, rows, n, 64, 1), rows, n, 64, seed=rows)
-        assert case.grid == -(-rows // 8) * -(-n // 16)
+        case = make_case(picked, launch(picked.knobs, LinearProblem(rows, n, 64), 1), rows, n, 64, seed=rows)
+        assert case.launch.blocks == -(-rows // 8) * -(-n // 16)
         error, _ = run(case, picked, ptx)
         assert error <= case.gate
 
@@ -152,7 +152,6 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
     scales = np.linspace(low, high, 16 * 8).astype(np.uint8).reshape(16, 8)
     wanted = formats.dequantize(codes, scales, item)
     words, packed = pack_mxfp8(codes, scales)
-    geometry = launch(picked.knobs, 256, 16, 256, 1)
     found: list[np.ndarray] = []
 
     def check(outputs: Any) -> float:
@@ -160,11 +159,12 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
         return 0.0
 
     case = Case(
-        name="identity", grid=geometry.blocks, shared_bytes=geometry.shared_bytes, layout=LAYOUT,
-        arguments=(
-            Buffer(np.eye(256).astype(stored)), Buffer(words), Buffer(packed), 0, 0, 0,
-            Buffer(np.empty((256, 16), stored), output=True), 0, 0, EPSILON, 256, 16, 256, *NO_PREFETCH,
-        ),
+        name="identity", launch=launch(picked.knobs, LinearProblem(256, 16, 256), 1),
+        values={
+            "x": Buffer(np.eye(256).astype(stored)), "weight": Buffer(words), "scales": Buffer(packed),
+            "y": Buffer(np.empty((256, 16), stored), output=True),
+            "epsilon": EPSILON, "rows": 256, "n": 16, "k": 256,
+        },
         check=check, gate=0.0,
     )  # fmt: skip
     run(case, picked, nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch)))
@@ -211,7 +211,7 @@ def test_the_heuristic_and_the_candidates_are_legal_and_serve_the_problem(
         assert not knobs.keys() & fixed.keys()
         picked = SPEC.variant(target, **fixed, **knobs)
         KERNEL.check(problem, picked)
-        geometry = launch(picked.knobs, problem.m, problem.n, problem.k, multiprocessors)
+        geometry = launch(picked.knobs, problem, multiprocessors)
         assert geometry.blocks * picked.knobs.tile_n * picked.knobs.tile_m >= problem.m * problem.n
 
 
@@ -223,7 +223,7 @@ def test_a_footprint_among_the_candidates_admits_an_even_spread_of_one_launch_or
         for tuned in KERNEL.candidates(problem, chip, 132):
             knobs = TileKnobs(**tuned)
             if knobs.footprint:
-                geometry = launch(knobs, m, n, k, 132)
+                geometry = launch(knobs, LinearProblem(m, n, k), 132)
                 even = -(-geometry.blocks // 132)
                 assert (228 * 1024) // (geometry.shared_bytes + 1024) in (even, 2 * even)
                 seen += 1
@@ -341,11 +341,11 @@ def test_shared_memory_is_what_the_template_lays_out(picked: Variant) -> None:
 @given(m=st.integers(1, 5000), n=st.integers(1, 5000), split_k=st.integers(2, 16))
 def test_scratch_holds_a_counter_a_tile_and_every_part(m: int, n: int, split_k: int) -> None:
     knobs = dataclasses.replace(variant("sm_90").knobs, split_k=split_k)
-    geometry = launch(knobs, m, n, 4096, 132)
+    geometry = launch(knobs, LinearProblem(m, n, 4096), 132)
     count = geometry.blocks // split_k
     assert count == -(-m // 128) * -(-n // 128)
     assert geometry.workspace == -(-count // 4) * 16 + geometry.blocks * 128 * 128 * 4
-    assert launch(dataclasses.replace(knobs, split_k=1), m, n, 4096, 132).workspace == 0
+    assert launch(dataclasses.replace(knobs, split_k=1), LinearProblem(m, n, 4096), 132).workspace == 0
 
 
 def modelled(target: str, **fields: Any) -> Variant:
@@ -395,4 +395,4 @@ def test_products_in_fp16_keep_their_contracts_where_a_table_is_for_bf16(target:
 def test_the_family_knows_it() -> None:
     family = kernels.family("linear")
     assert family.spec("tile") is SPEC
-    assert family.max_rows("tile") is None
+    assert family.kernel("tile").max_rows is None

@@ -18,13 +18,12 @@ from jitmx.kernels.linear import wgmma
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
-from jitmx.registry.case import Buffer
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.tensormap import TensorMap
-from jitmx.sim.verify import Verdict, encode
+from jitmx.sim.tensormap import TensorMap, encode
+from jitmx.sim.verify import Verdict
 from jitmx.toolchain import nvrtc
 from strategies import assert_legal_and_serving, linear_problems
 
@@ -62,7 +61,7 @@ def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
     problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
 ) -> None:
     knobs = variant(**deal, stages=4).knobs
-    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    launch = wgmma.launch(knobs, problem, multiprocessors)
     assert launch.blocks <= multiprocessors
     assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
     items, steps = tiles(knobs, problem.m, problem.n), packed_tiles(1, problem.k)[1]
@@ -90,9 +89,9 @@ def test_boxes_of_the_tensor_map_fill_a_stage_and_the_driver_takes_them(
 ) -> None:
     """`sim.tensormap` keeps the driver's rules."""
     knobs = variant(**{"tile_m": 256, "groups": 2, "stages": 3, **deal}).knobs
-    matrix = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors).matrix
-    assert matrix is not None and (matrix.rows, matrix.columns) == (problem.m, problem.k)
-    box = TensorMap.decode(encode(matrix, 4096))
+    shown = wgmma.launch(knobs, problem, multiprocessors).maps["x_map"]
+    assert shown.sizes == (problem.k, problem.m)
+    box = TensorMap.decode(encode(shown, 4096))
     assert box.box_bytes * (2 if knobs.deal == "rest" else 1) == knobs.tile_m * 128
 
 
@@ -102,7 +101,7 @@ def test_what_is_left_of_w_has_room_for_its_sums_and_counters(
 ) -> None:
     """Units of work are at most one a block, or one for each half of a tile of rows of X where blocks are fewer."""
     knobs = variant(groups=2, tile_m=tile_m, split_k=2, deal="rest", stages=3).knobs
-    launch = wgmma.launch(knobs, problem.m, problem.n, problem.k, multiprocessors)
+    launch = wgmma.launch(knobs, problem, multiprocessors)
     halves, left = 2 * -(-problem.m // tile_m), -(-problem.n // 64) % 2
     units = halves * min(packed_tiles(1, problem.k)[1], max(1, launch.blocks // halves))
     assert 4 * 4 * halves <= 16_384
@@ -254,32 +253,20 @@ def test_a_launch_leaves_its_counters_zero_and_the_next_may_use_its_workspace(
     one = variant(groups=2, tile_m=64, ring=2, stages=2, **knobs)
     ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
     cases = list(wgmma.KERNEL.cases(one))
-    size = max(
-        item.data.nbytes for case in cases for item in case.arguments if isinstance(item, Buffer) and item.scratch
-    )
     memory = Memory()
+    size = max(case.launch.workspace for case in cases)
     workspace = memory.upload(np.zeros(size, np.uint8), "workspace", writable=True)
     for case in (cases[1], cases[3], cases[1]):
-        addresses: list[int] = []
-        for item in (item for item in case.arguments if isinstance(item, Buffer)):
-            if item.scratch:
-                addresses.append(workspace)
-            elif item.output:
-                addresses.append(output := memory.allocate(item.data.nbytes, "y"))
-                result = item.data
-            else:
-                addresses.append(memory.upload(item.data, "input"))
+        buffers = case.buffers(one.arguments)
+        inputs = {name: item.data for name, item in buffers.items() if not item.output and not item.scratch}
+        addresses = {name: memory.upload(data, name) for name, data in inputs.items()}
+        result = buffers["y"].data
+        addresses |= {"workspace": workspace, "y": memory.allocate(result.nbytes, "y")}
         simulate(
-            ptx,
-            (case.grid, 1, 1),
-            (wgmma.threads(one.knobs), 1, 1),
-            case.pack(addresses, encode),
-            memory,
-            entry=one.spec.entry,
-            shared_bytes=case.shared_bytes,
-            cluster=case.cluster,
-        )
-        assert case.check([memory.download(output, result.dtype, result.shape)]) <= case.gate
+            ptx, (case.launch.blocks, 1, 1), (one.threads, 1, 1), case.pack(one.arguments, addresses, encode), memory,
+            entry=one.spec.entry, shared_bytes=case.launch.shared_bytes, cluster=case.launch.cluster,
+        )  # fmt: skip
+        assert case.check([memory.download(addresses["y"], result.dtype, result.shape)]) <= case.gate
         assert not memory.download(workspace, np.uint32, (counters // 4,)).any()
 
 

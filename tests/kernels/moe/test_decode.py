@@ -17,7 +17,7 @@ from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.decode import KERNEL, SPEC, shared_bytes
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
@@ -39,7 +39,7 @@ def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: Mo
         knobs, fixed = FAMILY.tuned(problem, target, count, "decode"), FAMILY.fixed(problem, "decode")
         assert not knobs.keys() & fixed.keys()
         variant = SPEC.variant(target, **knobs, **fixed)
-        geometry = launch_of(variant, problem, count)
+        geometry = FAMILY.launch(variant, problem, count)
         assert geometry.shared_bytes <= target.shared_bytes
         assert geometry.blocks <= count and geometry.blocks % geometry.cluster == 0
 

@@ -16,7 +16,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import RESIDUALS
-from jitmx.kernels.moe import MoeProblem, grouped, launch_of
+from jitmx.kernels.moe import MoeProblem, grouped
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.routing.cases import lists as lists_of_routing
 from jitmx.registry.render import render
@@ -48,7 +48,7 @@ PROBLEMS = st.builds(
 @given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
 def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: MoeProblem, multiprocessors: int) -> None:
     choice = choose("moe", problem, target, multiprocessors=multiprocessors)
-    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= target.shared_bytes
+    assert FAMILY.launch(choice.variant, problem, multiprocessors).shared_bytes <= target.shared_bytes
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
@@ -226,7 +226,7 @@ def test_few_rows_go_by_expert_where_one_launch_has_no_room(layer: tuple[int, in
         for multiprocessors in (chip.multiprocessors, 36):
             problem = MoeProblem.on(chip, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
             variant = choose("moe", problem, chip, multiprocessors=multiprocessors).variant
-            assert launch_of(variant, problem, multiprocessors).shared_bytes <= chip.shared_bytes
+            assert FAMILY.launch(variant, problem, multiprocessors).shared_bytes <= chip.shared_bytes
             kinds.add(variant.spec.name)
     # A table may know better than the heuristic for one row.
     assert kinds <= {"decode", "grouped", *(["stream", "token"] if chip.shared_bytes >= 200 << 10 else [])}

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx import arch
-from jitmx.kernels.moe import KERNELS, MoeProblem, launch_of
+from jitmx.kernels.moe import FAMILY, KERNELS, MoeProblem
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES
-from jitmx.registry.case import Buffer, Case
+from jitmx.registry.case import Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
-from jitmx.sim.verify import encode, run
+from jitmx.sim.tensormap import encode
+from jitmx.sim.verify import run
 from jitmx.toolchain import nvrtc
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ def compiled(kernel: str, **knobs: object) -> tuple[Variant, str]:
 def case_of(variant: Variant, experts: int, routing: Routing, blocks: int = 3, seed: int = 0) -> Case:
     rows, top = routing.ids.shape
     problem = MoeProblem(rows, experts, top, 64, 32)
-    return make_case(variant, launch_of(variant, problem, blocks), problem, routing, seed)
+    return make_case(variant, FAMILY.launch(variant, problem, blocks), problem, routing, seed)
 
 
 @st.composite
@@ -95,33 +96,31 @@ def test_a_launch_leaves_its_counters_ready_and_the_next_computes_the_same(
     variant, ptx = compiled(kernel, **knobs)
     case = case_of(variant, 3, routing, blocks=4)
     memory = Memory()
-    buffers = [item for item in case.arguments if isinstance(item, Buffer)]
-    addresses = [
-        memory.allocate(buffer.data.nbytes, "y")
+    buffers = case.buffers(variant.arguments)
+    addresses = {
+        name: memory.allocate(buffer.data.nbytes, name)
         if buffer.output
-        else memory.upload(buffer.data, "in", writable=buffer.scratch)
-        for buffer in buffers
-    ]
+        else memory.upload(buffer.data, name, writable=buffer.scratch)
+        for name, buffer in buffers.items()
+    }
+    arguments, workspace, y = case.pack(variant.arguments, addresses, encode), buffers["workspace"], buffers["y"]
     found = []
     for launches in range(1, 4):
         simulate(
-            ptx, (case.grid, 1, 1), (variant.spec.threads(variant.knobs), 1, 1), case.pack(addresses, encode), memory,
-            entry=variant.spec.entry, shared_bytes=case.shared_bytes, cluster=case.cluster,
+            ptx, (case.launch.blocks, 1, 1), (variant.threads, 1, 1), arguments, memory,
+            entry=variant.spec.entry, shared_bytes=case.launch.shared_bytes, cluster=case.launch.cluster,
         )  # fmt: skip
-        for buffer, address in zip(buffers, addresses, strict=True):
-            if buffer.scratch:
-                counters = memory.download(address, "u4", (COUNTER_BYTES // 4,))
-                told = knobs.get("handshake")
-                assert counters[GENERATION] == (launches if told == "counters" else 0)
-                assert counters[TURN] == (launches % 2 * case.grid if told == "data" else 0)
-                assert not np.delete(counters, (GENERATION, TURN)).any()
-                if told == "data":
-                    rest = memory.download(address, "u1", (buffer.data.nbytes,))[COUNTER_BYTES:]
-                    hidden = -(-routing.ids.size * case.arguments[-1] * 2 // 128) * 128
-                    next_hidden = rest[launches % 2 * hidden :][:hidden]
-                    assert not next_hidden.any() and not rest[2 * hidden :].any()
-            if buffer.output:
-                found.append(memory.download(address, buffer.data.dtype, buffer.data.shape).copy())
+        counters = memory.download(addresses["workspace"], "u4", (COUNTER_BYTES // 4,))
+        told = knobs.get("handshake")
+        assert counters[GENERATION] == (launches if told == "counters" else 0)
+        assert counters[TURN] == (launches % 2 * case.launch.blocks if told == "data" else 0)
+        assert not np.delete(counters, (GENERATION, TURN)).any()
+        if told == "data":
+            rest = memory.download(addresses["workspace"], "u1", (workspace.data.nbytes,))[COUNTER_BYTES:]
+            hidden = -(-routing.ids.size * case.values["intermediate"] * 2 // 128) * 128
+            next_hidden = rest[launches % 2 * hidden :][:hidden]
+            assert not next_hidden.any() and not rest[2 * hidden :].any()
+        found.append(memory.download(addresses["y"], y.data.dtype, y.data.shape).copy())
     assert case.check(found[:1]) <= case.gate
     for again in found[1:]:
         assert np.array_equal(found[0].view(np.uint16), again.view(np.uint16))

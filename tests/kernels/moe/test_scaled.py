@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,9 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import MoeProblem, by_expert, launch_of, scaled
+from jitmx.kernels.moe import MoeProblem, by_expert, scaled
 from jitmx.kernels.moe.arguments import random_weight
-from jitmx.kernels.moe.grouped_arguments import LAYOUT, lists
+from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
 from jitmx.registry.case import relative_l2
@@ -33,6 +32,7 @@ from jitmx.registry.spec import Variant
 from jitmx.sim import verify as verifying
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES
@@ -79,7 +79,7 @@ def test_the_heuristic_is_legal_and_both_products_take_the_same_tiles_of_rows(
     choice = choose("moe", problem, target, multiprocessors=multiprocessors)
     assert choice.variant.spec.name == "scaled"
     assert choice.variant.knobs.atom == dense.atom(problem.x_format, target)
-    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= min(target.shared_bytes, 101_376)
+    assert FAMILY.launch(choice.variant, problem, multiprocessors).shared_bytes <= min(target.shared_bytes, 101_376)
     other = dataclasses.replace(problem, product="up" if problem.product == "down" else "down")
     again = choose("moe", other, target, multiprocessors=multiprocessors)
     assert again.variant.knobs.tile_m == choice.variant.knobs.tile_m
@@ -103,7 +103,7 @@ def test_one_row_has_a_block_for_every_multiprocessor() -> None:
                     x_format="mxfp8",
                 )  # fmt: skip
                 variant = choose("moe", problem, chip, multiprocessors=multiprocessors).variant
-                blocks = launch_of(variant, problem, multiprocessors).blocks
+                blocks = FAMILY.launch(variant, problem, multiprocessors).blocks
                 assert blocks >= min(multiprocessors, top * -(-problem.sizes(product)[0] // 64))
 
 
@@ -204,25 +204,26 @@ class Layer:
         pairs_of = problem.m * problem.top
         up, down = (self._variant(product) for product in ("up", "down"))
         pairs, schedule = lists(self.ids, problem.experts, up.knobs.tile_m)
-        x, *listed, weights, ids = (
-            memory.upload(item, str(i)) for i, item in enumerate((self.x, pairs, schedule, self.weights, self.ids))
-        )
+        x, ids = memory.upload(self.x, "x"), memory.upload(self.ids, "ids")
+        listed: dict[str, float] = {
+            name: memory.upload(item, name)
+            for name, item in (("pairs", pairs), ("schedule", schedule), ("weights", self.weights))
+        }
+        listed |= {"ids": ids, "tiles": len(schedule), "alpha": ALPHA, "limit": LIMIT}
         h = memory.upload(np.full(hidden_bytes(problem), 255, np.uint8), "h", writable=True)
         out = np.zeros((problem.m if problem.reduction == "atomic" else pairs_of, problem.hidden), np.uint16)
         parts = memory.upload(out, "parts", writable=True)
         for i, (variant, source, to) in enumerate(((up, x, h), (down, h, parts))):
-            packed = [memory.upload(item, f"weight {i}") for item in self.packed[i]]
-            bias = memory.upload(self.biases[i], f"bias {i}")
-            self._launch(
-                variant, memory, source, *packed, bias, *listed, weights, ids, 0, to, *self._numbers(),
-                *problem.sizes(("up", "down")[i]), len(schedule),
-            )  # fmt: skip
+            (words, scales), (n, k) = self.packed[i], problem.sizes(("up", "down")[i])
+            weight = {
+                name: memory.upload(item, f"{name} {i}")
+                for name, item in (("weight", words), ("scales", scales), ("bias", self.biases[i]))
+            }
+            self._launch(variant, memory, x=source, y=to, n=n, k=k, **weight, **listed)
         if problem.reduction == "atomic":
             return memory.download(parts, np.dtype(np.uint16), out.shape).view(ml_dtypes.bfloat16).astype(np.float64)
         y = memory.allocate(problem.m * problem.hidden * 2, "y")
-        self._launch(
-            self._variant("combine"), memory, parts, 0, 0, 0, 0, 0, 0, ids, 0, y, *self._numbers(), problem.hidden, 0, 0
-        )
+        self._launch(self._variant("combine"), memory, x=parts, ids=ids, y=y, n=problem.hidden)
         found = memory.download(y, np.dtype(np.uint16), (problem.m, problem.hidden))
         return found.view(ml_dtypes.bfloat16).astype(np.float64)
 
@@ -246,15 +247,13 @@ class Layer:
         knobs = None if product == "combine" else {"kernel": by_expert(problem)}
         return choose("moe", problem, self.chip, knobs=knobs).variant
 
-    def _numbers(self) -> tuple[Any, ...]:
-        return ALPHA, LIMIT, self.problem.m, self.problem.top, self.problem.experts, 0
-
-    def _launch(self, variant: Variant, memory: Memory, *arguments: Any) -> None:
+    def _launch(self, variant: Variant, memory: Memory, **values: float) -> None:
+        values |= {"rows": self.problem.m, "top": self.problem.top, "experts": self.problem.experts}
         product = getattr(variant.knobs, "product", "combine")
-        geometry = launch_of(variant, dataclasses.replace(self.problem, product=product), 1)
+        geometry = FAMILY.launch(variant, dataclasses.replace(self.problem, product=product), 1)
         simulate(
             nvrtc.compile_ptx(render(variant), nvrtc.options(self.chip)), (geometry.blocks, 1, 1),
-            (variant.spec.threads(variant.knobs), 1, 1), struct.pack(LAYOUT, *arguments), memory,
+            (variant.threads, 1, 1), variant.arguments.pack(values, geometry.maps, encode), memory,
             entry=variant.spec.entry, shared_bytes=geometry.shared_bytes,
         )  # fmt: skip
 

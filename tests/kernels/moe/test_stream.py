@@ -21,7 +21,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear.layout import TILE_K
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, held_rows, most_items, shared_bytes
 from jitmx.registry.case import Case
@@ -124,7 +124,7 @@ def source(reversed_blocks: bool = False) -> str:
 def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(shape: str, orders: Orders) -> None:
     experts, hidden, intermediate, routing, blocks = SHARED[shape]
     problem = MoeProblem(len(routing.ids), experts, routing.ids.shape[1], hidden, intermediate)
-    case = make_case(small(), launch_of(small(), problem, blocks), problem, routing, 0)
+    case = make_case(small(), FAMILY.launch(small(), problem, blocks), problem, routing, 0)
     found: list[npt.NDArray[Any]] = []
 
     def kept(outputs: Any) -> float:
@@ -191,7 +191,7 @@ def wide(handshake: str = "data", lacks_room: str | None = None) -> tuple[Varian
 
 def many_case(one: Variant, routing: Routing, blocks: int) -> Case:
     problem = MoeProblem(len(routing.ids), 6, routing.ids.shape[1], 96, 160)
-    return make_case(one, launch_of(one, problem, blocks), problem, routing, 0)
+    return make_case(one, FAMILY.launch(one, problem, blocks), problem, routing, 0)
 
 
 @pytest.mark.parametrize("handshake", HANDSHAKES)
@@ -288,7 +288,7 @@ def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_
 ) -> None:
     for count in (target.multiprocessors, multiprocessors):
         chosen = choose("moe", problem, target, multiprocessors=count).variant
-        assert launch_of(chosen, problem, count).shared_bytes <= target.shared_bytes
+        assert FAMILY.launch(chosen, problem, count).shared_bytes <= target.shared_bytes
         if chosen.spec.name == "token":
             assert problem.m == 1 and target in LARGE
             continue
@@ -296,7 +296,7 @@ def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_
         assert not knobs.keys() & fixed.keys()
         usual = SPEC.variant(target, **knobs, **fixed)
         # Chosen for no more multiprocessors than a check of the knobs assumes.
-        fits = launch_of(usual, problem, min(count, target.multiprocessors)).shared_bytes <= target.shared_bytes
+        fits = FAMILY.launch(usual, problem, min(count, target.multiprocessors)).shared_bytes <= target.shared_bytes
         assert (chosen.spec is SPEC) == (fits and target in LARGE)
 
 
@@ -385,7 +385,7 @@ def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(
     for knobs in tried:
         one = SPEC.variant(target, **knobs, **FAMILY.fixed(problem, "stream"))
         FAMILY.check(problem, one)
-        assert launch_of(one, problem, target.multiprocessors).shared_bytes <= target.shared_bytes
+        assert FAMILY.launch(one, problem, target.multiprocessors).shared_bytes <= target.shared_bytes
         assert one.knobs.columns <= max(2 * m, 1)
 
 
@@ -393,7 +393,7 @@ def test_a_launch_is_a_block_a_multiprocessor_with_room_for_all_sums() -> None:
     problem = MoeProblem(5, 32, 4, 2880, 2880)
     hidden, parts = 5 * 4 * 2880 * 2, 5 * 4 * 180 * 2 * 16 * 4
     for handshake, buffers in (("counters", 1), ("data", 2)):
-        geometry = launch_of(variant(columns=2, handshake=handshake), problem, 132)
+        geometry = FAMILY.launch(variant(columns=2, handshake=handshake), problem, 132)
         assert (geometry.blocks, geometry.cluster) == (132, 1)
         assert geometry.workspace == 4096 + buffers * hidden + parts
 
@@ -405,7 +405,7 @@ def test_x_and_weights_of_two_runs_of_tiles_meet_whatever_the_unrolling() -> Non
     for unroll in range(1, 10):
         one = variant(columns=1, warps=4, chunk=9, stages=1, unroll=unroll)
         ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
-        case = make_case(one, launch_of(one, problem, 1), problem, routing, unroll)
+        case = make_case(one, FAMILY.launch(one, problem, 1), problem, routing, unroll)
         assert run(case, one, ptx)[0] <= case.gate
 
 

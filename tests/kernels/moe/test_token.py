@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jitmx import arch, build, kernels
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, launch_of
+from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.token import KERNEL, SPEC
 from jitmx.registry.render import render
@@ -56,7 +56,7 @@ def test_the_order_in_which_warps_run_changes_no_bit(orders: Orders) -> None:
     one = variant(**SMALL)
     problem = MoeProblem(1, 3, 4, one.knobs.hidden, one.knobs.intermediate)
     routing = Routing(np.array([[2, 0, 1, 2]], np.int32))
-    case = make_case(one, launch_of(one, problem, 3), problem, routing, 0)
+    case = make_case(one, FAMILY.launch(one, problem, 3), problem, routing, 0)
     ptx = nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER))
     found: list[npt.NDArray[Any]] = []
 
@@ -126,7 +126,7 @@ def test_equal_logits_go_by_ids_and_no_number_is_chosen_last(dtype: str, values:
     logits = np.array([values]).astype(STORED[dtype])
     ids, weights = choose(logits, 4, "softmax_topk")
     problem = MoeProblem(1, 9, 4, one.knobs.hidden, one.knobs.intermediate)
-    case = make_case(one, launch_of(one, problem, 2), problem, Routing(ids, None, None, logits, weights), 0)
+    case = make_case(one, FAMILY.launch(one, problem, 2), problem, Routing(ids, None, None, logits, weights), 0)
 
     def check(outputs: Any) -> float:
         if np.isfinite(weights).all():
@@ -142,7 +142,7 @@ def test_the_machine_code_of_a_large_layer_keeps_its_contract(routing: str) -> N
     problem = MoeProblem(1, routing=routing)
     for knobs in KERNEL.candidates(problem, HOPPER, HOPPER.multiprocessors):
         one = SPEC.variant(HOPPER, **knobs, **KERNEL.fixed(problem))
-        assert launch_of(one, problem, 132).shared_bytes <= HOPPER.shared_bytes
+        assert FAMILY.launch(one, problem, 132).shared_bytes <= HOPPER.shared_bytes
         assert build.obtain(one).breaches == (), one.name
 
 

@@ -17,7 +17,7 @@ from contracts import keep_contracts, listings
 from jitmx import arch, kernels
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import KERNELS, MoeProblem, gather, grouped_arguments, launch_of, wgmma, wgmma_arguments
+from jitmx.kernels.moe import KERNELS, MoeProblem, gather, wgmma, wgmma_arguments
 from jitmx.kernels.moe.arguments import random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, reference
@@ -26,6 +26,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
+from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import nvrtc
 
@@ -57,7 +58,7 @@ def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProb
     choice = choose("moe", problem, HOPPER, multiprocessors=multiprocessors)
     name = problem.product if problem.product in ("gather", "combine") else "wgmma"
     assert choice.variant.spec.name == name
-    assert launch_of(choice.variant, problem, multiprocessors).shared_bytes <= HOPPER.shared_bytes
+    assert FAMILY.launch(choice.variant, problem, multiprocessors).shared_bytes <= HOPPER.shared_bytes
     tried = KERNELS[name].candidates(problem, HOPPER, multiprocessors)
     assert tried[0] == FAMILY.tuned(problem, HOPPER, multiprocessors, name)
     for knobs in tried:
@@ -153,11 +154,11 @@ class Chain:
     def __init__(self) -> None:
         self.memory = Memory()
 
-    def __call__(self, one: Variant, problem: MoeProblem, layout: Any, *arguments: float) -> None:
-        launch = launch_of(one, problem, 2)
+    def __call__(self, one: Variant, problem: MoeProblem, **values: float) -> None:
+        launch = FAMILY.launch(one, problem, 2)
         simulate(
             nvrtc.compile_ptx(render(one), nvrtc.options(HOPPER)), (launch.blocks, 1, 1),
-            (one.spec.threads(one.knobs), 1, 1), layout.pack(*arguments), self.memory, entry=one.spec.entry,
+            (one.threads, 1, 1), one.arguments.pack(values, launch.maps, encode), self.memory, entry=one.spec.entry,
             shared_bytes=launch.shared_bytes,
         )  # fmt: skip
 
@@ -165,8 +166,6 @@ class Chain:
 @pytest.mark.parametrize("intermediate", [96, 128])
 def test_four_launches_are_the_layer(intermediate: int) -> None:
     """Experts of no rows, of one, and of more than a tile; ids of none; parts where the gathered rows were."""
-    import struct
-
     rows, top, experts, hidden = 110, 2, 5, 160
     generator = np.random.default_rng(3)
     ids = generator.choice([-1, 0, 0, 0, 1, 3, 9], (rows, top)).astype(np.int32)
@@ -185,31 +184,30 @@ def test_four_launches_are_the_layer(intermediate: int) -> None:
 
     chain = Chain()
     put = chain.memory.upload
-    in_x, in_ids, in_weights, in_pairs, in_offsets, in_schedule = (
-        put(array, "input") for array in (x, ids, weights, pairs, offsets, schedule)
+    in_x, in_ids = put(x, "x"), put(ids, "ids")
+    w13_, w2_ = (
+        {name: put(array, name) for name, array in zip(("weight", "scales", "bias"), (*packed, bias), strict=True)}
+        for packed, bias in ((packed13, b13), (packed2, b2))
     )
-    words13, scales13, words2, scales2, bias13, bias2 = (
-        put(array, "weights") for array in (*packed13, *packed2, b13, b2)
-    )
+    listed: dict[str, float] = {
+        name: put(array, name)
+        for name, array in (("pairs", pairs), ("offsets", offsets), ("schedule", schedule), ("weights", weights))
+    }
     counters = chain.memory.allocate(4 * wgmma_arguments.COUNTERS, "counters")
     h = chain.memory.allocate(wgmma_arguments.rows_bytes(rows * top, intermediate), "h")
     parts = chain.memory.allocate(wgmma_arguments.rows_bytes(rows * top, hidden), "gathered rows, then parts")
     y = chain.memory.allocate(x.nbytes, "y")
-    by_expert, more = (in_pairs, in_offsets, in_schedule, in_weights), (counters, ALPHA, LIMIT, top)
+    listed |= {"counters": counters, "alpha": ALPHA, "limit": LIMIT, "top": top, "tiles": len(schedule)}
 
     problems = [
         MoeProblem(rows, experts, top, hidden, intermediate, product=product)
         for product in ("gather", "up", "down", "combine")
     ]
-    layout, tiles = struct.Struct(wgmma_arguments.LAYOUT), len(schedule)
-    chain(gather.SPEC.variant(HOPPER, tile_m=64), problems[0], layout, in_x, 0, 0, 0, *by_expert, parts, *more, 0,
-          hidden, tiles)  # fmt: skip
-    chain(first, problems[1], layout, parts, words13, scales13, bias13, *by_expert, h, *more, 2 * intermediate, hidden,
-          tiles)  # fmt: skip
-    chain(second, problems[2], layout, h, words2, scales2, bias2, *by_expert, parts, *more, hidden, intermediate, tiles)
-    chain(choose("moe", problems[3], HOPPER).variant, problems[3], struct.Struct(grouped_arguments.LAYOUT), parts,
-          0, 0, 0, in_pairs, in_schedule, in_weights, in_ids, 0, y, ALPHA, LIMIT, rows, top, experts, 0, hidden,
-          hidden, tiles)  # fmt: skip
+    chain(gather.SPEC.variant(HOPPER, tile_m=64), problems[0], x=in_x, y=parts, k=hidden, **listed)
+    chain(first, problems[1], x=parts, y=h, n=2 * intermediate, k=hidden, **w13_, **listed)
+    chain(second, problems[2], x=h, y=parts, n=hidden, k=intermediate, **w2_, **listed)
+    combine = choose("moe", problems[3], HOPPER).variant
+    chain(combine, problems[3], x=parts, ids=in_ids, y=y, rows=rows, top=top, experts=experts, n=hidden)
     wanted = reference(
         x.astype(np.float64), ids, weights.astype(np.float64), w13, w2, b13.astype(np.float64), b2.astype(np.float64)
     )

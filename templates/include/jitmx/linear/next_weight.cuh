@@ -5,23 +5,12 @@
 
 namespace jitmx {
 
-struct NextWeight {
-  const void *words, *scales;    // packed
-  u32 word_bytes, scale_bytes;  // 0: there is no such weight
-};
-
-// Asks for this block's share of some memory, in a warp.
+// Asks for this block's share of some memory, in a warp. Waits for nothing: it may be there when it is read, or not.
 __device__ __forceinline__ void bring_to_l2(const void* memory, u32 bytes) {
   constexpr u32 kPiece = 4096;
 #pragma unroll 1
   for (u32 at = (threadIdx.x % 32u * gridDim.x + blockIdx.x) * kPiece; at < bytes; at += 32u * gridDim.x * kPiece)
     bulk_prefetch(global_address(static_cast<const u8*>(memory) + at), min(bytes - at, kPiece));
-}
-
-// Waits for nothing: what is asked for may be there when it is read, or not.
-__device__ __forceinline__ void bring_to_l2(const NextWeight& next) {
-  bring_to_l2(next.words, next.word_bytes);
-  bring_to_l2(next.scales, next.scale_bytes);
 }
 
 }  // namespace jitmx

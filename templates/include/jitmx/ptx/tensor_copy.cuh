@@ -1,14 +1,9 @@
 // Bulk tensor copies (sm_90 and newer): boxes of a matrix in device memory, as a map of the host's describes it.
 #pragma once
+#include "jitmx/ptx/tensor_map.cuh"
 #include "jitmx/types.cuh"
 
 namespace jitmx {
-
-// What cuTensorMapEncodeTiled makes; a kernel takes it by value.
-struct alignas(64) TensorMap {
-  u8 bytes[128];
-};
-static_assert(sizeof(TensorMap) == 128, "what the driver makes");
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");

@@ -9,19 +9,18 @@
 
 namespace jitmx {
 
-struct ExpertLists {
-  int* pairs;      // [tokens * k]: token * k + slot, by expert; -1 past the last
-  int* offsets;    // [local + 1]: where each expert's list starts
-  Vec4* schedule;  // [capacity]: expert, first row, rows, number of the tile within its expert; expert -1 past the last
-  int* tiles;      // [1]: how many
-  int local, capacity;
-};
+// Lists are written through a kernel's arguments, which have, as `lists`,
+//   int* pairs      [tokens * k]: token * k + slot, by expert; -1 past the last
+//   int* offsets    [local + 1]: where each expert's list starts
+//   Vec4* schedule  [capacity]: expert, first row, rows, number among its expert's tiles; expert -1 past the last
+//   int* tiles      [1]: how many
+//   int local, capacity
 
 constexpr u32 kAbsent = 0xFFFFFFFFu;  // the local id of an expert that is not here
 
 // What an expert map says, where it is an id of a local expert.
-__device__ __forceinline__ u32 local_or_absent(int mapped, const ExpertLists& lists) {
-  return u32(mapped) < u32(lists.local) ? u32(mapped) : kAbsent;
+__device__ __forceinline__ u32 local_or_absent(int mapped, int local) {
+  return u32(mapped) < u32(local) ? u32(mapped) : kAbsent;
 }
 
 // f(i) for i < count, by Threads threads; count is at most Most.
@@ -36,8 +35,8 @@ template <int Threads, int Most, class F> __device__ __forceinline__ void share_
 
 // Lists of at most 32 pairs by one block. `ids` are local ids in shared memory, known to all threads and filled up with
 // kAbsent to a multiple of eight. The first warp does the pairs while threads from the last on do the offsets.
-template <int TileRows, int Threads, int Experts>
-__device__ __forceinline__ void list_few(const ExpertLists& lists, const u32* ids, int count, int thread) {
+template <int TileRows, int Threads, int Experts, class Lists>
+__device__ __forceinline__ void list_few(const Lists& lists, const u32* ids, int count, int thread) {
   const Vec4* const fours = reinterpret_cast<const Vec4*>(ids);
   share_out<Threads, Experts + 1>(lists.local + 1, Threads - 1 - thread, [&](u32 e) {
     int before = 0;
@@ -78,8 +77,8 @@ __device__ __forceinline__ void list_few(const ExpertLists& lists, const u32* id
 // Lists of `count` pairs by one block, or by a cluster of `Blocks`, of which this one is `rank`. local_id(pair) is
 // asked at most twice for each pair. `scratch` holds (warps, by fours, + 4) * local + 2 words; all threads of the block
 // have finished with it.
-template <int TileRows, int Threads, int Experts, int Blocks, class LocalId>
-__device__ __forceinline__ void list_many(const ExpertLists& lists, int count, u32* scratch, int thread, int rank,
+template <int TileRows, int Threads, int Experts, int Blocks, class Lists, class LocalId>
+__device__ __forceinline__ void list_many(const Lists& lists, int count, u32* scratch, int thread, int rank,
                                           LocalId local_id) {
   static_assert(Threads % 32 == 0 && Experts <= 512, "the search below takes steps of 256 and less");
   constexpr int warps = Threads / 32;

@@ -22,19 +22,21 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 
-from jitmx import arch, settings
+from jitmx import arch, model_kernels, models, settings
 from jitmx.cli import main
-from jitmx.errors import InputError
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import model, monitor, needed, packing, policy, warmup
+from jitmx.vllm import monitor, packing, policy, warmup
 
 TARGET = arch.parse("sm_90")
 LORA = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}
 ALL = {"mxfp4_layers": "all"}
 
 
-def by_sizes(folder: Path, options: Any = None, **more: Any) -> set[needed.Needed]:
-    return set(model.layers(model.find(str(folder)), TARGET, policy.request(options), **more))
+def by_sizes(folder: Path, options: Any = None, *, lora: bool = False, **more: Any) -> set[model_kernels.Needed]:
+    asked = policy.request(options)
+    how = {"fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales, "x_format": asked.x_format}
+    model = models.find(str(folder))
+    return set(model_kernels.of_model(model, TARGET, asked.served(lora), lora=lora, **how, **more))
 
 
 @pytest.mark.parametrize(
@@ -133,32 +135,3 @@ def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may
     assert times and 0 < float(times[1]) <= float(times[2]), said
     # And every kernel that was made is one that was asked for.
     assert {one.variant.name for one in warmup._ready} == {one["name"] for one in kernels["kernels"]}
-
-
-def test_a_model_by_name_has_the_sizes_of_its_published_configuration() -> None:
-    from transformers import GptOssConfig
-
-    published = GptOssConfig()
-    assert all(getattr(published, name) == value for name, value in vars(model.NAMED["gpt-oss-120b"]).items())
-    assert {n: m.num_local_experts for n, m in model.NAMED.items()} == {"gpt-oss-120b": 128, "gpt-oss-20b": 32}
-
-
-def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none(tmp_path: Path) -> None:
-    for options in ({"mxfp4_layers": "qkv,o,lm_head"}, ALL | {"moe_kernel": "marlin"}):
-        found = model.layers(model.Model(), TARGET, policy.request(options), tokens=64)
-        assert [type(item) for item in found] == [needed.Quantizer, needed.Packer] + [needed.Linear] * 3
-    assert model.layers(model.Model(), TARGET, policy.request({"mxfp4_layers": "none"}), tokens=64) == []
-    assert len(model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64)) == 6
-
-
-def test_what_is_no_model_or_cannot_be_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'gpt-oss-7b' is none of gpt-oss-120b, gpt-oss-20b"):
-        model.find("gpt-oss-7b")
-    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
-    with pytest.raises(InputError, match=r"intermediate_size"):
-        model.find(str(tmp_path))
-    (tmp_path / "config.json").write_text("[64]")
-    with pytest.raises(InputError, match=r"no folder with the config.json of a gpt-oss model"):
-        model.find(str(tmp_path))
-    with pytest.raises(InputError, match=r"3 ranks do not divide 64 heads"):
-        model.layers(model.Model(), TARGET, policy.request(ALL), tokens=64, ranks=3)

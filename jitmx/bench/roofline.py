@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jitmx.errors import KnobError
 
 if TYPE_CHECKING:
-    from jitmx.bench.benchmarks import Ceilings
+    from jitmx.bench.benchmark import Ceilings
 
 _MARKERS = "osD^vP*X"
 
@@ -29,11 +29,12 @@ def lines(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     return {name: points for name, points in found.items() if points}
 
 
-def draw(
-    rows: list[dict[str, Any]], limits: Ceilings, path: Path, what: str = "linear",
-    counted: str = "TB/s of packed weight, X and Y",
-) -> None:  # fmt: skip
+def draw(rows: list[dict[str, Any]], limits: Ceilings, path: Path, what: str, counted: str) -> None:
     """Write a PNG: a column a shape, bandwidth above and rate below, both logarithmic.
+
+    Args:
+        what: what was measured, for the title.
+        counted: what bandwidth counts, for the axis.
 
     Bandwidth counts the bytes of jitmx's call (packed weight, X and Y), also for libraries that read more: a line is as
     high as its library is fast.
@@ -72,9 +73,3 @@ def draw(
     figure.suptitle(f"jitmx {what} on {limits.card}")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-
-
-def draw_moe(rows: list[dict[str, Any]], model: str, limits: Ceilings, path: Path) -> None:
-    """Write a PNG: above bandwidth over the experts hit, below the rate of both products, as `draw` does for linear."""
-    found = [{**row, "name": f"experts of {model}", "n": 0, "k": 0} for row in rows]
-    draw(found, limits, path, "moe", "TB/s of the experts hit, X and Y")

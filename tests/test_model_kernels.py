@@ -11,8 +11,10 @@ from jitmx import arch as arches
 from jitmx.dispatch import choose, tactics
 from jitmx.kernels import Problem, moe
 from jitmx.kernels.moe import tiles
+from jitmx.model_kernels import Linear, Packer, Quantizer, of_model, variants
+from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.registry import spec
-from jitmx.vllm import model, needed, policy
+from jitmx.vllm import policy
 
 
 def fits(row: tactics.Row, problem: Problem) -> bool:
@@ -25,7 +27,7 @@ def fits(row: tactics.Row, problem: Problem) -> bool:
 
 
 def forget() -> None:
-    needed.variants.cache_clear()
+    variants.cache_clear()
     choose._guess.cache_clear()
 
 
@@ -33,9 +35,10 @@ def kernels_of(name: str, target: str, tokens: int, **asked: Any) -> list[tuple[
     """The kernels of every layer of a model, in the order in which they are found."""
     arch = arches.parse(target)
     request = policy.request({"mxfp4_layers": "all", **asked.pop("options", {})})
-    layers = model.layers(model.NAMED[name], arch, request, tokens=tokens, **asked)
+    served = request.served(asked.get("lora", False))
+    layers = of_model(NAMED[name], arch, served, tokens=tokens, x_format=request.x_format, **asked)
     forget()
-    return [tuple(variant.name for variant in needed.variants(layer)) for layer in layers]
+    return [tuple(variant.name for variant in variants(layer)) for layer in layers]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,12 @@ def test_a_layer_makes_each_of_its_kernels_once(monkeypatch: pytest.MonkeyPatch)
     spec._variant.cache_clear()
     kernels_of("gpt-oss-120b", "sm_90", 512)
     assert made and len(made) == len(set(made))
+
+
+def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none() -> None:
+    target = arches.parse("sm_90")
+    for options in ({"mxfp4_layers": "qkv,o,lm_head"}, {"mxfp4_layers": "all", "moe_kernel": "marlin"}):
+        found = of_model(GPT_OSS_120B, target, policy.request(options).served(), tokens=64)
+        assert [type(item) for item in found] == [Quantizer, Packer] + [Linear] * 3
+    assert of_model(GPT_OSS_120B, target, {}, tokens=64) == []
+    assert len(of_model(GPT_OSS_120B, target, policy.request({"mxfp4_layers": "all"}).served(), tokens=64)) == 6

@@ -1,64 +1,15 @@
-"""The form that every kernel of `linear` fills in, so that dispatch and launch need not know which it is."""
+"""What kernels of `linear` have in common: what they refuse, and the registers that a thread has left."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.registry.case import Case
-from jitmx.registry.launch import Launch
-from jitmx.registry.spec import KernelSpec, Variant
-
-_Item = TypeVar("_Item")
-
-
-def spread(*parts: Sequence[_Item]) -> list[_Item]:
-    """The items of all parts, in their order and evenly spread: any beginning has its share of every part."""
-    placed = [(place / len(part), number, item) for number, part in enumerate(parts) for place, item in enumerate(part)]
-    return [item for _, _, item in sorted(placed, key=lambda entry: entry[:2])]
 
 
 def has_clusters(arch: Arch) -> bool:
     """Whether kernels of `linear` were made for clusters of blocks on a target."""
     return "cluster" in arch.features and arch.major in (9, 10)
-
-
-def anywhere(arch: Arch) -> bool:
-    """A kernel that has variants for every target."""
-    return True
-
-
-@dataclass(frozen=True)
-class LinearKernel:
-    """What the family needs of one kernel.
-
-    Attributes:
-        spec: the kernel.
-        max_rows: rows of X that one launch takes at most, or None.
-        fixed: knobs that a problem decides; KnobError where the kernel cannot serve it.
-        launch: geometry, from knobs, m, n, k and the multiprocessors of the device.
-        heuristic: tuned knobs where no table has a row.
-        cases: launches with known results, small and ragged.
-        check: KnobError where a legal variant cannot serve a problem.
-        candidates: knobs that tuning tries, best guesses first.
-        runs_on: whether the kernel has variants for a target.
-        tile: knobs for a tile M x N (x K) with so many stages, as JITMX_LINEAR_TILE asks; None where there is no tile.
-    """
-
-    spec: KernelSpec
-    max_rows: int | None
-    fixed: Callable[[LinearProblem], dict[str, Any]]
-    launch: Callable[[Any, int, int, int, int], Launch]
-    heuristic: Callable[[LinearProblem, Arch, int], dict[str, Any]]
-    cases: Callable[[Variant], Iterable[Case]]
-    check: Callable[[LinearProblem, Variant], None]
-    candidates: Callable[[LinearProblem, Arch, int], list[dict[str, Any]]]
-    runs_on: Callable[[Arch], bool] = anywhere
-    tile: Callable[[int, int, int | None, int | None], dict[str, Any]] | None = None
 
 
 def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:

@@ -31,6 +31,7 @@ def memory(size: int, kind: tuple[Any, ...], device: int, stream: int) -> torch.
     Args:
         size: bytes.
         kind: what launches have in common that leave it as the next one wants it.
+        device: its number; -1 is host memory, for launches that are simulated.
 
     Returns:
         uint8 [size].
@@ -38,7 +39,7 @@ def memory(size: int, kind: tuple[Any, ...], device: int, stream: int) -> torch.
     if _is_of_inductor(device, stream):
         # Its graphs allow no memory that outlives a call; what is freed after a launch is free after it, in order.
         return _zeroed(size, device)
-    capture = driver.capture_number(stream) if torch.cuda.is_current_stream_capturing() else 0
+    capture = driver.capture_number(stream) if device >= 0 and torch.cuda.is_current_stream_capturing() else 0
     key = device, stream, kind
     kept = _of_captures.get(capture) if capture else _of_streams
     found = kept.get(key) if kept else None
@@ -69,4 +70,4 @@ def _is_of_inductor(device: int, stream: int) -> bool:
 
 
 def _zeroed(size: int, device: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
+    return torch.zeros(size, dtype=torch.uint8, device="cpu" if device < 0 else f"cuda:{device}")

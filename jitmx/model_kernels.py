@@ -1,25 +1,36 @@
-"""Every kernel that a layer launches: when it is loaded, and in calls with any number of tokens up to a most."""
+"""The kernels that layers of a served model launch: while weights are loaded, and in calls of up to so many tokens.
+
+Whoever has kernels made before they are launched asks here: vLLM's layers as they are built and loaded, and
+`jitmx warmup --model` by a model's sizes. What vLLM's layers launch follows `fused` and `Experts` as well.
+"""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitmx import arch as arches
-from jitmx import settings
+from jitmx import kernels, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.choice import logits_of, reads
-from jitmx.kernels.pack import PackProblem
+from jitmx.kernels.pack import PackProblem, encoding_on
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
+from jitmx.layers import OF_BLOCK
+from jitmx.models import Model
 from jitmx.registry.spec import Variant
-from jitmx.vllm import fusion
 
+# Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
+# on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
+NORMED_ROWS = 1
+_EXTRAS = ("norm", "residual")
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
 
 
@@ -67,7 +78,7 @@ class Linear(Needed):
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
             residual=self.residual,
         )  # fmt: skip
-        problem = fusion.fused(problem, arch, multiprocessors)
+        problem = fused(problem, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
 
@@ -112,13 +123,13 @@ class Experts(Needed):
     """A layer of experts with its routing.
 
     Attributes:
-        experts, local: experts that are routed to, and those whose weights are at hand. mapped: by an expert map.
+        experts, local: experts that are routed to, and local ones. mapped: by an expert map.
         top, hidden, intermediate, bias, encoding, scale_range, x_format: as in `MoeProblem`.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
         norm, residual: an RMSNorm of the hidden states goes before the layer, and they are added to what it makes; with
-            "pair" these, and what comes of it, are pairs.
+            "pair" these and the result are hi/lo residuals.
     """
 
     experts: int
@@ -147,7 +158,7 @@ class Experts(Needed):
         )  # fmt: skip
         tile, chooses = 0, False
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
-            if isinstance(choice.problem, RoutingProblem):  # of all experts at hand, while these may be some of more
+            if isinstance(choice.problem, RoutingProblem):  # of the local experts, which may be some of more
                 tile = choice.problem.tile
             else:
                 yield choice.variant
@@ -164,10 +175,147 @@ class Experts(Needed):
             return
         if self.routing == "hidden":
             bias = "bias_bf16" if self.router_bias else "none"
-            own = self.norm and m <= fusion.NORMED_ROWS
+            own = self.norm and m <= NORMED_ROWS
             yield replace(given, h=self.hidden, bias=bias, norm=own, normalized=own)
         if tile:
             yield RoutingProblem(m, self.experts, self.top, 8, "ids", mapped=mapped, tile=tile)
+
+
+def of_linear(
+    arch: Arch,
+    device: int | None,
+    rows: int,
+    n: int,
+    k: int,
+    format: str,
+    *,
+    dtype: str = "bf16",
+    bias: bool,
+    scale_range: str,
+    norm: bool = False,
+    residual: bool | str = False,
+) -> tuple[Quantizer, Packer, Linear]:
+    """What quantizes and packs the weight of a dense layer while it is loaded, and its product; in this order.
+
+    Args:
+        format: that the weight is quantized to.
+        dtype: of the checkpoint's values and of activations.
+        device, rows, n, k, bias, scale_range, norm, residual: as in `Linear`.
+    """
+    encoding = encoding_on(arch, format)
+    return (
+        Quantizer(arch.name, device, 1, format, dtype),
+        Packer(arch.name, device, 1, format, encoding),
+        Linear(arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual),
+    )
+
+
+def of_experts(
+    arch: Arch, device: int | None, rows: int, *, fused: bool = False, **layer: Any
+) -> tuple[Packer, Experts]:
+    """What packs the weights of a layer of experts while they are loaded, and the layer; in this order.
+
+    Args:
+        fused: norm and residual of its transformer block go into its launches.
+        device, rows, layer: as in `Experts`.
+    """
+    encoding = encoding_on(arch, "mxfp4")
+    return (
+        Packer(arch.name, device, 1, "mxfp4", encoding),
+        Experts(arch.name, device, rows, encoding=encoding, norm=fused, residual="pair" if fused else False, **layer),
+    )
+
+
+def of_model(
+    model: Model,
+    arch: Arch,
+    served: Mapping[str, str],
+    *,
+    tokens: int,
+    ranks: int = 1,
+    lora: bool = False,
+    fuse_norm: bool = True,
+    all_scales: bool = False,
+    x_format: str = "bf16",
+) -> list[Needed]:
+    """What the layers of a gpt-oss model need as vLLM builds them, each once.
+
+    Args:
+        served: the format of each kind of layer that jitmx serves (`layers.KINDS`).
+        tokens: of a forward pass at most (max_num_batched_tokens).
+        ranks: of tensor parallelism. Layers of the first rank and of the others are given.
+        lora: adapters can be loaded: vLLM chooses the experts, and no norm is fused.
+        fuse_norm: norms and residuals go into the products of blocks, where that gains.
+        all_scales: kernels for all scales, whatever the weights have.
+        x_format: what the experts' inputs are rounded to, as in `MoeProblem`.
+
+    Raises:
+        InputError: sizes that the ranks do not divide.
+    """
+    shard = model.on_rank(ranks)
+    scales = "full" if all_scales else "normal"
+    fused = (
+        fuse_norm and not lora and ranks == 1 and served.keys() >= set(OF_BLOCK)
+        and gains(arch, *shard.qkv, served["qkv"])
+    )  # fmt: skip
+    # The products, their biases and what is fused; of O only the first rank adds the bias.
+    dense: dict[str, tuple[set[bool], dict[str, Any]]] = {
+        "qkv": ({model.bias}, {"norm": fused}),
+        "o": ({model.bias, model.bias and ranks == 1}, {"residual": "pair" if fused else False}),
+        "lm_head": ({False}, {}),
+    }
+    found: list[Needed] = []
+    for kind, (biases, extras) in dense.items():
+        for bias in biases if kind in served else ():
+            n, k = shard.dense[kind]
+            found += of_linear(arch, None, tokens, n, k, served[kind], bias=bias, scale_range=scales, **extras)
+    if "moe" in served:
+        found += of_experts(
+            arch, None, tokens, fused=fused, experts=model.experts, local=model.experts, mapped=False, top=model.top,
+            hidden=model.hidden, intermediate=shard.intermediate, bias=True, scale_range=scales,
+            scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora, x_format=x_format,
+        )  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def gains(arch: Arch, n: int, k: int, format: str) -> bool:
+    """Whether the kernel for one row of QKV has RMSNorm in it, without which fusing norms gains nothing.
+
+    Args:
+        n, k: output and input features of QKV.
+        format: of its weight.
+    """
+    problem = LinearProblem(1, n, k, bias=True, encoding=preferred_encoding(arch), weight=format, norm=True)
+    return fused(problem, arch, arch.multiprocessors).norm
+
+
+def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearProblem:
+    """`problem` without what the kernel that is best for the product alone has not in it.
+
+    Another kernel, for the sake of one launch less, would cost more than that launch: what a block of few rows gains,
+    it loses in the product of many.
+
+    Raises:
+        KnobError: no kernel serves the product alone.
+    """
+    wanted = [name for name in _EXTRAS if getattr(problem, name)]
+    if problem.m > NORMED_ROWS:
+        wanted = [name for name in wanted if name != "norm"]
+    plain = replace(problem, norm=False, residual=False) if problem.norm or problem.residual else problem
+    if not wanted:
+        return plain
+    family = kernels.family("linear")
+    kernel = choose.choose("linear", plain, arch, multiprocessors=multiprocessors).variant.spec.name
+    most = family.kernel(kernel).max_rows
+    if most is not None and problem.m > most:
+        return plain
+    best = plain
+    for name in wanted:
+        fields: dict[str, Any] = {name: getattr(problem, name)}
+        more = replace(best, **fields)
+        if kernel in family.serving(more, arch):
+            best = more
+    return best
 
 
 @functools.lru_cache(maxsize=64)
@@ -194,9 +342,9 @@ settings.when_changed(variants.cache_clear)
 
 def _multiprocessors(device: int) -> int:
     # Asking a device takes torch, which warm-up on a host without one does not need.
-    from jitmx.ops import checks
+    from jitmx.runtime import card
 
-    return checks.multiprocessors(device)
+    return card.multiprocessors(device)
 
 
 def _rows(most: int) -> Iterator[int]:

@@ -1,0 +1,83 @@
+"""The form that every kernel fills in, so that dispatch and launches need not know which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jitmx.arch import Arch
+from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
+from jitmx.registry.spec import KernelSpec, Variant
+
+_Item = TypeVar("_Item")
+
+# Knobs for a tile M x N (x K) with so many stages, as JITMX_<FAMILY>_TILE asks.
+Tile = Callable[[int, int, int | None, int | None], dict[str, Any]]
+
+
+def anywhere(arch: Arch) -> bool:
+    """A kernel that has variants for every target."""
+    return True
+
+
+def _fixes_nothing(problem: Any) -> dict[str, Any]:
+    """A kernel that serves every problem, by knobs that are all tuned."""
+    return {}
+
+
+def _defaults(problem: Any, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """A kernel whose tuned knobs stay at their defaults."""
+    return {}
+
+
+def _unchecked(problem: Any, variant: Variant) -> None:
+    """A kernel whose variants serve every problem that they are legal for."""
+
+
+def _none(problem: Any, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """A kernel of which tuning tries what the heuristic takes."""
+    return []
+
+
+def _as_it_is(problem: Any) -> Any:
+    """A kernel that is asked what the call asks."""
+    return problem
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """What a family needs of one kernel.
+
+    Attributes:
+        spec: the kernel.
+        cases: launches with known results, small and ragged.
+        fixed: knobs that a problem decides; KnobError where the kernel cannot serve it.
+        launch: geometry, from knobs, problem and the multiprocessors of the device; None where the operator knows it.
+        heuristic: tuned knobs where no table has a row; KnobError where nothing of it fits the shape.
+        candidates: knobs that tuning tries, best guesses first.
+        check: KnobError where a legal variant cannot serve a problem.
+        max_rows: rows, the first axis of the family, that one launch takes at most, or None.
+        runs_on: whether the kernel has variants for a target.
+        tile: knobs for a tile; None where the kernel has none.
+        asked: what of a problem is asked of this kernel: of a layer its first product, say.
+    """
+
+    spec: KernelSpec
+    cases: Callable[[Variant], Iterable[Case]]
+    fixed: Callable[[Any], dict[str, Any]] = _fixes_nothing
+    launch: Callable[[Any, Any, int], Launch] | None = None
+    heuristic: Callable[[Any, Arch, int], dict[str, Any]] = _defaults
+    candidates: Callable[[Any, Arch, int], list[dict[str, Any]]] = _none
+    check: Callable[[Any, Variant], None] = _unchecked
+    max_rows: int | None = None
+    runs_on: Callable[[Arch], bool] = anywhere
+    tile: Tile | None = None
+    asked: Callable[[Any], Any] = _as_it_is
+
+
+def spread(*parts: Sequence[_Item]) -> list[_Item]:
+    """The items of all parts, in their order and evenly spread: any beginning has its share of every part."""
+    placed = [(place / len(part), number, item) for number, part in enumerate(parts) for place, item in enumerate(part)]
+    return [item for _, _, item in sorted(placed, key=lambda entry: entry[:2])]

@@ -1,0 +1,146 @@
+"""Sizes of gpt-oss models: those that are known by name, and those of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jitmx.errors import InputError
+from jitmx.quoting import short
+
+_LARGEST = 16 << 20  # bytes of a config.json
+_MOST = 1 << 31  # of any size
+_PADDING = 64  # vLLM pads a vocabulary to a multiple of it
+_BLOCK = 32  # values that share a scale; formats.py, which has it too, imports NumPy
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a gpt-oss model, or of what one rank of tensor parallelism serves of it.
+
+    Attributes:
+        hidden: features of the residual stream.
+        intermediate: features of an expert, each of a gate and an up row.
+        layers: transformer blocks.
+        experts, top: experts a block, and experts a token.
+        heads, kv_heads, head_dim: of attention.
+        vocabulary: rows of the output layer.
+        window: tokens that attention sees in every second block, from the first on; in the others it sees all.
+        bias: QKV and O have one.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    experts: int
+    top: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    window: int
+    bias: bool
+
+    @property
+    def qkv(self) -> tuple[int, int]:
+        """Output and input features of the QKV product."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden
+
+    @property
+    def o(self) -> tuple[int, int]:
+        """Output and input features of attention's output product."""
+        return self.hidden, self.heads * self.head_dim
+
+    @property
+    def lm_head(self) -> tuple[int, int]:
+        """Output and input features of the language-model head."""
+        return self.vocabulary, self.hidden
+
+    @property
+    def dense(self) -> dict[str, tuple[int, int]]:
+        """Output and input features of each dense product whose weight jitmx may quantize."""
+        return {"qkv": self.qkv, "o": self.o, "lm_head": self.lm_head}
+
+    def on_rank(self, ranks: int) -> Model:
+        """Sizes of what each of so many tensor-parallel ranks of vLLM serves; experts' features and vocabulary padded.
+
+        Raises:
+            InputError: sizes that the ranks do not divide.
+        """
+        heads, kv_heads, features = self.heads, self.kv_heads, self.intermediate
+        if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
+            raise InputError(
+                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of an expert",
+                "give --ranks as vLLM's tensor_parallel_size",
+            )
+        return replace(
+            self,
+            heads=heads // ranks,
+            kv_heads=max(1, kv_heads // ranks),
+            intermediate=-(-(features // ranks) // _BLOCK) * _BLOCK,
+            vocabulary=-(-self.vocabulary // _PADDING) * _PADDING // ranks,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The sizes by their names in a config.json."""
+        return {name: getattr(self, field) for name, field in _CONFIG.items()}
+
+
+# From the names in a config.json.
+_CONFIG = {
+    "hidden_size": "hidden",
+    "intermediate_size": "intermediate",
+    "num_hidden_layers": "layers",
+    "num_local_experts": "experts",
+    "num_experts_per_tok": "top",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocabulary",
+    "sliding_window": "window",
+    "attention_bias": "bias",
+}
+
+GPT_OSS_120B = Model(
+    hidden=2880, intermediate=2880, layers=36, experts=128, top=4, heads=64, kv_heads=8, head_dim=64,
+    vocabulary=201088, window=128, bias=True,
+)  # fmt: skip
+GPT_OSS_20B = replace(GPT_OSS_120B, layers=24, experts=32)
+NAMED = {"gpt-oss-120b": GPT_OSS_120B, "gpt-oss-20b": GPT_OSS_20B}
+
+
+def find(name: str) -> Model:
+    """A model by its name, or by the folder of its checkpoint.
+
+    Raises:
+        InputError: neither.
+    """
+    from jitmx.cache import files  # which families, that take sizes from here, have no use for
+
+    if name in NAMED:
+        return NAMED[name]
+    try:
+        found = files.read(Path(name) / "config.json", _LARGEST, follow=True)
+        if found is None:
+            raise FileNotFoundError("there is no such file")
+        return _read(json.loads(found[0]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{short(name)} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model "
+            f"({error})"
+        ) from None
+
+
+def _read(said: dict[str, Any]) -> Model:
+    """Sizes of a config.json, which may lack what attention alone needs."""
+    said = {"sliding_window": GPT_OSS_120B.window} | said
+    found = {field: said[name] for name, field in _CONFIG.items()}
+    usual = dataclasses.asdict(GPT_OSS_120B)
+    for name, field in _CONFIG.items():
+        value = found[field]
+        if type(value) is not type(usual[field]) or not (isinstance(value, bool) or 1 <= value < _MOST):
+            raise ValueError(f"{name} is {short(value)}")
+    return Model(**found)

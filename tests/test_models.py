@@ -1,0 +1,55 @@
+"""Sizes of models: as they are published, as a checkpoint has them, and as ranks share them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jitmx import models
+from jitmx.errors import InputError
+from jitmx.formats import BLOCK
+from jitmx.models import GPT_OSS_20B, GPT_OSS_120B
+
+
+def test_a_model_by_name_has_the_sizes_of_its_published_configuration() -> None:
+    published = pytest.importorskip("transformers").GptOssConfig()
+    assert all(getattr(published, name) == value for name, value in GPT_OSS_120B.config().items())
+    assert (GPT_OSS_20B.layers, GPT_OSS_20B.experts) == (24, 32)
+    assert models.find("gpt-oss-20b") is GPT_OSS_20B
+    kinds = [("sliding_attention", "full_attention")[layer % 2] for layer in range(GPT_OSS_120B.layers)]
+    assert published.layer_types == kinds
+
+
+def test_products_have_the_shapes_of_the_checkpoints_weights() -> None:
+    assert GPT_OSS_120B.dense == {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201088, 2880)}
+
+
+def test_a_checkpoint_has_the_sizes_that_its_configuration_says(tmp_path: Path) -> None:
+    said = GPT_OSS_20B.config() | {"num_hidden_layers": 3, "vocab_size": 100, "attention_bias": False}
+    del said["sliding_window"]  # which products do not depend on
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = models.find(str(tmp_path))
+    assert found.config() == said | {"sliding_window": 128} and found.lm_head == (100, 2880)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'gpt-oss-7b' is none of gpt-oss-120b, gpt-oss-20b"):
+        models.find("gpt-oss-7b")
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    with pytest.raises(InputError, match=r"intermediate_size"):
+        models.find(str(tmp_path))
+    (tmp_path / "config.json").write_text("[64]")
+    with pytest.raises(InputError, match=r"no folder with the config.json of a gpt-oss model"):
+        models.find(str(tmp_path))
+
+
+def test_ranks_share_heads_features_and_vocabulary() -> None:
+    assert GPT_OSS_120B.on_rank(1) == GPT_OSS_120B
+    shard = GPT_OSS_120B.on_rank(16)
+    assert shard.qkv == ((4 + 2 * 1) * 64, 2880) and shard.o == (2880, 4 * 64)
+    assert shard.intermediate == 192 and shard.intermediate % BLOCK == 0  # 180 are no whole blocks
+    assert shard.vocabulary == 201088 // 16
+    with pytest.raises(InputError, match=r"3 ranks do not divide 64 heads"):
+        GPT_OSS_120B.on_rank(3)
