@@ -1,6 +1,7 @@
 // Rows of X on their way to shared memory: a slice of k, filled up with zeros to whole tiles.
 #pragma once
 #include "jitmx/linear/norm.cuh"
+#include "jitmx/math/scalar.cuh"
 #include "jitmx/math/warp.cuh"
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/async_copy.cuh"
@@ -31,7 +32,7 @@ template <class T, bool kRaised> class StagedX {
 #pragma unroll 1
       for (int v = threadIdx.x; v < count_; v += kThreads)
         if constexpr (kRaised)
-          *place(0, v) = raised(read(0, v, rows));
+          *place(0, v) = staged(read(0, v, rows));
         else
           copy_16_or_zero(shared_address(place(0, v)), x_ + (inside(v) ? v : 0), inside(v));
       then();
@@ -62,7 +63,7 @@ template <class T, bool kRaised> class StagedX {
           first = false;
 #pragma unroll
           for (int i = 0; i < kBatch; ++i)
-            if (places[i] != nullptr) *places[i] = raised(batch[i]);
+            if (places[i] != nullptr) *places[i] = staged(batch[i]);
         } else {
           copy_16_or_zero(shared_address(place(row, v)), x_ + (inside(v) ? (u64)row * filled_ + v : 0), inside(v));
           advance();
@@ -110,7 +111,7 @@ template <class T, bool kRaised> class StagedX {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (taken[i] >= present) break;
-        if (at[i] < count_) *place(taken[i], at[i]) = raised(weighted<T>(batch[i], weights[i]));
+        if (at[i] < count_) *place(taken[i], at[i]) = staged(weighted<T>(batch[i], weights[i]));
         const float sum = warp_sum(squares<T>(batch[i]));
         if (lane == 0) piece_sums[taken[i] * pieces + at[i] / 32] = sum;
       }
@@ -123,14 +124,11 @@ template <class T, bool kRaised> class StagedX {
   __device__ __forceinline__ Vec4 read(int row, int v, int rows) const {
     return row < rows && inside(v) ? load_once(x_ + (u64)row * filled_ + v) : Vec4{0u, 0u, 0u, 0u};
   }
-  static __device__ __forceinline__ Vec4 raised(const Vec4& b) {
-    if constexpr (kRaised) {
-      constexpr u32 kRaise = 0x5F805F80u;  // 2^64
-      return Vec4{T::multiply(b.x, kRaise), T::multiply(b.y, kRaise), T::multiply(b.z, kRaise),
-                  T::multiply(b.w, kRaise)};
-    } else {
+  static __device__ __forceinline__ Vec4 staged(const Vec4& b) {
+    if constexpr (kRaised)
+      return raised<T>(b);
+    else
       return b;
-    }
   }
 
   int filled_, first_, count_, pitch_;  // vectors of a row, tiles, vectors, bytes

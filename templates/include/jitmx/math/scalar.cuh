@@ -33,4 +33,10 @@ struct Fp16 {
   }
 };
 
+// 2^64 times eight values: bf16 below 2^63 whose products with fields that lack an exponent are to stay normal.
+template <class T> __device__ __forceinline__ Vec4 raised(const Vec4& v) {
+  constexpr u32 kRaise = 0x5F805F80u;
+  return Vec4{T::multiply(v.x, kRaise), T::multiply(v.y, kRaise), T::multiply(v.z, kRaise), T::multiply(v.w, kRaise)};
+}
+
 }  // namespace jitmx

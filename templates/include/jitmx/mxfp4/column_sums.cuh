@@ -87,6 +87,15 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
   }
 };
 
+// As FoldedScales, with the scales of two rows in the halves of a register.
+template <class T, class Encoding> struct HalvedScales {
+  using Tile = Mxfp4Tile<T, Encoding>;
+  static constexpr bool kFolded = true;
+  template <int I> static __device__ __forceinline__ Fragments fragments(const Vec4 (&v)[1], u32 scales) {
+    return DecodedTile<T, Encoding, Scaling::halves>::template fragments<I>(v[0], scales);
+  }
+};
+
 // Sums of 16 rows of W by at most kM rows of X, in the fragments of m16n8k16: element i is row g + 8 (i / 2), column
 // 2 t + i % 2. kFull: scale bytes are any, 0 and NaN included, not just 2 to 128.
 template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class ColumnSums {

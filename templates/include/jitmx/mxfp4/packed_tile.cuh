@@ -40,4 +40,22 @@ template <class T> struct Mxfp8Tile {
   }
 };
 
+// Fragments of a tile times its scales, which ride on the multiplication that decoding takes anyway.
+template <class Packed> struct FoldedScales {
+  using Tile = Packed;
+  static constexpr bool kFolded = true;
+  template <int I> static __device__ __forceinline__ Fragments fragments(const Vec4 (&v)[Tile::kVectors], u32 scales) {
+    return Tile::template fragments<I>(v, Tile::template folded<I>(scales), Tile::template folded<I + 2>(scales));
+  }
+};
+
+// Fragments without them: scales multiply the sum over a block of 32, in fp32, exact for any scale byte.
+template <class Packed> struct ScaledSums {
+  using Tile = Packed;
+  static constexpr bool kFolded = false;
+  template <int I> static __device__ __forceinline__ Fragments fragments(const Vec4 (&v)[Tile::kVectors], u32) {
+    return Tile::template fragments<I>(v, Tile::kRestore, Tile::kRestore);
+  }
+};
+
 }  // namespace jitmx
