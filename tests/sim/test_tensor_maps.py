@@ -46,7 +46,10 @@ FIELDS = Arguments(
     *(number(f"{letter}{axis}", "int") for letter, rank in (("m", 2), ("c", 3), ("e", 5)) for axis in range(rank)),
 ).with_maps(matrix_map="matrix", cube_map="cube", codes_map="codes")
 SOURCE = """
-#include "jitmx/tensor_copy.cuh"
+#include "jitmx/math/vector.cuh"
+#include "jitmx/ptx/address.cuh"
+#include "jitmx/ptx/mbarrier.cuh"
+#include "jitmx/ptx/tensor_copy.cuh"
 using namespace jitmx;
 extern "C" __global__ void copies(const __grid_constant__ CopyArguments args) {
   __shared__ alignas(1024) u8 matrix[1024];
