@@ -30,7 +30,7 @@ class Report:
     Attributes:
         instructions: instructions that groups of lanes ran together.
         thread_instructions: the same, times the lanes of each.
-        covered: PTX lines that at least one thread came to.
+        covered: PTX lines that at least one thread ran.
         lines: every PTX line that holds an instruction of the kernel.
     """
 

@@ -30,7 +30,7 @@ class Verdict:
         cases: how many ran.
         coverage: share of the kernel's PTX lines that ran.
         report: what the launches did together, None where none finished, or none was simulated now.
-        uncovered: PTX source lines, with their numbers, that no case came to.
+        uncovered: PTX source lines, with their numbers, that are not covered by any case.
         seconds: how long it took.
         proof: what it rests on (`jitmx.sim.proof`); empty where the kernel did not get so far.
     """
