@@ -185,7 +185,7 @@ def test_no_ring_turns_in_the_smallest_case_of_moe_decode() -> None:
     assert 1 < rows + 1 <= way.knobs.stages  # of a block, and the step that ends them
 
 
-@pytest.mark.parametrize("way", ["moe.wgmma", "moe.wgmma-swiglu"])
+@pytest.mark.parametrize("way", ["moe.wgmma", "moe.wgmma-activation"])
 def test_no_place_of_an_item_is_taken_twice_in_the_smallest_case_of_moe_wgmma(way: str) -> None:
     from jitmx import arch
     from jitmx.kernels.moe import wgmma

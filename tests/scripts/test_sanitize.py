@@ -130,7 +130,7 @@ def test_ways_differ_by_the_headers_that_their_names_tell(ways: list[tuple[str, 
     found = {name: launches.parts(variant) for name, variant in ways}
     assert found["linear.stream+whole_ring"] - found["linear.stream"] == {"whole_ring"}
     assert found["linear.stream"] <= found["linear.stream+whole_ring"]
-    assert found["moe.wgmma"] - found["moe.wgmma-swiglu"] == {"swiglu"}
+    assert found["moe.wgmma"] - found["moe.wgmma-activation"] == {"activation"}
     for name, made_of in found.items():
         assert name == launches.kernel_of(name) + launches.difference(found[launches.kernel_of(name)], made_of)
 
@@ -153,7 +153,7 @@ def test_the_case_launched_is_the_largest_or_where_asked_for_the_smallest(
 
 def test_racecheck_alone_watches_kernels_that_it_cannot_judge_otherwise_on_their_smallest_case() -> None:
     for tool in sanitize.TOOLS:
-        for way in ("moe.wgmma-swiglu", "moe.decode"):
+        for way in ("moe.wgmma-activation", "moe.decode"):
             assert ("--smallest" in sanitize.command(tool, way)) == (tool == "racecheck")
         assert "--smallest" not in sanitize.command(tool, "linear.wgmma")
 
