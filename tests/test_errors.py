@@ -19,6 +19,7 @@ def test_an_errors_text_is_its_message_and_behind_it_the_remedy(kind: type[error
     error = kind("m=0 is below its limit", "the nearest legal value is 1")
     assert (error.message, error.remedy) == ("m=0 is below its limit", "the nearest legal value is 1")
     assert str(error) == "m=0 is below its limit; the nearest legal value is 1"
+    assert "the nearest legal value is 1" in repr(error)
     plain = kind("m=0 is below its limit")
     assert (str(plain), plain.remedy) == ("m=0 is below its limit", "")
 

@@ -108,8 +108,8 @@ class Journal:
                     self._take_over(entry)
                 except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                     raise TacticError(
-                        f"{self.path}: line {number + 1} is no outcome of a run ({type(error).__name__}: {error}); "
-                        "remove the journal to start the run anew"
+                        f"{self.path}: line {number + 1} is no outcome of a run ({type(error).__name__}: {error})",
+                        "remove the journal to start the run anew",
                     ) from error
             size += len(line)
         self.resumed = bool(self.rows or self.timings)
