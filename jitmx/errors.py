@@ -33,7 +33,7 @@ class JitmxError(Exception):
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
+        super().__init__(*filter(None, (message, remedy)))  # both are in its repr
         self.message = message
         self.remedy = remedy
 

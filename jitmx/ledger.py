@@ -80,7 +80,7 @@ class Entry:
         if self.evidence not in KINDS[1:]:
             raise TacticError(f"evidence {self.evidence!r} is not one of {', '.join(KINDS[1:])}")
         if self.evidence == "hardware" and not (self.card and self.date):
-            raise TacticError(f"hardware evidence for {self.kernel} names no card or no date; give both")
+            raise TacticError(f"hardware evidence for {self.kernel} names no card or no date", "give both")
 
 
 def digest(source: str, root: Path | None = None) -> str:

@@ -254,7 +254,7 @@ class Bench:
         if problem == self._problem:
             return
         if problem.residual == "pair":
-            raise InputError("residual='pair' is not timed; rows that name no residual serve it")
+            raise InputError("residual='pair' is not timed", "rows that name no residual serve it")
         dtype, m, n, k = _TYPES[problem.dtype], problem.m, problem.n, problem.k
         x = torch.randn(m, k, device="cuda").to(dtype)
         self._inputs = {"x": x}

@@ -17,7 +17,7 @@ _MARKERS = "osD^vP*X"
 def require_matplotlib() -> None:
     """Raise KnobError where there is no matplotlib, before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise KnobError("--plot needs matplotlib; install it with: pip install 'jitmx[bench]'")
+        raise KnobError("--plot needs matplotlib", "install it with: pip install 'jitmx[bench]'")
 
 
 def lines(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:

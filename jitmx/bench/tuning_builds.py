@@ -14,11 +14,11 @@ from types import TracebackType
 
 from jitmx import build, machine, settings
 from jitmx.build import Built
+from jitmx.dispatch.journal import Fault
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import CacheError, JitmxError
 from jitmx.registry.spec import Variant
 
-BREACH = "it breaks its contract: "
 _THREADS = "jitmx-tune"
 _NICE = 10  # what times candidates goes before what compiles them
 
@@ -45,7 +45,7 @@ class Background:
         workers = jobs or settings.current().jobs or max(1, machine.compiles_at_once() - idle)
         self._compile = compile
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix=_THREADS, initializer=_step_back)
-        self._futures: dict[str, Future[str]] = {}
+        self._futures: dict[str, Future[Fault | None]] = {}
         self._wanted: Counter[str] = Counter()
 
     def __enter__(self) -> Background:
@@ -71,8 +71,8 @@ class Background:
             if self._wanted[variant.identity] <= 0:
                 self._futures[variant.identity].cancel()
 
-    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
-        """The place of the first that is there, and why it must not be timed, or "".
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, Fault | None] | None:
+        """The place of the first that is there, and why it must not be timed, or None.
 
         Waits for one so many seconds, or however long it takes; None where none has come.
 
@@ -81,32 +81,32 @@ class Background:
         """
         end = None if seconds is None else time.monotonic() + seconds
         while True:
-            waiting: set[Future[str]] = set()
+            waiting: set[Future[Fault | None]] = set()
             for place, candidate in enumerate(candidates):
                 futures = [self._begin(variant) for variant in _variants(candidate)]
                 if all(future.done() for future in futures):
-                    return place, next(filter(None, (future.result() for future in futures)), "")
+                    return place, next(filter(None, (future.result() for future in futures)), None)
                 waiting.update(future for future in futures if not future.done())
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             wait(waiting, left, FIRST_COMPLETED)
 
-    def _begin(self, variant: Variant) -> Future[str]:
+    def _begin(self, variant: Variant) -> Future[Fault | None]:
         future = self._futures.get(variant.identity)
         if future is None or future.cancelled():
             future = self._futures[variant.identity] = self._pool.submit(self._fault, variant)
         return future
 
-    def _fault(self, variant: Variant) -> str:
-        """Why a variant must not be timed, or ""."""
+    def _fault(self, variant: Variant) -> Fault | None:
+        """Why a variant must not be timed, or None."""
         try:
             breaches = self._compile(variant).breaches
         except CacheError:
             raise
         except JitmxError as error:
-            return str(error)
-        return f"{BREACH}{'; '.join(breaches)}" if breaches else ""
+            return Fault(str(error))
+        return Fault(f"it breaks its contract: {'; '.join(breaches)}", breach=True) if breaches else None
 
 
 def _variants(candidate: Candidate) -> list[Variant]:

@@ -40,11 +40,11 @@ def require_gpu(verb: str) -> None:
         import torch
     except ImportError as error:
         if error.name != "torch":
-            raise DriverError(f"{verb} needs torch, which cannot be imported ({error}); install it anew") from error
-        raise KnobError(f"{verb} needs torch; install it with: pip install 'jitmx[torch]'") from None
+            raise DriverError(f"{verb} needs torch, which cannot be imported ({error})", "install it anew") from error
+        raise KnobError(f"{verb} needs torch", "install it with: pip install 'jitmx[torch]'") from None
     if not torch.cuda.is_available():
         raise DriverError(
-            f"{verb} needs a GPU that torch can use, and there is none here; `jitmx doctor --gpu` says why"
+            f"{verb} needs a GPU that torch can use, and there is none here", "`jitmx doctor --gpu` says why"
         )
 
 

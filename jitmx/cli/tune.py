@@ -185,13 +185,11 @@ def _wanted(
 
 def _tell_failures(journal: Journal) -> None:
     """How many candidates were not timed, in one line."""
-    from jitmx.bench.tuning_builds import BREACH
-
-    breaches = sum(reason.startswith(BREACH) for reason in journal.reasons.values())
-    if journal.reasons:
+    breaches = sum(fault.breach for fault in journal.faults.values())
+    if journal.faults:
         output.say(
-            f"{len(journal.reasons)} of {len(journal.timings)} candidates were not timed: {breaches} break their "
-            f"contract, {len(journal.reasons) - breaches} do not compile, do not run or are wrong",
+            f"{len(journal.faults)} of {len(journal.timings)} candidates were not timed: {breaches} break their "
+            f"contract, {len(journal.faults) - breaches} do not compile, do not run or are wrong",
             err=True,
         )
 

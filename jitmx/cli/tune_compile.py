@@ -31,7 +31,7 @@ def require_together(compile_only: bool, targets_asked: tuple[Arch, ...], measur
 
 def run(op: str, wanted: list[Task], arch: Arch, jobs: int | None, *, quiet: bool, as_json: bool) -> None:
     """Compile all candidates of the rows, and of what may follow from them, into the cache."""
-    from jitmx.bench.tuning_builds import BREACH, Background
+    from jitmx.bench.tuning_builds import Background
     from jitmx.dispatch import offers
 
     rows = offers.everything(op, wanted, arch, arch.multiprocessors)
@@ -45,10 +45,10 @@ def run(op: str, wanted: list[Task], arch: Arch, jobs: int | None, *, quiet: boo
         builds.ask(list(candidates))
         for candidate in candidates:
             found = builds.first([candidate], None)
-            reason = found[1] if found else ""
-            kind = "fit" if not reason else "breaches" if reason.startswith(BREACH) else "failed"
-            counts[kind] += 1
-            if kind == "failed":
+            fault = found[1] if found else None
+            reason = fault.reason if fault else ""
+            counts["fit" if fault is None else "breaches" if fault.breach else "failed"] += 1
+            if fault and not fault.breach:
                 errors.append(reason)
             progress.step(": ".join([f"{candidate.variants[0].name} for {arch}", *reason.splitlines()[:1]]))
     if as_json:

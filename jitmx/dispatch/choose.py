@@ -73,9 +73,10 @@ def choose(
         try:
             variant = _variant(family, problem, arch, kernel, merged)
         except KnobError as error:
-            if not tile or error.remedy:
+            nearest = _nearest_tile(family, problem, arch, kernel, merged) if tile else ""
+            if not nearest:
                 raise
-            raise KnobError(error.message, _nearest_tile(family, problem, arch, kernel, merged)) from error
+            raise KnobError(error.message, nearest) from error
     return Choice(problem, variant, count, tuple(sources))
 
 
@@ -235,7 +236,10 @@ def _tile(
 
 
 def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> str:
-    """In words: of the tiles that serve the problem with these knobs, the one that is least away from theirs."""
+    """In words: of the tiles that serve the problem with these knobs, the one that is least away from theirs.
+
+    Empty where none does, or where it is their own: what is wrong is another knob then.
+    """
     make = family.kernel(kernel).tile
     fields = {item.name: item for item in dataclasses.fields(family.spec(kernel).knobs)}
     sizes = [fields[name].metadata.get("choices") or () for name in ("tile_m", "tile_n") if name in fields]
@@ -248,7 +252,8 @@ def _nearest_tile(family: Family, problem: Problem, arch: Arch, kernel: str, kno
     for m, n in sorted(itertools.product(*sizes), key=away):
         with contextlib.suppress(KnobError):
             _variant(family, problem, arch, kernel, {**knobs, **make(m, n, None, None)})
-            return f"the nearest legal tile is {m}x{n}"
+            own = (m, n) == (knobs["tile_m"], knobs["tile_n"])
+            return "" if own else f"the nearest legal tile is {m}x{n}"
     return ""
 
 

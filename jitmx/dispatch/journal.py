@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -23,12 +24,27 @@ from jitmx.errors import TacticError
 from jitmx.quoting import short
 
 SCHEMA_VERSION = 3
-_ENDED = "it ended the run"
 _LARGEST = 64 << 20  # bytes
 # What a finished row holds (`tune.Outcome`, but for its task).
 _ROW: dict[str, Any] = {
     "kernel": str, "knobs": dict, "us": int | float, "spread": int | float, "stable": bool, "tried": int, "failed": int
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a candidate has no time.
+
+    Attributes:
+        reason: in words.
+        breach: whether its code breaks its contract; else it does not compile, does not run or is wrong.
+    """
+
+    reason: str
+    breach: bool = False
+
+
+_ENDED = Fault("it ended the run")
 
 
 def _of(kind: Any, entry: Mapping[str, Any], name: str) -> Any:
@@ -43,6 +59,10 @@ def _of(kind: Any, entry: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def _as_json(fault: Fault) -> dict[str, Any]:
+    return {"reason": fault.reason} | ({"breach": True} if fault.breach else {})
+
+
 class Journal:
     """Timings and finished rows of one run, by text keys.
 
@@ -53,7 +73,7 @@ class Journal:
 
     Attributes:
         timings: microseconds of the first pass, by task and candidate; None where a candidate failed.
-        reasons: why, of those that failed.
+        faults: why, of those that failed.
         rounds: microseconds of each later timing.
         rows: finished rows, by task.
         resumed: whether an earlier run's outcomes were taken over.
@@ -63,7 +83,7 @@ class Journal:
         self.path = path
         self.about = {"schema_version": SCHEMA_VERSION, **about}
         self.timings: dict[tuple[str, str], float | None] = {}
-        self.reasons: dict[tuple[str, str], str] = {}
+        self.faults: dict[tuple[str, str], Fault] = {}
         self.rounds: dict[tuple[str, str], list[float]] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self.resumed = False
@@ -108,8 +128,8 @@ class Journal:
                     self._take_over(entry)
                 except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                     raise TacticError(
-                        f"{self.path}: line {number + 1} is no outcome of a run ({type(error).__name__}: {error}); "
-                        "remove the journal to start the run anew"
+                        f"{self.path}: line {number + 1} is no outcome of a run ({type(error).__name__}: {error})",
+                        "remove the journal to start the run anew",
                     ) from error
             size += len(line)
         self.resumed = bool(self.rows or self.timings)
@@ -136,13 +156,14 @@ class Journal:
                 self._take(key, None, _ENDED)
             else:
                 self.timings.pop(key, None)
-                self.reasons.pop(key, None)
+                self.faults.pop(key, None)
         elif "round" in entry:
             self.rounds.setdefault(key, []).append(float(_of(int | float, entry, "round")))
         elif entry["us"] is None:
-            self._take(key, None, _of(str, entry, "reason"))
+            breach = "breach" in entry and _of(bool, entry, "breach")
+            self._take(key, None, Fault(_of(str, entry, "reason"), breach))
         else:
-            self._take(key, float(_of(int | float, entry, "us")), "")
+            self._take(key, float(_of(int | float, entry, "us")))
 
     @contextlib.contextmanager
     def launching(self, task: str, candidate: str) -> Iterator[None]:
@@ -161,22 +182,22 @@ class Journal:
             if before is not None:
                 self.timed(task, candidate, before)
 
-    def timed(self, task: str, candidate: str, us: float | None, reason: str = "") -> None:
-        """Note a timing of the first pass; None, with the reason, where there is none."""
-        self._take((task, candidate), us, reason)
+    def timed(self, task: str, candidate: str, us: float | None, fault: Fault | None = None) -> None:
+        """Note a timing of the first pass; None, with the fault, where there is none."""
+        self._take((task, candidate), us, fault)
         entry = {"task": task, "candidate": candidate, "us": us}
-        self._append(entry | {"reason": reason} if us is None else entry)
+        self._append(entry if fault is None else entry | _as_json(fault))
 
     def timed_again(self, task: str, candidate: str, us: float) -> None:
         """Note a timing of a later round."""
         self.rounds.setdefault((task, candidate), []).append(us)
         self._append({"task": task, "candidate": candidate, "round": us})
 
-    def _take(self, key: tuple[str, str], us: float | None, reason: str) -> None:
+    def _take(self, key: tuple[str, str], us: float | None, fault: Fault | None = None) -> None:
         self.timings[key] = us
-        self.reasons.pop(key, None)
-        if us is None:
-            self.reasons[key] = reason
+        self.faults.pop(key, None)
+        if fault is not None:
+            self.faults[key] = fault
 
     def finished(self, task: str, row: dict[str, Any]) -> None:
         """Note a finished row."""
@@ -211,7 +232,7 @@ class Journal:
         kernel, knobs = json.loads(candidate)
         key = task, candidate
         told = {"problem": problem, "low": low, "kernel": kernel, "knobs": knobs, "us": us}
-        return told | ({"reason": self.reasons[key]} if us is None else {"rounds": self.rounds.get(key, [])})
+        return told | ({"reason": self.faults[key].reason} if us is None else {"rounds": self.rounds.get(key, [])})
 
     def remove(self) -> None:
         """The run is done."""

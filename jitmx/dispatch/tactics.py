@@ -102,10 +102,12 @@ def _parsed(path: Path) -> Any:
     try:
         found = files.read(path, _LARGEST, follow=True)
         if found is None:
-            raise TacticError(f"{path} is gone; name a table that is there")
+            raise TacticError(f"{path} is gone", "name a table that is there")
         return json.loads(found[0])
     except (OSError, ValueError, RecursionError) as error:
-        raise TacticError(f"{path} is no tuning table ({type(error).__name__}: {error}); mend or remove it") from error
+        raise TacticError(
+            f"{path} is no tuning table ({type(error).__name__}: {error})", "mend or remove it"
+        ) from error
 
 
 def _checked(path: Path, data: Any, family: Family, arch: Arch) -> Table:
@@ -118,17 +120,19 @@ def _checked(path: Path, data: Any, family: Family, arch: Arch) -> Table:
             raise TacticError(f"{path}: origin kind {data['origin']['kind']!r} is not one of {', '.join(KINDS)}")
         for name in _TEXTS:
             if not isinstance(data["origin"].get(name), str | None):
-                raise TacticError(f"{path}: {name} of its origin is no text; mend or remove it")
+                raise TacticError(f"{path}: {name} of its origin is no text", "mend or remove it")
         listed = enumerate(data["rows"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise TacticError(f"{path} is no tuning table ({type(error).__name__}: {error}); mend or remove it") from error
+        raise TacticError(
+            f"{path} is no tuning table ({type(error).__name__}: {error})", "mend or remove it"
+        ) from error
     return Table(path, family.name, arch.name, data["origin"], tuple(_row(path, *item, family) for item in listed))
 
 
 def _row(path: Path, number: int, row: Any, family: Family) -> Row:
     where = f"{path}: row {number}"
     if not (isinstance(row, dict) and isinstance(row.get("when"), dict) and isinstance(row.get("knobs"), dict)):
-        raise TacticError(f"{where} is no object with `when` and `knobs`, objects both; mend or remove it")
+        raise TacticError(f"{where} is no object with `when` and `knobs`, objects both", "mend or remove it")
     kernel: Any = row.get("kernel")
     when, knobs, us, spread = row["when"], row["knobs"], row.get("us"), row.get("spread")
     fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
@@ -182,7 +186,8 @@ def merged(
             if old.origin.get("card") != origin.get("card"):
                 raise TacticError(
                     f"{path} holds rows measured on {old.origin.get('card', 'an unnamed card')}, not on "
-                    f"{origin.get('card')}; name another file with --out, or move it away"
+                    f"{origin.get('card')}",
+                    "name another file with --out, or move it away",
                 )
             served = {_kind(family, row) for row in rows}
             for row in data["rows"]:
@@ -241,7 +246,7 @@ def save(path: Path, table: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, json_rows.text(table, "rows").encode(), permissions=0o644)
     except OSError as error:
-        raise TacticError(f"{path}: the table cannot be written there ({error}); name another file") from error
+        raise TacticError(f"{path}: the table cannot be written there ({error})", "name another file") from error
 
 
 @functools.cache

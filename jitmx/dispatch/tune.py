@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
-from jitmx.dispatch.journal import Journal
+from jitmx.dispatch.journal import Fault, Journal
 from jitmx.errors import JitmxError, KnobError, TacticError
 from jitmx.kernels import Problem, family
 from jitmx.kernels.tuning import Tuning
@@ -94,8 +94,8 @@ class Builds(Protocol):
     def drop(self, candidates: Sequence[Candidate]) -> None:
         """They are no longer wanted: those that were asked for as often as dropped need not be begun."""
 
-    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
-        """The place of the first that is there, and why it must not be timed, or "".
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, Fault | None] | None:
+        """The place of the first that is there, and why it must not be timed, or None.
 
         Waits for one so many seconds, or however long it takes; None where none has come.
         """
@@ -110,9 +110,9 @@ class AtHand:
     def drop(self, candidates: Sequence[Candidate]) -> None:
         """Nothing to do."""
 
-    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, Fault | None] | None:
         """The first."""
-        return 0, ""
+        return 0, None
 
 
 # Microseconds a call of the problem with a candidate, as the median of so many repeats.
@@ -278,39 +278,39 @@ class Tuner:
             found = self._builds.first([offered[index] for index in waiting], left)
             if found is None:
                 continue
-            place, reason = found
-            timed |= self._first_timing(task, offered[waiting.pop(place)], reason)
+            place, fault = found
+            timed |= self._first_timing(task, offered[waiting.pop(place)], fault)
             self._step(task, len(offered) - len(waiting), len(offered) + FINALISTS * 2)
         outcomes = [known.get((task.key, one.key), math.nan) for one in offered]
         times = {index: us for index, us in enumerate(outcomes) if us is not None and math.isfinite(us)}
         return times, sum(us is None for us in outcomes)
 
-    def _first_timing(self, task: Task, candidate: Candidate, reason: str) -> bool:
-        """Time a candidate, unless there is a reason why it must not be, and say whether it was."""
+    def _first_timing(self, task: Task, candidate: Candidate, fault: Fault | None) -> bool:
+        """Time a candidate, unless it has a fault, and say whether it was."""
         key = task.key, candidate.key
         us = None
-        if not reason:
+        if fault is None:
             with self._journal.launching(*key):
-                us, reason = self._time(task, candidate, QUICK)
-        self._journal.timed(*key, us, reason)
+                us, fault = self._time(task, candidate, QUICK)
+        self._journal.timed(*key, us, fault)
         return us is not None
 
-    def _time(self, task: Task, candidate: Candidate, repeats: int) -> tuple[float | None, str]:
+    def _time(self, task: Task, candidate: Candidate, repeats: int) -> tuple[float | None, Fault | None]:
         """Microseconds, or why there are none."""
         try:
-            return self._measure(task.problem, candidate, repeats), ""
+            return self._measure(task.problem, candidate, repeats), None
         except TacticError:  # nothing could be timed, whatever the candidate
             raise
         except JitmxError as error:
-            return None, str(error)
+            return None, Fault(str(error))
 
     def _again(self, task: Task, candidate: Candidate) -> float:
         """Microseconds of a finalist; infinite where it cannot run any more, which no later run tries again."""
         key = task.key, candidate.key
         with self._journal.launching(*key):
-            us, reason = self._time(task, candidate, THOROUGH)
+            us, fault = self._time(task, candidate, THOROUGH)
         if us is None:
-            self._journal.timed(*key, None, reason)
+            self._journal.timed(*key, None, fault)
             return math.inf
         self._journal.timed_again(*key, us)
         return us

@@ -32,7 +32,7 @@ def require_cuda(name: str, tensor: object) -> torch.Tensor:
     """
     found = require_tensor(name, tensor)
     if not card.holds(found):
-        raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors: move it with {name}.cuda()")
+        raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors", f"move it with {name}.cuda()")
     return found
 
 
@@ -43,11 +43,11 @@ def require_layout(name: str, tensor: torch.Tensor) -> None:
         InputError: they do not.
     """
     if not tensor.is_contiguous():
-        raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()")
+        raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())})", f"pass {name}.contiguous()")
     if tensor.data_ptr() % 16:
         raise InputError(
-            f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()}); "
-            f"pass {name}.clone()"
+            f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()})",
+            f"pass {name}.clone()",
         )
 
 
@@ -59,6 +59,6 @@ def require_no_grad(name: str, tensor: torch.Tensor) -> None:
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InputError(
-            f"{name} requires a gradient, and jitmx has inference kernels only; call under torch.no_grad() or pass "
-            f"{name}.detach()"
+            f"{name} requires a gradient, and jitmx has inference kernels only",
+            f"call under torch.no_grad() or pass {name}.detach()",
         )

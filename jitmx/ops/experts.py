@@ -46,13 +46,13 @@ class PackedExperts(Packed):
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
                 raise InputError(
-                    f"{name} of packed experts [{experts}, {self.n}, {self.k}] must be int32 {list(shape)}; "
-                    "use pack_experts"
+                    f"{name} of packed experts [{experts}, {self.n}, {self.k}] must be int32 {list(shape)}",
+                    "use pack_experts",
                 )
             checks.require_layout(name, tensor)
         if self.words.device != self.scales.device:
             raise InputError(
-                f"words are on {self.words.device} and scales on {self.scales.device}; put both on one device"
+                f"words are on {self.words.device} and scales on {self.scales.device}", "put both on one device"
             )
         if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
             raise InputError(
@@ -98,7 +98,7 @@ def pack_experts(
             codes = codes.flatten(2)
         weight = MXTensor(codes, scales)
     if not isinstance(weight, MXTensor):
-        raise InputError(f"weight is a {type(weight).__name__}; pass an MXTensor or its (codes, scales)")
+        raise InputError(f"weight is a {type(weight).__name__}", "pass an MXTensor or its (codes, scales)")
     if weight.format != "mxfp4":
         raise InputError(f"weight is {weight.format}; moe kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
     if len(weight.shape) != 3 or 0 in weight.shape:
@@ -107,7 +107,7 @@ def pack_experts(
         raise InputError(f"rows={rows!r} is not one of {', '.join(ROWS)}")
     _, n, k = weight.shape
     if rows == "halves" and n % 2:
-        raise InputError(f"rows='halves' of n={n} rows: gates and ups must be as many; n must be even")
+        raise InputError(f"rows='halves' of n={n} rows; n must be even: gate and up rows are interleaved")
 
     words, scales, encoding, scale_range = pack(weight.codes, weight.scales, "mxfp4", encoding, halves=rows == "halves")
     return PackedExperts(words, scales, n, k, encoding, scale_range)

@@ -140,9 +140,9 @@ def run(
     if target & 15:
         checks.require_layout("out", out)
     if target == pointer and plan.steps:
-        raise InputError("out is x itself; a product cannot be written over what it reads: pass another tensor")
+        raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
     if carried and target == carried:
-        raise InputError("out is residual itself; a product cannot be written over what it adds: pass another tensor")
+        raise InputError("out is residual itself; a product cannot be written over what it adds", "pass another tensor")
     if apart:
         return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost, prefetch)
     plan.launch(pointer, target, added, carried, scaled, epsilon, finer, prefetch)
@@ -215,11 +215,11 @@ def require_product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, 
         InputError: they do not.
     """
     if not isinstance(weight, PackedWeight | Operand):
-        raise InputError(f"weight is a {type(weight).__name__}; pack it once with jitmx.pack_weight")
+        raise InputError(f"weight is a {type(weight).__name__}", "pack it once with jitmx.pack_weight")
     checks.require_cuda("x", x)
     require_columns(x, weight.n, weight.k)
     if weight.device != x.device:
-        raise InputError(f"x is on {x.device} and the weight on {weight.device}; put both on one GPU")
+        raise InputError(f"x is on {x.device} and the weight on {weight.device}", "put both on one GPU")
     for name, tensor, count in (("bias", bias, weight.n), ("norm", norm, weight.k)):
         if tensor is not None and not _is(tensor, x.dtype, x.get_device(), (count,)):
             raise _mismatch(name, tensor, (count,), x)
@@ -266,10 +266,10 @@ def _require_prefetch(prefetch: PackedWeight, x: torch.Tensor) -> None:
     """
     if not isinstance(prefetch, PackedWeight):
         raise InputError(
-            f"prefetch is a {type(prefetch).__name__}; pass the packed weight that a later product reads, or None"
+            f"prefetch is a {type(prefetch).__name__}", "pass the packed weight that a later product reads, or None"
         )
     if prefetch.device != x.device:
-        raise InputError(f"prefetch is on {prefetch.device} and x on {x.device}; put both on one GPU")
+        raise InputError(f"prefetch is on {prefetch.device} and x on {x.device}", "put both on one GPU")
 
 
 def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
@@ -279,7 +279,7 @@ def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
         InputError: there is no first, or they are not alike.
     """
     if residual is None:
-        raise InputError("lost is what a residual has lost; give that residual too")
+        raise InputError("lost is what a residual has lost", "give that residual too")
     if not _is(lost, residual.dtype, residual.get_device(), residual.shape):
         raise _mismatch("lost", lost, tuple(residual.shape), residual)
     address: int = lost.data_ptr()

@@ -81,8 +81,9 @@ class Plan(plan.Plan):
             self.parts = _parts(asked, device, tuple((knobs or {}).items()))
             if asked.residual == "pair" and len(self.parts) > 1:
                 raise KnobError(
-                    f"{self.parts[0].brief.variant.name} takes {rows} rows in {len(self.parts)} launches, and "
-                    "residual='pair' is served by one: choose a kernel that takes all rows"
+                    f"{self.parts[0].brief.variant.name} takes {rows} rows in {len(self.parts)} launches, "
+                    "and residual='pair' is served by one",
+                    "choose a kernel that takes all rows",
                 )
         self.steps = tuple(part.brief for part in self.parts)
         self.launch = _launch_of(self.parts, weight.addresses)

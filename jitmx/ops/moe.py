@@ -182,7 +182,7 @@ def run(
         for name, read, at in (("x", x, at_x), ("residual", residual, at_residual)):
             if read is not None and at == at_out and x.numel():
                 raise InputError(
-                    f"out is {name} itself; a product cannot be written over what it reads: pass another tensor"
+                    f"out is {name} itself; a product cannot be written over what it reads", "pass another tensor"
                 )
     if found is None:
         more: dict[str, Any] = {"bias": b13 is not None, "residual": "pair" if pair else residual is not None}

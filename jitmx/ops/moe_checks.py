@@ -53,7 +53,7 @@ def require_experts(w13: Any, w2: Any, recipe: Recipe) -> None:
     """
     for name, weight in (("w13", w13), ("w2", w2)):
         if not isinstance(weight, PackedExperts | ExpertOperand):
-            raise InputError(f"{name} is a {type(weight).__name__}; pack it once with jitmx.pack_experts")
+            raise InputError(f"{name} is a {type(weight).__name__}", "pack it once with jitmx.pack_experts")
     recipe.require()
     if (w2.experts, w2.n, recipe.rows * w2.k) != (w13.experts, w13.k, w13.n):
         rows = "2 intermediate" if recipe.rows == 2 else "intermediate"
@@ -62,7 +62,7 @@ def require_experts(w13: Any, w2: Any, recipe: Recipe) -> None:
             f"must be [experts, {rows}, hidden] and [experts, hidden, intermediate]"
         )
     if w13.encoding != w2.encoding:
-        raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}; pack both alike")
+        raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}", "pack both alike")
 
 
 def taken_apart(routing: Any) -> Chosen:
@@ -78,7 +78,7 @@ def taken_apart(routing: Any) -> Chosen:
     if isinstance(routing, tuple) and len(routing) == 2:
         return routing
     raise InputError(
-        f"routing is a {type(routing).__name__}; pass router logits, (ids, weights), or what jitmx.route returns"
+        f"routing is a {type(routing).__name__}", "pass router logits, (ids, weights), or what jitmx.route returns"
     )
 
 
@@ -102,13 +102,13 @@ def require_layer(
             f"{list(w13.shape)}"
         )
     if w13.device != x.device or w2.device != x.device:
-        raise InputError(f"x is on {x.device}, w13 on {w13.device} and w2 on {w2.device}; put all on one GPU")
+        raise InputError(f"x is on {x.device}, w13 on {w13.device} and w2 on {w2.device}", "put all on one GPU")
     if expert_map is not None:
         checks.require_tensor("expert_map", expert_map)
         _require("expert_map", expert_map, x, (torch.int32,), (expert_map.numel(),))
     top = _require_chosen(x, chosen, w13.experts if expert_map is None else expert_map.numel(), top, scoring)
     if (b13 is None) != (b2 is None):
-        raise InputError("one of b13 and b2 is missing; pass both or neither (zeros where one product has none)")
+        raise InputError("one of b13 and b2 is missing", "pass both or neither (zeros where one product has none)")
     if b13 is not None:
         _require("b13", b13, x, (torch.bfloat16,), (w13.experts, w13.n))
         _require("b2", b2, x, (torch.bfloat16,), (w2.experts, w2.n))
@@ -127,11 +127,12 @@ def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | No
         checks.require_tensor("routing", ids)
         if not ids.is_floating_point() and ids.dim() == x.dim():
             raise InputError(
-                f"routing is {checks.describe(ids)}, which are no logits; of ids and weights pass both: (ids, weights)"
+                f"routing is {checks.describe(ids)}, which are no logits",
+                "of ids and weights pass both: (ids, weights)",
             )
         most = min(MAX_TOP, experts)
         if top is None or not 1 <= top <= most:
-            raise InputError(f"top={top} of router logits is not 1 to {most}; say how many experts a row takes")
+            raise InputError(f"top={top} of router logits is not 1 to {most}", "say how many experts a row takes")
         _require("router logits", ids, x, LOGITS, (*rows, experts))
         return top
     checks.require_tensor("ids", ids)
@@ -139,7 +140,7 @@ def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | No
     if not 1 <= found <= MAX_TOP:
         raise InputError(f"ids is {checks.describe(ids)}; its last dimension, experts a row, must be 1 to {MAX_TOP}")
     if top is not None and top != found:
-        raise InputError(f"top={top} is for router logits, and ids is {checks.describe(ids)}: leave top out")
+        raise InputError(f"top={top} is for router logits, and ids is {checks.describe(ids)}", "leave top out")
     _require("ids", ids, x, (torch.int32,), (*rows, found))
     _require("weights", weights, x, (torch.float32,), (*rows, found))
     return int(found)
@@ -191,7 +192,7 @@ def require_data(**tensors: torch.Tensor | None) -> None:
             continue
         checks.require_cuda(name, tensor)
         if not tensor.is_contiguous():
-            raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())}); pass {name}.contiguous()")
+            raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())})", f"pass {name}.contiguous()")
         if tensor.dtype is torch.bfloat16:  # read and written several at a time
             checks.require_layout(name, tensor)
         checks.require_no_grad(name, tensor)

@@ -31,13 +31,15 @@ def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
     ids = experts if expert_map is None else expert_map.numel()
     if ids > MAX_EXPERTS:
         raise InputError(
-            f"there are {ids} ids of experts; for more than {MAX_ROWS} rows, and for what one launch does not make, "
-            f"moe takes at most {MAX_EXPERTS}: call it with parts of at most {MAX_ROWS} rows, or plainly"
+            f"there are {ids} ids of experts; for more than {MAX_ROWS} rows, and for what one "
+            f"launch does not make, moe takes at most {MAX_EXPERTS}",
+            f"call it with parts of at most {MAX_ROWS} rows, or plainly",
         )
     if ids < experts:
         raise InputError(
-            f"expert_map has {ids} ids for {experts} experts at hand; for more than {MAX_ROWS} rows it must have as "
-            "many: fill it up with -1"
+            f"expert_map has {ids} ids for {experts} experts at hand; for more than {MAX_ROWS} "
+            "rows it must have as many",
+            "fill it up with -1",
         )
 
 
@@ -57,19 +59,21 @@ class GroupedPlan(Plan):
         row = problem.hidden * 2
         if problem.m * row > MOST_BYTES:
             raise InputError(
-                f"x has {problem.m} rows of {problem.hidden}, over {MOST_BYTES >> 30} GiB; call moe with parts of at "
-                f"most {MOST_BYTES // row} rows"
+                f"x has {problem.m} rows of {problem.hidden}, over {MOST_BYTES >> 30} GiB",
+                f"call moe with parts of at most {MOST_BYTES // row} rows",
             )
         up, down = (choices[product].variant for product in ("up", "down"))
         if up.knobs.tile_m != down.knobs.tile_m:
             raise KnobError(
-                f"tile_m={up.knobs.tile_m} of the first product and tile_m={down.knobs.tile_m} of the second: both "
-                f"read one schedule; give the second tile_m={up.knobs.tile_m}"
+                f"tile_m={up.knobs.tile_m} of the first product and tile_m={down.knobs.tile_m} of the "
+                "second: both read one schedule",
+                f"give the second tile_m={up.knobs.tile_m}",
             )
         if up.spec.name != down.spec.name:
             raise KnobError(
-                f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads h as its own kind "
-                f"writes it; give the second kernel={up.spec.name}"
+                f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads "
+                "h as its own kind writes it",
+                f"give the second kernel={up.spec.name}",
             )
         self.tile: int = up.knobs.tile_m
         self._products = {product: _step(choices[product], device) for product in ORDER if product in choices}

@@ -30,8 +30,8 @@ class MXTensor:
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() < 1:
                 raise InputError(
-                    f"{name} must be a uint8 tensor of at least one dimension; view float8_e8m0fnu or packed types "
-                    "as torch.uint8"
+                    f"{name} must be a uint8 tensor of at least one dimension",
+                    "view float8_e8m0fnu or packed types as torch.uint8",
                 )
         k = self.codes.shape[-1] * item.codes_per_byte
         if k % formats.BLOCK or tuple(self.scales.shape) != (*self.codes.shape[:-1], k // formats.BLOCK):
@@ -41,7 +41,7 @@ class MXTensor:
             )
         if self.codes.device != self.scales.device:
             raise InputError(
-                f"codes are on {self.codes.device} and scales on {self.scales.device}; put both on one device"
+                f"codes are on {self.codes.device} and scales on {self.scales.device}", "put both on one device"
             )
 
     @property

@@ -43,7 +43,9 @@ def pack(
     """
     device = codes.device
     if device.type == "cuda" and card.capturing():
-        raise CaptureError("a weight was packed while a CUDA graph is captured; pack weights when the model is loaded")
+        raise CaptureError(
+            "a weight was packed while a CUDA graph is captured", "pack weights when the model is loaded"
+        )
     encoding = encoding_for(device, format) if encoding is None else encoding
     if encoding not in ENCODINGS:
         raise InputError(f"encoding={encoding!r} is not one of {', '.join(ENCODINGS)}")

@@ -82,12 +82,12 @@ class PackedWeight(Packed):
             tensor = getattr(self, name)
             if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
                 raise InputError(
-                    f"{name} of a packed weight [{self.n}, {self.k}] must be int32 {list(shape)}; use pack_weight"
+                    f"{name} of a packed weight [{self.n}, {self.k}] must be int32 {list(shape)}", "use pack_weight"
                 )
             checks.require_layout(name, tensor)
         if self.words.device != self.scales.device:
             raise InputError(
-                f"words are on {self.words.device} and scales on {self.scales.device}; put both on one device"
+                f"words are on {self.words.device} and scales on {self.scales.device}", "put both on one device"
             )
         if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
             raise InputError(
@@ -127,7 +127,8 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         weight = MXTensor(codes, scales)
     if not isinstance(weight, MXTensor):
         raise InputError(
-            f"weight is a {type(weight).__name__}; pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)"
+            f"weight is a {type(weight).__name__}",
+            "pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)",
         )
     if weight.format not in WEIGHTS:
         raise InputError(

@@ -78,7 +78,7 @@ def _quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Ten
         raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
     checks.require_tensor("x", x)
     if x.dtype not in _DTYPES:
-        raise InputError(f"x is {checks.describe(x)}; quantize takes bfloat16, float16 or float32")
+        raise InputError(f"x is {checks.describe(x)}", "quantize takes bfloat16, float16 or float32")
     if x.dim() == 0 or x.shape[-1] % formats.BLOCK or x.shape[-1] == 0:
         raise InputError(f"x has shape {list(x.shape)}; its last dimension must be a multiple of {formats.BLOCK}")
     checks.require_no_grad("x", x)

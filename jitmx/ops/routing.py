@@ -115,7 +115,9 @@ def group_by_expert(
 def _refuse_eager_only(out: Routing | None, knobs: Mapping[str, Any] | None) -> None:
     for name, value in (("out", out), ("knobs", knobs)):
         if value is not None:
-            raise InputError(f"{name} cannot be traced through; leave it out where the program is compiled or exported")
+            raise InputError(
+                f"{name} cannot be traced through", "leave it out where the program is compiled or exported"
+            )
 
 
 def _route_traced(
@@ -129,14 +131,14 @@ def _route_traced(
     if tile is not None:
         if normalized:
             raise InputError(
-                "normalized beside tile cannot be traced through; leave tile out, and pass the ids to "
-                "jitmx.group_by_expert"
+                "normalized beside tile cannot be traced through",
+                "leave tile out, and pass the ids to jitmx.group_by_expert",
             )
         return Routing(
             *torch.ops.jitmx.route_lists(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts)
         )
     if expert_map is not None:
-        raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
+        raise InputError("expert_map is for the lists, and tile is None", "give tile, or leave expert_map out")
     if weight is None:
         refuse_beside_logits(bias=bias, norm=norm)
         ids, weights = torch.ops.jitmx.topk(x, k, scoring)

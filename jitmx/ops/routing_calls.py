@@ -115,7 +115,7 @@ def _call(
 ) -> Call:  # fmt: skip
     experts = fields["experts"]
     if tile is None and expert_map is not None:
-        raise InputError("expert_map is for the lists, and tile is None; give tile, or leave expert_map out")
+        raise InputError("expert_map is for the lists, and tile is None", "give tile, or leave expert_map out")
     if tile == 0 or (tile is None and fields["source"] == "ids"):
         raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
     if expert_map is not None:
@@ -132,7 +132,7 @@ def _call(
 def require_norm(norm: torch.Tensor | None, normalized: bool) -> None:
     """Raise InputError where the outcome of an RMSNorm is asked for, and its weight is missing."""
     if normalized and norm is None:
-        raise InputError("normalized=True asks for what RMSNorm makes of x, and norm is None; pass its weight")
+        raise InputError("normalized=True asks for what RMSNorm makes of x, and norm is None", "pass its weight")
 
 
 def require_scoring(scoring: str) -> None:
@@ -194,7 +194,7 @@ def refuse_beside_logits(**tensors: torch.Tensor | None) -> None:
     """Raise InputError for what goes with hidden states, where x are logits."""
     for name, tensor in tensors.items():
         if tensor is not None:
-            raise InputError(f"{name} is for hidden states, and without a weight x are logits: leave {name} out")
+            raise InputError(f"{name} is for hidden states, and without a weight x are logits", f"leave {name} out")
 
 
 def _check_out(out: Routing, wanted: Routing, device: int) -> None:
@@ -203,7 +203,7 @@ def _check_out(out: Routing, wanted: Routing, device: int) -> None:
             continue
         if tensor is None or like is None:
             found = "None" if tensor is None else "a tensor"
-            raise InputError(f"out.{name} is {found}, unlike what this call writes; pass what an equal call returned")
+            raise InputError(f"out.{name} is {found}, unlike what this call writes", "pass what an equal call returned")
         if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.get_device() != device:
             raise InputError(
                 f"out.{name} is {checks.describe(tensor)}; this call writes {_names((like.dtype,))} {list(like.shape)} "

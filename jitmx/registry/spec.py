@@ -229,9 +229,9 @@ def _variant(spec: KernelSpec, arch: Arch, given: tuple[str, ...], *values: Any)
 def _check_features(knobs: Any, arch: Arch) -> None:
     """Refuse what a target lacks, for knobs that mean the same in every kernel: `copy` and `pdl`."""
     if getattr(knobs, "copy", None) == "bulk" and "tma" not in arch.features:
-        raise KnobError(f"copy='bulk' needs sm_90 or newer; on {arch} use copy='async'")
+        raise KnobError("copy='bulk' needs sm_90 or newer", f"on {arch} use copy='async'")
     if getattr(knobs, "pdl", False) and "pdl" not in arch.features:
-        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch (use pdl=False)")
+        raise KnobError(f"pdl=True needs sm_90 or newer; {arch} has no programmatic dependent launch", "use pdl=False")
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,7 @@ class Variant:
                 f"{self.name} needs {need} B of shared memory; a block on {self.arch} has at most "
                 f"{self.arch.shared_bytes} B"
             )
-            found = fitting(self.knobs, self.spec.shared_bytes, self.arch)
-            if _fitting_stages(self.knobs, self.spec.shared_bytes, self.arch):
-                raise KnobError(said, found)
-            raise KnobError(f"{said}: {found}")
+            raise KnobError(said, fitting(self.knobs, self.spec.shared_bytes, self.arch))
 
     @property
     def name(self) -> str:

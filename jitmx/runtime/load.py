@@ -59,9 +59,9 @@ def function(variant: Variant, device: int, built: Built | None = None) -> int:
         return loaded
     if capturing():
         raise CaptureError(
-            f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured; call the "
-            "operator once with this shape before capture, or compile it with "
-            f"`{variant.warm_up_command}` and load it before capture"
+            f"{variant.name} is not loaded yet, and loading is illegal while a CUDA graph is captured",
+            "call the operator once with this shape before capture, or compile it with "
+            f"`{variant.warm_up_command}` and load it before capture",
         )
     with _lock:
         loaded = _functions.get(key)

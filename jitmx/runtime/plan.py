@@ -48,8 +48,9 @@ class Step:
     ) -> None:  # fmt: skip
         if launch.shared_bytes > variant.arch.shared_bytes:
             raise KnobError(
-                f"{variant.name} needs {launch.shared_bytes} B of shared memory for this call; a block on "
-                f"{variant.arch} has at most {variant.arch.shared_bytes} B: choose knobs that need less, or fewer rows"
+                f"{variant.name} needs {launch.shared_bytes} B of shared memory for this call; a "
+                f"block on {variant.arch} has at most {variant.arch.shared_bytes} B",
+                "choose knobs that need less, or fewer rows",
             )
         if takes is None:
             own = {*fixed, "workspace", *(field.name for field in variant.arguments.maps)}

@@ -168,8 +168,9 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         if before != layout and not before.endswith("/full"):
             raise InputError(
                 f"{self.prefix}: the reloaded weight is packed as {layout}, and compiled code and CUDA graphs were "
-                f"made for {before}. Layers before this one have new weights by now: start a new engine on these, with "
-                "JITMX_ALL_SCALES=1 (additional_config's all_scales) if it is to take any"
+                f"made for {before}. Layers before this one have new weights by now",
+                "start a new engine on these, with JITMX_ALL_SCALES=1 (additional_config's all_scales) "
+                "if it is to take any",
             )
         layer.jitmx_packed = packed.n, packed.k, before
         if before.endswith("/full"):

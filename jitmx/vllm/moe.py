@@ -132,8 +132,9 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         elif _scale_range(self._packed) == "normal" != _scale_range(packed):
             raise InputError(
                 f"{layer.layer_name}: a reloaded weight has scales outside {' to '.join(map(str, NORMAL_SCALES))}, and "
-                "CUDA graphs were made for those within. Layers before this one have new weights by now: start a new "
-                "engine on these, with JITMX_ALL_SCALES=1 (additional_config's all_scales) if it is to take any"
+                "CUDA graphs were made for those within. Layers before this one have new weights by now",
+                "start a new engine on these, with JITMX_ALL_SCALES=1 (additional_config's all_scales) "
+                "if it is to take any",
             )
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)

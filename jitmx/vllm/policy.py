@@ -260,8 +260,8 @@ def _checked(options: Any) -> dict[str, Any]:
     for key, value in options.items():
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(KEYS)}"
-            raise SettingError(f"additional_config's jitmx has no {key!r}{hint}")
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(KEYS)}"
+            raise SettingError(f"additional_config's jitmx has no {key!r}", hint)
         setting = by_field[KEYS[key]]
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
         text = str(int(text)) if isinstance(text, bool) and key in FLAGS else text

@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from jitmx import arch
-from jitmx.bench.tuning_builds import BREACH, Background
+from jitmx.bench.tuning_builds import Background
 from jitmx.build import Built
+from jitmx.dispatch.journal import Fault
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import CacheError, CompileError
 from jitmx.kernels.linear import stream
@@ -57,10 +58,10 @@ def test_the_first_that_is_there_is_named_however_long_the_others_take() -> None
     with Background(2, compile=compiler) as builds:
         waiting = [candidate(1), candidate(2), candidate(3)]
         builds.ask(waiting)
-        assert builds.first(waiting, None) == (1, "")
+        assert builds.first(waiting, None) == (1, None)
         assert builds.first(waiting[:1], 0.0) is None and builds.first(waiting[:1], 0.05) is None
         let_go(1)
-        assert builds.first(waiting[:1], None) == (0, "")
+        assert builds.first(waiting[:1], None) == (0, None)
     assert compiler.asked[0] == 1
 
 
@@ -71,15 +72,15 @@ def test_a_candidate_is_there_once_both_ends_of_its_range_are() -> None:
         builds.ask([candidate(1, 2), candidate(2)])
         assert builds.first([candidate(1, 2)], 0.05) is None
         let_go(2)
-        assert builds.first([candidate(1, 2)], None) == (0, "")
+        assert builds.first([candidate(1, 2)], None) == (0, None)
     assert sorted(compiler.asked) == [1, 2]
 
 
 def test_a_breach_is_told_and_not_warned_about_and_so_is_what_does_not_compile(caplog: Any) -> None:
     compiler = Compiler(breaches={1: "64 B spilled"}, errors={2: CompileError("no such thing")})
     with caplog.at_level(logging.WARNING, "jitmx.build"), Background(1, compile=compiler) as builds:
-        assert builds.first([candidate(1)], None) == (0, f"{BREACH}64 B spilled")
-        assert builds.first([candidate(2)], None) == (0, "no such thing")
+        assert builds.first([candidate(1)], None) == (0, Fault("it breaks its contract: 64 B spilled", breach=True))
+        assert builds.first([candidate(2)], None) == (0, Fault("no such thing"))
         assert not caplog.records
         logging.getLogger("jitmx.build").warning("of something else")
         assert len(caplog.records) == 1
@@ -101,10 +102,10 @@ def test_what_is_dropped_is_not_begun_unless_another_row_asked_for_it_too() -> N
         builds.ask([candidate(3), candidate(4)])
         builds.drop([candidate(1), candidate(2), candidate(3)])
         let_go(1)
-        assert builds.first([candidate(4)], None) == (0, "")
+        assert builds.first([candidate(4)], None) == (0, None)
         assert compiler.asked == [1, 3, 4]
         builds.ask([candidate(2)])  # a later row wants it after all
-        assert builds.first([candidate(2)], None) == (0, "")
+        assert builds.first([candidate(2)], None) == (0, None)
     assert compiler.asked == [1, 3, 4, 2]
 
 

@@ -14,6 +14,7 @@ from jitmx import arch, build, settings
 from jitmx.bench import tuning, tuning_builds
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
+from jitmx.dispatch.journal import Fault
 from jitmx.kernels import linear
 from jitmx.runtime import card as cards
 
@@ -180,9 +181,9 @@ def test_the_time_of_every_candidate_is_kept_where_asked_for_whether_the_run_end
 
 def test_candidates_that_were_not_timed_are_one_line(run: Any, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Faulty(tune.AtHand):
-        def first(self, candidates: Any, seconds: float | None) -> tuple[int, str] | None:
+        def first(self, candidates: Any, seconds: float | None) -> tuple[int, Fault | None] | None:
             breach = candidates[0].knobs["stages"] == 2
-            return 0, tuning_builds.BREACH + "64 B spilled" if breach else ""
+            return 0, Fault("64 B spilled", breach=True) if breach else None
 
     monkeypatch.setattr(tuning_builds, "Background", lambda _jobs: contextlib.nullcontext(Faulty()))
     said = run("tune", "linear", *SHAPE, "-m", "1,2").stderr.splitlines()

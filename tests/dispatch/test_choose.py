@@ -262,7 +262,7 @@ def test_a_named_kernel_takes_the_tile_and_named_knobs_come_before_it(monkeypatc
     ("text", "said"),
     [
         ("64x32", "a tile of 64 rows of X by 32 of W is taller than wide; the nearest legal value is 32x32"),
-        ("48x128", "ToyKnobs.tile_m=48 is not one of 16, 64; the nearest is 64"),
+        ("48x128", "ToyKnobs.tile_m=48 is not one of 16, 64; the nearest legal tile is 64x128"),
         ("64x128s9", "ToyKnobs.stages=9 is above its limit; the nearest legal value is 8"),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jitmx import arch, kernels
 from jitmx.dispatch import tactics, tune
 from jitmx.dispatch.choose import choose
-from jitmx.dispatch.journal import Journal
+from jitmx.dispatch.journal import Fault, Journal
 from jitmx.dispatch.tune import Candidate, Outcome, Task, Tuner
 from jitmx.errors import CompileError, KnobError, TacticError
 from jitmx.kernels.linear import TUNING, LinearProblem
@@ -376,7 +376,7 @@ def test_a_row_whose_origin_is_not_one_is_refused(tmp_path: Path) -> None:
 class Slow:
     """Builds that are there at times of their own on the card's clock; `faults` of those that must not be timed."""
 
-    def __init__(self, card: Card, ready: list[float], faults: dict[int, str] | None = None) -> None:
+    def __init__(self, card: Card, ready: list[float], faults: dict[int, Fault] | None = None) -> None:
         self.card, self.ready, self.faults = card, ready, faults or {}
         self.asked: list[int] = []
         self.dropped: list[int] = []
@@ -387,7 +387,7 @@ class Slow:
     def drop(self, candidates: Sequence[Candidate]) -> None:
         self.dropped += [one.knobs["stages"] for one in candidates]
 
-    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, str] | None:
+    def first(self, candidates: Sequence[Candidate], seconds: float | None) -> tuple[int, Fault | None] | None:
         when = [self.ready[one.knobs["stages"]] for one in candidates]
         soonest = max(self.card.now, min(when))
         if seconds is not None and soonest > self.card.now + seconds:
@@ -395,7 +395,7 @@ class Slow:
             return None
         self.card.now = soonest
         place = next(place for place, at in enumerate(when) if at <= soonest)
-        return place, self.faults.get(candidates[place].knobs["stages"], "")
+        return place, self.faults.get(candidates[place].knobs["stages"])
 
 
 def test_a_candidate_is_timed_once_it_is_built_and_those_of_the_next_rows_are_asked_for_before() -> None:
@@ -415,12 +415,12 @@ def test_a_candidate_is_timed_once_it_is_built_and_those_of_the_next_rows_are_as
 def test_what_must_not_be_timed_is_not_and_has_failed_for_that_reason(tmp_path: Path) -> None:
     card = Card([10.0, 1.0, 12.0])
     with Journal(tmp_path / "journal", ABOUT) as journal:
-        builds = Slow(card, [0.0] * 3, {1: "it spills"})
+        builds = Slow(card, [0.0] * 3, {1: Fault("it spills", breach=True)})
         (outcome,) = Tuner(card, lambda _: named(3), journal, builds=builds).run(TASKS[:1])
     assert (outcome.knobs["stages"], outcome.tried, outcome.failed) == (0, 2, 1)
     assert 1 not in {stages for _, stages, _ in card.asked}
     with Journal(tmp_path / "journal", ABOUT) as again:
-        assert set(again.reasons.values()) == {"it spills"} and again.reasons == journal.reasons
+        assert set(again.faults.values()) == {Fault("it spills", breach=True)} and again.faults == journal.faults
 
 
 def test_compiling_does_not_take_the_time_of_the_rounds_but_todays_choice_is_waited_for() -> None:

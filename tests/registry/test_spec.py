@@ -43,7 +43,7 @@ def on_ampere(**knobs: Any) -> object:
             "over 48 warps a multiprocessor; the nearest legal value is 3",
         ),
         (lambda: on_ampere(copy="bulk"), "copy='bulk' needs sm_90 or newer; on sm_80 use copy='async'"),
-        (lambda: on_ampere(pdl=True), "pdl=True needs sm_90 or newer; sm_80 has no .* (use pdl=False)"),
+        (lambda: on_ampere(pdl=True), "pdl=True needs sm_90 or newer; sm_80 has no .*; use pdl=False"),
     ],
 )
 def test_an_illegal_choice_names_its_limit_and_the_nearest_legal_one(make: Any, said: str) -> None:

@@ -73,14 +73,14 @@ def _check(knobs: GemvKnobs, arch: Arch) -> None:
         legal = [s for s in (1, 2, 3, 4, 5, 8, 9, 15, 16) if knobs.warps % s == 0]
         nearest = min(legal, key=lambda s: abs(s - knobs.split_k))
         raise KnobError(
-            f"split_k={knobs.split_k} does not divide warps={knobs.warps}; the nearest that does is {nearest}"
+            f"split_k={knobs.split_k} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
         )
     if knobs.split_k > 1 and knobs.warps // knobs.split_k > 15:
         raise KnobError(f"warps/split_k={knobs.warps // knobs.split_k} is over the 15 named barriers of a block")
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
-            f"the nearest legal value is {48 // knobs.warps}"
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor",
+            f"the nearest legal value is {48 // knobs.warps}",
         )
     require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
 
@@ -178,14 +178,15 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     _, tiles = packed_tiles(problem.n, problem.k)
     if knobs.split_k > tiles:
         raise KnobError(
-            f"split_k={knobs.split_k} is over the {tiles} tiles of k={problem.k}; the nearest legal value is {tiles}"
+            f"split_k={knobs.split_k} is over the {tiles} tiles of k={problem.k}", f"the nearest legal value is {tiles}"
         )
     need = shared_bytes(knobs, problem.k)
     if need > arch.shared_bytes:
         raise KnobError(
-            f"{variant.name} with k={problem.k} needs {need} B of shared memory; a block on {arch} has at most "
-            f"{arch.shared_bytes} B: {fitting(knobs, lambda fewer: shared_bytes(fewer, problem.k), arch)}; "
-            "or lower chunk or warps, or set stage_x=0"
+            f"{variant.name} with k={problem.k} needs {need} B of shared memory; a block on "
+            f"{arch} has at most {arch.shared_bytes} B",
+            f"{fitting(knobs, lambda fewer: shared_bytes(fewer, problem.k), arch)}; "
+            "or lower chunk or warps, or set stage_x=0",
         )
 
 

@@ -52,6 +52,6 @@ def require_registers(warps: int, blocks_per_sm: int, least: int) -> None:
     if nearest != blocks_per_sm:
         raise KnobError(
             f"blocks_per_sm={blocks_per_sm} of {warps} warps leaves a thread {registers_left(warps, blocks_per_sm)} "
-            f"registers, under the {least} that it takes at least with the other knobs: the nearest legal value is "
-            f"blocks_per_sm={nearest}"
+            f"registers, under the {least} that it takes at least with the other knobs",
+            f"the nearest legal value is blocks_per_sm={nearest}",
         )

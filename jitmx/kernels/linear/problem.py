@@ -41,11 +41,11 @@ class LinearProblem(Problem):
         if self.k % formats.BLOCK:
             nearest = (self.k + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
             raise KnobError(
-                f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale; "
-                f"the nearest legal value is {nearest}"
+                f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale",
+                f"the nearest legal value is {nearest}",
             )
         if self.argmax and self.residual == "pair":
-            raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none: use True")
+            raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none", "use True")
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> LinearProblem:

@@ -143,7 +143,7 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
 def check_atom(asked: str, name: str, value: str, arch: Arch) -> None:
     """Raise KnobError where an atom does not multiply the format that the knob `name` has, on this target."""
     if asked not in ("twin", (best := atom(value, arch))):
-        raise KnobError(f"atom={asked!r} is not what multiplies {name}={value!r} on {arch}; use atom={best!r}")
+        raise KnobError(f"atom={asked!r} is not what multiplies {name}={value!r} on {arch}", f"use atom={best!r}")
 
 
 def check_geometry(knobs: Geometry) -> None:
@@ -153,30 +153,32 @@ def check_geometry(knobs: Geometry) -> None:
     ):  # fmt: skip
         if size % (warps * unit):
             raise KnobError(
-                f"warps_{tile[-1]}={warps} warps of {unit} do not divide {tile}={size}; the nearest legal value is "
-                f"warps_{tile[-1]}={size // unit}"
+                f"warps_{tile[-1]}={warps} warps of {unit} do not divide {tile}={size}",
+                f"the nearest legal value is warps_{tile[-1]}={size // unit}",
             )
     if knobs.tile_n > 32 * knobs.warps_n:
         raise KnobError(
-            f"warps_n={knobs.warps_n} warps hold at most 32 features each, not tile_n={knobs.tile_n}; the nearest "
-            f"legal value is warps_n={knobs.tile_n // 32}"
+            f"warps_n={knobs.warps_n} warps hold at most 32 features each, not tile_n={knobs.tile_n}",
+            f"the nearest legal value is warps_n={knobs.tile_n // 32}",
         )
     if knobs.threads > 32 * MOST_WARPS:
         raise KnobError(
-            f"warps_n={knobs.warps_n} by warps_m={knobs.warps_m} is over {MOST_WARPS} warps a block; the nearest legal "
-            f"value is warps_n={MOST_WARPS // knobs.warps_m}"
+            f"warps_n={knobs.warps_n} by warps_m={knobs.warps_m} is over {MOST_WARPS} warps a block",
+            f"the nearest legal value is warps_n={MOST_WARPS // knobs.warps_m}",
         )
     if knobs.blocks_per_sm * knobs.threads > MOST_THREADS:
         raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.threads} threads is over {MOST_THREADS} threads a "
-            f"multiprocessor; the nearest legal value is {MOST_THREADS // knobs.threads}"
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.threads} threads is over "
+            f"{MOST_THREADS} threads a multiprocessor",
+            f"the nearest legal value is {MOST_THREADS // knobs.threads}",
         )
     if knobs.registers > knobs.register_limit:
         most = most_blocks(knobs)
         remedy = f"the nearest legal value is blocks_per_sm={most}" if most else "use more warps or a smaller tile"
         raise KnobError(
             f"tile_n={knobs.tile_n} by tile_m={knobs.tile_m} over {knobs.threads} threads takes {knobs.registers} "
-            f"registers each, over the {knobs.register_limit} of blocks_per_sm={knobs.blocks_per_sm}: {remedy}"
+            f"registers each, over the {knobs.register_limit} of blocks_per_sm={knobs.blocks_per_sm}",
+            remedy,
         )
 
 
@@ -301,8 +303,8 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     if (m, n) not in shapes or k not in (None, CHUNK * TILE_K) or stages not in (None, 2):
         near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
         raise KnobError(
-            f"linear.scaled has no tile {m}x{n}{f'x{k}' if k else ''}{f's{stages}' if stages else ''}; the nearest it "
-            f"has is {near[0]}x{near[1]}x{CHUNK * TILE_K}s2"
+            f"linear.scaled has no tile {m}x{n}{f'x{k}' if k else ''}{f's{stages}' if stages else ''}",
+            f"the nearest it has is {near[0]}x{near[1]}x{CHUNK * TILE_K}s2",
         )
     warps_n, warps_m = shapes[m, n]
     return {"tile_m": m, "tile_n": n, "warps_n": warps_n, "warps_m": warps_m}
@@ -312,8 +314,9 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     most = min(chunks(problem.k), MOST_SPLIT)
     if variant.knobs.split_k > most:
         raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {chunks(problem.k)} chunks of {CHUNK * TILE_K} in "
-            f"k={problem.k}; the nearest legal value is {most}"
+            f"split_k={variant.knobs.split_k} is over the {chunks(problem.k)} chunks of "
+            f"{CHUNK * TILE_K} in k={problem.k}",
+            f"the nearest legal value is {most}",
         )
 
 

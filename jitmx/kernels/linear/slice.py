@@ -82,19 +82,19 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
 def _check(knobs: SliceKnobs, arch: Arch) -> None:
     if knobs.predecode > 2 * knobs.tiles:
         raise KnobError(
-            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows; the nearest legal "
-            f"value is {2 * knobs.tiles}"
+            f"predecode={knobs.predecode} is over the tiles={knobs.tiles} of a warp in two rows",
+            f"the nearest legal value is {2 * knobs.tiles}",
         )
     check_decoding(knobs, arch)
     for beside, idle in (("copy='async'", knobs.copy == "async"), ("pdl=0", not knobs.pdl)):
         if idle and knobs.window:
-            raise KnobError(f"window={knobs.window} selects nothing with {beside}; leave it at 0")
+            raise KnobError(f"window={knobs.window} selects nothing with {beside}", "leave it at 0")
     if knobs.chains > knobs.tiles:
-        raise KnobError(f"chains={knobs.chains} is over the tiles={knobs.tiles} of a warp; use chains=1")
+        raise KnobError(f"chains={knobs.chains} is over the tiles={knobs.tiles} of a warp", "use chains=1")
     if knobs.pieces > 1 and not knobs.window:
-        raise KnobError(f"pieces={knobs.pieces} makes a window finer, and there is none with window=0; use pieces=1")
+        raise KnobError(f"pieces={knobs.pieces} makes a window finer, and there is none with window=0", "use pieces=1")
     if knobs.cluster > 1 and not has_clusters(arch):
-        raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+        raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100", f"on {arch} use cluster=1")
     require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
 
 
@@ -133,30 +133,33 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocessors: int) -> str | None:
-    """Why knobs that are legal on the target cannot serve the problem, or None."""
+def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocessors: int) -> tuple[str, str] | None:
+    """Why knobs that are legal on the target cannot serve the problem, and the remedy; or None."""
     tiles = packed_tiles(problem.n, problem.k)[1]
     if knobs.cluster > tiles:
-        return f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}; lower it"
+        return f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}", "lower it"
     room = knobs.cluster * knobs.warps * knobs.tiles
     if tiles > room:
         return (
             f"cluster={knobs.cluster}, warps={knobs.warps} and tiles={knobs.tiles} have room for {room} tiles of k; "
-            f"k={problem.k} has {tiles}: raise one of them, or use another kernel"
+            f"k={problem.k} has {tiles}",
+            "raise one of them, or use another kernel",
         )
     need = launch(knobs, problem, multiprocessors).shared_bytes
     if need > arch.shared_bytes:
         return (
             f"with n={problem.n} and k={problem.k} it needs {need} B of shared memory; a block on {arch} has at most "
-            f"{arch.shared_bytes} B: raise cluster, or use another kernel"
+            f"{arch.shared_bytes} B",
+            "raise cluster, or use another kernel",
         )
     return None
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    reason = _misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
-    if reason:
-        raise KnobError(f"{variant.name}: {reason}")
+    found = _misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
+    if found:
+        reason, remedy = found
+        raise KnobError(f"{variant.name}: {reason}", remedy)
 
 
 def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
@@ -215,8 +218,9 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     found = next(_ways(problem, arch, multiprocessors), None)
     if found is None:
         raise KnobError(
-            f"linear.slice keeps a block's weights in shared memory and X in registers; n={problem.n}, k={problem.k} "
-            f"with m={_fixed(problem)['m']} fit neither on {arch}; use linear.stream"
+            "linear.slice keeps a block's weights in shared memory and X in registers; "
+            f"n={problem.n}, k={problem.k} with m={_fixed(problem)['m']} fit neither on {arch}",
+            "use linear.stream",
         )
     return found
 

@@ -88,14 +88,14 @@ def _check(knobs: SplitKKnobs, arch: Arch) -> None:
     warpgroups.require_wgmma("splitk", arch)
     if knobs.chunk * knobs.ring < _LEAST_STEPS:
         raise KnobError(
-            f"ring={knobs.ring} chunks of {knobs.chunk} steps are under the {_LEAST_STEPS} that X needs room for; "
-            f"the nearest legal value is ring={_LEAST_STEPS // knobs.chunk}"
+            f"ring={knobs.ring} chunks of {knobs.chunk} steps are under the {_LEAST_STEPS} that X needs room for",
+            f"the nearest legal value is ring={_LEAST_STEPS // knobs.chunk}",
         )
     need, have = knobs.tile_m // 2 + _WORKING, multiplying_registers(knobs)
     if need > have:
         raise KnobError(
-            f"tile_m={knobs.tile_m} with groups={knobs.groups} takes about {need} registers "
-            f"a thread of {have}; the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}"
+            f"tile_m={knobs.tile_m} with groups={knobs.groups} takes about {need} registers a thread of {have}",
+            f"the nearest legal value is tile_m={2 * (have - _WORKING) // 16 * 16}",
         )
 
 

@@ -50,9 +50,10 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    reason = misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
-    if reason:
-        raise KnobError(f"{variant.name}: {reason}")
+    found = misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
+    if found:
+        reason, remedy = found
+        raise KnobError(f"{variant.name}: {reason}", remedy)
 
 
 def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
@@ -141,8 +142,9 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
         alone = [name for name in ("norm", "argmax") if getattr(problem, name)]  # what other kernels have not
         remedy = f"leave {' and '.join(alone)} to steps apart" if alone else "use linear.gemv or linear.tile"
         raise KnobError(
-            f"linear.stream keeps X in shared memory, and m={_fixed(problem)['m']} rows of k={problem.k} do not fit "
-            f"the {arch.shared_bytes} B of a block on {arch}; {remedy}"
+            f"linear.stream keeps X in shared memory, and m={_fixed(problem)['m']} rows of "
+            f"k={problem.k} do not fit the {arch.shared_bytes} B of a block on {arch}",
+            remedy,
         )
     return found
 

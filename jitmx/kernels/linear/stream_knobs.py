@@ -127,19 +127,20 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
         legal = [split for split in SPLITS if knobs.warps % split == 0]
         nearest = min(legal, key=lambda split: abs(split - knobs.split_k))
         raise KnobError(
-            f"split_k={knobs.split_k} does not divide warps={knobs.warps}; the nearest that does is {nearest}"
+            f"split_k={knobs.split_k} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
         )
     if knobs.ahead and knobs.predecode:
         raise KnobError(
-            f"predecode={knobs.predecode} needs weights before the wait, some of which ahead={knobs.ahead} asks for "
-            "after it; use predecode=0 or ahead=0"
+            f"predecode={knobs.predecode} needs weights before the wait, some of which "
+            f"ahead={knobs.ahead} asks for after it",
+            "use predecode=0 or ahead=0",
         )
     check_decoding(knobs, arch)
     if knobs.cluster > 1:
         if not has_clusters(arch):
-            raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+            raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100", f"on {arch} use cluster=1")
         if not knobs.share:
-            raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out; use cluster=1")
+            raise KnobError(f"cluster={knobs.cluster} shares rows of tiles, which share=0 rules out", "use cluster=1")
     require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
 
 
@@ -171,25 +172,28 @@ def _check_idle(knobs: StreamKnobs) -> None:
     for name, beside in idle:
         usual = StreamKnobs.__dataclass_fields__[name].default
         if getattr(knobs, name) != usual:
-            raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}; leave it at {usual!r}")
+            raise KnobError(f"{name}={getattr(knobs, name)!r} selects nothing with {beside}", f"leave it at {usual!r}")
 
 
 def check_decoding(knobs: Any, arch: Arch) -> None:
     """Refuse warps that a multiprocessor has not, and a `scaling` that dtype, scales or target rule out."""
     if knobs.blocks_per_sm * knobs.warps > 48:
         raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor; "
-            f"the nearest legal value is {48 // knobs.warps}"
+            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor",
+            f"the nearest legal value is {48 // knobs.warps}",
         )
     if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
         raise KnobError(
-            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and scale_range={knobs.scale_range!r}: only bf16 "
-            "weights with normal scales can be scaled as they are decoded; use scaling='post'"
+            f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and "
+            f"scale_range={knobs.scale_range!r}: only bf16 weights with normal scales can be "
+            "scaled as they are decoded",
+            "use scaling='post'",
         )
     if knobs.scaling == "bare" and knobs.dtype == "bf16" and arch.name not in SUBNORMAL_BF16:
         raise KnobError(
             f"scaling='bare' with dtype='bf16' needs tensor cores that count subnormal operands, as seen on "
-            f"{', '.join(sorted(SUBNORMAL_BF16))}; on {arch} use scaling='post'"
+            f"{', '.join(sorted(SUBNORMAL_BF16))}",
+            f"on {arch} use scaling='post'",
         )
 
 
@@ -230,31 +234,33 @@ def launch(knobs: StreamKnobs, problem: LinearProblem, multiprocessors: int) -> 
     )
 
 
-def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocessors: int) -> str | None:
-    """Why knobs that are legal on the target cannot serve the problem, or None."""
+def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocessors: int) -> tuple[str, str] | None:
+    """Why knobs that are legal on the target cannot serve the problem, and the remedy; or None."""
     tiles = packed_tiles(problem.n, problem.k)[1]
     if knobs.cluster > tiles:
         nearest = max(cluster for cluster in SPARE_CLUSTERS if cluster <= tiles)
         return (
-            f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}; the nearest legal value is {nearest}"
+            f"cluster={knobs.cluster} is over the {tiles} tiles of k={problem.k}",
+            f"the nearest legal value is {nearest}",
         )
     least = least_tiles(knobs)
     if tiles < least:
         return (
-            f"sums='block' puts sums where codes were, which takes {least} tiles of k; k={problem.k} has {tiles}: "
-            "use sums='warp'"
+            f"sums='block' puts sums where codes were, which takes {least} tiles of k; k={problem.k} has {tiles}",
+            "use sums='warp'",
         )
     if knobs.whole and tiles % knobs.chunk:
         nearest = min((c for c in range(1, 17) if tiles % c == 0), key=lambda chunk: abs(chunk - knobs.chunk))
         return (
-            f"whole=1 with chunk={knobs.chunk} needs a multiple of that many tiles of k; k={problem.k} has {tiles}: "
-            f"use chunk={nearest} or whole=0"
+            f"whole=1 with chunk={knobs.chunk} needs a multiple of that many tiles of k; k={problem.k} has {tiles}",
+            f"use chunk={nearest} or whole=0",
         )
     need = launch(knobs, problem, multiprocessors).shared_bytes
     if need > arch.shared_bytes:
         remedy = "set share=0 or raise cluster" if knobs.share else "lower warps, chunk or stages"
         return (
             f"with m={knobs.m}, n={problem.n} and k={problem.k} it needs {need} B of shared memory; a block on {arch} "
-            f"has at most {arch.shared_bytes} B: {remedy}, or use another kernel"
+            f"has at most {arch.shared_bytes} B",
+            f"{remedy}, or use another kernel",
         )
     return None

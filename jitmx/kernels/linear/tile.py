@@ -86,38 +86,41 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
         if size % (count * unit):
             nearest = max(1, round(size / (count * unit))) * count * unit
             raise KnobError(
-                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}; "
-                f"the nearest legal value is {nearest}"
+                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}",
+                f"the nearest legal value is {nearest}",
             )
     sums = sums_per_thread(knobs)
     if sums > MAX_SUMS:
         raise KnobError(
-            f"{sums} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave registers for the "
-            "rest; use more warps or a smaller tile"
+            f"{sums} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave registers for the rest",
+            "use more warps or a smaller tile",
         )
     if knobs.blocks_per_sm * threads(knobs) > 1536:
         raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
-            f"the nearest legal value is {1536 // threads(knobs)}"
+            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor",
+            f"the nearest legal value is {1536 // threads(knobs)}",
         )
     if knobs.exchange == "cluster":
         if not has_clusters(arch):
-            raise KnobError(f"exchange='cluster' needs sm_90 or sm_100; on {arch} use exchange='memory'")
+            raise KnobError("exchange='cluster' needs sm_90 or sm_100", f"on {arch} use exchange='memory'")
         if not 2 <= knobs.split_k <= 8:
             raise KnobError(
-                f"exchange='cluster' takes 2 to 8 blocks a tile, not split_k={knobs.split_k}; use exchange='memory'"
+                f"exchange='cluster' takes 2 to 8 blocks a tile, not split_k={knobs.split_k}", "use exchange='memory'"
             )
     if knobs.scales == "halves" and (knobs.weight, knobs.dtype, knobs.scale_range) != ("mxfp4", "bf16", "normal"):
         raise KnobError(
             f"scales='halves' with weight={knobs.weight!r}, dtype={knobs.dtype!r} and "
-            f"scale_range={knobs.scale_range!r}: it is for mxfp4 weights with normal scales in bf16; use scales='bytes'"
+            f"scale_range={knobs.scale_range!r}: it is for mxfp4 weights with normal scales in "
+            "bf16",
+            "use scales='bytes'",
         )
     if knobs.footprint and knobs.footprint * 1024 <= needed_bytes(knobs):
         raise KnobError(
-            f"footprint={knobs.footprint} selects nothing: a block takes {needed_bytes(knobs)} B anyway; leave it at 0"
+            f"footprint={knobs.footprint} selects nothing: a block takes {needed_bytes(knobs)} B anyway",
+            "leave it at 0",
         )
     if knobs.weight == "mxfp8" and knobs.encoding != "swizzle":
-        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 weights; with weight='mxfp8' leave it at 'swizzle'")
+        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 weights", "with weight='mxfp8' leave it at 'swizzle'")
     require_registers(knobs.warps_n * knobs.warps_m, knobs.blocks_per_sm, _least_registers(knobs))
 
 
@@ -187,13 +190,14 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     steps = -(-problem.k // knobs.tile_k)
     if knobs.split_k > steps:
         raise KnobError(
-            f"split_k={knobs.split_k} is over the {steps} stages of k={problem.k}; the nearest legal value is {steps}"
+            f"split_k={knobs.split_k} is over the {steps} stages of k={problem.k}",
+            f"the nearest legal value is {steps}",
         )
     blocks = launch(knobs, problem, 1).blocks
     if blocks >= 1 << 31:
         raise KnobError(
-            f"{variant.name} takes {blocks} blocks for m={problem.m}, n={problem.n}; a grid has at most 2^31 - 1: "
-            "use larger tiles or fewer rows a call"
+            f"{variant.name} takes {blocks} blocks for m={problem.m}, n={problem.n}; a grid has at most 2^31 - 1",
+            "use larger tiles or fewer rows a call",
         )
 
 

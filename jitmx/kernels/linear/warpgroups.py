@@ -33,18 +33,19 @@ def runs_on(arch: Arch) -> bool:
 def require_wgmma(kernel: str, arch: Arch) -> None:
     """Raise KnobError where the target lacks the instructions that a kernel of this name needs."""
     if not runs_on(arch):
-        raise KnobError(f"linear.{kernel} needs the instructions of sm_90a, which {arch} lacks; use linear.tile")
+        raise KnobError(f"linear.{kernel} needs the instructions of sm_90a, which {arch} lacks", "use linear.tile")
 
 
 def fixed(kernel: str, problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them; KnobError where a kernel of this name does not take it."""
     require_plain(kernel, problem, "residual")
     if problem.dtype != "bf16":
-        raise KnobError(f"linear.{kernel} does not take dtype={problem.dtype!r}, only 'bf16'; linear.tile takes both")
+        raise KnobError(f"linear.{kernel} does not take dtype={problem.dtype!r}, only 'bf16'", "linear.tile takes both")
     if problem.scale_range != "normal":
         raise KnobError(
-            f"linear.{kernel} does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as "
-            "it decodes them; linear.tile takes both"
+            f"linear.{kernel} does not take scale_range={problem.scale_range!r}, only 'normal': "
+            "it scales weights as it decodes them",
+            "linear.tile takes both",
         )
     return {
         "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "encoding": problem.encoding,
@@ -57,8 +58,8 @@ def check_problem(problem: LinearProblem, variant: Variant) -> None:
     steps = packed_tiles(problem.n, problem.k)[1]
     if variant.knobs.split_k > steps:
         raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}; "
-            f"the nearest legal value is {steps}"
+            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}",
+            f"the nearest legal value is {steps}",
         )
 
 
@@ -75,8 +76,10 @@ def tiles(knobs: Tiled, m: int, n: int) -> int:
 def tile(kernel: str, m: int, n: int, k: int | None) -> dict[str, Any]:
     """Knobs of a tile of m rows of X by n of W; steps of k are always 64."""
     if k not in (None, TILE_K):
-        raise KnobError(f"linear.{kernel} takes steps of {TILE_K} k, not {k}; the nearest legal value is {TILE_K}")
+        raise KnobError(f"linear.{kernel} takes steps of {TILE_K} k, not {k}", f"the nearest legal value is {TILE_K}")
     if n not in _TILE_ROWS:
         nearest = min(_TILE_ROWS, key=lambda legal: abs(legal - n))
-        raise KnobError(f"linear.{kernel} takes tiles of 128, 192 or 256 rows of W, not {n}; the nearest is {nearest}")
+        raise KnobError(
+            f"linear.{kernel} takes tiles of 128, 192 or 256 rows of W, not {n}", f"the nearest is {nearest}"
+        )
     return {"tile_m": m, "groups": n // GROUP_ROWS}

@@ -97,23 +97,27 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     if need > have:
         legal = (knobs.tile_m - 2 * (need - have)) // 16 * 16
         raise KnobError(
-            f"tile_m={knobs.tile_m} with groups={knobs.groups} and buffers={knobs.buffers} takes about {need} "
-            f"registers a thread of {have}; the nearest legal value is tile_m={legal}"
+            f"tile_m={knobs.tile_m} with groups={knobs.groups} and buffers={knobs.buffers} takes "
+            f"about {need} registers a thread of {have}",
+            f"the nearest legal value is tile_m={legal}",
         )
     if knobs.deal == "steps" and (knobs.x == "image" or knobs.split_k > 1):
         raise KnobError(
-            f"deal='steps' with x={knobs.x!r} and split_k={knobs.split_k}: blocks that share steps read X as it is, "
-            "and are no clusters; the nearest legal value is deal='tiles'"
+            f"deal='steps' with x={knobs.x!r} and split_k={knobs.split_k}: blocks that share "
+            "steps read X as it is, and are no clusters",
+            "the nearest legal value is deal='tiles'",
         )
     if knobs.deal == "rest" and (knobs.x == "image" or knobs.groups != 2 or knobs.split_k != 2):
         raise KnobError(
-            f"deal='rest' with x={knobs.x!r}, groups={knobs.groups} and split_k={knobs.split_k}: pairs of blocks share "
-            "what tiles of 128 rows of W leave, and read X as it is; the nearest legal value is deal='tiles'"
+            f"deal='rest' with x={knobs.x!r}, groups={knobs.groups} and split_k={knobs.split_k}: "
+            "pairs of blocks share what tiles of 128 rows of W leave, and read X as it is",
+            "the nearest legal value is deal='tiles'",
         )
     if knobs.buffers == 3 and knobs.ring != 3:
         raise KnobError(
-            f"ring={knobs.ring} with buffers=3: fragments go round a turn of the loop evenly, and in longer turns the "
-            "compiler lets no products overlap; the nearest legal value is ring=3"
+            f"ring={knobs.ring} with buffers=3: fragments go round a turn of the loop evenly, and "
+            "in longer turns the compiler lets no products overlap",
+            "the nearest legal value is ring=3",
         )
 
 

@@ -64,8 +64,8 @@ def choice_of(problem: MoeProblem) -> dict[str, Any]:
         return {"routing": "ids"} | UNASKED
     if problem.m != 1 or problem.experts > MAX_EXPERTS:
         raise KnobError(
-            f"logits of m={problem.m} rows and experts={problem.experts} are chosen from by a launch of routing; of "
-            f"one row and at most {MAX_EXPERTS} experts the layer's does it"
+            f"logits of m={problem.m} rows and experts={problem.experts} are chosen from by a launch of routing",
+            f"of one row and at most {MAX_EXPERTS} experts the layer's does it",
         )
     names = ("routing", *UNASKED)
     return {name: getattr(problem, name) for name in names}
@@ -77,9 +77,11 @@ def check_choice(knobs: Any) -> None:
         told = {name: getattr(knobs, name) for name, value in UNASKED.items() if getattr(knobs, name) != value}
         if told:
             said = ", ".join(f"{name}={value}" for name, value in told.items())
-            raise KnobError(f"{said} is of logits, and routing=ids; say by routing= what they are, or leave it out")
+            raise KnobError(f"{said} is of logits, and routing=ids", "say by routing= what they are, or leave it out")
     elif knobs.top > knobs.experts:
-        raise KnobError(f"top={knobs.top} is over experts={knobs.experts}; the nearest legal value is {knobs.experts}")
+        raise KnobError(
+            f"top={knobs.top} is over experts={knobs.experts}", f"the nearest legal value is {knobs.experts}"
+        )
 
 
 def routings_of(knobs: Any) -> Iterator[Routing]:

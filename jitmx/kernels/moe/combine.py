@@ -55,7 +55,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """Parts a row, and whether something is added to them."""
     require_usual("combine", problem, "activation", "x_format", "weight_on")
     if problem.product != "combine":
-        raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}; use product='combine'")
+        raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}", "use product='combine'")
     return {"top": problem.top, "residual": problem.residual}
 
 

@@ -79,21 +79,23 @@ def shared_bytes(knobs: DecodeKnobs, problem: MoeProblem, blocks: int) -> int:
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
     if knobs.inputs < knobs.columns:
         raise KnobError(
-            f"inputs={knobs.inputs} rows do not hold an item of columns={knobs.columns}; "
-            f"the nearest legal value is {knobs.columns}"
+            f"inputs={knobs.inputs} rows do not hold an item of columns={knobs.columns}",
+            f"the nearest legal value is {knobs.columns}",
         )
     if knobs.warps % knobs.teams:
         legal = [teams for teams in TEAMS if knobs.warps % teams == 0]
         nearest = min(legal, key=lambda teams: abs(teams - knobs.teams))
-        raise KnobError(f"teams={knobs.teams} does not divide warps={knobs.warps}; the nearest that does is {nearest}")
+        raise KnobError(
+            f"teams={knobs.teams} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
+        )
     if knobs.stages % knobs.teams:
         nearest = -(-knobs.stages // knobs.teams) * knobs.teams
         raise KnobError(
-            f"stages={knobs.stages} is not a multiple of teams={knobs.teams}, each of which has its own; "
-            f"the nearest that is is {nearest}"
+            f"stages={knobs.stages} is not a multiple of teams={knobs.teams}, each of which has its own",
+            f"the nearest that is is {nearest}",
         )
     if knobs.cluster > 1 and arch.major not in (9, 10):
-        raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100; on {arch} use cluster=1")
+        raise KnobError(f"cluster={knobs.cluster} needs sm_90 or sm_100", f"on {arch} use cluster=1")
 
 
 SPEC = KernelSpec(

@@ -63,7 +63,9 @@ def launch(knobs: GatherKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     require_usual("gather", problem)
     if problem.product != "gather":
-        raise KnobError(f"moe.gather brings rows together and makes no product={problem.product}; use product='gather'")
+        raise KnobError(
+            f"moe.gather brings rows together and makes no product={problem.product}", "use product='gather'"
+        )
     return {}
 
 

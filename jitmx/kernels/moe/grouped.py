@@ -90,24 +90,25 @@ def _check(knobs: GroupedKnobs, arch: Arch) -> None:
         if size % (count * unit):
             legal = [fewer for fewer in range(1, 9) if size % (fewer * unit) == 0]
             raise KnobError(
-                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}; "
-                f"the nearest legal {warps} is {min(legal, key=lambda value: abs(value - count))}"
+                f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}",
+                f"the nearest legal {warps} is {min(legal, key=lambda value: abs(value - count))}",
             )
     check_product(knobs, arch)
     if sums_per_thread(knobs) > MAX_SUMS:
         raise KnobError(
-            f"{sums_per_thread(knobs)} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave "
-            "registers for the rest; use more warps or a smaller tile"
+            f"{sums_per_thread(knobs)} sums a thread (tile_n * tile_m / threads) are over "
+            f"{MAX_SUMS}, which leave registers for the rest",
+            "use more warps or a smaller tile",
         )
     if threads(knobs) < knobs.tile_m:
         raise KnobError(
-            f"{threads(knobs)} threads are fewer than tile_m={knobs.tile_m} rows, each of which one looks up; "
-            "use more warps or a smaller tile"
+            f"{threads(knobs)} threads are fewer than tile_m={knobs.tile_m} rows, each of which one looks up",
+            "use more warps or a smaller tile",
         )
     if knobs.blocks_per_sm * threads(knobs) > 1536:
         raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor; "
-            f"the nearest legal value is {1536 // threads(knobs)}"
+            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor",
+            f"the nearest legal value is {1536 // threads(knobs)}",
         )
 
 
@@ -117,10 +118,10 @@ def check_product(knobs: Any, arch: Arch) -> None:
         value = getattr(knobs, name)
         if knobs.product != product and value != usual:
             raise KnobError(
-                f"{name}={value!r} is of product={product!r}; with product={knobs.product!r} leave it at {usual!r}"
+                f"{name}={value!r} is of product={product!r}", f"with product={knobs.product!r} leave it at {usual!r}"
             )
     if knobs.reduction == "atomic" and arch.major < 9:
-        raise KnobError(f"reduction='atomic' needs sm_90 or newer; on {arch} use reduction='ordered'")
+        raise KnobError("reduction='atomic' needs sm_90 or newer", f"on {arch} use reduction='ordered'")
 
 
 def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
@@ -163,7 +164,7 @@ def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> La
 def product_of(problem: MoeProblem) -> str:
     """The product that answers a problem: of a whole layer the first."""
     if problem.product == "combine":
-        raise KnobError("moe.grouped makes one product, and not product=combine; use product='up' or product='down'")
+        raise KnobError("moe.grouped makes one product, and not product=combine", "use product='up' or product='down'")
     return "down" if problem.product == "down" else "up"
 
 
@@ -264,14 +265,14 @@ def check_reach(problem: MoeProblem, variant: Variant) -> None:
     grid = blocks(variant.knobs, problem)
     if grid >= 1 << 31:
         raise KnobError(
-            f"{variant.name} takes {grid} blocks for m={problem.m}; a grid has at most 2^31 - 1: use larger tiles or "
-            "fewer rows a call"
+            f"{variant.name} takes {grid} blocks for m={problem.m}; a grid has at most 2^31 - 1",
+            "use larger tiles or fewer rows a call",
         )
     size = problem.m * problem.hidden * 2
     if size > ADDRESSED:
         raise KnobError(
-            f"x of m={problem.m} rows is {size} B; {variant.name} reaches {ADDRESSED} B: use at most "
-            f"{ADDRESSED // (2 * problem.hidden)} rows a call"
+            f"x of m={problem.m} rows is {size} B; {variant.name} reaches {ADDRESSED} B",
+            f"use at most {ADDRESSED // (2 * problem.hidden)} rows a call",
         )
 
 

@@ -28,7 +28,7 @@ def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
     """
     require_usual(kernel, problem)
     if problem.product != "layer":
-        raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}; use product='layer'")
+        raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}", "use product='layer'")
     return {
         "activation": problem.activation, "bias": problem.bias, "residual": problem.residual,
         "encoding": problem.encoding, "scale_range": problem.scale_range,
@@ -57,9 +57,10 @@ def require_room(problem: MoeProblem, variant: Variant, need: Callable[[Any], in
     knobs, arch = variant.knobs, variant.arch
     if need(knobs) > arch.shared_bytes:
         raise KnobError(
-            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} needs {need(knobs)} B "
-            f"of shared memory; a block on {arch} has at most {arch.shared_bytes} B: {fitting(knobs, need, arch)}; "
-            f"or lower {lower}"
+            f"{variant.name} with hidden={problem.hidden}, intermediate={problem.intermediate} "
+            f"needs {need(knobs)} B of shared memory; a block on {arch} has at most "
+            f"{arch.shared_bytes} B",
+            f"{fitting(knobs, need, arch)}; or lower {lower}",
         )
 
 

@@ -66,11 +66,11 @@ class MoeProblem(Problem):
             if size % formats.BLOCK:
                 nearest = (size + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
                 raise KnobError(
-                    f"MoeProblem.{name}={size} is not a multiple of {formats.BLOCK}, the values that share a scale; "
-                    f"the nearest legal value is {nearest}"
+                    f"MoeProblem.{name}={size} is not a multiple of {formats.BLOCK}, the values that share a scale",
+                    f"the nearest legal value is {nearest}",
                 )
         if self.residual == "pair" and self.reduction == "atomic":
-            raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair: use 'ordered'")
+            raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
 
     @property
     def overridable(self) -> bool:

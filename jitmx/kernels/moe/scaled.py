@@ -104,7 +104,7 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
         value = getattr(knobs, name)
         if knobs.product != product and value != usual:
             raise KnobError(
-                f"{name}={value!r} is of product={product!r}; with product={knobs.product!r} leave it at {usual!r}"
+                f"{name}={value!r} is of product={product!r}", f"with product={knobs.product!r} leave it at {usual!r}"
             )
     dense.check_atom(knobs.atom, "x_format", knobs.x_format, arch)
     dense.check_geometry(knobs)
@@ -212,7 +212,8 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     if (m, n) not in shapes or k not in (None, chunk):
         near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
         raise KnobError(
-            f"moe.scaled has no tile {m}x{n}{f'x{k}' if k else ''}; the nearest it has is {near[0]}x{near[1]}x{chunk}"
+            f"moe.scaled has no tile {m}x{n}{f'x{k}' if k else ''}",
+            f"the nearest it has is {near[0]}x{near[1]}x{chunk}",
         )
     warps_n, warps_m = shapes[m, n]
     return {

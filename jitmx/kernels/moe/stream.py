@@ -116,9 +116,9 @@ def shared_bytes(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
 
 def _check(knobs: StreamKnobs, arch: Arch) -> None:
     if "tma" not in arch.features:
-        raise KnobError(f"moe.stream needs bulk copies, sm_90 or newer; on {arch} use kernel=decode")
+        raise KnobError("moe.stream needs bulk copies, sm_90 or newer", f"on {arch} use kernel=decode")
     if knobs.scaling in ("fold", "halves") and knobs.scale_range == "full":
-        raise KnobError(f"scaling={knobs.scaling} takes scale_range=normal only; use post or bare")
+        raise KnobError(f"scaling={knobs.scaling} takes scale_range=normal only", "use post or bare")
 
 
 SPEC = KernelSpec(

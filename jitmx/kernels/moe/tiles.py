@@ -48,8 +48,8 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
     """Warps of at least 16 rows of W, and as few beside each other over rows of x as their sums let."""
     if k is not None and "tile_k" not in names and k != TILE_K:
         raise KnobError(
-            f"{spec.family}.{spec.name} takes {TILE_K} columns a stage, not {k}; the nearest legal tile is "
-            f"{m}x{n}x{TILE_K}"
+            f"{spec.family}.{spec.name} takes {TILE_K} columns a stage, not {k}",
+            f"the nearest legal tile is {m}x{n}x{TILE_K}",
         )
     # A size outside its choices is refused first, with the nearest that is one.
     sizes = {"tile_m": m, "tile_n": n}

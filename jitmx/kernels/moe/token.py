@@ -106,9 +106,9 @@ def shared_bytes(knobs: TokenKnobs, blocks: int) -> int:
 
 def _check(knobs: TokenKnobs, arch: Arch) -> None:
     if "tma" not in arch.features:
-        raise KnobError(f"moe.token needs bulk copies, sm_90 or newer; on {arch} use kernel=decode")
+        raise KnobError("moe.token needs bulk copies, sm_90 or newer", f"on {arch} use kernel=decode")
     if knobs.unroll > knobs.chunk:
-        raise KnobError(f"unroll={knobs.unroll} is more than chunk={knobs.chunk}; lower it")
+        raise KnobError(f"unroll={knobs.unroll} is more than chunk={knobs.chunk}", "lower it")
     check_choice(knobs)
 
 
@@ -134,11 +134,12 @@ def launch(knobs: TokenKnobs, problem: MoeProblem, multiprocessors: int) -> Laun
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     if problem.m != 1:
-        raise KnobError(f"moe.token takes one row, not m={problem.m}; use stream or decode")
+        raise KnobError(f"moe.token takes one row, not m={problem.m}", "use stream or decode")
     if max(problem.hidden, problem.intermediate) > MOST_BLOCKS * BLOCK:
         raise KnobError(
             f"moe.token takes at most {MOST_BLOCKS * BLOCK} columns, not hidden={problem.hidden}, "
-            f"intermediate={problem.intermediate}; use stream or decode"
+            f"intermediate={problem.intermediate}",
+            "use stream or decode",
         )
     blocks = {"hidden_blocks": problem.hidden // BLOCK, "inner_blocks": problem.intermediate // BLOCK}
     return layer.fixed("token", problem) | choice_of(problem) | blocks | {"top": problem.top}

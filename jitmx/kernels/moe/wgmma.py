@@ -92,19 +92,19 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     if "wgmma" not in arch.features:
-        raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks; use moe.grouped")
+        raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks", "use moe.grouped")
     if knobs.product == "down" and knobs.activation != ACTIVATIONS[0]:
         raise KnobError(
-            f"activation={knobs.activation!r} is of the first product; with product='down' leave it at "
-            f"{ACTIVATIONS[0]!r}"
+            f"activation={knobs.activation!r} is of the first product",
+            f"with product='down' leave it at {ACTIVATIONS[0]!r}",
         )
     # Sums, two decoded fragments, and what addresses and decoding take.
     need, have = knobs.tile_m // 2 + 16 + 40, multiplying_registers(knobs)
     if need > have:
         legal = max(tile for tile in TILES_M if tile // 2 + 56 <= have)
         raise KnobError(
-            f"tile_m={knobs.tile_m} with tile_n={knobs.tile_n} takes about {need} registers a thread of {have}; "
-            f"the nearest legal value is tile_m={legal}"
+            f"tile_m={knobs.tile_m} with tile_n={knobs.tile_n} takes about {need} registers a thread of {have}",
+            f"the nearest legal value is tile_m={legal}",
         )
 
 
@@ -158,8 +158,8 @@ def _product(problem: MoeProblem) -> str:
     if problem.product == "layer" and problem.m > MAX_ROWS:
         return "up"
     raise KnobError(
-        f"moe.wgmma makes one product of many rows, and not product={problem.product} of m={problem.m}; "
-        "use product='up' or product='down'"
+        f"moe.wgmma makes one product of many rows, and not product={problem.product} of m={problem.m}",
+        "use product='up' or product='down'",
     )
 
 
@@ -169,8 +169,9 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     product = _product(problem)
     if problem.scale_range != "normal":
         raise KnobError(
-            f"moe.wgmma does not take scale_range={problem.scale_range!r}, only 'normal': it scales weights as it "
-            "decodes them; moe.grouped takes both"
+            f"moe.wgmma does not take scale_range={problem.scale_range!r}, only 'normal': it "
+            "scales weights as it decodes them",
+            "moe.grouped takes both",
         )
     return {
         "product": product, "activation": problem.activation if product == "up" else ACTIVATIONS[0],

@@ -99,7 +99,7 @@ def _check(knobs: Any, arch: Arch) -> None:
 def _check_choice(knobs: RouteKnobs | TopkKnobs, arch: Arch) -> None:
     _check(knobs, arch)
     if knobs.mapped and not knobs.tile:
-        raise KnobError("mapped=True is for the lists, and tile=0 makes none; use mapped=False or tile=64")
+        raise KnobError("mapped=True is for the lists, and tile=0 makes none", "use mapped=False or tile=64")
 
 
 def _per_warp(experts: int) -> int:
@@ -115,27 +115,29 @@ def _groups(experts: int) -> int:
 def _check_route(knobs: RouteKnobs, arch: Arch) -> None:
     _check_choice(knobs, arch)
     if knobs.normalized and not knobs.norm:
-        raise KnobError("normalized=True is what RMSNorm makes of x, and norm=False has none; use norm=True with it")
+        raise KnobError("normalized=True is what RMSNorm makes of x, and norm=False has none", "use norm=True with it")
     warps = _groups(knobs.experts) * knobs.parts
     if warps > 32:
         most = max(p for p in (1, 2, 4, 8, 16, 32) if _groups(knobs.experts) * p <= 32)
         said = f"parts={knobs.parts} with experts={knobs.experts} is a block of {warps} warps, over 32"
-        raise KnobError(f"{said}; the nearest legal value is {most}")
+        raise KnobError(said, f"the nearest legal value is {most}")
     if knobs.cluster:
         if knobs.splits == 1:
-            raise KnobError("splits=1 is no cluster; use cluster=False with it, or splits=2")
+            raise KnobError("splits=1 is no cluster", "use cluster=False with it, or splits=2")
         shared.check_cluster(knobs.splits, "cluster=False", arch)
         if knobs.splits > 16:
-            raise KnobError(f"splits={knobs.splits} is over the 16 blocks of a cluster; the nearest legal value is 16")
+            raise KnobError(
+                f"splits={knobs.splits} is over the 16 blocks of a cluster", "the nearest legal value is 16"
+            )
         if knobs.splits * knobs.tokens * _pitch(knobs) * 4 >= 1 << 20:
             said = f"splits={knobs.splits} of tokens={knobs.tokens} by {knobs.experts} experts are over the 1 MB"
-            raise KnobError(f"{said} that an mbarrier counts; use tokens={knobs.tokens // 2} or cluster=False")
+            raise KnobError(f"{said} that an mbarrier counts", f"use tokens={knobs.tokens // 2} or cluster=False")
     a_chunk, other = _registers(knobs, knobs.tokens)
     room = min(255, 65536 // (warps * 32)) - other
     if knobs.depth * a_chunk > room:
         said = f"depth={knobs.depth} holds {knobs.depth * a_chunk} registers a thread, and a block of {warps} warps"
         remedy = f"the nearest legal value is {room // a_chunk}" if room >= a_chunk else "lower parts or tokens"
-        raise KnobError(f"{said} has {max(room, 0)} left for that; {remedy}")
+        raise KnobError(f"{said} has {max(room, 0)} left for that", remedy)
 
 
 def _registers(asked: RouteKnobs | RoutingProblem, tokens: int) -> tuple[int, int]:
@@ -244,14 +246,14 @@ SORT = KernelSpec(
 def _require_source(kernel: str, problem: RoutingProblem, source: str) -> None:
     if problem.source != source:
         other = {"hidden": "route", "logits": "topk", "ids": "sort"}[problem.source]
-        raise KnobError(f"routing.{kernel} does not take {problem.source}; routing.{other} does")
+        raise KnobError(f"routing.{kernel} does not take {problem.source}", f"use routing.{other}")
 
 
 def _fixed_many(problem: RoutingProblem) -> dict[str, Any]:
     _require_source("many", problem, "hidden")
     for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
         if getattr(problem, name) != plain:
-            raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}; routing.route does")
+            raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}", "use routing.route")
     return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
 
 
@@ -292,7 +294,7 @@ def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tup
 def _tuned_many(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     knobs = many.tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
     if knobs is None:
-        raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many; use routing.route")
+        raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many", "use routing.route")
     return knobs
 
 
@@ -346,8 +348,9 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
     need = launch(variant, problem.m, problem.experts, variant.arch.multiprocessors).shared_bytes
     if need > variant.arch.shared_bytes:
         raise KnobError(
-            f"{variant.name} with m={problem.m} needs {need} B of shared memory; a block on {variant.arch} has at most "
-            f"{variant.arch.shared_bytes} B; use fewer tokens, parts or warps, or sort in a launch of its own"
+            f"{variant.name} with m={problem.m} needs {need} B of shared memory; a block on "
+            f"{variant.arch} has at most {variant.arch.shared_bytes} B",
+            "use fewer tokens, parts or warps, or sort in a launch of its own",
         )
 
 

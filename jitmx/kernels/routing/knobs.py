@@ -24,13 +24,13 @@ def check_k(owner: str, fields: Any) -> None:
     """Raise KnobError where more experts a token are asked for than there are."""
     if fields.k > fields.experts:
         most = fields.experts
-        raise KnobError(f"{owner}.k={fields.k} is over experts={most}; the nearest legal value is {most}")
+        raise KnobError(f"{owner}.k={fields.k} is over experts={most}", f"the nearest legal value is {most}")
 
 
 def check_cluster(blocks: int, remedy: str, arch: Arch) -> None:
     """Raise KnobError where several blocks share work and the target has no clusters."""
     if blocks > 1 and "cluster" not in arch.features:
-        raise KnobError(f"a cluster of {blocks} blocks needs sm_90 or newer; on {arch} use {remedy}")
+        raise KnobError(f"a cluster of {blocks} blocks needs sm_90 or newer", f"on {arch} use {remedy}")
 
 
 def takes_clusters(arch: Arch) -> bool:

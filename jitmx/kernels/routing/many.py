@@ -64,14 +64,15 @@ def _check(knobs: ManyKnobs, arch: Arch) -> None:
     shared.check_cluster(knobs.splits, "splits=1", arch)
     if knobs.tokens % (16 * knobs.warps_t):
         raise KnobError(
-            f"tokens={knobs.tokens} is not a multiple of 16 for each of warps_t={knobs.warps_t}; "
-            f"the nearest legal value is warps_t={knobs.tokens // 16}"
+            f"tokens={knobs.tokens} is not a multiple of 16 for each of warps_t={knobs.warps_t}",
+            f"the nearest legal value is warps_t={knobs.tokens // 16}",
         )
     room = min(255, 65536 // max(threads(knobs), 1) // 8 * 8)
     if threads(knobs) > 1024 or _registers(knobs) > room:
         raise KnobError(
-            f"tokens={knobs.tokens} by {knobs.experts} experts on {knobs.warps_t} x {knobs.warps_e} warps take "
-            f"{_registers(knobs)} registers a thread of {room}; use fewer tokens or another number of warps"
+            f"tokens={knobs.tokens} by {knobs.experts} experts on {knobs.warps_t} x "
+            f"{knobs.warps_e} warps take {_registers(knobs)} registers a thread of {room}",
+            "use fewer tokens or another number of warps",
         )
 
 

@@ -45,8 +45,8 @@ class RoutingProblem(Problem):
         shared.check_k(type(self).__name__, self)
         if self.h % 8:
             raise KnobError(
-                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load; "
-                f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}"
+                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load",
+                f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}",
             )
 
 

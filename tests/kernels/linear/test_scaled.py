@@ -384,12 +384,12 @@ def test_the_machine_code_holds_the_block_scaled_instruction_and_spills_nothing(
         (
             "sm_121a",
             {"tile_n": 256, "tile_m": 64, "warps_n": 8, "blocks_per_sm": 2},
-            "over the 128 of blocks_per_sm=2: the nearest legal value is blocks_per_sm=1",
+            "over the 128 of blocks_per_sm=2; the nearest legal value is blocks_per_sm=1",
         ),
         (
             "sm_90a",
             {"tile_n": 128, "tile_m": 128, "warps_m": 2},
-            "over the 255 of blocks_per_sm=1: use more warps or a smaller tile",
+            "over the 255 of blocks_per_sm=1; use more warps or a smaller tile",
         ),
         ("sm_89", {"pdl": True}, "pdl=True needs sm_90 or newer; sm_89 has no programmatic dependent launch"),
     ],

@@ -316,14 +316,14 @@ def test_more_blocks_than_tiles_of_k_are_refused_with_the_nearest_that_serve() -
 
 def test_slices_of_k_too_short_for_the_sums_of_a_block_are_refused_with_what_they_take() -> None:
     picked = variant("sm_90a", m=16, cluster=2, sums="block")
-    with pytest.raises(KnobError, match="takes 16 tiles of k; k=960 has 15: use sums='warp'"):
+    with pytest.raises(KnobError, match="takes 16 tiles of k; k=960 has 15; use sums='warp'"):
         KERNEL.check(LinearProblem(16, 640, 960), picked)
     KERNEL.check(LinearProblem(16, 640, 1024), picked)
 
 
 def test_rows_that_are_no_multiple_of_the_chunk_are_not_taken_whole_and_a_chunk_that_divides_is_named() -> None:
     picked = variant("sm_90a", share=False, whole=True, chunk=4)
-    with pytest.raises(KnobError, match="k=2880 has 45: use chunk=3 or whole=0"):
+    with pytest.raises(KnobError, match="k=2880 has 45; use chunk=3 or whole=0"):
         KERNEL.check(LinearProblem(1, 5120, 2880), picked)
 
 
@@ -339,7 +339,7 @@ def test_rings_are_offered_in_whole_rows_just_where_the_chunk_divides_them(m: in
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_and_a_remedy() -> None:
     picked, problem = variant("sm_121a"), LinearProblem(1, 201_088, 2880)
     need = shared_bytes(picked.knobs, problem.n, problem.k, 48)
-    with pytest.raises(KnobError, match=rf"needs {need} B of shared memory; .* at most 101376 B: set share=0"):
+    with pytest.raises(KnobError, match=rf"needs {need} B of shared memory; .* at most 101376 B; set share=0"):
         KERNEL.check(problem, picked)
 
 

@@ -345,7 +345,7 @@ def test_no_word_of_64_bits_is_put_together_from_values_of_16(columns: int) -> N
         ("sm_90", {"warps": 9}, "warps=9 is not one of 4, 8, 10, 12, 14, 16"),
         ("sm_90", {"unroll": 10}, "unroll=10 is above its limit; the nearest legal value is 9"),
         ("sm_90", {"chunk": 45}, "needs .* B of shared memory; a block on sm_90a has at most 232448 B"),
-        ("sm_90", {"stages": 8}, "has at most 232448 B: .*stages=3"),
+        ("sm_90", {"stages": 8}, "has at most 232448 B; .*stages=3"),
     ],
 )  # fmt: skip
 def test_knobs_that_do_not_fit_are_refused_with_the_remedy(target: str, knobs: dict[str, Any], said: str) -> None:
