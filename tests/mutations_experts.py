@@ -13,39 +13,41 @@ VARIANTS = {
 MUTATIONS = catalogue(VARIANTS, {
     "moe-decode": (
         ("a lane arrives before its warp has stored", "acc.total();\n    __syncwarp();", "acc.total();"),
-        ("slices are not awaited", "await(shared_address(&shared.part_full[stage]), round & 1);", ""),
+        ("slices are not awaited", "mbarrier_wait(shared_address(&shared.part_full[state.stage]), state.parity());",
+         ""),
         ("a stage is free while lanes read its slices",
-         "__syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));",
-         "if (lane == 0) signal(shared_address(&shared.part_empty[stage]));"),
+         "__syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(&shared.part_empty[state.stage]));",
+         "if (lane == 0) mbarrier_arrive(shared_address(&shared.part_empty[state.stage]));"),
         ("a slice is stored over one that is not read",
-         "if (round > 0) await(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
+         "if (round > 0) mbarrier_wait(shared_address(&shared.part_empty[stage]), (round - 1) & 1);", ""),
         ("a stage is filled before its slices are taken",
-         "    if (round > 0) await(shared_address(&shared.part_full[stage]), (round - 1) & 1);\n", ""),
+         "    if (state.round > 0) "
+         "mbarrier_wait(shared_address(&shared.part_full[state.stage]), (state.round - 1) & 1);\n", ""),
         ("a stage is free before lanes have read its bias",
-         "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
-         "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"
-         "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n",
-         "    __syncwarp();\n    if (lane == 0) signal(shared_address(&shared.part_empty[stage]));\n"
-         "    const float low = T::widen(shared.bias[round & 1][stage][g]), "
-         "high = T::widen(shared.bias[round & 1][stage][g + 8]);\n"),
+         "    const float low = T::widen(shared.bias[state.parity()][state.stage][g]),\n"
+         "        high = T::widen(shared.bias[state.parity()][state.stage][g + 8]);\n"
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(&shared.part_empty[state.stage]));\n",
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(&shared.part_empty[state.stage]));\n"
+         "    const float low = T::widen(shared.bias[state.parity()][state.stage][g]),\n"
+         "        high = T::widen(shared.bias[state.parity()][state.stage][g + 8]);\n"),
     ),
     "moe-stream": (
         ("a lane arrives before its warp has stored",
-         "__syncwarp();\n        if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));",
-         "if (lane == 0) signal(shared_address(&shared.head_full[kDown][warp]));"),
+         "__syncwarp();\n        if (lane == 0) mbarrier_arrive(shared_address(&shared.head_full[kDown][warp]));",
+         "if (lane == 0) mbarrier_arrive(shared_address(&shared.head_full[kDown][warp]));"),
         ("a warp's part of a row is not awaited",
-         "await(shared_address(&shared.head_full[kDown][w]), 0u);", ""),
+         "mbarrier_wait(shared_address(&shared.head_full[kDown][w]), 0u);", ""),
     ),
     "moe-wgmma": (
         ("an item is written while lanes read the one before it",
-         "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
-         "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));"),
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
+         "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));"),
         ("an item is written over one that is not done",
-         "      mbarrier_wait(shared_address(shared.done + last.slot), last.round & 1);\n", ""),
+         "      mbarrier_wait(shared_address(shared.done + last.stage), last.parity());\n", ""),
         ("an item is done for a warp before its sums are stored",
          "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);\n    __syncwarp();\n"
-         "    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));",
-         "    __syncwarp();\n    if (lane == 0) arrive_at(shared_address(shared.done + turn.slot));\n"
+         "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));\n"
          "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);"),
     ),
 })  # fmt: skip

@@ -55,7 +55,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "low = n < args.n ? T::widen(bias[n ^ 1])"),
     ),
     "tile-cluster": (
-        ("parts are not awaited", "cluster_release();\n  cluster_wait();\n", ""),
+        ("parts are not awaited", "  cluster_arrive_release();\n  cluster_wait();\n", ""),
         ("a block ends while the other reads its parts", "  cluster_wait();\n}", "}"),
         ("a block's own part counts twice", "shared_address(parts + (v + i) * kThreads), p)",
          "shared_address(parts + (v + i) * kThreads), blockIdx.x % kSplitK)"),
@@ -84,8 +84,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("parts are counted before all are written", "__syncthreads();\n  if (threadIdx.x == 0) shared.last",
          "if (threadIdx.x == 0) shared.last"),
         ("a block's own sums count twice", "s[j] = p == 0 ? part[j] : s[j] + part[j]", "s[j] = s[j] + part[j]"),
-        ("Y is not transposed", "const u32 pair = transpose(round_pair<T>(low, high));",
-         "const u32 pair = round_pair<T>(low, high);"),
+        ("Y is not transposed", "const u32 pair = transpose(T::round_pair(low, high));",
+         "const u32 pair = T::round_pair(low, high);"),
     ),
     "scaled-mxf8f6f4": (
         ("the second block has the first's scales of W", "step<1, Tile, 2 * Tile + 1>",
