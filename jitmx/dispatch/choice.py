@@ -75,7 +75,7 @@ class Choice:
             f"kernel      {self.variant.name}",
             f"decided by  {self.decided_by.name}: {self.decided_by.detail}",
             "knobs       " + ", ".join(f"{name}={value}" for name, value in self.variant.knobs.as_dict().items()),
-            "considered, by falling authority:",
+            "considered, in order of precedence:",
         ]
         for source in self.sources:
             out.append(f"  {'->' if source.decided else '  '} {source.name:<14}{source.detail}")

@@ -63,19 +63,19 @@ class Following:
 
 
 @dataclass(frozen=True)
-class Way:
+class Decomposition:
     """One way to make a call: what runs as steps of its own, and what is left to launch.
 
     Attributes:
         problem: what the launches are asked.
-        apart: names of the steps that run on their own.
+        unfused: names of the steps that run on their own.
         passes: how many times the launches are made, each time for the next rows.
         rest: what is asked for the rows that full passes leave; None where they leave none.
         before: launches that steps make before those of the problem.
     """
 
     problem: Problem
-    apart: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
     passes: int = 1
     rest: Problem | None = None
     before: tuple[Following, ...] = ()
@@ -91,9 +91,9 @@ def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
     return ()
 
 
-def _whole(problem: Any) -> tuple[Way, ...]:
-    """A family of whose calls nothing runs apart."""
-    return (Way(problem),)
+def _whole(problem: Any) -> tuple[Decomposition, ...]:
+    """A family whose calls have no unfused step."""
+    return (Decomposition(problem),)
 
 
 def _exact(problem: Any) -> Mapping[str, Sequence[int]]:
@@ -128,8 +128,9 @@ class Family:
             was made for more of them, and does not, is passed over.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
         following: the launches of a call beside that of the variant chosen for it, in order.
-        ways: how a call may be made, the best first; the last serves where no kernel takes another in one launch.
-        steps: what each step is that may run apart, in words.
+        decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
+            launch.
+        steps: what each step is that may run unfused, in words.
         tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
         benchmark: what `jitmx bench` measures of it, or None.
     """
@@ -146,7 +147,7 @@ class Family:
     fits: Callable[[Any, Variant, int], bool] = _anywhere
     tiled: Callable[[Any], str | None] = _steered
     following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
-    ways: Callable[[Any], Iterable[Way]] = _whole
+    decompositions: Callable[[Any], Iterable[Decomposition]] = _whole
     steps: Mapping[str, str] = field(default_factory=dict)
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None
