@@ -9,7 +9,7 @@ import pytest
 
 from jitmx import arch as arches
 from jitmx.dispatch import choose, tactics
-from jitmx.kernels import Problem, moe
+from jitmx.kernels import Problem
 from jitmx.kernels.moe import tiles
 from jitmx.model_kernels import Linear, Packer, Quantizer, of_model, variants
 from jitmx.models import GPT_OSS_120B, NAMED
@@ -58,7 +58,7 @@ def test_what_is_remembered_changes_no_kernel(
 ) -> None:
     found = kernels_of(name, target, tokens, **asked)
     monkeypatch.setattr(tactics.Row, "fits", fits)
-    for module, function in ((spec, "_variant"), (moe, "_first_product"), (tiles, "_has_product")):
+    for module, function in ((spec, "_variant"), (tiles, "_first_product"), (tiles, "_has_product")):
         # `choose._guess` stays: it was remembered before, and is cleared.
         monkeypatch.setattr(module, function, getattr(module, function).__wrapped__)
     assert kernels_of(name, target, tokens, **asked) == found
