@@ -30,7 +30,7 @@ Examples:
   JITMX_MOE_TILE=64x128 jitmx explain moe --arch sm_121 -m 16 experts=32
 
 \b
-Order of authority: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
+Order of precedence: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
 """,
 )
 @click.argument("op")

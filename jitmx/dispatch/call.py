@@ -10,7 +10,7 @@ from typing import Any
 from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import beside, fits_one_launch, following, split
+from jitmx.dispatch.choose import companion, companions, fits_one_launch, split
 from jitmx.errors import KnobError
 from jitmx.kernels import Decomposition, Problem
 from jitmx.registry.spec import Variant
@@ -96,11 +96,11 @@ def call(op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None =
     parts = split(op, found.problem, arch, multiprocessors=multiprocessors)
     launches = [Launch(choice, times * found.passes) for choice, times in parts]
     whole = dataclasses.replace(launches[0].choice, problem=problem)
-    launches += [Launch(beside(whole, item), found.passes) for item in found.before]
-    launches += [Launch(choice) for choice in following(whole)]
+    launches += [Launch(companion(whole, item), found.passes) for item in found.before]
+    launches += [Launch(choice) for choice in companions(whole)]
     if found.rest is not None:
         launches += call(op, found.rest, arch, multiprocessors=multiprocessors).launches
-    named = (*found.unfused, *(item.step for item in family.following(problem, whole.variant) if item.step))
+    named = (*found.unfused, *(item.step for item in family.companions(problem, whole.variant) if item.step))
     return Call(problem, {name: family.steps[name] for name in named}, tuple(launches))
 
 

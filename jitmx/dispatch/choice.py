@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def decided_by(self) -> Source:
-        """The source with the most authority that had a say."""
+        """The source of highest precedence that named a value."""
         return next(source for source in self.sources if source.decided)
 
     def to_dict(self) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class Problem(Fields):
 
 
 @dataclass(frozen=True)
-class Following:
-    """A launch that a call makes beside the one that was chosen for it.
+class Companion:
+    """A companion launch: one that a call makes beside the one that was chosen for it.
 
     Attributes:
         op: its family.
@@ -78,7 +78,7 @@ class Decomposition:
     unfused: tuple[str, ...] = ()
     passes: int = 1
     rest: Problem | None = None
-    before: tuple[Following, ...] = ()
+    before: tuple[Companion, ...] = ()
 
 
 def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
@@ -86,7 +86,7 @@ def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
     return True
 
 
-def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
+def _alone(problem: Any, variant: Variant) -> tuple[Companion, ...]:
     """A family whose calls are all of one kind of launch."""
     return ()
 
@@ -127,7 +127,7 @@ class Family:
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
             was made for more of them, and does not, is passed over.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
-        following: the launches of a call beside that of the variant chosen for it, in order.
+        companions: the launches of a call beside that of the variant chosen for it, in order.
         decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
             launch.
         steps: what each step is that may run unfused, in words.
@@ -146,7 +146,7 @@ class Family:
     candidates: Callable[[Any, Arch, int], list[tuple[str, dict[str, Any]]]] | None = None
     fits: Callable[[Any, Variant, int], bool] = _anywhere
     tiled: Callable[[Any], str | None] = _steered
-    following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
+    companions: Callable[[Any, Variant], tuple[Companion, ...]] = _alone
     decompositions: Callable[[Any], Iterable[Decomposition]] = _whole
     steps: Mapping[str, str] = field(default_factory=dict)
     tuning: Tuning | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jitmx.kernels import Decomposition, Following
+from jitmx.kernels import Companion, Decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
@@ -60,8 +60,8 @@ def _of_product(problem: LinearProblem) -> Iterator[Decomposition]:
         yield Decomposition(replace(problem, **{name: ABSENT[name] for name in names}), names, before=before)
 
 
-def _rounding(problem: LinearProblem) -> tuple[Following, ...]:
+def _rounding(problem: LinearProblem) -> tuple[Companion, ...]:
     """X to codes and back."""
     format = X_FORMATS[problem.activation]
     there, back = (QuantizeProblem(direction, format, problem.dtype) for direction in ("quantize", "dequantize"))
-    return Following("quantize", there, {}, {}), Following("quantize", back, {}, {})
+    return Companion("quantize", there, {}, {}), Companion("quantize", back, {}, {})

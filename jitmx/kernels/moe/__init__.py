@@ -100,7 +100,7 @@ def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
 
 
 def _decompositions(problem: MoeProblem) -> tuple[Decomposition, ...]:
-    """One: what it leaves to other launches, `following` names."""
+    """One: what it leaves to other launches, `companions` names."""
     begun = ("residual" if problem.residual else "zero",) if problem.adds and problem.product == "layer" else ()
     return (Decomposition(choice.launched(problem), begun),)
 
@@ -162,7 +162,7 @@ FAMILY = Family(
     buckets=lambda problem: {"m": USUAL_ROWS},
     fits=fits,
     tiled=lambda problem: by_expert(problem) if problem.overridable else None,
-    following=lambda problem, variant: tiles.following(problem, variant, KERNELS[variant.spec.name].tile),
+    companions=lambda problem, variant: tiles.companions(problem, variant, KERNELS[variant.spec.name].tile),
     decompositions=_decompositions,
     steps={
         "routing": "experts are chosen from the router's logits by a launch before the layer's",
