@@ -75,7 +75,7 @@ def arches(text: str) -> tuple[str, ...]:
 def path(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError as error:  # ~name of a user that there is not
+    except RuntimeError as error:  # ~name of an unknown user
         raise Unfit(str(error)) from error
 
 

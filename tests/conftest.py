@@ -333,7 +333,7 @@ def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         verdict = verify(variant, verdicts.find)
         assert verdict.passed, f"{variant.name} for {variant.arch}: {verdict.failure}"
         missed = "\n".join(f"{line}: {text}" for line, text in verdict.uncovered)
-        assert verdict.coverage >= coverage, f"{variant.name} for {variant.arch}: not covered by any case\n{missed}"
+        assert verdict.coverage >= coverage, f"{variant.name} for {variant.arch}: not covered by any case:\n{missed}"
         verdicts.keep(variant, verdict)
         return verdict
 

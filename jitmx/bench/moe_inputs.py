@@ -120,7 +120,7 @@ def _apart(logits: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RandomLayer:
-    """Weights of a layer as a checkpoint holds them, gate and up rows in turn."""
+    """Weights of a layer as a checkpoint holds them, interleaved gate and up rows."""
 
     shape: LayerShape
     w13: MXTensor

@@ -30,7 +30,7 @@ Examples:
   JITMX_MOE_TILE=64x128 jitmx explain moe --arch sm_121 -m 16 experts=32
 
 \b
-Order of authority: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
+Order of precedence: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
 """,
 )
 @click.argument("op")
@@ -52,7 +52,7 @@ def command(
     Fields that are not given are those of the operator's first typical call, a layer of gpt-oss-120b; -m 4 is short for
     m=4. A tile in the environment also decides that a call runs on a kernel that has one.
 
-    Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs apart, and
+    Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
     explains the launch of what is left.
     """
     from jitmx import kernels

@@ -97,7 +97,7 @@ Exit codes: 0 all pass, 1 a kernel fails, 130 interrupted.
 @click.option(
     "--name", "names", multiple=True, metavar="TEXT", help="Only kernels with this in their name; repeatable."
 )
-@click.option("--lines", is_flag=True, help="Also show the PTX lines that no case came to.")
+@click.option("--lines", is_flag=True, help="Also show the PTX lines that are not covered by any case.")
 @click.option(
     "--ledger",
     "path",
@@ -180,6 +180,6 @@ def _show(verdicts: Verdicts, lines: bool) -> None:
         if verdict.failure:
             output.say(f"\n{variant.name} for {variant.arch}: {verdict.failure}")
         if lines and verdict.uncovered:
-            output.say(f"\n{variant.name} for {variant.arch}: no case came to these lines of its PTX")
+            output.say(f"\n{variant.name} for {variant.arch}: these lines of its PTX are not covered by any case")
             for number, text in verdict.uncovered:
                 output.say(f"  {number:6}  {text}")

@@ -1,4 +1,4 @@
-"""What a call runs: steps apart, and every launch. Operators, `jitmx explain` and warm-up ask the same functions."""
+"""What a call runs: unfused steps, and every launch. Operators, `jitmx explain` and warm-up ask the same functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import beside, fits_one_launch, following, split
+from jitmx.dispatch.choose import companion, companions, fits_one_launch, split
 from jitmx.errors import KnobError
-from jitmx.kernels import Problem, Way
+from jitmx.kernels import Decomposition, Problem
 from jitmx.registry.spec import Variant
 
 
@@ -30,12 +30,12 @@ class Call:
 
     Attributes:
         problem: what the call asks for.
-        apart: the steps that run on their own, by name, each in words.
+        unfused: the steps that run on their own, by name, each in words.
         launches: the first is the one that its kernel was chosen for.
     """
 
     problem: Problem
-    apart: Mapping[str, str]
+    unfused: Mapping[str, str]
     launches: tuple[Launch, ...]
 
     @property
@@ -51,7 +51,7 @@ class Call:
             "problem": self.problem.as_dict(),
             "launched": first.choice.problem.as_dict(),
             "times": first.times,
-            "apart": [{"step": name, "detail": detail} for name, detail in self.apart.items()],
+            "apart": [{"step": name, "detail": detail} for name, detail in self.unfused.items()],
             "following": [{**other.choice.to_dict(), "times": other.times} for other in others],
         }
 
@@ -59,7 +59,7 @@ class Call:
         """What `jitmx explain` prints."""
         first, *others = self.launches
         title, kernel, *rest = dataclasses.replace(first.choice, problem=self.problem).lines()
-        steps = [f"apart       {name}: {detail}" for name, detail in self.apart.items()]
+        steps = [f"unfused     {name}: {detail}" for name, detail in self.unfused.items()]
         rows = kernels.family(first.choice.variant.spec.family).rows
         asked, launched = rows(self.problem), rows(first.choice.problem)
         if launched != asked:
@@ -76,10 +76,10 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def way(op: str, problem: Problem, arch: Arch) -> Way:
-    """How a call is made: with the fewest steps apart that let one launch take all rows, or with all of them."""
-    *ways, last = kernels.family(op).ways(problem)
-    return next((way for way in ways if fits_one_launch(op, way.problem, arch)), last)
+def decomposition(op: str, problem: Problem, arch: Arch) -> Decomposition:
+    """How a call is made: with the fewest unfused steps that let one launch take all rows, or with all of them."""
+    *better, last = kernels.family(op).decompositions(problem)
+    return next((one for one in better if fits_one_launch(op, one.problem, arch)), last)
 
 
 def call(op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None = None) -> Call:
@@ -92,15 +92,15 @@ def call(op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None =
         KnobError, TacticError: as `choose` does.
     """
     family = kernels.family(op)
-    found = way(op, problem, arch)
+    found = decomposition(op, problem, arch)
     parts = split(op, found.problem, arch, multiprocessors=multiprocessors)
     launches = [Launch(choice, times * found.passes) for choice, times in parts]
     whole = dataclasses.replace(launches[0].choice, problem=problem)
-    launches += [Launch(beside(whole, item), found.passes) for item in found.before]
-    launches += [Launch(choice) for choice in following(whole)]
+    launches += [Launch(companion(whole, item), found.passes) for item in found.before]
+    launches += [Launch(choice) for choice in companions(whole)]
     if found.rest is not None:
         launches += call(op, found.rest, arch, multiprocessors=multiprocessors).launches
-    named = (*found.apart, *(item.step for item in family.following(problem, whole.variant) if item.step))
+    named = (*found.unfused, *(item.step for item in family.companions(problem, whole.variant) if item.step))
     return Call(problem, {name: family.steps[name] for name in named}, tuple(launches))
 
 

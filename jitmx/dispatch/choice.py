@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def decided_by(self) -> Source:
-        """The source with the most authority that had a say."""
+        """The source of highest precedence that named a value."""
         return next(source for source in self.sources if source.decided)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Choice:
             f"kernel      {self.variant.name}",
             f"decided by  {self.decided_by.name}: {self.decided_by.detail}",
             "knobs       " + ", ".join(f"{name}={value}" for name, value in self.variant.knobs.as_dict().items()),
-            "considered, by falling authority:",
+            "considered, in order of precedence:",
         ]
         for source in self.sources:
             out.append(f"  {'->' if source.decided else '  '} {source.name:<14}{source.detail}")

@@ -1,6 +1,6 @@
 """Choosing the variant for a call.
 
-Order of authority for the tuned knobs: the call's own, the environment's (JITMX_<FAMILY>_KNOBS, and below it
+Order of precedence for the tuned knobs: the call's own, the environment's (JITMX_<FAMILY>_KNOBS, and below it
 JITMX_<FAMILY>_TILE where the kernel has a tile), the user's table, the shipped table, the heuristic. What the problem
 fixes (rows, dtype, bias …) is never up for choice.
 """
@@ -21,7 +21,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import tactics
 from jitmx.dispatch.choice import Choice, Source
 from jitmx.errors import KnobError, TacticError
-from jitmx.kernels import Family, Following, Problem
+from jitmx.kernels import Companion, Family, Problem
 from jitmx.registry.spec import Variant
 
 
@@ -108,17 +108,17 @@ def launches(
 ) -> tuple[Choice, ...]:
     """Every launch of one call, once each: those of `split`, and of what follows from the first of them."""
     chosen = tuple(choice for choice, _ in split(op, problem, arch, multiprocessors=multiprocessors, knobs=knobs))
-    return chosen + following(dataclasses.replace(chosen[0], problem=problem))
+    return chosen + companions(dataclasses.replace(chosen[0], problem=problem))
 
 
-def following(choice: Choice) -> tuple[Choice, ...]:
-    """The launches that a call makes beside the one chosen for it."""
-    items = kernels.family(choice.variant.spec.family).following(choice.problem, choice.variant)
-    return tuple(beside(choice, item) for item in items)
+def companions(choice: Choice) -> tuple[Choice, ...]:
+    """The companion launches of the one chosen for a call."""
+    items = kernels.family(choice.variant.spec.family).companions(choice.problem, choice.variant)
+    return tuple(companion(choice, item) for item in items)
 
 
-def beside(choice: Choice, item: Following) -> Choice:
-    """A launch that a call makes beside the one chosen for it."""
+def companion(choice: Choice, item: Companion) -> Choice:
+    """The choice for a companion launch, with the knobs that it must share."""
     arch, count = choice.variant.arch, choice.multiprocessors
     one = choose(item.op, item.problem, arch, multiprocessors=count)
     if agrees(one.variant, item.agrees):
@@ -334,5 +334,5 @@ def default_variants(op: str, arch: Arch, *, multiprocessors: int | None = None)
     """
     family = kernels.family(op)
     first = [choose(op, problem, arch, multiprocessors=multiprocessors) for problem in family.typical(arch)]
-    chosen = [choice.variant for one in first for choice in (one, *following(one))]
+    chosen = [choice.variant for one in first for choice in (one, *companions(one))]
     return tuple({variant.identity: variant for variant in chosen}.values())

@@ -44,8 +44,8 @@ class Problem(Fields):
 
 
 @dataclass(frozen=True)
-class Following:
-    """A launch that a call makes beside the one that was chosen for it.
+class Companion:
+    """A companion launch: one that a call makes beside the one that was chosen for it.
 
     Attributes:
         op: its family.
@@ -63,22 +63,22 @@ class Following:
 
 
 @dataclass(frozen=True)
-class Way:
+class Decomposition:
     """One way to make a call: what runs as steps of its own, and what is left to launch.
 
     Attributes:
         problem: what the launches are asked.
-        apart: names of the steps that run on their own.
+        unfused: names of the steps that run on their own.
         passes: how many times the launches are made, each time for the next rows.
         rest: what is asked for the rows that full passes leave; None where they leave none.
         before: launches that steps make before those of the problem.
     """
 
     problem: Problem
-    apart: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
     passes: int = 1
     rest: Problem | None = None
-    before: tuple[Following, ...] = ()
+    before: tuple[Companion, ...] = ()
 
 
 def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
@@ -86,14 +86,14 @@ def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
     return True
 
 
-def _alone(problem: Any, variant: Variant) -> tuple[Following, ...]:
+def _alone(problem: Any, variant: Variant) -> tuple[Companion, ...]:
     """A family whose calls are all of one kind of launch."""
     return ()
 
 
-def _whole(problem: Any) -> tuple[Way, ...]:
-    """A family of whose calls nothing runs apart."""
-    return (Way(problem),)
+def _whole(problem: Any) -> tuple[Decomposition, ...]:
+    """A family whose calls have no unfused step."""
+    return (Decomposition(problem),)
 
 
 def _exact(problem: Any) -> Mapping[str, Sequence[int]]:
@@ -127,9 +127,10 @@ class Family:
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
             was made for more of them, and does not, is passed over.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
-        following: the launches of a call beside that of the variant chosen for it, in order.
-        ways: how a call may be made, the best first; the last serves where no kernel takes another in one launch.
-        steps: what each step is that may run apart, in words.
+        companions: the launches of a call beside that of the variant chosen for it, in order.
+        decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
+            launch.
+        steps: what each step is that may run unfused, in words.
         tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
         benchmark: what `jitmx bench` measures of it, or None.
     """
@@ -145,8 +146,8 @@ class Family:
     candidates: Callable[[Any, Arch, int], list[tuple[str, dict[str, Any]]]] | None = None
     fits: Callable[[Any, Variant, int], bool] = _anywhere
     tiled: Callable[[Any], str | None] = _steered
-    following: Callable[[Any, Variant], tuple[Following, ...]] = _alone
-    ways: Callable[[Any], Iterable[Way]] = _whole
+    companions: Callable[[Any, Variant], tuple[Companion, ...]] = _alone
+    decompositions: Callable[[Any], Iterable[Decomposition]] = _whole
     steps: Mapping[str, str] = field(default_factory=dict)
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None

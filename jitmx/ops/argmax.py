@@ -121,9 +121,9 @@ def _plan(
     extras: dict[str, Any] = {"bias": bias is not None, "norm": norm is not None, "argmax": True}
     rows, device = x.numel() // weight.k, x.get_device()
     entry: tuple[Plan | None, bool] = None, False
-    apart = compose.apart(weight, rows, x.dtype, device, extras)
-    if "argmax" not in apart:
-        entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), "norm" in apart
+    unfused = compose.unfused(weight, rows, x.dtype, device, extras)
+    if "argmax" not in unfused:
+        entry = Plan(weight, rows, x.dtype, device, compose.left(extras, unfused)), "norm" in unfused
     return weight.plans.remember(("argmax", x.shape, x.dtype, device, bias is None, norm is None), entry)
 
 

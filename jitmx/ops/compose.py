@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jitmx.dispatch.call import way
+from jitmx.dispatch.call import decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.steps import ABSENT
 from jitmx.ops.linear_plan import problem
@@ -16,7 +16,7 @@ from jitmx.ops.quantize import dequantize, quantize
 from jitmx.runtime import card
 
 
-def apart(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]) -> tuple[str, ...]:
+def unfused(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Mapping[str, Any]) -> tuple[str, ...]:
     """Which of norm, activation, residual and argmax run on their own, so that one launch takes all rows.
 
     As few as can be; all of them where no kernel takes the plain product in one launch either.
@@ -25,11 +25,11 @@ def apart(weight: Weight, rows: int, dtype: torch.dtype, device: int, extras: Ma
         extras: fields of the problem.
     """
     asked = problem(weight, max(rows, 1), dtype, extras)
-    return way("linear", asked, card.arch(device)).apart
+    return decomposition("linear", asked, card.arch(device)).unfused
 
 
 def left(extras: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of the problem without those that run apart."""
+    """Fields of the problem without those that are not fused."""
     return {**extras, **{name: ABSENT[name] for name in names}}
 
 

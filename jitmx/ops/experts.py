@@ -78,9 +78,9 @@ def pack_experts(
     Args:
         weight: mxfp4 [experts, n, k], or its (codes, scales): uint8 [experts, n, k / 2] with even k in the low nibble,
             and uint8 [experts, n, k / 32]. The layout of Hugging Face's gpt-oss blocks, [experts, n, k / 32, 16], is
-            taken too. `jitmx.moe` wants gate and up rows of W13 in turn, as gpt-oss stores them.
-        rows: "as_is", or "halves" where all gate rows come before all up rows: they are put in turn. The bias has to be
-            in turn as well: `b.view(experts, 2, -1).transpose(1, 2).reshape(experts, -1)`.
+            taken too. `jitmx.moe` wants interleaved gate and up rows in W13, as gpt-oss stores them.
+        rows: "as_is", or "halves" where all gate rows come before all up rows: they are interleaved. The bias has to be
+            interleaved as well: `b.view(experts, 2, -1).transpose(1, 2).reshape(experts, -1)`.
         encoding: "swizzle" or "nibble"; by default what the weights' device wants.
 
     Returns:

@@ -72,11 +72,11 @@ def linear(
     """
     if type(x) is not Tensor or _is_compiling():
         return _traced(x, weight, bias, out, residual, norm, epsilon, activation, prefetch)
-    told = NO_PREFETCH
+    prefetched = NO_PREFETCH
     if prefetch is not None:
         _require_prefetch(prefetch, x)
-        told = operand.prefetch(prefetch.words, prefetch.scales)
-    return run(x, weight, bias, out, residual, norm, epsilon, activation, None, told)
+        prefetched = operand.prefetch(prefetch.words, prefetch.scales)
+    return run(x, weight, bias, out, residual, norm, epsilon, activation, None, prefetched)
 
 
 def run(
@@ -88,44 +88,44 @@ def run(
     norm: torch.Tensor | None = None,
     epsilon: float = 1e-5,
     activation: str | None = None,
-    lost: torch.Tensor | None = None,
+    residual_lo: torch.Tensor | None = None,
     prefetch: Prefetch = NO_PREFETCH,
 ) -> torch.Tensor:
     """`linear` on plain tensors.
 
     Args:
         prefetch: `operand.prefetch` of a later product's weight.
-        lost: like the residual, which then is a pair: its values, and what their rounding lost. Y is such a pair,
-            [2, ..., n].
+        residual_lo: like the residual, which then is a hi/lo residual: this holds what rounding took from its values.
+            Y is a hi/lo residual too, [2, ..., n].
     """
     # The warm path: one look-up says that a call like this one was checked and planned before.
     try:
         dtype, device = x.dtype, x.get_device()
-        plan, shape, apart = weight.plans[
-            x.shape, dtype, device, bias is None, residual is None, norm is None, activation, lost is None
+        plan, shape, unfused = weight.plans[
+            x.shape, dtype, device, bias is None, residual is None, norm is None, activation, residual_lo is None
         ]
     except (KeyError, AttributeError, TypeError):
-        plan, shape, apart = _plan(x, weight, bias, residual, norm, activation, lost)
+        plan, shape, unfused = _plan(x, weight, bias, residual, norm, activation, residual_lo)
     pointer = x.data_ptr()
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
     if x.requires_grad:
         checks.require_no_grad("x", x)
-    added = 0 if bias is None else vector("bias", bias, weight.n, x, dtype, device)
-    carried = scaled = finer = 0
+    bias_at = 0 if bias is None else vector("bias", bias, weight.n, x, dtype, device)
+    residual_at = norm_at = residual_lo_at = 0
     if residual is not None:
         if not _is(residual, dtype, device, shape):
             raise _mismatch("residual", residual, shape, x)
-        carried = residual.data_ptr()
-        if carried & 15 or residual.requires_grad:
+        residual_at = residual.data_ptr()
+        if residual_at & 15 or residual.requires_grad:
             checks.require_layout("residual", residual)
             checks.require_no_grad("residual", residual)
-    if lost is not None:
-        finer = _second(lost, residual)
+    if residual_lo is not None:
+        residual_lo_at = _low_part(residual_lo, residual)
         shape = (2, *shape)
     if norm is not None:
-        scaled = vector("norm", norm, weight.k, x, dtype, device)
-        require_norm(norm, scaled, epsilon)
+        norm_at = vector("norm", norm, weight.k, x, dtype, device)
+        require_norm(norm, norm_at, epsilon)
     if out is None:
         out = x.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
     elif not (  # `_is`, without the call
@@ -141,43 +141,43 @@ def run(
         checks.require_layout("out", out)
     if target == pointer and plan.steps:
         raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
-    if carried and target == carried:
+    if residual_at and target == residual_at:
         raise InputError("out is residual itself; a product cannot be written over what it adds", "pass another tensor")
-    if apart:
-        return _run_apart(apart, plan, x, out, added, residual, norm, epsilon, activation, lost, prefetch)
-    plan.launch(pointer, target, added, carried, scaled, epsilon, finer, prefetch)
+    if unfused:
+        return _run_unfused(unfused, plan, x, out, bias_at, residual, norm, epsilon, activation, residual_lo, prefetch)
+    plan.launch(pointer, target, bias_at, residual_at, norm_at, epsilon, residual_lo_at, prefetch)
     return out
 
 
-def _run_apart(
-    apart: tuple[str, ...],
+def _run_unfused(
+    unfused: tuple[str, ...],
     plan: Plan,
     x: torch.Tensor,
     out: torch.Tensor,
-    added: int,
+    bias_at: int,
     residual: torch.Tensor | None,
     norm: torch.Tensor | None,
     epsilon: float,
     activation: str | None,
-    lost: torch.Tensor | None,
+    residual_lo: torch.Tensor | None,
     prefetch: Prefetch,
 ) -> torch.Tensor:
     """The same where some steps are not fused; all that came in was checked."""
     with torch.no_grad():
-        if "norm" in apart and norm is not None:
+        if "norm" in unfused and norm is not None:
             x, norm = compose.rms_norm(x, norm, epsilon), None
-        if "activation" in apart and activation is not None:
+        if "activation" in unfused and activation is not None:
             x = compose.rounded(x, activation)
-        fused = residual is not None and "residual" not in apart
-        carried = residual.data_ptr() if residual is not None and fused else 0
-        scaled = 0 if norm is None else norm.data_ptr()
-        finer = lost.data_ptr() if lost is not None and fused else 0
-        plan(x.data_ptr(), out.data_ptr(), added, carried, scaled, epsilon, finer, prefetch)
+        fused = residual is not None and "residual" not in unfused
+        residual_at = residual.data_ptr() if residual is not None and fused else 0
+        norm_at = 0 if norm is None else norm.data_ptr()
+        residual_lo_at = residual_lo.data_ptr() if residual_lo is not None and fused else 0
+        plan(x.data_ptr(), out.data_ptr(), bias_at, residual_at, norm_at, epsilon, residual_lo_at, prefetch)
         if residual is not None and not fused:
-            if lost is None:
+            if residual_lo is None:
                 out.add_(residual)
             else:  # the product is where the first tensor of Y is to be
-                out.copy_(compose.pair(out[0].float() + residual.float() + lost.float(), x.dtype))
+                out.copy_(compose.pair(out[0].float() + residual.float() + residual_lo.float(), x.dtype))
     return out
 
 
@@ -188,7 +188,7 @@ def _plan(
     residual: torch.Tensor | None,
     norm: torch.Tensor | None,
     activation: str | None,
-    lost: torch.Tensor | None,
+    residual_lo: torch.Tensor | None,
 ) -> tuple[Plan, torch.Size, tuple[str, ...]]:
     """Check what a plan rests on, make it and remember it with the weight."""
     require_product(x, weight, bias, norm)
@@ -198,13 +198,13 @@ def _plan(
     if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):
         raise _mismatch("residual", residual, shape, x)
     wanted: dict[str, Any] = {"bias": bias is not None, "residual": residual is not None, "norm": norm is not None}
-    if lost is not None:
+    if residual_lo is not None:
         wanted["residual"] = "pair"
     extras = wanted | {"activation": activation or "none"}
     rows, device = x.numel() // weight.k, x.get_device()
-    apart = compose.apart(weight, rows, x.dtype, device, extras)
-    entry = Plan(weight, rows, x.dtype, device, compose.left(extras, apart)), shape, apart
-    key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation, lost is None
+    unfused = compose.unfused(weight, rows, x.dtype, device, extras)
+    entry = Plan(weight, rows, x.dtype, device, compose.left(extras, unfused)), shape, unfused
+    key = x.shape, x.dtype, device, bias is None, residual is None, norm is None, activation, residual_lo is None
     return weight.plans.remember(key, entry)
 
 
@@ -272,20 +272,20 @@ def _require_prefetch(prefetch: PackedWeight, x: torch.Tensor) -> None:
         raise InputError(f"prefetch is on {prefetch.device} and x on {x.device}", "put both on one GPU")
 
 
-def _second(lost: torch.Tensor, residual: torch.Tensor | None) -> int:
+def _low_part(residual_lo: torch.Tensor, residual: torch.Tensor | None) -> int:
     """Address of the second tensor of a residual.
 
     Raises:
         InputError: there is no first, or they are not alike.
     """
     if residual is None:
-        raise InputError("lost is what a residual has lost", "give that residual too")
-    if not _is(lost, residual.dtype, residual.get_device(), residual.shape):
-        raise _mismatch("lost", lost, tuple(residual.shape), residual)
-    address: int = lost.data_ptr()
-    if address & 15 or lost.requires_grad:
-        checks.require_layout("lost", lost)
-        checks.require_no_grad("lost", lost)
+        raise InputError("residual_lo is the low part of a residual, which is missing", "pass that residual too")
+    if not _is(residual_lo, residual.dtype, residual.get_device(), residual.shape):
+        raise _mismatch("residual_lo", residual_lo, tuple(residual.shape), residual)
+    address: int = residual_lo.data_ptr()
+    if address & 15 or residual_lo.requires_grad:
+        checks.require_layout("residual_lo", residual_lo)
+        checks.require_no_grad("residual_lo", residual_lo)
     return address
 
 
@@ -333,23 +333,24 @@ def _traced(
     if not isinstance(x, torch.Tensor) or not isinstance(weight, PackedWeight):
         require_product(x, weight, bias, norm)
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
-    told: tuple[torch.Tensor, ...] = ()
+    prefetched: tuple[torch.Tensor, ...] = ()
     if prefetch is not None:
         _require_prefetch(prefetch, x)
-        told = prefetch.words, prefetch.scales
+        prefetched = prefetch.words, prefetch.scales
     if out is None:
-        y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation, *told)
+        y: torch.Tensor = torch.ops.jitmx.linear(x, *packed, bias, residual, norm, epsilon, activation, *prefetched)
         return y
-    torch.ops.jitmx.linear_out(x, *packed, bias, residual, norm, epsilon, activation, out, *told)
+    torch.ops.jitmx.linear_out(x, *packed, bias, residual, norm, epsilon, activation, out, *prefetched)
     return out
 
 
 def _run_operator(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
-    residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, activation: str | None, *told: Any,
+    residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, activation: str | None, *prefetched: Any,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    weight, prefetch = operand.find(words, scales, n, k, layout), operand.prefetch(*told) if told else NO_PREFETCH
+    weight = operand.find(words, scales, n, k, layout)
+    prefetch = operand.prefetch(*prefetched) if prefetched else NO_PREFETCH
     return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
 
 

@@ -71,7 +71,7 @@ def moe(
     expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
     rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
     `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
-    is one launch before them; of one row, where its experts are all at hand, it is part of the one launch.
+    is one launch before them; of one row, where all experts are local, it is part of the one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.
@@ -81,7 +81,7 @@ def moe(
         routing: router logits [..., experts], bfloat16, float16 or float32; or ids int32 and weights float32
             [..., top], top at most 8; or what `jitmx.route` returned. All contiguous. An id that is not in
             0 … experts - 1 (-1, say) is skipped.
-        w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, gate and up rows in turn; without gates
+        w13: [experts, 2 intermediate, hidden], from `jitmx.pack_experts`, interleaved gate and up rows; without gates
             [experts, intermediate, hidden].
         w2: [experts, hidden, intermediate], likewise.
         b13, b2: [experts, 2 intermediate] (without gates, intermediate) and [experts, hidden], bfloat16, contiguous;
@@ -99,9 +99,9 @@ def moe(
         reduction: "ordered", or "atomic": parts are added to y in bf16 as they come, which saves a launch and their
             memory, rounds y after each, and gives other bits from run to run. Needs sm_90.
         alpha, limit: of swiglu_oai.
-        expert_map: int32, contiguous, from the ids in `routing` to the experts at hand, -1 for those elsewhere; there
+        expert_map: int32, contiguous, from the ids in `routing` to the local experts, -1 for those elsewhere; there
             are then as many logits as it has ids. For more than 64 rows, and for what one launch does not make, it has
-            at least as many ids as there are experts at hand, and at most 512.
+            at least as many ids as there are local experts, and at most 512.
         count: int32, one element: rows that count; the others have no experts, and y is zero or their residual. For
             batches padded to the rows of a graph.
         residual: like x; added before y is rounded. Or a pair [2, ..., hidden]: values, and what their rounding to
@@ -114,7 +114,7 @@ def moe(
     Raises:
         InputError: a device, dtype, shape or layout that the kernel cannot take, or a tensor that requires a gradient;
             nothing was launched.
-        KnobError: an activation, format or scoring that there is not, or more rows than offsets reach.
+        KnobError: an unknown activation, format or scoring, or more rows than offsets reach.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/moe/, chosen by jitmx/dispatch (`jitmx explain moe`).

@@ -49,7 +49,7 @@ def require_experts(w13: Any, w2: Any, recipe: Recipe) -> None:
 
     Raises:
         InputError: they are not, or do not.
-        KnobError: an activation or format that there is not.
+        KnobError: an unknown activation or format.
     """
     for name, weight in (("w13", w13), ("w2", w2)):
         if not isinstance(weight, PackedExperts | ExpertOperand):
@@ -93,7 +93,7 @@ def require_layer(
 
     Raises:
         InputError: they do not.
-        KnobError: a scoring that there is not.
+        KnobError: an unknown scoring.
     """
     checks.require_tensor("x", x)
     if x.dtype != torch.bfloat16 or x.dim() == 0 or x.shape[-1] != w13.k:

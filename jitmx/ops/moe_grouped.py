@@ -37,8 +37,7 @@ def check_lists(experts: int, expert_map: torch.Tensor | None) -> None:
         )
     if ids < experts:
         raise InputError(
-            f"expert_map has {ids} ids for {experts} experts at hand; for more than {MAX_ROWS} "
-            "rows it must have as many",
+            f"expert_map has {ids} ids for {experts} local experts; for more than {MAX_ROWS} rows it must have as many",
             "fill it up with -1",
         )
 

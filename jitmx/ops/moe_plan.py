@@ -8,8 +8,7 @@ from typing import Any
 
 from jitmx import settings
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import choose
-from jitmx.dispatch.choose import following as following_of
+from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
@@ -127,7 +126,7 @@ def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapp
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)
     choices = {"up": choice}
-    choices |= {one.problem.product: one for one in following_of(choice) if isinstance(one.problem, MoeProblem)}
+    choices |= {one.problem.product: one for one in companions(choice) if isinstance(one.problem, MoeProblem)}
     if down:
         choices["down"] = choose("moe", choices["down"].problem, arch, multiprocessors=count, knobs=dict(down))
     return GroupedPlan(problem, choices, device)

@@ -112,8 +112,8 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
 
     Returns:
         The packed weight on the same device; n is padded to 16 rows and k to 64. Work is complete on return, so that
-        kernels may prefetch the weight ahead of their place in the stream. Who writes into a packed weight later
-        synchronises before the next call, for the same reason.
+        kernels may prefetch the weight ahead of their place in the stream. For the same reason, if you modify a
+        packed weight later, synchronise before the next call.
 
     Raises:
         InputError: wrong format, dtype, shape or device.

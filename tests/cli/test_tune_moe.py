@@ -14,7 +14,7 @@ from jitmx import arch, settings
 from jitmx.bench import moe, tuning, tuning_builds
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
-from jitmx.dispatch.choose import choose, following
+from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.moe import MoeProblem
 from jitmx.runtime import card as cards
 
@@ -74,7 +74,7 @@ def test_a_layer_is_tuned_first_and_then_its_second_product_on_the_tile_of_the_f
     for m in (17, 100, 256):
         choice = choose("moe", MoeProblem.on(SM_121, m=m, experts=16, top=2, hidden=256, intermediate=128), SM_121)
         assert choice.decided_by.name == "user table"
-        _, down, _ = following(choice)
+        _, down, _ = companions(choice)
         assert down.decided_by.name == "user table"
         assert (choice.variant.knobs.stages, down.variant.knobs.stages) == (6, 3)
         assert choice.variant.knobs.tile_m == down.variant.knobs.tile_m == 32

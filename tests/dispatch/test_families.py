@@ -14,7 +14,7 @@ from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import choose, default_variants, following
+from jitmx.dispatch.choose import choose, companions, default_variants
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from strategies import ARCHES
@@ -128,7 +128,7 @@ def test_warm_up_compiles_what_every_typical_problem_takes(target: Arch, count: 
     for name, family in kernels.families().items():
         warmed = default_variants(name, target, multiprocessors=count)
         first = [choose(name, problem, target, multiprocessors=count) for problem in family.typical(target)]
-        taken = [choice.variant for one in first for choice in (one, *following(one))]
+        taken = [choice.variant for one in first for choice in (one, *companions(one))]
         assert taken and all(variant in warmed for variant in taken)
         assert all(variant in taken for variant in warmed)
 

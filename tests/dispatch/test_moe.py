@@ -11,7 +11,7 @@ from jitmx import arch, settings
 from jitmx.arch import Arch
 from jitmx.dispatch.call import call_variants
 from jitmx.dispatch.choice import Choice
-from jitmx.dispatch.choose import choose, following, launches
+from jitmx.dispatch.choose import choose, companions, launches
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.routing.problem import TILES
@@ -53,7 +53,7 @@ def test_a_tile_by_name_is_that_of_both_products_at_any_number_of_rows(
 ) -> None:
     set_tile(monkeypatch, text, name)
     choice = layer(SM_121, m)
-    lists, down, combine = following(choice)
+    lists, down, combine = companions(choice)
     for one in (choice, down):
         knobs = one.variant.knobs
         assert one.variant.spec.name == "grouped" and (knobs.tile_m, knobs.tile_n) == tile and knobs.stages == stages
@@ -67,7 +67,7 @@ def test_a_tile_by_name_is_that_of_quantized_layers_too(text: str, monkeypatch: 
     set_tile(monkeypatch, text)
     for x_format in ("mxfp8", "mxfp4"):
         choice = layer(SM_121, 16, x_format=x_format)
-        _, down, _ = following(choice)
+        _, down, _ = companions(choice)
         for one in (choice, down):
             assert (one.variant.spec.name, one.decided_by.name) == ("scaled", "environment")
             assert f"{one.variant.knobs.tile_m}x{one.variant.knobs.tile_n}" == text
@@ -129,7 +129,7 @@ def test_knobs_by_name_reach_both_products_and_not_the_sum(monkeypatch: pytest.M
     monkeypatch.setenv("JITMX_MOE_KNOBS", "kernel=grouped,stages=3,tile_m=32")
     settings.reload()
     choice = layer(SM_121, 16)
-    _, down, combine = following(choice)
+    _, down, combine = companions(choice)
     assert [one.variant.knobs.stages for one in (choice, down)] == [3, 3]
     assert [one.variant.knobs.tile_m for one in (choice, down)] == [32, 32]
     (environment,) = [source for source in combine.sources if source.name == "environment"]
@@ -140,7 +140,7 @@ def test_the_second_product_yields_to_the_tile_of_the_first() -> None:
     for tile_m, warps_m in ((16, 1), (32, 1), (64, 1), (128, 2)):
         knobs = {"kernel": "grouped", "tile_m": tile_m, "warps_m": warps_m, "tile_n": 128, "stages": 3}
         problem = MoeProblem.on(SM_121, m=512)
-        _, down, _ = following(choose("moe", problem, SM_121, knobs=knobs))
+        _, down, _ = companions(choose("moe", problem, SM_121, knobs=knobs))
         assert down.variant.knobs.tile_m == tile_m
 
 
@@ -176,5 +176,5 @@ def test_whatever_tile_the_first_product_takes_the_call_has_one(
     problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=256, intermediate=96)
     block = {"tile_n": 128, "warps_n": 4, "warps_m": 2 if tile == 128 else 1, "stages": 3}
     choice = choose("moe", problem, target, knobs={"kernel": "grouped", "tile_m": tile, **block})
-    lists, down, _ = following(choice)
+    lists, down, _ = companions(choice)
     assert lists.variant.knobs.tile == down.variant.knobs.tile_m == tile

@@ -192,10 +192,10 @@ def test_bias_and_residuals_of_gpt_oss_are_added_at_every_number_of_rows(
 ) -> None:
     n, k = SHAPES[shape]
     weight, x = Weight(n, k), torch.randn(m, k, device="cuda").bfloat16()
-    bias, carried = torch.randn(n, device="cuda").bfloat16(), torch.randn(m, n, device="cuda").bfloat16()
-    finer = carried * 2.0**-9
+    bias, added = torch.randn(n, device="cuda").bfloat16(), torch.randn(m, n, device="cuda").bfloat16()
+    low = added * 2.0**-9
     out = poisoned(*((2,) if residual == "pair" else ()), m, n)
-    given = {"residual": carried if residual else None, "lost": finer if residual == "pair" else None}
+    given = {"residual": added if residual else None, "residual_lo": low if residual == "pair" else None}
     wanted = weight.times(x, bias) + sum(t.double() for t in given.values() if t is not None)
     found = run(x, weight.packed, bias, out, **given)
     worst = error(found.double().sum(0) if residual == "pair" else found, wanted)

@@ -449,7 +449,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
         ({"x": x[:, :128].contiguous()}, "hidden=256"),
         (
             {"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(4, dtype=torch.int32, device="cuda")},
-            "expert_map has 4 ids for 8 experts",
+            "expert_map has 4 ids for 8 local experts",
         ),
         (
             {"x": many, "routing": routed(65, 2, 8), "expert_map": torch.zeros(513, dtype=torch.int32, device="cuda")},

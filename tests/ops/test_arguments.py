@@ -91,14 +91,15 @@ def test_a_launch_reads_what_its_call_has_and_nothing_of_the_call_before(extras:
     ]  # fmt: skip
     for packed, at, prefetch in calls:
         bias, norm = (at + 1 if extras.get("bias") else 0), (at + 2 if extras.get("norm") else 0)
-        residual, lost = (at + 3 if extras.get("residual") else 0), (at + 4 if extras.get("residual") == "pair" else 0)
+        residual = at + 3 if extras.get("residual") else 0
+        residual_lo = at + 4 if extras.get("residual") == "pair" else 0
         epsilon = at / 1024 if norm else 0.0
-        plans[packed](at, at + 5, bias, residual, norm, epsilon, lost, prefetch)
+        plans[packed](at, at + 5, bias, residual, norm, epsilon, residual_lo, prefetch)
         assert len(plans[packed].steps) == 1
         words, scales = packed.addresses
         given = {
             "x": at, "weight": words, "scales": scales, "bias": bias, "residual": residual, "norm": norm, "y": at + 5,
-            "residual_lo": lost, "epsilon": epsilon, "rows": ROWS, "n": N, "k": K,
+            "residual_lo": residual_lo, "epsilon": epsilon, "rows": ROWS, "n": N, "k": K,
             **dict(zip(NEXT, prefetch, strict=True)),
         }  # fmt: skip
         assert noted.structs.pop() == ARGUMENTS.pack(given, {}, encode)

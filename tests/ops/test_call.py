@@ -1,4 +1,4 @@
-"""What `jitmx explain` says of a call is what the operator does: its launches, in number too, and its steps apart."""
+"""What `jitmx explain` says of a call is what the operator does: its launches, in number too, and its unfused steps."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict
         x, norm, residual = (torch.zeros(size).bfloat16() for size in ((m, K), (K,), (m, N)))
         linear.run(
             x, weight, None, None, residual if extras.get("residual") else None, norm if extras.get("norm") else None,
-            activation=extras.get("activation"), lost=residual if extras.get("residual") == "pair" else None,
+            activation=extras.get("activation"), residual_lo=residual if extras.get("residual") == "pair" else None,
         )  # fmt: skip
         found = explain("linear", card.target, multiprocessors=4, m=m, n=N, k=K, **extras)
         assert launched(card) == said(found)
-        ((_, _, apart),) = weight.plans.values()
-        assert tuple(found.apart) == apart
+        ((_, _, unfused),) = weight.plans.values()
+        assert tuple(found.unfused) == unfused
 
 
 def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card: Simulated) -> None:
     found = explain("linear", card.target, m=65, n=5120, k=2880, norm=True)
     (launch,) = found.launches
-    assert list(found.apart) == ["norm"] and found.problem.norm and not launch.choice.problem.norm
+    assert list(found.unfused) == ["norm"] and found.problem.norm and not launch.choice.problem.norm
     assert not getattr(launch.choice.variant.knobs, "norm", False)
-    title, apart, kernel, *_ = found.lines()
-    assert "m=65" in title and "norm=True" in title and apart.startswith("apart       norm: RMSNorm of X before")
+    title, unfused, kernel, *_ = found.lines()
+    assert "m=65" in title and "norm=True" in title and unfused.startswith("unfused     norm: RMSNorm of X before")
     assert kernel == f"kernel      {launch.choice.variant.name}"
     assert found.to_dict()["apart"] == [{"step": "norm", "detail": steps.STEPS["norm"]}]
     assert found.to_dict()["launched"] == launch.choice.problem.as_dict()
@@ -104,7 +104,7 @@ def test_a_comparison_launches_what_is_said_however_few_rows_are_written_at_a_ti
         found = explain("linear", card.target, multiprocessors=4, m=m, n=N, k=K, norm=norm, argmax=True)
         assert launched(card) == said(found)
         if m > 32:  # for so many rows nothing has it fused
-            assert list(found.apart) == ["argmax", *["norm"][:norm]]
+            assert list(found.unfused) == ["argmax", *["norm"][:norm]]
 
 
 def test_a_call_in_passes_is_said_to_be(card: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +135,12 @@ def test_a_layer_launches_what_is_said_its_routing_too(more: dict[str, str], rou
         found = explain("moe", card.target, multiprocessors=4, **shape, **more)
         assert launched(card) == said(found)
         # From logits, experts are chosen by a launch before, but where the kernel of one row does it.
-        assert ("routing" in found.apart) == (routing != "ids" and found.choice.variant.spec.name != "token")
-        assert ("zero" in found.apart) == (more.get("reduction") == "atomic")
+        assert ("routing" in found.unfused) == (routing != "ids" and found.choice.variant.spec.name != "token")
+        assert ("zero" in found.unfused) == (more.get("reduction") == "atomic")
         routing_calls._plans.clear()
 
 
 def test_the_remedy_of_a_shape_that_does_not_fit_names_no_kernel_without_rmsnorm() -> None:
     sm_121 = arch.parse("sm_121")
-    with pytest.raises(KnobError, match=r"do not fit.*; leave norm to steps apart$"):
+    with pytest.raises(KnobError, match=r"do not fit.*; leave norm to unfused steps$"):
         choose("linear", LinearProblem.on(sm_121, m=65, norm=True), sm_121)

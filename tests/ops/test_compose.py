@@ -1,4 +1,4 @@
-"""What runs apart from a product: as little as can be, in an order that keeps the meaning."""
+"""Which steps of a product are not fused: as little as can be, in an order that keeps the meaning."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def weight() -> PackedWeight:
     return jitmx.pack_weight((torch.zeros(48, 48, dtype=torch.uint8), torch.full((48, 3), 127, dtype=torch.uint8)))
 
 
-def apart(
+def unfused(
     monkeypatch: pytest.MonkeyPatch, weight: PackedWeight, extras: dict[str, Any], *served: str
 ) -> tuple[str, ...]:
-    """What runs apart where kernels take a problem in one launch that asks for no more than `served`."""
+    """What is not fused where kernels take a problem in one launch that asks for no more than `served`."""
 
     def fits(_op: str, problem: Any, _arch: Any) -> bool:
         asked = {name for name in ("norm", "residual") if getattr(problem, name)}
@@ -35,7 +35,7 @@ def apart(
 
     monkeypatch.setattr(card, "arch", lambda _device: arch.parse("sm_90"))
     monkeypatch.setattr(call, "fits_one_launch", fits)
-    return compose.apart(weight, 5, torch.bfloat16, 0, extras)
+    return compose.unfused(weight, 5, torch.bfloat16, 0, extras)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def apart(
 def test_as_little_as_can_be_runs_apart(
     served: tuple[str, ...], wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, weight: PackedWeight
 ) -> None:
-    assert sorted(apart(monkeypatch, weight, ALL, *served)) == sorted(wanted)
+    assert sorted(unfused(monkeypatch, weight, ALL, *served)) == sorted(wanted)
 
 
 def test_a_plain_product_has_nothing_apart_even_where_no_launch_takes_all_rows(
     monkeypatch: pytest.MonkeyPatch, weight: PackedWeight
 ) -> None:
-    assert apart(monkeypatch, weight, {"bias": True, "norm": False, "residual": False, "activation": "none"}) == ()
+    assert unfused(monkeypatch, weight, {"bias": True, "norm": False, "residual": False, "activation": "none"}) == ()
 
 
 def test_what_runs_apart_is_not_asked_of_the_kernel() -> None:

@@ -1,6 +1,6 @@
 """`jitmx.linear` and `jitmx.linear_argmax` around their kernels, which here are arithmetic on the same addresses.
 
-What is fused and what runs apart must make no difference to what a call means.
+What is fused and what is not must make no difference to what a call means.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Emulated:
 
     def __call__(
         self, x: int, y: int, bias: int = 0, residual: int = 0, norm: int = 0, epsilon: float = 0.0,
-        lost: int = 0, prefetch: tuple[int, ...] = (),
+        residual_lo: int = 0, prefetch: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         Emulated.told.append(prefetch)
         if not self.rows:
@@ -67,9 +67,9 @@ class Emulated:
             found = found + memory(bias, N, dtype=self.dtype).double()
         if residual:
             found = found + memory(residual, self.rows, N, dtype=self.dtype).double()
-        assert bool(lost) == (self.extras.get("residual") == "pair")
-        if lost:
-            found = found + memory(lost, self.rows, N, dtype=self.dtype).double()
+        assert bool(residual_lo) == (self.extras.get("residual") == "pair")
+        if residual_lo:
+            found = found + memory(residual_lo, self.rows, N, dtype=self.dtype).double()
             memory(y, 2, self.rows, N, dtype=self.dtype).copy_(compose.pair(found.float(), self.dtype))
             return
         if self.extras.get("argmax"):
@@ -265,22 +265,22 @@ def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(
     fused(*has)
     tensors = inputs(5, dtype)
     total = torch.randn(5, N, generator=torch.Generator().manual_seed(1)) * 100
-    residual, lost = compose.pair(total, dtype).unbind()
+    residual, residual_lo = compose.pair(total, dtype).unbind()
     for _ in range(2):  # planned, then warm
-        y = linear.run(tensors["x"], weight, tensors["bias"], residual=residual, lost=lost)
+        y = linear.run(tensors["x"], weight, tensors["bias"], residual=residual, residual_lo=residual_lo)
         assert y.shape == (2, 5, N) and y.dtype == dtype and y[1].any()
         assert bool((y[1].abs() <= y[0].abs() * 2.0**-8).all())
-        whole = wanted(tensors["x"], bias=tensors["bias"]) + residual.double() + lost.double()
-        # Apart, the product itself is rounded before it is added.
+        whole = wanted(tensors["x"], bias=tensors["bias"]) + residual.double() + residual_lo.double()
+        # Unfused, the product itself is rounded before it is added.
         gate = 2.0**-16 if has else 0.0005
         assert (y.double().sum(0) - whole).norm() / whole.norm() < gate
     assert Emulated.made == [{"bias": True, "residual": "pair" if has else False, "norm": False, "activation": "none"}]
     plain = linear.run(tensors["x"], weight, tensors["bias"], residual=residual)
     assert plain.shape == (5, N)
-    with pytest.raises(InputError, match="give that residual too"):
-        linear.run(tensors["x"], weight, lost=lost)
-    with pytest.raises(InputError, match=r"lost is .*\[4, 48\]"):
-        linear.run(tensors["x"], weight, residual=residual, lost=lost[:4])
+    with pytest.raises(InputError, match="pass that residual too"):
+        linear.run(tensors["x"], weight, residual_lo=residual_lo)
+    with pytest.raises(InputError, match=r"residual_lo is .*\[4, 48\]"):
+        linear.run(tensors["x"], weight, residual=residual, residual_lo=residual_lo[:4])
 
 
 def test_operators_in_eager_code_compute_the_same(weight: PackedWeight) -> None:

@@ -78,7 +78,7 @@ def _buckets(problem: LinearProblem) -> dict[str, tuple[int, ...]]:
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
-    """The first kernel by falling preference for this many rows that serves the problem on the target."""
+    """The first kernel in order of preference for this many rows that serves the problem on the target."""
     able, reasons = FAMILY.serving(problem, arch), []
     for name in _preference(problem, arch):
         if name not in able:
@@ -135,7 +135,7 @@ def candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list
 
 
 def _order(problem: LinearProblem, arch: Arch) -> Callable[[str], int]:
-    """The place of a kernel by falling preference; those that the heuristic never takes come last."""
+    """The place of a kernel in order of preference; those that the heuristic never takes come last."""
     preferred = _preference(problem, arch)
     return lambda name: preferred.index(name) if name in preferred else len(preferred)
 
@@ -179,7 +179,7 @@ FAMILY = Family(
     axes=("m",),
     buckets=_buckets,
     candidates=candidates,
-    ways=steps.ways,
+    decompositions=steps.decompositions,
     steps=steps.STEPS,
     tuning=TUNING,
     benchmark=BENCHMARK,

@@ -1,4 +1,4 @@
-"""What a product does with X before it and with Y after it, as steps apart where no kernel has it fused."""
+"""What a product does with X before it and with Y after it, as unfused steps where no kernel has it fused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jitmx.kernels import Following, Way
+from jitmx.kernels import Companion, Decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
 
-# What may go apart: the field's value where it does, and what a step of its own costs beside the others.
+# What may run unfused: the field's value where it does, and what a step of its own costs beside the others.
 ABSENT: dict[str, Any] = {"norm": False, "residual": False, "activation": "none"}
 _COST = {"residual": 1, "norm": 2, "activation": 4}
 
@@ -32,24 +32,24 @@ def rows_at_once(n: int) -> int:
     return max(1, VALUES_AT_ONCE // n)
 
 
-def ways(problem: LinearProblem) -> Iterator[Way]:
-    """How a call may be made: with as few steps apart as can be, and at last with all of them."""
+def decompositions(problem: LinearProblem) -> Iterator[Decomposition]:
+    """How a call may be made: with as few unfused steps as can be, and at last with all of them."""
     if not problem.argmax:
         yield from _of_product(problem)
         return
-    yield Way(problem)
+    yield Decomposition(problem)
     if problem.residual or problem.activation != "none":  # no operator compares these
         return
     if problem.norm:
-        yield Way(replace(problem, norm=False), ("norm",))
+        yield Decomposition(replace(problem, norm=False), ("norm",))
     passes, rest = divmod(problem.m, rows_at_once(problem.n))
     product = replace(problem, argmax=False)
     last = replace(product, m=rest) if passes and rest else None
-    for way in _of_product(replace(product, m=rows_at_once(problem.n)) if passes else product):
-        yield replace(way, apart=("argmax", *way.apart), passes=max(passes, 1), rest=last)
+    for one in _of_product(replace(product, m=rows_at_once(problem.n)) if passes else product):
+        yield replace(one, unfused=("argmax", *one.unfused), passes=max(passes, 1), rest=last)
 
 
-def _of_product(problem: LinearProblem) -> Iterator[Way]:
+def _of_product(problem: LinearProblem) -> Iterator[Decomposition]:
     wanted = [name for name, absent in ABSENT.items() if getattr(problem, name) != absent]
     subsets = itertools.chain.from_iterable(itertools.combinations(wanted, size) for size in range(len(wanted) + 1))
     for names in sorted(subsets, key=lambda names: sum(_COST[name] for name in names)):
@@ -57,11 +57,11 @@ def _of_product(problem: LinearProblem) -> Iterator[Way]:
         if "activation" in names and "norm" in wanted and "norm" not in names:
             continue
         before = _rounding(problem) if "activation" in names else ()
-        yield Way(replace(problem, **{name: ABSENT[name] for name in names}), names, before=before)
+        yield Decomposition(replace(problem, **{name: ABSENT[name] for name in names}), names, before=before)
 
 
-def _rounding(problem: LinearProblem) -> tuple[Following, ...]:
+def _rounding(problem: LinearProblem) -> tuple[Companion, ...]:
     """X to codes and back."""
     format = X_FORMATS[problem.activation]
     there, back = (QuantizeProblem(direction, format, problem.dtype) for direction in ("quantize", "dequantize"))
-    return Following("quantize", there, {}, {}), Following("quantize", back, {}, {})
+    return Companion("quantize", there, {}, {}), Companion("quantize", back, {}, {})

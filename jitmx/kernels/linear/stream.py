@@ -140,7 +140,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
     found = next(_ways(problem, arch, multiprocessors), None)
     if found is None:
         alone = [name for name in ("norm", "argmax") if getattr(problem, name)]  # what other kernels have not
-        remedy = f"leave {' and '.join(alone)} to steps apart" if alone else "use linear.gemv or linear.tile"
+        remedy = f"leave {' and '.join(alone)} to unfused steps" if alone else "use linear.gemv or linear.tile"
         raise KnobError(
             f"linear.stream keeps X in shared memory, and m={_fixed(problem)['m']} rows of "
             f"k={problem.k} do not fit the {arch.shared_bytes} B of a block on {arch}",

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family, Way
+from jitmx.kernels import Decomposition, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import preferred_encoding
@@ -99,10 +99,10 @@ def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
     return FAMILY.launch(variant, problem, multiprocessors).shared_bytes <= variant.arch.shared_bytes
 
 
-def _ways(problem: MoeProblem) -> tuple[Way, ...]:
-    """One: what it leaves to other launches, `following` names."""
+def _decompositions(problem: MoeProblem) -> tuple[Decomposition, ...]:
+    """One: what it leaves to other launches, `companions` names."""
     begun = ("residual" if problem.residual else "zero",) if problem.adds and problem.product == "layer" else ()
-    return (Way(choice.launched(problem), begun),)
+    return (Decomposition(choice.launched(problem), begun),)
 
 
 def _described(problem: MoeProblem) -> str:
@@ -162,8 +162,8 @@ FAMILY = Family(
     buckets=lambda problem: {"m": USUAL_ROWS},
     fits=fits,
     tiled=lambda problem: by_expert(problem) if problem.overridable else None,
-    following=lambda problem, variant: tiles.following(problem, variant, KERNELS[variant.spec.name].tile),
-    ways=_ways,
+    companions=lambda problem, variant: tiles.companions(problem, variant, KERNELS[variant.spec.name].tile),
+    decompositions=_decompositions,
     steps={
         "routing": "experts are chosen from the router's logits by a launch before the layer's",
         "residual": "copied into y before parts are added to it",

@@ -53,7 +53,7 @@ class Routing:
 
     Attributes:
         ids: [rows, top], before the map.
-        map: from those ids to the experts at hand, or None.
+        map: from those ids to the local experts, or None.
         count: rows that count, or None.
         logits: [rows, ids there are], which a launch gets instead of ids and weights.
         weights: [rows, top], of the ids; random ones where there are none.
@@ -67,7 +67,7 @@ class Routing:
 
     @property
     def local(self) -> npt.NDArray[np.int32]:
-        """The experts at hand, -1 where there is none."""
+        """The local experts, -1 where there is none."""
         ids = self.ids
         if self.map is not None:
             known = (ids >= 0) & (ids < len(self.map))

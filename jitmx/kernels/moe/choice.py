@@ -85,7 +85,7 @@ def check_choice(knobs: Any) -> None:
 
 
 def routings_of(knobs: Any) -> Iterator[Routing]:
-    """Choices from logits of one row, two experts at hand; some elsewhere; equal ones; NaN; and no row."""
+    """Choices from logits of one row, two local experts; some elsewhere; equal ones; NaN; and no row."""
     generator = np.random.default_rng(knobs.experts)
     for turn in range(5):
         logits = generator.standard_normal((1, knobs.experts)).astype(STORED[knobs.routing])

@@ -45,7 +45,7 @@ ATOMIC_GATE = 0.01  # relative L2: y is rounded to bf16 after each expert
 
 
 def lists(local: npt.NDArray[np.int32], experts: int, tile: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Pairs by expert and the schedule, as `jitmx.group_by_expert` makes them of experts at hand."""
+    """Pairs by expert and the schedule, as `jitmx.group_by_expert` makes them of local experts."""
     flat = local.ravel()
     valid = (flat >= 0) & (flat < experts)
     order = np.argsort(np.where(valid, flat, experts), kind="stable")

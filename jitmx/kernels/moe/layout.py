@@ -33,13 +33,13 @@ def pack_experts(
 
 
 def interleave(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """[experts, 2 i, …] with all gates before all ups, to gates and ups in turn."""
+    """[experts, 2 i, …] with all gate rows before all up rows, to interleaved gate and up rows."""
     gate, up = np.split(rows, 2, axis=1)
     return np.stack([gate, up], axis=2).reshape(rows.shape)
 
 
 def activate(rows: Floats, activation: str, alpha: float = ALPHA, limit: float = LIMIT) -> Floats:
-    """h [..., i] from rows [..., 2 i] of gates and ups in turn; without gates, from rows [..., i] of ups."""
+    """h [..., i] from interleaved gate and up rows [..., 2 i]; without gates, from up rows [..., i]."""
     if activation in UNGATED:
         return np.maximum(rows, 0.0) ** 2 if activation == "relu2" else rows
     gate, up = rows[..., 0::2], rows[..., 1::2]

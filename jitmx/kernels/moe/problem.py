@@ -30,7 +30,7 @@ class MoeProblem(Problem):
     """One call of `jitmx.moe`: m rows, each to `top` of so many experts."""
 
     m: int = knob(1, low=1, high=MAX_TOKENS, doc="rows of x")
-    experts: int = knob(GPT_OSS_120B.experts, low=1, high=1 << 15, doc="experts whose weights are at hand")
+    experts: int = knob(GPT_OSS_120B.experts, low=1, high=1 << 15, doc="local experts")
     top: int = knob(GPT_OSS_120B.top, low=1, high=MAX_TOP, doc="experts a row")
     hidden: int = knob(
         GPT_OSS_120B.hidden, low=formats.BLOCK, high=MAX_SIZE, doc="columns of x and y, a multiple of 32"
@@ -79,7 +79,7 @@ class MoeProblem(Problem):
 
     @property
     def gated(self) -> bool:
-        """Whether rows of W13 are gates and ups in turn; else they are ups alone."""
+        """Whether W13 has interleaved gate and up rows; else it has up rows alone."""
         return self.activation in ACTIVATIONS
 
     @property

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from jitmx.errors import KnobError
-from jitmx.kernels import Following
+from jitmx.kernels import Companion
 from jitmx.kernels.kernel import Tile
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import choice
@@ -64,7 +64,7 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
     return {name: value for name, value in wanted.items() if name in names and value is not None}
 
 
-def following(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple[Following, ...]:
+def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple[Companion, ...]:
     """Beside the launch chosen for a layer: what chooses from logits where it does not, and what goes by expert.
 
     That is, after the first product: its lists, made before, the second product on the same tiles, and the sum. Where
@@ -75,7 +75,7 @@ def following(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple
     knobs, by_expert = variant.knobs, makes_products(variant.spec)
     routing = choice.routing_before(problem, variant, knobs.tile_m if by_expert else 0)
     step = "" if problem.routing == "ids" else "routing"
-    found = [Following("routing", one, {}, {}, step) for one in routing]
+    found = [Companion("routing", one, {}, {}, step) for one in routing]
     if not by_expert:
         return tuple(found)
     problem = choice.launched(problem)
@@ -83,8 +83,8 @@ def following(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple
     share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
     if variant.spec.name == "wgmma":
         gather = dataclasses.replace(problem, product="gather", residual=False)
-        found.append(Following("moe", gather, {"tile_m": knobs.tile_m}, {}))
-    found.append(Following("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
+        found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))
+    found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
     if problem.reduction == "ordered":
-        found.append(Following("moe", dataclasses.replace(problem, product="combine"), {}, {}))
+        found.append(Companion("moe", dataclasses.replace(problem, product="combine"), {}, {}))
     return tuple(found)
