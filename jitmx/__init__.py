@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jitmx import nn
-    from jitmx.ops.argmax import linear_argmax
-    from jitmx.ops.experts import PackedExperts, pack_experts
     from jitmx.ops.linear import linear
+    from jitmx.ops.linear.argmax import linear_argmax
+    from jitmx.ops.linear.packed import PackedWeight, pack_weight
     from jitmx.ops.moe import moe
+    from jitmx.ops.moe.experts import PackedExperts, pack_experts
     from jitmx.ops.mx import MXTensor
-    from jitmx.ops.packed import PackedWeight, pack_weight
     from jitmx.ops.quantize import dequantize, quantize
     from jitmx.ops.routing import Routing, group_by_expert, route
 
 _WHERE = {
     "MXTensor": "jitmx.ops.mx",
-    "PackedExperts": "jitmx.ops.experts",
-    "PackedWeight": "jitmx.ops.packed",
+    "PackedExperts": "jitmx.ops.moe.experts",
+    "PackedWeight": "jitmx.ops.linear.packed",
     "Routing": "jitmx.ops.routing",
     "dequantize": "jitmx.ops.quantize",
     "group_by_expert": "jitmx.ops.routing",
     "linear": "jitmx.ops.linear",
-    "linear_argmax": "jitmx.ops.argmax",
+    "linear_argmax": "jitmx.ops.linear.argmax",
     "moe": "jitmx.ops.moe",
-    "pack_experts": "jitmx.ops.experts",
-    "pack_weight": "jitmx.ops.packed",
+    "pack_experts": "jitmx.ops.moe.experts",
+    "pack_weight": "jitmx.ops.linear.packed",
     "quantize": "jitmx.ops.quantize",
     "route": "jitmx.ops.routing",
 }

@@ -13,9 +13,9 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles, preferred_encoding
 from jitmx.kernels.linear.problem import WEIGHTS
-from jitmx.ops import checks, operand
-from jitmx.ops.linear import linear
-from jitmx.ops.packed import PackedWeight, pack_weight
+from jitmx.ops import checks
+from jitmx.ops.linear import linear, operand
+from jitmx.ops.linear.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import quantize
 from jitmx.runtime import card
 

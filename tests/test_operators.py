@@ -16,7 +16,7 @@ json.dump(sorted(names), sys.stdout)
 """
 _EVERY_MODULE = """
 import importlib, pkgutil, jitmx.ops
-for module in pkgutil.iter_modules(jitmx.ops.__path__, "jitmx.ops."):
+for module in pkgutil.walk_packages(jitmx.ops.__path__, "jitmx.ops."):
     importlib.import_module(module.name)
 """
 

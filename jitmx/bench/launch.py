@@ -9,10 +9,10 @@ import torch
 from jitmx.bench import timing
 from jitmx.bench.benchmark import Asked, Ceilings, Table
 from jitmx.bench.linear import random_weight
-from jitmx.ops import checks, operand
-from jitmx.ops.linear import linear
-from jitmx.ops.linear_plan import Plan
-from jitmx.ops.packed import pack_weight
+from jitmx.ops import checks
+from jitmx.ops.linear import linear, operand
+from jitmx.ops.linear.packed import pack_weight
+from jitmx.ops.linear.plan import Plan
 
 
 def bench(asked: Asked) -> list[dict[str, Any]]:

@@ -22,10 +22,10 @@ from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem, usual_rows
 from jitmx.models import GPT_OSS_120B
-from jitmx.ops import compose
-from jitmx.ops.linear_plan import DTYPES, Plan
+from jitmx.ops.linear import compose
+from jitmx.ops.linear.packed import PackedWeight, pack_weight
+from jitmx.ops.linear.plan import DTYPES, Plan
 from jitmx.ops.mx import MXTensor
-from jitmx.ops.packed import PackedWeight, pack_weight
 from jitmx.ops.quantize import dequantize, quantize
 
 ROWS = (1, 4, 16, 64, 512, 8192)

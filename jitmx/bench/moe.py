@@ -22,11 +22,11 @@ from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError
 from jitmx.kernels.moe import KERNELS, MoeProblem
-from jitmx.ops import moe_plan
-from jitmx.ops.experts import PackedExperts, pack_experts
 from jitmx.ops.moe import moe
-from jitmx.ops.moe_grouped import GroupedPlan
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.moe import plan as moe_plan
+from jitmx.ops.moe.experts import PackedExperts, pack_experts
+from jitmx.ops.moe.grouped import GroupedPlan
+from jitmx.ops.routing.plan import Routing
 
 ROWS = (1, 4, 16, 64, 8192)
 # Relative L2; a quantized h that lies near the middle between two numbers may go to either.
@@ -152,7 +152,7 @@ def bench_moe(
     for m in rows:
         chain = Chain(layer, weights, m, seed)
         problem = moe_plan.problem_of(*weights[0], m, shape.top, bias=shape.bias, **shape.recipe)
-        plan = moe_plan.plan(problem, weights[0][0].device.index)
+        plan = moe_plan.launches(problem, weights[0][0].device.index)
         spent = chain.seconds(plan) * 1e6
         row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": str(plan.variants[0].spec.name), "us": spent}
         row |= floors(shape, m, chain.hit, limits)
@@ -263,7 +263,7 @@ class Bench:
         """
         with torch.no_grad(), torch.cuda.device(self._device):
             chain = self._chain(problem)
-            plan = moe_plan.plan(
+            plan = moe_plan.launches(
                 dataclasses.replace(problem, product="layer"), self._device, knobs_of(problem, candidate)
             )
             try:

@@ -25,7 +25,7 @@ from jitmx.bench import timing
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import ACTIVATIONS
 from jitmx.models import GPT_OSS_120B, NAMED
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize, quantize
 

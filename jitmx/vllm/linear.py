@@ -26,10 +26,10 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.linear.problem import WEIGHTS
-from jitmx.ops import operand
 from jitmx.ops import pack as packing
-from jitmx.ops.linear_plan import DTYPES
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear import operand
+from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.plan import DTYPES
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
 from jitmx.vllm.log import logger

@@ -18,8 +18,8 @@ from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.model_kernels import Experts, Packer, of_experts
-from jitmx.ops import expert_operand
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe import operand as expert_operand
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
 from jitmx.vllm.packing import make_room, pack_layer, processing, timed
 from jitmx.vllm.router import RouterLinear

@@ -13,7 +13,7 @@ from vllm.model_executor.utils import replace_parameter
 from jitmx import formats
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.ops import pack
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm.log import logger
 
 # Bytes of codes that are copied and packed together, where they cannot be packed as they lie.

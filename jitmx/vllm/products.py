@@ -17,9 +17,13 @@ from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.routing.problem import FEW_TOKENS
-from jitmx.ops import compose, custom, expert_operand, linear_plan, moe, operand, routing_calls
+from jitmx.ops import custom, moe
 from jitmx.ops import linear as product
-from jitmx.ops.moe_checks import Recipe
+from jitmx.ops.linear import compose, operand
+from jitmx.ops.linear import plan as linear_plan
+from jitmx.ops.moe import operand as expert_operand
+from jitmx.ops.moe.checks import Recipe
+from jitmx.ops.routing import calls as routing_calls
 from jitmx.runtime import card
 from jitmx.vllm import monitor
 

@@ -15,8 +15,8 @@ from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from jitmx import batch, build, settings
 from jitmx.errors import JitmxError
 from jitmx.model_kernels import Needed, of_linear, variants
-from jitmx.ops import operand
-from jitmx.ops.linear_plan import DTYPES
+from jitmx.ops.linear import operand
+from jitmx.ops.linear.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing

@@ -18,7 +18,7 @@ from jitmx.bench.moe import Chain, gap
 from jitmx.bench.moe_inputs import LayerShape, spread_logits
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, layout
-from jitmx.ops import moe_plan
+from jitmx.ops.moe import plan as moe_plan
 from simulated_card import Card
 
 
@@ -96,13 +96,13 @@ def test_the_calls_of_a_chain_are_the_layer_from_logits_and_from_ids(
     chain = Chain(layer, [(packed[0], packed[1])], m)
     problem = MoeProblem(m, 6, 2, 64, 32, encoding="nibble")
     knobs = {"kernel": "grouped", "tile_m": 16, "down": {"kernel": "grouped", "tile_m": 16}} if tile else {}
-    plan = moe_plan.plan(problem, 0, knobs)
+    plan = moe_plan.launches(problem, 0, knobs)
     assert gap(chain, chain.call(plan, 0, routed=True)) <= 0.01
     assert card.kernels.count("routing.topk") == 0 and (plan.tile == 16 if tile else True)
     assert gap(chain, chain.call(plan, 0, routed=False)) <= 0.01
     assert card.kernels.count("routing.topk") == 1
     with pytest.raises(KnobError, match="tile_m=16 of the first product and tile_m=32 of the second"):
-        moe_plan.plan(problem, 0, {"kernel": "grouped", "tile_m": 16, "down": {"kernel": "grouped", "tile_m": 32}})
+        moe_plan.launches(problem, 0, {"kernel": "grouped", "tile_m": 16, "down": {"kernel": "grouped", "tile_m": 32}})
 
 
 def test_experts_are_copied_until_all_of_them_exceed_the_l2_several_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from jitmx.errors import InputError
 from jitmx.kernels.moe import KERNELS, MoeProblem, of_one_launch
 from jitmx.kernels.moe.problem import REDUCTIONS
 from jitmx.kernels.moe.stream import COLUMNS, SCALINGS
-from jitmx.ops import compose, moe_plan
+from jitmx.ops.linear import compose
+from jitmx.ops.moe import plan as moe_plan
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card
 
@@ -101,7 +102,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def launched(*shape: int, **fields: str) -> tuple[Variant, ...]:
     """The variants that a layer of so many rows runs, in order; its lists aside."""
-    return moe_plan.plan(MoeProblem(*shape, **fields), 0).variants
+    return moe_plan.launches(MoeProblem(*shape, **fields), 0).variants
 
 
 def eager_and_replayed(layer: Layer, m: int, top: int) -> float:

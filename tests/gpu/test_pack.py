@@ -13,8 +13,9 @@ from jitmx import settings
 from jitmx.bench import timing
 from jitmx.errors import CaptureError, NotWarmedError
 from jitmx.kernels.pack import PackKnobs
-from jitmx.ops import pack, pack_torch
+from jitmx.ops import pack
 from jitmx.ops.pack import in_place, into, scale_range, watch
+from jitmx.ops.pack import reference as pack_torch
 from jitmx.runtime import card, load
 
 CUDA = torch.device("cuda:0")

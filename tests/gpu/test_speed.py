@@ -10,7 +10,7 @@ from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmark import Asked
 from jitmx.bench.routing import ALLOWED, Chain, Routers
 from jitmx.models import GPT_OSS_120B
-from jitmx.ops.packed import pack_weight
+from jitmx.ops.linear.packed import pack_weight
 
 pytestmark = [
     pytest.mark.alone,

@@ -14,7 +14,7 @@ import jitmx
 import jitmx.operators  # those that no function here has used yet
 from jitmx.errors import InputError
 from jitmx.nn import MXFP4Linear
-from jitmx.ops import operand
+from jitmx.ops.linear import operand
 
 GATE = 0.005  # relative L2 against float64, rounding of the output included
 BF16 = torch.bfloat16

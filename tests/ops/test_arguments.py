@@ -15,8 +15,8 @@ from jitmx import arch
 from jitmx.kernels.linear import wgmma
 from jitmx.kernels.linear.arguments import ARGUMENTS, NO_PREFETCH
 from jitmx.kernels.linear.arguments import PREFETCH as NEXT
-from jitmx.ops.linear_plan import Plan
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.plan import Plan
 from jitmx.registry.launch import Launch
 from jitmx.registry.tensor_map import BYTES, TensorMap
 from jitmx.runtime import card, driver, launch, load

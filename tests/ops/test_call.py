@@ -17,7 +17,8 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear import steps
 from jitmx.kernels.linear.layout import packed_tiles, preferred_encoding
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.ops import linear, routing_calls
+from jitmx.ops import linear
+from jitmx.ops.routing import calls as routing_calls
 from jitmx.registry.spec import Variant
 from simulated_card import Simulated, on_cpu
 

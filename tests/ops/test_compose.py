@@ -10,8 +10,8 @@ import torch
 import jitmx
 from jitmx import arch
 from jitmx.dispatch import call
-from jitmx.ops import compose
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear import compose
+from jitmx.ops.linear.packed import PackedWeight
 from jitmx.runtime import card
 
 ALL = {"bias": True, "norm": True, "residual": True, "activation": "mxfp8"}

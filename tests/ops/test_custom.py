@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitmx
 from jitmx.errors import InputError
-from jitmx.ops import operand
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear import operand
+from jitmx.ops.linear.packed import PackedWeight
 
 BF16 = torch.bfloat16
 

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import jitmx
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import TILES, capacity
-from jitmx.ops import expert_operand
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe import operand as expert_operand
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.routing import _new_lists
 
 BF16 = torch.bfloat16

@@ -18,8 +18,9 @@ import jitmx
 from jitmx.dispatch import call
 from jitmx.errors import InputError
 from jitmx.kernels.linear import steps
-from jitmx.ops import argmax, compose, linear, operand
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops import linear
+from jitmx.ops.linear import argmax, compose, operand
+from jitmx.ops.linear.packed import PackedWeight
 from simulated_card import on_cpu
 
 BF16 = torch.bfloat16

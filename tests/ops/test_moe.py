@@ -15,7 +15,7 @@ import jitmx
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem, layout
-from jitmx.ops.moe_grouped import GroupedPlan
+from jitmx.ops.moe.grouped import GroupedPlan
 
 
 def random_experts(experts: int, n: int, k: int, low: int = 110, high: int = 126) -> jitmx.MXTensor:

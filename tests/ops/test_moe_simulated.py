@@ -16,7 +16,9 @@ from jitmx import formats
 from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe import layout
-from jitmx.ops import compose, expert_operand, moe_plan
+from jitmx.ops.linear import compose
+from jitmx.ops.moe import operand as expert_operand
+from jitmx.ops.moe import plan as moe_plan
 from simulated_card import Simulated
 
 GATE = 0.008  # with parts in bf16

@@ -15,8 +15,9 @@ import jitmx
 from jitmx import formats
 from jitmx.kernels import pack as kernel
 from jitmx.kernels.linear.layout import packed_tiles
-from jitmx.ops import pack, pack_torch
+from jitmx.ops import pack
 from jitmx.ops.pack import in_place, into, room, scale_range, watch
+from jitmx.ops.pack import reference as pack_torch
 from simulated_card import Simulated, on_cpu
 
 HOST = torch.device("cpu")

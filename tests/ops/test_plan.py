@@ -14,8 +14,8 @@ import jitmx
 import simulated_card
 from jitmx.errors import KnobError
 from jitmx.kernels import Family
-from jitmx.ops.linear_plan import Plan
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.plan import Plan
 from jitmx.registry.launch import Launch
 from jitmx.runtime import card as cards
 from jitmx.runtime import driver, scratch

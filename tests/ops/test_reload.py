@@ -19,7 +19,8 @@ from jitmx.errors import SettingError
 from jitmx.kernels.pack import PackProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing.problem import RoutingProblem
-from jitmx.ops import operand, pack
+from jitmx.ops import pack
+from jitmx.ops.linear import operand
 from jitmx.registry.spec import Variant
 from simulated_card import Simulated, on_cpu
 

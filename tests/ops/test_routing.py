@@ -11,8 +11,8 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
 from jitmx.ops.routing import group_by_expert, route
-from jitmx.ops.routing_calls import _check_out
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.routing.calls import _check_out
+from jitmx.ops.routing.plan import Routing
 
 
 def sources(**fields: Any) -> list[tuple[str, int]]:

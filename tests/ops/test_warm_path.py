@@ -14,7 +14,7 @@ import torch
 
 import jitmx
 from jitmx.errors import InputError
-from jitmx.ops import operand
+from jitmx.ops.linear import operand
 from jitmx.runtime import driver, launch, load
 from simulated_card import Simulated, on_cpu
 

@@ -26,8 +26,8 @@ import jitmx
 from jitmx import arch, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.model_kernels import Experts, Linear
-from jitmx.ops import operand
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.linear import operand
+from jitmx.ops.routing.plan import Routing
 from jitmx.vllm import block, facts, products
 from vllm_world import decoded, error
 

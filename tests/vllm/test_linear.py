@@ -36,7 +36,7 @@ from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
-from jitmx.ops import operand
+from jitmx.ops.linear import operand
 from jitmx.vllm import linear
 from jitmx.vllm.linear import JitmxLinearMethod, refusal
 

@@ -23,7 +23,7 @@ import jitmx
 import simulated_card
 from jitmx.errors import InputError
 from jitmx.model_kernels import Experts, Linear, Packer
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm import moe, packing
 from jitmx.vllm.packing import make_room, pack_layer
 

@@ -12,7 +12,7 @@ from jitmx.dispatch.choose import split
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import FAMILY, LinearProblem
 from jitmx.kernels.linear.arguments import NO_PREFETCH, PREFETCH
-from jitmx.ops.operand import Weight
+from jitmx.ops.linear.operand import Weight
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step

@@ -8,11 +8,12 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.steps import rows_at_once
-from jitmx.ops import checks, compose, custom, operand
+from jitmx.ops import checks, custom
 from jitmx.ops import linear as product
-from jitmx.ops.linear_plan import Plan
-from jitmx.ops.operand import Weight
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear import compose, operand
+from jitmx.ops.linear.operand import Weight
+from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.plan import Plan
 
 
 def linear_argmax(

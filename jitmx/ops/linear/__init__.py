@@ -10,10 +10,11 @@ from torch import Tensor  # where every call looks it up: torch's own attributes
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH, X_FORMATS
-from jitmx.ops import checks, compose, custom, operand
-from jitmx.ops.linear_plan import DTYPES, Plan, Prefetch
-from jitmx.ops.operand import Operand, Weight
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops import checks, custom
+from jitmx.ops.linear import compose, operand
+from jitmx.ops.linear.operand import Operand, Weight
+from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.plan import DTYPES, Plan, Prefetch
 
 _is_compiling = torch.compiler.is_compiling
 

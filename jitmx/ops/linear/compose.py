@@ -10,8 +10,8 @@ import torch
 from jitmx.dispatch.call import decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.steps import ABSENT
-from jitmx.ops.linear_plan import problem
-from jitmx.ops.operand import Weight
+from jitmx.ops.linear.operand import Weight
+from jitmx.ops.linear.plan import problem
 from jitmx.ops.quantize import dequantize, quantize
 from jitmx.runtime import card
 

@@ -10,7 +10,7 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import TILES, RoutingProblem
 from jitmx.ops import checks
-from jitmx.ops.routing_plan import Call, Plan, Routing
+from jitmx.ops.routing.plan import Call, Plan, Routing
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans
 

@@ -15,12 +15,12 @@ from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.kernels.moe.wgmma_arguments import COUNTERS, rows_bytes
 from jitmx.kernels.routing.problem import MAX_EXPERTS
-from jitmx.ops.routing_calls import run_group
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.routing.calls import run_group
+from jitmx.ops.routing.plan import Routing
 from jitmx.runtime.plan import Plan, Step
 
 if TYPE_CHECKING:
-    from jitmx.ops.moe_plan import Call
+    from jitmx.ops.moe.plan import Call
 
 ORDER = PRODUCTS[1:]  # of the launches of a layer
 MOST_BYTES = 1 << 32  # of x: rows are found by offsets of 32 bits

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from jitmx.errors import InputError
-from jitmx.ops import operand
-from jitmx.ops.experts import PackedExperts
+from jitmx.ops.linear import operand
+from jitmx.ops.moe.experts import PackedExperts
 from jitmx.runtime.plan import Plans
 
 FORMAT = "mxfp4"

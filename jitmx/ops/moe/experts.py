@@ -10,9 +10,9 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles
 from jitmx.ops import checks
+from jitmx.ops.linear.packed import Packed
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
-from jitmx.ops.packed import Packed
 from jitmx.runtime.plan import Plans
 
 ROWS = ("as_is", "halves")

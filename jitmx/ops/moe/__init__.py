@@ -12,10 +12,9 @@ from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import MAX_ROWS
-from jitmx.ops import checks, custom, expert_operand
-from jitmx.ops.expert_operand import Experts
-from jitmx.ops.experts import PackedExperts
-from jitmx.ops.moe_checks import (
+from jitmx.ops import checks, custom
+from jitmx.ops.moe import operand as expert_operand
+from jitmx.ops.moe.checks import (
     Chosen,
     Recipe,
     address,
@@ -28,10 +27,12 @@ from jitmx.ops.moe_checks import (
     require_residual,
     taken_apart,
 )
-from jitmx.ops.moe_grouped import GroupedPlan, check_lists
-from jitmx.ops.moe_plan import Call, LayerPlan, Plan, plan, problem_of
-from jitmx.ops.routing_calls import kind, logits_type, run_route, scoring_of
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.moe.experts import PackedExperts
+from jitmx.ops.moe.grouped import GroupedPlan, check_lists
+from jitmx.ops.moe.operand import Experts
+from jitmx.ops.moe.plan import Call, LayerPlan, Plan, launches, problem_of
+from jitmx.ops.routing.calls import kind, logits_type, run_route, scoring_of
+from jitmx.ops.routing.plan import Routing
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -212,7 +213,7 @@ def _plan(
         return None
     if rows > MAX_ROWS:
         check_lists(w13.experts, expert_map)
-    made = plan(problem_of(w13, w2, rows, top, **more, **recipe._asdict()), x.get_device())
+    made = launches(problem_of(w13, w2, rows, top, **more, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
     return made

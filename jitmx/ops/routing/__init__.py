@@ -10,8 +10,8 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import MAX_K, TILES
 from jitmx.ops import checks, custom
-from jitmx.ops.routing_calls import SCORING, refuse_beside_logits, require_norm, require_scoring, run_group, run_route
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.routing.calls import SCORING, refuse_beside_logits, require_norm, require_scoring, run_group, run_route
+from jitmx.ops.routing.plan import Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
 

@@ -13,9 +13,9 @@ from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
-from jitmx.ops.expert_operand import Experts
-from jitmx.ops.moe_grouped import GroupedPlan
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.moe.grouped import GroupedPlan
+from jitmx.ops.moe.operand import Experts
+from jitmx.ops.routing.plan import Routing
 from jitmx.runtime import card
 from jitmx.runtime import plan as plans
 from jitmx.runtime.plan import Plans, Step
@@ -104,7 +104,7 @@ def problem_of(
     )
 
 
-def plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:
+def launches(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:
     """The launches of a problem.
 
     Args:

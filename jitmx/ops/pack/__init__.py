@@ -9,7 +9,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.linear.layout import ENCODINGS, packed_tiles
 from jitmx.kernels.pack import PackProblem, encoding_on, geometry, shared_bytes
-from jitmx.ops import pack_torch
+from jitmx.ops.pack import reference as pack_torch
 from jitmx.registry.launch import Launch
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans, Step
@@ -88,7 +88,7 @@ def into(
         seen: int32 [1], set to 1 if a scale is outside what decoding folds in.
         halves: rows 0 and n / 2 are rows 0 and 1 of what is packed, 1 and n / 2 + 1 the next, and so on.
 
-    Source: templates/pack/pack.cu.j2; reference: jitmx.ops.pack_torch.
+    Source: templates/pack/pack.cu.j2; reference: jitmx.ops.pack.reference.
     """
     experts, n, blocks = scales.shape
     k = blocks * formats.BLOCK

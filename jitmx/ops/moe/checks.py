@@ -11,10 +11,10 @@ from jitmx import formats
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS
 from jitmx.ops import checks
-from jitmx.ops.expert_operand import ExpertOperand, Experts
-from jitmx.ops.experts import PackedExperts
-from jitmx.ops.routing_calls import SCORING
-from jitmx.ops.routing_plan import Routing
+from jitmx.ops.moe.experts import PackedExperts
+from jitmx.ops.moe.operand import ExpertOperand, Experts
+from jitmx.ops.routing.calls import SCORING
+from jitmx.ops.routing.plan import Routing
 
 LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -13,7 +13,7 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
-from jitmx.ops.packed import PackedWeight
+from jitmx.ops.linear.packed import PackedWeight
 from jitmx.runtime.plan import Plans
 
 _MOST = 8192  # entries; a model has some hundreds of weights
