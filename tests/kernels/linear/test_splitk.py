@@ -121,7 +121,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
     """The compiler evaluates the template's own struct."""
     one = variant(**knobs)
     source = render(one) + f"\nstatic_assert(sizeof(Shared) == {splitk.shared_bytes(one.knobs)});\n"
-    assert f"take_registers<{splitk.multiplying_registers(one.knobs)}>" in source
+    assert f"setmaxnreg_inc<{splitk.multiplying_registers(one.knobs)}>" in source
     nvrtc.scan(source, nvrtc.options(HOPPER))
 
 

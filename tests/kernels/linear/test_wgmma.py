@@ -190,7 +190,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
         f"\nstatic_assert(sizeof(Shared) == {size});\n"
         f"static_assert({wgmma.multiplying_registers(one.knobs)} % 8 == 0);\n"
     )
-    assert f"take_registers<{wgmma.multiplying_registers(one.knobs)}>" in source
+    assert f"setmaxnreg_inc<{wgmma.multiplying_registers(one.knobs)}>" in source
     nvrtc.scan(source, nvrtc.options(HOPPER))
 
 

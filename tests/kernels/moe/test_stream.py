@@ -140,12 +140,12 @@ def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(shape: str, orde
 @pytest.mark.parametrize(
     ("handshake", "old", "new"),
     [
-        ("counters", r"while \(acquire\(&counters\.ready.*\{\}", ";"),
-        ("counters", r"while \(acquire\(&counters\.generation\) == generation\) \{\}", ";"),
+        ("counters", r"while \(load_acquire\(&counters\.ready.*\{\}", ";"),
+        ("counters", r"while \(load_acquire\(&counters\.generation\) == generation\) \{\}", ";"),
         ("data", r"while \(lacks_half\(b\)\).*;", ";"),
         ("data", r"while \(lacks_word\(one\[s\]\)\).*;", ";"),
         ("data", r"deal\.shared\(.*\);", "false;"),
-        ("data", r"await\(shared_address\(&shared\.head_full.*\);", ";"),
+        ("data", r"mbarrier_wait\(shared_address\(&shared\.head_full.*\);", ";"),
         ("data", r"ring\.wait\(\);", ";"),
     ],
     ids=["counted h", "all blocks", "h", "sums", "rows of two blocks", "rows of two warps", "weights"],

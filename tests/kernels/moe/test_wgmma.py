@@ -131,7 +131,7 @@ def test_rows_are_gathered_bit_for_bit(knobs: dict[str, Any], simulated: Callabl
         ("gather", "exchange_in_quad(v[j][i], lane);", ""),
         ("wgmma", "first = entry[3] * each;", "first = 0;"),
         ("wgmma", "item.bias[warp * 16 + lane / 4 + 8];", "item.bias[warp * 16 + lane / 4];"),
-        ("wgmma", "activate(args, odd ? got :", "activate(args, odd ? 1.f :"),
+        ("wgmma", "activate<kActivation>(odd ? got :", "activate<kActivation>(odd ? 1.f :"),
     ],
 )
 def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, kernel: str, old: str, new: str) -> None:
@@ -224,7 +224,7 @@ def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[
     """The compiler evaluates the template's own struct."""
     one = variant(**knobs)
     source = render(one) + f"\nstatic_assert(sizeof(Shared) == {wgmma.shared_bytes(one.knobs)});\n"
-    assert f"take_registers<{wgmma.multiplying_registers(one.knobs)}>" in source
+    assert f"setmaxnreg_inc<{wgmma.multiplying_registers(one.knobs)}>" in source
     nvrtc.scan(source, nvrtc.options(HOPPER))
 
 
