@@ -123,6 +123,8 @@ def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
 
 def _check(knobs: StreamKnobs, arch: Arch) -> None:
     _check_idle(knobs)
+    if knobs.argmax and knobs.residual == "pair":
+        raise KnobError("residual='pair' leaves Y as a pair, and argmax=True leaves none", "use residual=True")
     if knobs.share and knobs.warps % knobs.split_k:
         legal = [split for split in SPLITS if knobs.warps % split == 0]
         nearest = min(legal, key=lambda split: abs(split - knobs.split_k))

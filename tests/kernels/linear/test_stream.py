@@ -301,6 +301,11 @@ def test_so_does_that_with_norm_and_argmax(target: str, rows: list[int]) -> None
         ("sm_90a", {"ahead": 2, "predecode": 1}, "use predecode=0 or ahead=0"),
         ("sm_80", {"copy": "bulk", "pdl": False}, "on sm_80 use copy='async'"),
         ("sm_80", {"copy": "async", "pdl": True}, "use pdl=False"),
+        (
+            "sm_90a",
+            {"argmax": True, "residual": "pair"},
+            "residual='pair' leaves Y as a pair, and argmax=True leaves none; use residual=True",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_remedy(target: str, knobs: dict[str, Any], said: str) -> None:
