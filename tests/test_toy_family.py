@@ -142,7 +142,7 @@ def test_a_folder_without_a_family_or_with_one_that_is_there_is_refused(tmp_path
         settings.read({"JITMX_FAMILIES": str(tmp_path)})
     with pytest.raises(SettingError, match="has a family toy, and there is one already; rename it"):
         settings.read({"JITMX_FAMILIES": f"{folder}:{TOY}"})
-    for name in ("kernels/linear.py", "ops/linear/__init__.py"):
+    for name in ("kernels/linear.py", "ops/linear.py"):
         (folder / name).write_text("")
         with pytest.raises(SettingError, match=f"{name} has the name of a module of jitmx; rename it"):
             settings.read({"JITMX_FAMILIES": str(folder)})
