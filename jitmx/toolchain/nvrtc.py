@@ -122,6 +122,7 @@ def options(arch: Arch) -> tuple[str, ...]:
         f"-arch={arch.name}",
         "-std=c++17",
         "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for a host function without it
+        "--define-macro=__builtin_offsetof(type,field)=__INTADDR__(&(((type*)0)->field))",  # which NVRTC 13.0 lacks
         "--fmad=true",
         "--ftz=false",
         "--prec-div=true",
