@@ -67,31 +67,18 @@ _HOPPER = _ADA | {"pdl", "tma", "mbarrier", "cluster", "setmaxnreg"}
 _BLACKWELL = _HOPPER | {"cvt_e2m1", "cvt_ue8m0"}
 
 
-def _arch(
-    major: int,
-    minor: int,
-    suffix: str,
-    shared: int,
-    sms: int,
-    gbps: int,
-    nvrtc: tuple[int, int],
-    features: frozenset[str],
-) -> Arch:
-    return Arch(major, minor, suffix, shared, sms, gbps, nvrtc, features)
-
-
 SUPPORTED: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        _arch(8, 0, "", 166_912, 108, 1_800, (11, 1), _AMPERE),
-        _arch(8, 6, "", 101_376, 84, 850, (11, 1), _AMPERE),
-        _arch(8, 9, "", 101_376, 142, 860, (11, 8), _ADA),
-        _arch(9, 0, "a", 232_448, 132, 4_200, (12, 0), _HOPPER | {"wgmma"}),
-        _arch(10, 0, "a", 232_448, 148, 7_000, (12, 8), _BLACKWELL | {"tcgen05"}),
-        _arch(10, 3, "a", 232_448, 148, 7_000, (12, 9), _BLACKWELL | {"tcgen05"}),
-        _arch(12, 0, "a", 101_376, 188, 1_600, (12, 8), _BLACKWELL | {"mma_block_scale"}),
-        _arch(12, 0, "f", 101_376, 188, 1_600, (12, 9), _BLACKWELL | {"mma_block_scale"}),
-        _arch(12, 1, "a", 101_376, 48, 240, (12, 9), _BLACKWELL | {"mma_block_scale"}),
+        Arch(8, 0, "", 166_912, 108, 1_800, (11, 1), _AMPERE),
+        Arch(8, 6, "", 101_376, 84, 850, (11, 1), _AMPERE),
+        Arch(8, 9, "", 101_376, 142, 860, (11, 8), _ADA),
+        Arch(9, 0, "a", 232_448, 132, 4_200, (12, 0), _HOPPER | {"wgmma"}),
+        Arch(10, 0, "a", 232_448, 148, 7_000, (12, 8), _BLACKWELL | {"tcgen05"}),
+        Arch(10, 3, "a", 232_448, 148, 7_000, (12, 9), _BLACKWELL | {"tcgen05"}),
+        Arch(12, 0, "a", 101_376, 188, 1_600, (12, 8), _BLACKWELL | {"mma_block_scale"}),
+        Arch(12, 0, "f", 101_376, 188, 1_600, (12, 9), _BLACKWELL | {"mma_block_scale"}),
+        Arch(12, 1, "a", 101_376, 48, 240, (12, 9), _BLACKWELL | {"mma_block_scale"}),
     )
 }
 

@@ -79,7 +79,7 @@ def recompile(record: Record, source: str) -> Recompiled | None:
     here = nvrtc.identity()
     if (here.version, here.digest) != (inputs["nvrtc"], inputs["nvrtc_digest"]):
         return None
-    if any(build.header_digest(name) != known for name, known in inputs["headers"].items()):
+    if not build.unchanged(inputs["headers"]):
         return None
     options = tuple(inputs["options"])
     image = nvrtc.compile(source, options).image

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -183,6 +183,11 @@ def header_digest(name: str) -> str | None:
         return None
 
 
+def unchanged(known: Mapping[str, str]) -> bool:
+    """Whether headers are what they were, by name and SHA-256."""
+    return all(header_digest(name) == digest for name, digest in known.items())
+
+
 def kernel_store() -> Store:
     """Where kernels are kept as the settings are now.
 
@@ -250,9 +255,7 @@ def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> K
 def _known_headers(store: Store, scan: str) -> dict[str, str] | None:
     """The headers remembered for `scan`, if each of them still is what it was."""
     found = store.scan(scan)
-    if found is None or any(header_digest(name) != known for name, known in found.items()):
-        return None
-    return found
+    return found if found is not None and unchanged(found) else None
 
 
 def _by_source(variant: Variant, source: str, store: Store) -> Entry | None:

@@ -69,6 +69,10 @@ def _of_family(name: str) -> tuple[Setting, Setting]:
     return knobs, tile
 
 
+def _flag(name: str, field: str, help: str, *, default: bool = False, aliases: tuple[str, ...] = ()) -> Setting:
+    return Setting(name, field, setting_text.flag, lambda: default, "0 or 1", help, aliases)
+
+
 _TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
 
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
@@ -100,12 +104,9 @@ TABLE: tuple[Setting, ...] = (
         "auto, required or off",
         "auto compiles on demand; required never compiles while serving; off leaves the disk alone",
     ),
-    Setting(
+    _flag(
         "JITMX_ALLOW_SHARED_CACHE",
         "allow_shared_cache",
-        setting_text.flag,
-        lambda: False,
-        "0 or 1",
         "accept a cache directory that other users can write to",
     ),
     Setting(
@@ -143,14 +144,11 @@ TABLE: tuple[Setting, ...] = (
         "how much jitmx logs, on stderr or as the program says: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
         ("FLASHINFER_LOGLEVEL",),
     ),
-    Setting(
+    _flag(
         "JITMX_VERBOSE",
         "verbose",
-        setting_text.flag,
-        lambda: False,
-        "0 or 1",
         "log every compile with its time and resource use (on stderr, or as the program says)",
-        ("FLASHINFER_JIT_VERBOSE",),
+        aliases=("FLASHINFER_JIT_VERBOSE",),
     ),
     Setting(
         "JITMX_TACTICS",
@@ -195,20 +193,15 @@ TABLE: tuple[Setting, ...] = (
         "what the experts' inputs are rounded to in vLLM",
         ("VLLM_MXFP4_ACTIVATION",),
     ),
-    Setting(
+    _flag(
         "JITMX_FUSE_NORM",
         "fuse_norm",
-        setting_text.flag,
-        lambda: True,
-        "0 or 1",
         "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's",
+        default=True,
     ),
-    Setting(
+    _flag(
         "JITMX_ALL_SCALES",
         "all_scales",
-        setting_text.flag,
-        lambda: False,
-        "0 or 1",
         "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
     ),
     *(

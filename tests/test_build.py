@@ -590,7 +590,10 @@ def disassembled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_contracts_of_many_are_checked_in_groups_and_once(probe: Any, disassembled: list[int]) -> None:
+def test_contracts_of_many_are_checked_in_groups_and_once(
+    probe: Any, monkeypatch: pytest.MonkeyPatch, disassembled: list[int]
+) -> None:
+    monkeypatch.setattr(batch._Unheld, "together", 8)
     variants = [probe.variant(target, factor=factor) for target in ("sm_121a", "sm_90a") for factor in range(2, 13)]
     for _ in range(2):
         results = batch.build_all(variants, jobs=2)
@@ -606,6 +609,7 @@ def test_each_of_a_group_is_held_to_its_own_code(
         own = rf"\b{knobs.factor}\b"
         return Contract(require=(own,), forbid=(own,) if knobs.factor in (40, 50) else ())
 
+    monkeypatch.setattr(batch._Unheld, "together", 8)
     monkeypatch.setattr(probe.module, "SCALE", dataclasses.replace(probe.module.SCALE, contract=contract))
     results = batch.build_all([probe.variant(factor=factor) for factor in range(38, 54)], jobs=2)
     broken = [result for result in results if isinstance(result, Failed)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,8 +90,5 @@ def peer_cells(row: Mapping[str, Any]) -> list[str | None]:
 
 def peer_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why a library has no time, once each."""
-    return [f"{name}: {text}" for name in rows[0]["peers"] for text in _reasons(rows, name)]
-
-
-def _reasons(rows: Sequence[Mapping[str, Any]], name: str) -> Iterable[str]:
-    return dict.fromkeys(row["peers"][name]["reason"] for row in rows if row["peers"][name]["reason"])
+    found = ((name, row["peers"][name]["reason"]) for name in rows[0]["peers"] for row in rows)
+    return list(dict.fromkeys(f"{name}: {reason}" for name, reason in found if reason))

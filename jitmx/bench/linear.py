@@ -6,9 +6,9 @@ what other libraries there are, on the same shapes in the same run.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,47 +29,40 @@ from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize, quantize
 
 ROWS = (1, 4, 16, 64, 512, 8192)
-
-
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
 GATE = 0.02
 
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
+def random_mxfp4(*shape: int, device: str = "cuda") -> MXTensor:
+    """A random weight [..., n, k] in MXFP4 whose products neither grow nor vanish along a chain."""
+    *rows, k = shape
+    codes = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, device=device)
+    centre = formats.SCALE_ONE - round(k**0.5 * 2.5).bit_length() + 1
+    scales = torch.randint(centre - 1, centre + 2, (*rows, k // formats.BLOCK), device=device)
+    return MXTensor(codes, scales.to(torch.uint8))
+
+
 def random_weight(n: int, k: int, format: str = "mxfp4") -> MXTensor:
-    """A random weight whose products neither grow nor vanish along a chain."""
+    """A random weight in one of the formats, likewise."""
     if format != "mxfp4":
         parts = [torch.randn(min(8192, n - at), k, device="cuda").mul_(k**-0.5) for at in range(0, n, 8192)]
         tensors = [quantize(part, format) for part in parts]
         return MXTensor(torch.cat([t.codes for t in tensors]), torch.cat([t.scales for t in tensors]), format)
-    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
-    centre = formats.SCALE_ONE - round(k**0.5 * 2.5).bit_length() + 1
-    return MXTensor(codes, torch.randint(centre - 1, centre + 2, (n, k // 32), device="cuda").to(torch.uint8))
+    return random_mxfp4(n, k)
 
 
-def time_linear(
-    weights: list[PackedWeight],
-    m: int,
-    knobs: Mapping[str, Any] | None = None,
-    calls: int | None = None,
-    extras: Mapping[str, Any] | None = None,
-) -> float:
-    """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape.
-
-    Args:
-        knobs: as for `choose`.
-        calls: calls a graph.
-        extras: further fields of the problem that need no further tensor, such as the activation's format.
-    """
+def time_linear(weights: list[PackedWeight], m: int) -> float:
+    """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape."""
     n, k = weights[0].shape
-    plan = Plan(weights[0], m, torch.bfloat16, weights[0].words.get_device(), extras, knobs)
+    plan = Plan(weights[0], m, torch.bfloat16, weights[0].words.get_device())
     plans = [plan.over(weight) for weight in weights]
 
     def call(plan: Plan) -> Any:
         return lambda x, y: plan(x.data_ptr(), y.data_ptr())
 
-    count = calls or timing.calls_of(weights[0].nbytes, len(weights), m, n, k)
+    count = timing.calls_of(weights[0].nbytes, len(weights), m, n, k)
     return timing.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
 
 
@@ -87,17 +80,13 @@ def time_cublas(n: int, k: int, m: int) -> float:
 
 def rotated(weight: PackedWeight) -> list[PackedWeight]:
     """`weight` and copies of it, enough to exceed the L2 several times."""
-    count = timing.copies_past_l2(weight.nbytes)
-    return [weight] + [
-        dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for _ in range(count - 1)
-    ]
+    return [weight, *(weight.clone() for _ in range(timing.copies_past_l2(weight.nbytes) - 1))]
 
 
 def bench_products(
     shapes: Iterable[tuple[str, int, int]],
     rows: Iterable[int],
     wanted: Sequence[str] = tuple(peers.PEERS),
-    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Rows of `name, n, k, m, kernel, us, bytes, flops, cublas_us, peers` for each shape and row count.
 
@@ -105,19 +94,13 @@ def bench_products(
 
     Args:
         wanted: names of libraries to run beside jitmx and cuBLAS.
-        on_row: called with each row as it comes.
     """
     out = []
     counts = tuple(rows)
     for name, n, k in shapes:
         tensor = random_weight(n, k)
         weights = rotated(pack_weight(tensor))
-        others: dict[str, list[peers.Product] | str] = {}
-        for peer in wanted:
-            try:
-                others[peer] = peers.load(peer, tensor, len(weights))
-            except peers.Unavailable as error:
-                others[peer] = str(error)
+        others = peers.loaded(wanted, functools.partial(peers.load, weight=tensor, copies=len(weights)))
         for m in counts:
             spent = time_linear(weights, m)
             moved = weights[0].nbytes + m * (n + k) * 2
@@ -126,7 +109,6 @@ def bench_products(
             row |= {"cublas_us": time_cublas(n, k, m) * 1e6}
             row["peers"] = {peer: time_peer(found, n, k, m) for peer, found in others.items()}
             out.append(row)
-            on_row(row)
         del weights, others
     return out
 
@@ -147,10 +129,7 @@ def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> di
 
     count = timing.calls_of(n * k // 2, len(products), m, n, k)
     calls = [call(products[i % len(products)]) for i in range(count)]
-    try:
-        return {"us": timing.chain(calls, m * max(n, k), torch.bfloat16) * 1e6, "reason": None}
-    except Exception as error:
-        return {"us": None, "reason": peers.reason(error)}
+    return peers.timed(lambda: timing.chain(calls, m * max(n, k), torch.bfloat16))
 
 
 def bench(asked: Asked) -> list[dict[str, Any]]:
@@ -190,14 +169,14 @@ def draw(payload: list[dict[str, Any]], limits: Ceilings, path: Path) -> None:
     roofline.draw(payload, limits, path, "linear", "TB/s of packed weight, X and Y")
 
 
-class Bench:
+class Bench(tuning.Timer):
     """Times candidates in CUDA graphs of dependent calls over copies of a random weight that rotate past the L2.
 
     Weight and inputs of the shape at hand are kept; one shape after the other costs the memory of one.
     """
 
     def __init__(self, device: int = 0) -> None:
-        self._device = device
+        super().__init__(device)
         self._shape: tuple[Any, ...] | None = None
         self._weights: list[PackedWeight] = []
         self._values = torch.empty(0)
@@ -205,32 +184,19 @@ class Bench:
         self._inputs: dict[str, torch.Tensor] = {}
         self._wanted = torch.empty(0)
 
-    def healthy(self) -> bool:
-        """Whether the device still answers."""
-        return tuning.answers(self._device)
-
-    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
-        """Median microseconds a call.
-
-        Raises:
-            JitmxError: the candidate cannot run, or what it computes is wrong.
-        """
-        with torch.no_grad(), torch.cuda.device(self._device):
-            self._take(problem)
-            knobs = {"kernel": candidate.kernel, **candidate.knobs}
-            extras = {name: getattr(problem, name) for name in ("bias", "norm", "residual", "argmax", "activation")}
-            dtype = _TYPES[problem.dtype]
-            plan = Plan(self._weights[0], problem.m, dtype, self._device, extras, knobs)
-            plans = [plan.over(weight) for weight in self._weights]
-            count = timing.calls_of(self._weights[0].nbytes, len(plans), problem.m, problem.n, problem.k)
-            calls = [self._call(plans[index % len(plans)]) for index in range(count)]
-            try:
-                if repeats <= tune.QUICK:
-                    self._check(plan, problem)
-                # Candidates of a problem leave the card as they find it; a new problem rested (`_take`).
-                return timing.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats, pause=0.02) * 1e6
-            except torch.OutOfMemoryError as error:
-                raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
+    def _seconds(self, problem: LinearProblem, candidate: Candidate, repeats: int) -> float:
+        self._take(problem)
+        knobs = {"kernel": candidate.kernel, **candidate.knobs}
+        extras = {name: getattr(problem, name) for name in ("bias", "norm", "residual", "argmax", "activation")}
+        dtype = _TYPES[problem.dtype]
+        plan = Plan(self._weights[0], problem.m, dtype, self._device, extras, knobs)
+        plans = [plan.over(weight) for weight in self._weights]
+        count = timing.calls_of(self._weights[0].nbytes, len(plans), problem.m, problem.n, problem.k)
+        calls = [self._call(plans[index % len(plans)]) for index in range(count)]
+        if repeats <= tune.QUICK:
+            self._check(plan, problem)
+        # Candidates of a problem leave the card as they find it; a new problem rested (`_take`).
+        return timing.chain(calls, problem.m * max(problem.n, problem.k), dtype, repeats, pause=0.02)
 
     def _call(self, plan: Plan) -> Callable[[torch.Tensor, torch.Tensor], None]:
         bias, residual, norm = (

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from jitmx.bench import moe_inputs, roofline, timing, tuning
+from jitmx.bench import moe_inputs, moe_peers, roofline, timing, tuning
 from jitmx.bench.benchmark import Asked, Ceilings, Table, peer_cells, peer_headers, peer_notes
 from jitmx.bench.moe_inputs import LayerShape, RandomLayer, calls_of, random_layer, rotated, spread_logits
-from jitmx.bench.moe_peers import Layer, load
-from jitmx.bench.peers import Unavailable, reason
+from jitmx.bench.peers import Unavailable, loaded, timed
 from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError
@@ -32,8 +31,6 @@ ROWS = (1, 4, 16, 64, 8192)
 # Relative L2; a quantized h that lies near the middle between two numbers may go to either.
 GATE, QUANTIZED_GATE = 0.02, 0.06
 _SEED = 1
-
-
 CHECKED = 64  # rows of a call that are compared with the layer in float32
 
 Weights = tuple[PackedExperts, PackedExperts]
@@ -127,7 +124,6 @@ def bench_moe(
     limits: Ceilings,
     wanted: Sequence[str] = (),
     seed: int = 0,
-    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Rows of `m, hit, kernel, us, bytes, flops, memory_us, compute_us, floor_us, peers` for each row count.
 
@@ -138,36 +134,24 @@ def bench_moe(
     Args:
         wanted: names of libraries to run beside jitmx.
         seed: of the routing.
-        on_row: called with each row as it comes.
     """
     layer = random_layer(shape)
     weights = list(rotated((pack_experts(layer.w13), pack_experts(layer.w2))))
     out = []
-    others: dict[str, Layer | str] = {}
-    for name in wanted:
-        try:
-            others[name] = load(name, layer)
-        except Unavailable as error:
-            others[name] = str(error)
+    others = loaded(wanted, lambda name: moe_peers.load(name, layer))
     for m in rows:
         chain = Chain(layer, weights, m, seed)
         problem = moe_plan.problem_of(*weights[0], m, shape.top, bias=shape.bias, **shape.recipe)
         plan = moe_plan.launches(problem, weights[0][0].device.index)
         spent = chain.seconds(plan) * 1e6
         row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": str(plan.variants[0].spec.name), "us": spent}
-        row |= floors(shape, m, chain.hit, limits)
+        row |= limits.floors(shape.bytes(m, chain.hit), shape.flops(m))
         row["peers"] = {name: time_peer(chain, other) for name, other in others.items()}
         out.append(row)
-        on_row(row)
     return out
 
 
-def floors(shape: LayerShape, m: int, hit: float, limits: Ceilings) -> dict[str, float]:
-    """Bytes and operations of a call, and the microseconds that they take at the rates of the card."""
-    return limits.floors(shape.bytes(m, hit), shape.flops(m))
-
-
-def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
+def time_peer(chain: Chain, other: moe_peers.Layer | str) -> dict[str, Any]:
     """`us` a call of another library's layer on the calls of a chain, or the `reason` why there is none."""
     if isinstance(other, str):
         return {"us": None, "reason": other}
@@ -177,14 +161,14 @@ def time_peer(chain: Chain, other: Layer | str) -> dict[str, Any]:
         logits = chain.logits[index]
         return lambda x, y: y.view(chain.rows, hidden).copy_(other(x.view(chain.rows, hidden), logits))
 
-    try:
+    def seconds() -> float:
         calls = [call(index) for index in range(len(chain.logits))]
         error = gap(chain, calls[0], x_format="bf16")
-        if not error <= other.gate:
-            return {"us": None, "reason": f"what it computes here is {error:.2g} away from the layer, relative L2"}
-        return {"us": chain.time(calls) * 1e6, "reason": None}
-    except Exception as error:  # another library's faults are a reason and no fault of the benchmark
-        return {"us": None, "reason": reason(error)}
+        if not error <= moe_peers.GATE:
+            raise Unavailable(f"what it computes here is {error:.2g} away from the layer, relative L2")
+        return chain.time(calls)
+
+    return timed(seconds)
 
 
 def bench(asked: Asked) -> dict[str, Any]:
@@ -237,7 +221,7 @@ def knobs_of(problem: MoeProblem, candidate: Candidate) -> dict[str, Any]:
     return {"kernel": candidate.kernel, **first, "down": own}
 
 
-class Bench:
+class Bench(tuning.Timer):
     """Times candidates in CUDA graphs of dependent calls, each with a routing of its own that finds experts cold.
 
     A candidate is timed as part of the layer: lists by expert, both products and the sum, or the one launch that makes
@@ -245,33 +229,20 @@ class Bench:
     """
 
     def __init__(self, device: int = 0) -> None:
-        self._device = device
+        super().__init__(device)
         self._of: tuple[LayerShape, str] | None = None
         self._layer: RandomLayer | None = None
         self._weights: list[Weights] = []
         self._last: Chain | None = None
 
-    def healthy(self) -> bool:
-        """Whether the device still answers."""
-        return tuning.answers(self._device)
-
-    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
-        """Median microseconds of a layer.
-
-        Raises:
-            JitmxError: the candidate cannot run, or what it computes is wrong.
-        """
-        with torch.no_grad(), torch.cuda.device(self._device):
-            chain = self._chain(problem)
-            plan = moe_plan.launches(
-                dataclasses.replace(problem, product="layer"), self._device, knobs_of(problem, candidate)
-            )
-            try:
-                if repeats <= tune.QUICK:
-                    self._check(chain, plan, candidate)
-                return chain.seconds(plan, repeats, routed=True) * 1e6
-            except torch.OutOfMemoryError as error:
-                raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
+    def _seconds(self, problem: MoeProblem, candidate: Candidate, repeats: int) -> float:
+        chain = self._chain(problem)
+        plan = moe_plan.launches(
+            dataclasses.replace(problem, product="layer"), self._device, knobs_of(problem, candidate)
+        )
+        if repeats <= tune.QUICK:
+            self._check(chain, plan, candidate)
+        return chain.seconds(plan, repeats, routed=True)
 
     def _chain(self, problem: MoeProblem) -> Chain:
         """Calls of a problem; weights and calls of the last one are kept."""

@@ -13,7 +13,6 @@ anew and its experts are renamed. Between two uses of an expert, all others that
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 from jitmx import formats
 from jitmx.bench import timing
+from jitmx.bench.linear import random_mxfp4
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import ACTIVATIONS
 from jitmx.models import GPT_OSS_120B, NAMED
@@ -173,16 +173,14 @@ def _activated(rows: torch.Tensor, activation: str) -> torch.Tensor:
 def random_layer(shape: LayerShape, device: str = "cuda") -> RandomLayer:
     """Random experts whose outputs neither grow nor vanish along a chain."""
 
-    def weight(n: int, k: int) -> MXTensor:
-        codes = torch.randint(0, 256, (shape.experts, n, k // 2), dtype=torch.uint8, device=device)
-        centre = formats.SCALE_ONE - round(k**0.5 * 2.5).bit_length() + 1
-        scales = torch.randint(centre - 1, centre + 2, (shape.experts, n, k // formats.BLOCK), device=device)
-        return MXTensor(codes, scales.to(torch.uint8))
-
     def bias(n: int) -> torch.Tensor | None:
         return torch.randn(shape.experts, n, device=device).bfloat16() if shape.bias else None
 
-    return RandomLayer(shape, *(weight(*size) for size in shape.sizes), *(bias(n) for n, _ in shape.sizes))
+    return RandomLayer(
+        shape,
+        *(random_mxfp4(shape.experts, *size, device=device) for size in shape.sizes),
+        *(bias(n) for n, _ in shape.sizes),
+    )
 
 
 def rotated(experts: tuple[PackedExperts, PackedExperts]) -> Iterator[tuple[PackedExperts, PackedExperts]]:
@@ -190,10 +188,7 @@ def rotated(experts: tuple[PackedExperts, PackedExperts]) -> Iterator[tuple[Pack
     yield experts
     size = sum(weight.nbytes for weight in experts)
     for _ in range(-(-timing.L2_MULTIPLE * timing.l2_bytes() // size) - 1):
-        first, second = (
-            dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone()) for weight in experts
-        )
-        yield first, second
+        yield experts[0].clone(), experts[1].clone()
 
 
 def calls_of(shape: LayerShape, m: int, copies: int) -> int:

@@ -11,35 +11,22 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from jitmx.bench.moe_inputs import RandomLayer
-from jitmx.bench.peers import Unavailable, module, reason
+from jitmx.bench.peers import Unavailable, module, unavailable
 from jitmx.models import GPT_OSS_120B
 
 PEERS = ("humming", "triton", "marlin")  # as vLLM's moe_backend names them
 
 GATE = 0.02  # relative L2 against the layer in float32
 
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer of another library.
-
-    Attributes:
-        call: y [m, hidden] of x [m, hidden], bfloat16, and router logits [m, experts], bfloat16.
-        gate: how far it may be from the layer in float32, relative L2.
-    """
-
-    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    gate: float = GATE
-
-    def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return self.call(x, logits)
+# A layer of another library: y [m, hidden] of x [m, hidden] and router logits [m, experts], all bfloat16.
+Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def load(name: str, layer: RandomLayer) -> Layer:
@@ -48,12 +35,8 @@ def load(name: str, layer: RandomLayer) -> Layer:
     Raises:
         Unavailable: the library is not here, or cannot do this.
     """
-    try:
+    with unavailable():
         return _vllm(name, layer)
-    except Unavailable:
-        raise
-    except Exception as error:
-        raise Unavailable(reason(error)) from error
 
 
 def _vllm(backend: str, layer: RandomLayer) -> Layer:
@@ -83,7 +66,7 @@ def _vllm(backend: str, layer: RandomLayer) -> Layer:
             y: torch.Tensor = runner(hidden_states=x, router_logits=logits)
         return y[:, : shape.hidden]
 
-    return Layer(call)
+    return call
 
 
 def _config(backend: str, layer: RandomLayer) -> Any:

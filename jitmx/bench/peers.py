@@ -6,15 +6,19 @@ that cannot take a shape or this card, is a reason in words and not an error: a 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from jitmx import formats
+from jitmx.errors import DriverError
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize
+
+_Loaded = TypeVar("_Loaded")
 
 # x [m, k] and y [m, n], bfloat16 and contiguous: writes y.
 Product = Callable[[torch.Tensor, torch.Tensor], object]
@@ -100,18 +104,44 @@ def load(name: str, weight: MXTensor, copies: int) -> list[Product]:
     Raises:
         Unavailable: the library is not here, or cannot do this.
     """
-    try:
+    with unavailable():
         made = [PEERS[name](weight) for _ in range(copies)]
         _check(name, made[0], weight)
-    except Unavailable:
-        raise
-    except Exception as error:
-        raise Unavailable(reason(error)) from error
     return made
 
 
+@contextlib.contextmanager
+def unavailable() -> Iterator[None]:
+    """Whatever goes wrong within is `Unavailable`: another library's faults are no fault of the benchmark."""
+    try:
+        yield
+    except Exception as error:
+        raise Unavailable(reason(error)) from error
+
+
+def loaded(names: Sequence[str], load: Callable[[str], _Loaded]) -> dict[str, _Loaded | str]:
+    """By name what `load` gives for it, or why it is `Unavailable`."""
+    found: dict[str, _Loaded | str] = {}
+    for name in names:
+        try:
+            found[name] = load(name)
+        except Unavailable as error:
+            found[name] = str(error)
+    return found
+
+
+def timed(seconds: Callable[[], float]) -> dict[str, Any]:
+    """`us` a call of another library, or the `reason` why there is none."""
+    try:
+        return {"us": seconds() * 1e6, "reason": None}
+    except Exception as error:
+        return {"us": None, "reason": reason(error)}
+
+
 def reason(error: BaseException) -> str:
-    """An error of a library as one line."""
+    """An error of a library as one line; of jitmx, in its own words."""
+    if isinstance(error, Unavailable | DriverError):
+        return str(error)
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:200]
 

@@ -27,7 +27,7 @@ import torch
 from jitmx.bench import timing
 from jitmx.bench.benchmark import Asked, Ceilings, Table, peer_cells, peer_headers, peer_notes
 from jitmx.bench.moe_inputs import ROUTER_DEVIATION
-from jitmx.bench.peers import reason
+from jitmx.bench.peers import timed
 from jitmx.dispatch.choose import choose
 from jitmx.errors import DriverError
 from jitmx.kernels.routing.problem import RoutingProblem
@@ -264,7 +264,6 @@ def bench_routing(
     limits: Ceilings,
     wanted: Sequence[str] = tuple(PEERS),
     seed: int = 0,
-    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Rows of `m, norm, kernel, us, model_us, serial_us, error, bytes, flops, memory_us, compute_us, floor_us, peers`.
 
@@ -276,7 +275,6 @@ def bench_routing(
     Args:
         wanted: names of libraries to run beside jitmx.
         seed: of the routers.
-        on_row: called with each row as it comes.
 
     Raises:
         DriverError: what jitmx computes here is wrong.
@@ -293,16 +291,12 @@ def bench_routing(
             row |= limits.floors(shape.bytes(m, norm), shape.flops(m))
             row["peers"] = {name: time_peer(chain, PEERS[name](routers, m, norm)) for name in wanted}
             out.append(row)
-            on_row(row)
     return out
 
 
 def time_peer(chain: Chain, way: Way) -> dict[str, Any]:
     """`us` a call of another library on a chain's routers, or the `reason` why there is none."""
-    try:
-        return {"us": chain.time(way, PEERS_ALLOWED)[0] * 1e6, "reason": None}
-    except Exception as fault:  # another library's faults are a reason and no fault of the benchmark
-        return {"us": None, "reason": str(fault) if isinstance(fault, DriverError) else reason(fault)}
+    return timed(lambda: chain.time(way, PEERS_ALLOWED)[0])
 
 
 def _kernel(shape: RouterShape, m: int, norm: bool) -> str:

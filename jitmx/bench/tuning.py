@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
 from jitmx import kernels, resources, settings
 from jitmx.bench.tuning_process import Isolated
+from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, KnobError
 
 
@@ -47,10 +49,32 @@ def code_digest(op: str) -> str:
     return digest.hexdigest()
 
 
-def answers(device: int) -> bool:
-    """Whether a device still does what it is asked: after a fault in a kernel nothing works any more."""
-    try:
-        torch.cuda.synchronize(device)
-        return bool((torch.ones(1, device=f"cuda:{device}") + 1).item() == 2.0)
-    except RuntimeError:
-        return False
+class Timer(ABC):
+    """Times candidates on a device; a family's `Bench` says how."""
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+
+    def healthy(self) -> bool:
+        """Whether the device still does what it is asked: after a fault in a kernel nothing works any more."""
+        try:
+            torch.cuda.synchronize(self._device)
+            return bool((torch.ones(1, device=f"cuda:{self._device}") + 1).item() == 2.0)
+        except RuntimeError:
+            return False
+
+    def __call__(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+        """Median microseconds a call.
+
+        Raises:
+            JitmxError: the candidate cannot run, or what it computes is wrong.
+        """
+        try:
+            with torch.no_grad(), torch.cuda.device(self._device):
+                return self._seconds(problem, candidate, repeats) * 1e6
+        except torch.OutOfMemoryError as error:
+            raise DriverError(f"{candidate.key} on {problem.as_dict()} takes too much memory ({error})") from error
+
+    @abstractmethod
+    def _seconds(self, problem: Any, candidate: Candidate, repeats: int) -> float:
+        """Median seconds a call."""

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from types import TracebackType
 
 from jitmx import build, machine, settings
 from jitmx.build import Built
@@ -52,9 +51,7 @@ class Background:
         logging.getLogger("jitmx.build").addFilter(_expected)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         logging.getLogger("jitmx.build").removeFilter(_expected)
 

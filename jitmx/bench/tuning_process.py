@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any
 
 from jitmx import workers
@@ -40,9 +39,7 @@ class Isolated:
     def __enter__(self) -> Isolated:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, problem: Problem, candidate: Candidate, repeats: int) -> float:

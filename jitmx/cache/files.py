@@ -121,21 +121,6 @@ def check(root: Path, below: Sequence[str], info: os.stat_result) -> None:
     )
 
 
-def check_owner(path: Path, *, allow_shared: bool) -> bool:
-    """Refuse a directory into which somebody else could put machine code for this process to run.
-
-    Returns whether there is a directory; one that does not exist, or cannot be looked at, holds nothing to be trusted.
-
-    Raises:
-        CacheError: `path` is no directory, belongs to another user, or can be written by group or others.
-    """
-    try:
-        os.close(open_directory(path, allow_shared=allow_shared))
-    except OSError:
-        return False
-    return True
-
-
 def restrict(path: Path, permissions: int, *, within: int) -> None:
     """Take from the directory `within`, and from the file `path` in it if there is one, what is beyond `permissions`.
 

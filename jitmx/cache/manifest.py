@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_origin, get_type_hints, is_typeddict
 
 SCHEMA_VERSION = 1
 HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -88,6 +88,11 @@ class Record:
     jitmx: str
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def parts(self) -> set[str]:
+        """Digests of its machine code and of its source."""
+        return {self.outputs["object"], self.inputs["source_digest"]}
+
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON values, the schema version first."""
         values = dataclasses.asdict(self)
@@ -118,9 +123,7 @@ class Record:
         _check(values["outputs"], _OUTPUTS, "outputs")
         inputs = values["inputs"]
         digests = [values["key"], values["identity"], inputs["source_digest"], inputs["nvrtc_digest"]]
-        for text in (*digests, values["outputs"]["object"], *inputs["headers"].values()):
-            if not (isinstance(text, str) and HEX64.fullmatch(text)):
-                raise ValueError(f"{text!r} is not a SHA-256")
+        _check_digests(*digests, values["outputs"]["object"], *inputs["headers"].values())
         for part, name in (("inputs", "options"), ("outputs", "entries"), ("outputs", "breaches")):
             if not all(isinstance(text, str) for text in values[part][name]):
                 raise ValueError(f"{part}.{name} holds something that is no text")
@@ -168,27 +171,20 @@ class Scan:
         values = unseal(data)
         _check_values(values)
         _check(values, {"scan": str, "source_digest": str, "headers": dict}, "scan")
-        for text in (values["source_digest"], *values["headers"].values()):
-            if not (isinstance(text, str) and HEX64.fullmatch(text)):
-                raise ValueError(f"{text!r} is not a SHA-256")
+        _check_digests(values["source_digest"], *values["headers"].values())
         if values["scan"] != digest:
             raise ValueError(f"it is the scan of {values['scan'][:12]}")
         return cls(digest, values["source_digest"], values["headers"])
 
 
-_RECORD: Mapping[str, type | tuple[type, ...]] = {
-    "schema_version": int, "key": str, "name": str, "family": str, "kernel": str, "knobs": dict, "identity": str,
-    "arch": str, "entry": str, "inputs": dict, "outputs": dict, "created": (int, float), "jitmx": str,
-}  # fmt: skip
-_INPUTS: Mapping[str, type | tuple[type, ...]] = {
-    "schema": int, "family": str, "source_digest": str, "headers": dict, "options": list, "arch": str, "nvrtc": str,
-    "nvrtc_digest": str,
-}  # fmt: skip
-_OUTPUTS: Mapping[str, type | tuple[type, ...]] = {
-    "object": str, "size": int, "entries": list, "registers": int, "spill_bytes": int, "stack_bytes": int,
-    "shared_bytes": int, "compile_ms": (int, float), "contract": dict, "breaches": list,
-}  # fmt: skip
+def _form(declared: type) -> dict[str, type | tuple[type, ...]]:
+    """The types that the members of a declared JSON object have; a number may lack its point."""
+    hints = get_type_hints(declared).items()
+    plain = {name: dict if is_typeddict(hint) else get_origin(hint) or hint for name, hint in hints}
+    return {name: (int, float) if kind is float else kind for name, kind in plain.items()}
 
+
+_RECORD, _INPUTS, _OUTPUTS = _form(Record), _form(Inputs), _form(Outputs)
 
 # What a sound number is at most: dates in seconds (year 5138), times in milliseconds, the rest in bytes or as counted.
 _MOST: Mapping[str, float] = {
@@ -231,6 +227,12 @@ def _check(values: Mapping[str, Any], form: Mapping[str, type | tuple[type, ...]
         value = values[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{where}.{name} is {value!r}")
+
+
+def _check_digests(*texts: Any) -> None:
+    for text in texts:
+        if not (isinstance(text, str) and HEX64.fullmatch(text)):
+            raise ValueError(f"{text!r} is not a SHA-256")
 
 
 def seal(values: Mapping[str, Any]) -> bytes:

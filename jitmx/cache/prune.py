@@ -120,7 +120,7 @@ class _Plan:
         self.total += item.size
         if item.kind == "record" and (found := self.tier.record(item.digest)):
             self.records[item.digest] = (found.record, item)
-            self.uses.update(_parts(found.record))
+            self.uses.update(found.record.parts)
         elif item.kind in ("object", "source"):
             self.parts.setdefault(item.digest, []).append(item)
         elif item.kind == "scan" and (source := _scanned(self.tier, item)):
@@ -139,7 +139,7 @@ class _Plan:
         record, item = self.records[key]
         self.doomed[key] = reason
         self.left -= item.size
-        for digest in _parts(record):
+        for digest in record.parts:
             self.uses[digest] -= 1
             if self.uses[digest] == 0:
                 self.left -= sum(part.size for part in self.parts.get(digest, ()))
@@ -190,10 +190,6 @@ class _Plan:
             if self._is_cut_off(item)
         ]
         return found
-
-
-def _parts(record: Record) -> set[str]:
-    return {record.outputs["object"], record.inputs["source_digest"]}
 
 
 def _scanned(tier: Tier, item: Item) -> str | None:

@@ -46,13 +46,12 @@ def _mentioned(tier: Tier, key: str) -> set[str]:
         found = tier.get(layout.action(tier.root, key), layout.LIMITS["record"])
         if found is None:
             return set()
-        record = Record.from_json(found[0])
+        return Record.from_json(found[0]).parts
     except NewerSchemaError:
         # What a newer jitmx calls its members is unknown, but a digest looks like a digest.
         return hexadecimals(found[0]) if found else set()
     except (OSError, ValueError):
         return set()
-    return {record.outputs["object"], record.inputs["source_digest"]}
 
 
 def move_aside(tier: Tier, paths: Iterable[Path]) -> tuple[dict[Path, Path], dict[Path, OSError]]:

@@ -146,15 +146,9 @@ def _knobs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _headers(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    found = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in old:
-            found.append(f"header {name} added")
-        elif name not in new:
-            found.append(f"header {name} no longer included")
-        elif old[name] != new[name]:
-            found.append(f"header {name} changed")
-    return found
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    fate = {(False, True): "added", (True, False): "no longer included", (True, True): "changed"}
+    return [f"header {name} {fate[name in old, name in new]}" for name in names]
 
 
 def _options(old: list[str], new: list[str]) -> list[str]:

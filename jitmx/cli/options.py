@@ -111,7 +111,10 @@ def duration(_context: click.Context, parameter: click.Parameter, value: str | N
     return seconds
 
 
-def arch_option(help: str) -> Callable[[_F], _F]:
+_MANY_TARGETS = "Target, such as sm_121; repeat it or separate several by commas"
+
+
+def arch_option(help: str = f"{_MANY_TARGETS} (default: the GPUs here, else JITMX_ARCH).") -> Callable[[_F], _F]:
     """`--arch`, repeatable and comma-separated; the verb receives `targets_asked: tuple[Arch, ...]`."""
     return click.option("--arch", "targets_asked", multiple=True, metavar="SM", callback=_targets, help=help)
 

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jitmx.cli.options import Count
 from jitmx.quoting import short
 from jitmx.registry.spec import MAX_SIZE, flags, read_flag
 from jitmx.setting_text import whole
 
 if TYPE_CHECKING:
     from jitmx.kernels import Problem
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def size_options(function: _F) -> _F:
-    """`-n` and `-k`; the verb receives `n: int | None` and `k: int | None`."""
-    size = Count(1, MAX_SIZE)
-    function = click.option("-k", "k", type=size, help="Input features: the same as k=...")(function)
-    return click.option("-n", "n", type=size, help="Output features: the same as n=...")(function)
-
-
-def size_list(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
-    """Reads `1,2,4`, or several such options, as numbers of 1 or more."""
-    words = [word for value in values for word in value.replace(",", " ").split()]
-    return tuple(dict.fromkeys(Count(1, MAX_SIZE).convert(word, parameter, context) for word in words))
 
 
 def pairs(words: tuple[str, ...], owner: str, names: list[str], kind: str) -> dict[str, str]:
@@ -49,19 +33,17 @@ def pairs(words: tuple[str, ...], owner: str, names: list[str], kind: str) -> di
     return found
 
 
-def read(op: str, problem: type[Problem], words: tuple[str, ...], **sizes: Any) -> dict[str, Any]:
-    """Fields of a problem of `op` from words, each read as the type of its field, and from `sizes` that are not None.
+def read(op: str, problem: type[Problem], words: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a problem of `op` from words, each read as the type of its field.
 
     Raises:
         click.UsageError: words that are no fields, or a field given twice.
     """
     items = {item.name: item for item in dataclasses.fields(problem)}
     fields = {name: item.default for name, item in items.items()}
-    found: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+    found: dict[str, Any] = {}
     for name, text in pairs(words, op, list(fields), "field").items():
         word = f"{name}={text}"
-        if name in found:
-            raise click.UsageError(f"{name} is given twice, as {short(word)} and as -{name}; give it once")
         if isinstance(fields[name], bool):
             value = read_flag(items[name], text)
             if value is None:

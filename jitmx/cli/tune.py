@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +14,11 @@ from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
 from jitmx.cli.options import FieldLetters, arch_option, jobs_option, json_option, quiet_option, span
+from jitmx.cli.progress import Progress
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
 
     from jitmx.arch import Arch
     from jitmx.dispatch.journal import Journal
@@ -227,7 +226,7 @@ class _Run:
         left = None if self._end is None else share * max(self._end - time.monotonic(), 1.0)
         tuner = tune.Tuner(
             self._measure, lambda task: _offered(self._family.name, task, agree), self._journal,
-            builds=self._builds, seconds=left, step=self._shown.step,
+            builds=self._builds, seconds=left, step=self._shown.timed,
         )  # fmt: skip
         return tuner.run(wanted, self._shown.done)
 
@@ -319,41 +318,18 @@ def _show(family: Family, outcomes: list[Outcome], target: Path) -> None:
         output.say(f"{noisy} rows did not come out the same twice in a row; tune them again on a quiet card", err=True)
 
 
-class _Shown:
-    """Progress on stderr: a bar with the time left on a terminal, a line a row elsewhere, nothing where quiet."""
+class _Shown(Progress):
+    """Progress by rows of the table, whose bar also moves with the timings of a row."""
 
     def __init__(self, family: Family, total: int, *, quiet: bool) -> None:
-        self._family, self._total, self._quiet, self._finished = family, total, quiet, 0
-        self._bar: Bar | None = None
+        super().__init__(total, "Tuning", quiet=quiet)
+        self._family = family
 
-    def __enter__(self) -> _Shown:
-        if not self._quiet and sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
+    def _columns(self) -> list[ProgressColumn]:
+        from rich import progress
 
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.TaskProgressColumn(),
-                progress.TimeElapsedColumn(),
-                progress.TextColumn("left"),
-                progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-            self._bar.add_task("Tuning", total=float(self._total))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Clear the bar."""
-        if self._bar is not None:
-            self._bar.stop()
+        left = progress.TextColumn("left"), progress.TimeRemainingColumn()
+        return [progress.TaskProgressColumn(), progress.TimeElapsedColumn(), *left]
 
     def more(self, rows: int) -> None:
         """There are so many rows more than were known."""
@@ -361,20 +337,13 @@ class _Shown:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], total=float(self._total))
 
-    def step(self, task: Task, done: int, of: int) -> None:
+    def timed(self, task: Task, done: int, of: int) -> None:
         """One timing of a task is done, of about so many."""
         if self._bar is not None:
             text = _whole(self._family, task.problem)
-            self._bar.update(self._bar.task_ids[0], completed=self._finished + min(done / of, 1.0), description=text)
+            self._bar.update(self._bar.task_ids[0], completed=self._done + min(done / of, 1.0), description=text)
 
     def done(self, outcome: Outcome) -> None:
         """A row is done."""
-        self._finished += 1
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=float(self._finished))
-        elif not self._quiet:
-            output.say(
-                f"[{self._finished}/{self._total}] {_whole(self._family, outcome.task.problem)}: {outcome.us:.2f} us, "
-                f"{outcome.kernel}" + ("" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"),
-                err=True,
-            )
+        unstable = "" if outcome.stable else f", not stable ({outcome.spread:.0%} apart)"
+        self.step(f"{_whole(self._family, outcome.task.problem)}: {outcome.us:.2f} us, {outcome.kernel}{unstable}")

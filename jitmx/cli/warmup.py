@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from jitmx import settings
 from jitmx.cache import store
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.group import exit_code
-from jitmx.cli.options import Count, arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import Count, FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 from jitmx.errors import ContractError, JitmxError, SettingError
+from jitmx.quoting import short
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
@@ -109,33 +111,29 @@ def _require_no_model_option() -> None:
 
 
 def _asked(
-    arches: tuple[Arch, ...],
-    words: tuple[str, ...],
-    sizes: dict[str, Any],
-    kernel: str | None,
-    family_names: tuple[str, ...],
+    arches: tuple[Arch, ...], words: tuple[str, ...], kernel: str | None, family_names: tuple[str, ...]
 ) -> list[Variant]:
     """The variants that the command line asks for."""
-    given = [name for name, value in sizes.items() if value]
     if family_names and (kernel or words):
         raise click.UsageError("--family is for default kernels; leave it out beside an operator or --variant")
-    if given and (kernel or not words):
-        raise click.UsageError(f"-{given[0]} needs an operator, such as: jitmx warmup linear -{given[0]} ...")
     if kernel:
         return targets.exact_variants(arches, kernel, words)
     if not words:
         return targets.default_variants(arches, family_names)
+    op, *fields = words
+    if "=" in op:
+        raise click.UsageError(f"{short(op)} needs an operator before it: jitmx warmup OP NAME=VALUE ...")
     from jitmx import kernels
 
-    problem = kernels.family(words[0]).problem
-    asked = [
-        shapes.read(words[0], problem, words[1:], m=rows, n=sizes["n"], k=sizes["k"]) for rows in sizes["m"] or [None]
-    ]
-    return targets.call_variants(arches, words[0], asked)
+    family = kernels.family(op)
+    rest, lists = shapes.read_values(op, family.problem, tuple(fields), family.axes)
+    calls = [{**rest, **dict(zip(lists, values, strict=True))} for values in itertools.product(*lists.values())]
+    return targets.call_variants(arches, op, calls)
 
 
 @click.command(
     "warmup",
+    cls=FieldLetters,
     short_help="Compile kernels of a target ahead of time.",
     epilog="""\b
 Examples:
@@ -155,8 +153,6 @@ failed "error" and "remedy"; with several targets also "arch".
 """,
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")
-@click.option("-m", "m", multiple=True, metavar="M,...", callback=shapes.size_list, help="Rows of the activations.")
-@shapes.size_options
 @click.option("--variant", "kernel", metavar="KERNEL", help="Just this kernel, with knobs NAME=VALUE; others default.")
 @click.option(
     "--model", metavar="NAME", help="Just what vLLM loads to serve it: gpt-oss-120b, gpt-oss-20b or a checkpoint."
@@ -168,18 +164,13 @@ failed "error" and "remedy"; with several targets also "arch".
 )  # fmt: skip
 @click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
 @click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
-@arch_option(
-    "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
-)
+@arch_option()
 @family_option
 @jobs_option
 @quiet_option
 @json_option
 def command(
     words: tuple[str, ...],
-    m: tuple[int, ...],
-    n: int | None,
-    k: int | None,
     kernel: str | None,
     model: str | None,
     layers: str | None,
@@ -195,8 +186,9 @@ def command(
     """Compile kernels of a target into the cache, and check their contracts.
 
     Without OP, every default kernel: what the typical calls of each operator take. With OP, what its calls with these
-    fields take, read as `jitmx explain` reads them. With --variant, that kernel with these knobs and no other. With
-    --model, everything that vLLM loads when it serves the model, so that JITMX_MODE=required serves from this cache.
+    fields take, read as `jitmx explain` reads them; -m 4 is short for m=4, and rows may have several values, -m 1,4.
+    With --variant, that kernel with these knobs and no other. With --model, everything that vLLM loads when it serves
+    the model, so that JITMX_MODE=required serves from this cache.
 
     Needs no GPU, no driver and no nvcc. Kernels that are in the cache already are hits.
     """
@@ -206,9 +198,9 @@ def command(
     arches = targets.resolve(targets_asked)
     if model is None:
         _require_no_model_option()
-        variants = _asked(arches, words, {"m": m, "n": n, "k": k}, kernel, family_names)
+        variants = _asked(arches, words, kernel, family_names)
     else:
-        if words or kernel or family_names or m or n or k:
+        if words or kernel or family_names:
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
         variants = _served(arches, model, layers, tokens, ranks, lora)
     from jitmx import batch

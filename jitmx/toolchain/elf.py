@@ -22,29 +22,23 @@ STT_FUNC = 2
 
 @dataclass(frozen=True)
 class Section:
-    """One section: its name, where its bytes lie, and the header's other fields under their ELF names."""
+    """One section: its name, where its bytes lie, and what else is asked of it, under its ELF name."""
 
-    index: int
     name: str
     type: int
-    flags: int
     offset: int
     size: int
     link: int
-    info: int
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """One symbol: its index in the symbol table, and its fields under their ELF names."""
+    """One symbol: its index in the symbol table, and what is asked of it, under its ELF name."""
 
     index: int
     name: str
     type: int
     other: int
-    section: int
-    value: int
-    size: int
 
 
 class Elf:
@@ -111,11 +105,11 @@ class Elf:
         table = b""
         if headers:
             table = self._slice(headers[names][4], headers[names][5], "section names")
-        for index, (name, kind, flags, _, offset, size, link, info, _, _) in enumerate(headers):
+        for name, kind, _, _, offset, size, link, *_ in headers:
             text = _string(table, name)
             if kind != SHT_NOBITS:
                 self._slice(offset, size, f"section {text}")
-            yield Section(index, text, kind, flags, offset, size, link, info)
+            yield Section(text, kind, offset, size, link)
 
     def _symbols(self) -> Iterator[Symbol]:
         table = next((section for section in self.sections if section.type == SHT_SYMTAB), None)
@@ -126,8 +120,8 @@ class Elf:
         names = self.data(self.sections[table.link])
         data = self.data(table)
         for index in range(len(data) // _SYMBOL.size):
-            name, kind, other, section, value, size = _SYMBOL.unpack_from(data, index * _SYMBOL.size)
-            yield Symbol(index, _string(names, name), kind & 15, other, section, value, size)
+            name, kind, other, *_ = _SYMBOL.unpack_from(data, index * _SYMBOL.size)
+            yield Symbol(index, _string(names, name), kind & 15, other)
 
     def _slice(self, offset: int, size: int, what: str) -> bytes:
         if offset + size > len(self._image):

@@ -83,7 +83,7 @@ def identify(paths: Sequence[Path], describe: Callable[[], dict[str, Any]], memo
         ToolchainError: a file can't be read.
     """
     seen = signature(paths)
-    entry = _recall(memo, seen)
+    entry: dict[str, Any] | None = next((kept["entry"] for kept in _entries(memo) if kept["signature"] == seen), None)
     if entry is None:
         entry = {**describe(), "digest": digest(paths)}
         if signature(paths) == seen:
@@ -105,14 +105,6 @@ def digest(paths: Sequence[Path]) -> str:
     except OSError as error:
         raise ToolchainError(f"NVRTC cannot be read: {error}", REINSTALL) from error
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def _recall(memo: Path | None, seen: list[list[int]]) -> dict[str, Any] | None:
-    for kept in _entries(memo):
-        if kept["signature"] == seen:
-            entry: dict[str, Any] = kept["entry"]
-            return entry
-    return None
 
 
 def _entries(memo: Path | None) -> list[dict[str, Any]]:

@@ -27,8 +27,6 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
-from jitmx import model_kernels
-from jitmx.arch import Arch
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
 from jitmx.vllm.policy import Block
@@ -109,19 +107,6 @@ def install(decide: Callable[[Block], bool]) -> None:
     _decide = decide
     if gpt_oss.GptOssModel.block_cls is gpt_oss.TransformerBlock:
         gpt_oss.GptOssModel.block_cls = JitmxTransformerBlock
-
-
-def without_fused_kernels(arch: Arch, hidden: int, n: int, format: str) -> str:
-    """Why norms in products gain nothing on a target, in words; empty where they do.
-
-    Args:
-        hidden: input features of QKV.
-        n: output features of QKV.
-        format: of its weight.
-    """
-    if model_kernels.gains(arch, n, hidden, format):
-        return ""
-    return f"the kernel for one row of QKV in {format} on {arch} has no RMSNorm in it"
 
 
 def _facts(block: Any) -> Block:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config_or_none
@@ -23,27 +23,10 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from jitmx.layers import FORMATS
 from jitmx.vllm.linear import JitmxLinearMethod, refusal
 from jitmx.vllm.log import logger
-
-__all__ = ["Decision", "JitmxLMHead", "register"]
+from jitmx.vllm.policy import Decision
 
 # What vLLM compiles the served model under; a draft is built under a tag of its own.
 _SERVED = "backbone"
-
-
-class Decision(Protocol):
-    """What a policy says of one head."""
-
-    @property
-    def format(self) -> str | None:
-        """ "mxfp4", "mxfp8", or None where the head stays as vLLM has it."""
-
-    @property
-    def reason(self) -> str:
-        """Why, for the log."""
-
-    @property
-    def all_scales(self) -> bool:
-        """Whether by kernels for all scales, whatever the weight has."""
 
 
 _decide: Callable[[str, bool, str], Decision] | None = None

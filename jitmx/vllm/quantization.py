@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
-from jitmx import layers, settings
+from jitmx import layers, model_kernels, settings
 from jitmx.vllm import compiled, facts, hooks, policy, router
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Block, Decision, Layer
@@ -103,13 +103,13 @@ def decide_block(found: Block) -> bool:
     config = get_current_vllm_config()
     if not isinstance(config.quant_config, JitmxGptOssConfig) or facts.draft():
         return False
-    from jitmx.vllm import block
-
     asked, (target, _) = _asked(config), facts.target()
 
     def lacking(format: str) -> str:
         assert target is not None, "no layer is served without a target"
-        return block.without_fused_kernels(target, found.hidden, found.n, format)
+        if model_kernels.gains(target, found.n, found.hidden, format):
+            return ""
+        return f"the kernel for one row of QKV in {format} on {target} has no RMSNorm in it"
 
     against = policy.against_fusing(found, asked, lacking)
     if found.whole:

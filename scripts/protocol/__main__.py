@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from jitmx.errors import JitmxError
-from scripts.protocol import configurations, regression
+from scripts.protocol import configurations, correctness, features, figures, levels, metadata, regression
+from scripts.protocol import reference as references
 from scripts.protocol.configurations import Configuration
-from scripts.protocol.figures import DRIFT
-from scripts.protocol.report import FAILED, ProtocolError, Report, load, save
+from scripts.protocol.engines import Place
+from scripts.protocol.levels import Asked
+from scripts.protocol.report import FAILED, SCHEMA_VERSION, ProtocolError, Report, load, save
 from scripts.protocol.sizes import PRESETS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -112,9 +114,6 @@ def _common(level: str) -> Callable[[_F], _F]:
 
 def _asked(given: dict[str, Any]) -> Any:
     """What a level is asked for, from the options of `_common`, which are taken out of `given`."""
-    from scripts.protocol.engines import Place
-    from scripts.protocol.levels import Asked
-
     model, preset, out = given.pop("model"), given.pop("synthetic"), given.pop("out").resolve()
     if (model is None) == (preset is None):
         raise ProtocolError("give --model FOLDER or --synthetic PRESET, one of them")
@@ -131,8 +130,6 @@ def _asked(given: dict[str, Any]) -> Any:
 
 
 def _finish(report: Report, path: Path, model: Path | None = None) -> None:
-    from scripts.protocol import metadata
-
     report.metadata = metadata.collect(model)
     save(report.payload(), path)
     failed = [check for check in report.checks if not check.passed]
@@ -161,8 +158,6 @@ def _stock(text: str) -> tuple[Configuration, ...]:
 @_common("level1")
 def level1(**given: Any) -> None:
     """Smoke: a server starts, answers, says what serves, and ends when told to."""
-    from scripts.protocol import levels
-
     _run(levels.smoke, given)
 
 
@@ -172,8 +167,6 @@ def level1(**given: Any) -> None:
 @click.option("--prompts", default="512", callback=_numbers, help="Prompts to prefill, tokens.")
 def level15(**given: Any) -> None:
     """Kernel path: the kernels that ran are those of the configuration, and no other's. A gate for any figure."""
-    from scripts.protocol import levels
-
     _run(levels.kernel_path, given)
 
 
@@ -191,8 +184,6 @@ def level15(**given: Any) -> None:
 @click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")
 def level2(stock: str, sets: str | None, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside stock backends and transformers in float32."""
-    from scripts.protocol import correctness
-
     backends = _stock(stock)
     if len(backends) != 2 or len(set(backends)) != 2:
         raise ProtocolError(f"--stock {stock}: two different backends are wanted; their distance is the measure")
@@ -219,10 +210,6 @@ def reference_file(file: Path, model: Path, device: str, seed: int, timeout: flo
 
     It serves --reference of level 2 on the same checkpoint and seed.
     """
-    from scripts.protocol import correctness
-    from scripts.protocol import reference as references
-    from scripts.protocol.engines import Place
-
     if file.suffix != ".npz":
         raise ProtocolError(f"{file}: a reference is named .npz")
     place = Place(model.resolve(), out.resolve(), {}, timeout)
@@ -230,16 +217,14 @@ def reference_file(file: Path, model: Path, device: str, seed: int, timeout: flo
     click.echo(json.dumps(references.write(file, place, [*prompts, *cached], device)))
 
 
-@main.command()
+@main.command("features")
 @_common("features")
 @click.option("--stock", default="marlin", help="The stock backend; vLLM's Triton experts take no LoRA.")
 @click.option("--steps", type=click.IntRange(1), default=64, help="Greedy tokens after a prompt, with the adapter.")
 @click.option("--together", is_flag=True, help="Start both engines at once; --engine gives each its share of the card.")
-def features(stock: str, **given: Any) -> None:
+def features_of_vllm(stock: str, **given: Any) -> None:
     """Features: LoRA, prefix caching and chunked prefill beside a stock backend with the same."""
-    from scripts.protocol import features as running
-
-    _run(running.features, given, stock=Configuration(backend=stock))
+    _run(features.features, given, stock=Configuration(backend=stock))
 
 
 @main.command()
@@ -249,8 +234,6 @@ def features(stock: str, **given: Any) -> None:
 @click.option("--context", type=click.IntRange(128), default=16384, help="Tokens of the long request.")
 def level3(**given: Any) -> None:
     """Stress: many requests, several at a time, a long context; no crash and no compile while serving."""
-    from scripts.protocol import levels
-
     _run(levels.stress, given)
 
 
@@ -260,13 +243,13 @@ def level3(**given: Any) -> None:
 @click.option("--batches", default="1,4,16,64", callback=_numbers, help="Batches to decode.")
 @click.option("--prefill", default="2048,8192", callback=_numbers, help="Prompts to prefill, tokens.")
 @click.option("--rounds", type=click.IntRange(1), default=2, help="Engines of each configuration, in turn.")
-@click.option("--drift", type=click.FloatRange(min=0), default=DRIFT, help="Between decode rates of one configuration.")
+@click.option(
+    "--drift", type=click.FloatRange(min=0), default=figures.DRIFT, help="Between decode rates of one configuration."
+)
 @click.option("--requests", type=click.IntRange(1), default=20, help="Requests alone, for latencies.")
 @click.option("--warm", is_flag=True, help="Caches are warm already: first starts are judged as well.")
 def level4(stock: str, batches: tuple[int, ...], prefill: tuple[int, ...], requests: int, **given: Any) -> None:
     """Benchmark: decode and prefill of stock vLLM and jitmx side by side."""
-    from scripts.protocol import figures, levels
-
     _run(levels.benchmark, given, stock=_stock(stock), workload=figures.Workload(batches, prefill, requests=requests))
 
 
@@ -307,8 +290,6 @@ def level6(
     **given: Any,
 ) -> None:
     """Matrix: every combination of layers, activation and tile, and stock backends beside them."""
-    from scripts.protocol import figures, levels
-
     combinations = [
         Configuration(configurations.layers(text), given["backend"], activation.strip(), tile.strip())
         for text, activation, tile in itertools.product(sets.split(";"), activations.split(","), tiles.split(","))
@@ -318,17 +299,14 @@ def level6(
     _run(levels.matrix, given, configurations=rows, workload=workload)
 
 
-@main.command()
+@main.command("metadata")
 @click.option("--model", type=_OLD_FOLDER, help="Also digests of this checkpoint.")
 @click.option("--whole", is_flag=True, help="Read every byte of the model's weights for its digest.")
 @click.option("--about", type=json.loads, default="{}", metavar="JSON", help="Flags and workload to keep beside it.")
 @click.option("--out", type=_FILE, help="Write there instead of stdout.")
-def metadata(model: Path | None, whole: bool, about: dict[str, Any], out: Path | None) -> None:
+def metadata_of_this_machine(model: Path | None, whole: bool, about: dict[str, Any], out: Path | None) -> None:
     """What a figure depends on: card, driver, clocks, software, environment, model."""
-    from scripts.protocol import metadata as collecting
-    from scripts.protocol.report import SCHEMA_VERSION
-
-    found = {"schema_version": SCHEMA_VERSION, **collecting.collect(model, whole=whole, about=about)}
+    found = {"schema_version": SCHEMA_VERSION, **metadata.collect(model, whole=whole, about=about)}
     if out is None:
         click.echo(json.dumps(found, indent=2))
     else:

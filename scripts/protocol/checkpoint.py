@@ -62,8 +62,7 @@ def write(
     Raises:
         InputError: the folder holds files already, or a size that no model can have.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; name a new folder, or remove it first")
+    _require_empty(folder)
     if shard_bytes < 1:
         raise InputError(f"shard_bytes={shard_bytes} is not positive; give 1 or more")
     if tokenizer and sizes.vocab < 256 + 2:
@@ -132,17 +131,12 @@ def rounded_copy(source: Path, folder: Path) -> Written:
     Raises:
         InputError: no checkpoint is there, or `folder` holds files already.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; name a new folder, or remove it first")
-    found = sorted(source.glob("*.safetensors"))
-    if not found or not (source / "config.json").is_file():
-        raise InputError(f"{source} holds no checkpoint: config.json and *.safetensors are wanted")
+    _require_empty(folder)
+    found = _files(source)
     folder.mkdir(parents=True, exist_ok=True)
     nbytes = 0
     for file in found:
-        with safe_open(file, framework="pt") as weights:
-            tensors = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
-        tensors = {name: round_to_grid(t) if _DENSE.search(name) else t for name, t in tensors.items()}
+        tensors = {name: round_to_grid(t) if _DENSE.search(name) else t for name, t in _tensors(file)}
         save_file(tensors, folder / file.name, metadata={"format": "pt"})
         nbytes += sum(tensor.nbytes for tensor in tensors.values())
     for file in source.glob("*"):
@@ -158,11 +152,9 @@ def digest(folder: Path) -> str:
         InputError: there are none.
     """
     places: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in _files(folder):
         with safe_open(file, framework="pt") as weights:
             places |= dict.fromkeys(weights.keys(), file)
-    if not places or not (folder / "config.json").is_file():
-        raise InputError(f"{folder} holds no checkpoint: config.json and *.safetensors are wanted")
     settings = json.loads((folder / "config.json").read_text())
     settings.pop(_MADE, None)
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -180,18 +172,33 @@ def dense_on_grid(folder: Path) -> bool:
     Raises:
         InputError: there is none.
     """
-    found = [torch.equal(round_to_grid(tensor), tensor) for tensor in _dense(folder)]
+    found = [
+        torch.equal(round_to_grid(tensor), tensor)
+        for file in sorted(folder.glob("*.safetensors"))
+        for _, tensor in _tensors(file, _DENSE)
+    ]
     if not found:
         raise InputError(f"{folder} holds no weights of attention and output layer in *.safetensors")
     return all(found)
 
 
-def _dense(folder: Path) -> Iterator[torch.Tensor]:
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
-                if _DENSE.search(name):
-                    yield weights.get_tensor(name)
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; name a new folder, or remove it first")
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("*.safetensors"))
+    if not found or not (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds no checkpoint: config.json and *.safetensors are wanted")
+    return found
+
+
+def _tensors(file: Path, named: re.Pattern[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(file, framework="pt") as weights:
+        for name in weights.keys():  # noqa: SIM118
+            if named is None or named.search(name):
+                yield name, weights.get_tensor(name)
 
 
 def _split(drawn: list[Drawn], limit: int) -> list[list[Drawn]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -113,10 +113,7 @@ class Configuration:
 
     def as_dict(self) -> dict[str, Any]:
         """Name and fields, for a report."""
-        return {
-            "name": self.name, "layers": list(self.layers), "backend": self.backend, "activation": self.activation,
-            "tile": self.tile, "eager": self.eager,
-        }  # fmt: skip
+        return {"name": self.name, **asdict(self)}
 
 
 def _choosing(settings: Any) -> list[str]:

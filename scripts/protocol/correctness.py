@@ -81,8 +81,7 @@ def correctness(
             wanted = [len(prompt) - 1 for prompt in cached]
             report.check("one token alone", known == wanted, f"{item.name}: {known} tokens were in the cache")
             if item.layers:
-                late = ", ".join(found["late"]) or "nothing"
-                report.check(f"{item.name}, warm-up", not found["late"], f"loaded for a request: {late}")
+                report.check_warm_up(f"{item.name}, warm-up", found["late"])
     if isinstance(reference, str):
         kept = references.make(place, [*prompts, *cached], reference)
     tables = _tables(report, [place.out / item.name for item in every], kept, len(prompts))

@@ -225,51 +225,16 @@ def _environment(configuration: Configuration) -> dict[str, str]:
 
 
 class Server:
-    """`vllm serve` on a free port of this machine.
+    """A `vllm serve` of this machine.
 
     Attributes:
         log: what it prints.
         ready_s: seconds until it answered.
     """
 
-    def __init__(self, place: Place, configuration: Configuration, **environment: str) -> None:
-        self._place, self._configuration, self._environment = place, configuration, environment
-        place.out.mkdir(parents=True, exist_ok=True)
-        self.log = place.out / f"{configuration.name}.server.log"
+    def __init__(self, base: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._base, self._process, self.log = base, process, log
         self.ready_s = 0.0
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Server:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._base = f"http://127.0.0.1:{port}"
-        options = self._place.engine(self._configuration)
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.pop("model")]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", *flags(options)]
-        environment = _environment(self._configuration)
-        begun = time.monotonic()
-        self._process = self._stack.enter_context(started(command, environment | self._environment, self.log))
-        try:
-            while not self.healthy():
-                if self._process.poll() is not None:
-                    raise ProtocolError(
-                        f"{self._configuration.name}: the server ended with status {self._process.returncode} before "
-                        f"it answered; {tail(self.log)}"
-                    )
-                if time.monotonic() - begun > self._place.timeout:
-                    raise ProtocolError(
-                        f"{self._configuration.name}: no answer in {self._place.timeout:.0f} s; {tail(self.log)}"
-                    )
-                time.sleep(0.2)
-        except BaseException:
-            self._stack.close()
-            raise
-        self.ready_s = time.monotonic() - begun
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def healthy(self) -> bool:
         """Whether the server answers."""
@@ -310,6 +275,37 @@ class Server:
             return self._process.wait(patience)
         except subprocess.TimeoutExpired:
             return None
+
+
+@contextlib.contextmanager
+def serving(place: Place, configuration: Configuration, **environment: str) -> Iterator[Server]:
+    """A server on a free port, once it answers. On the way out it is ended.
+
+    Raises:
+        ProtocolError: it ended before it answered, or ran out of time; the message has the end of its log.
+    """
+    place.out.mkdir(parents=True, exist_ok=True)
+    log = place.out / f"{configuration.name}.server.log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = place.engine(configuration)
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.pop("model")]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", *flags(options)]
+    begun = time.monotonic()
+    with started(command, _environment(configuration) | environment, log) as process:
+        server = Server(f"http://127.0.0.1:{port}", process, log)
+        while not server.healthy():
+            if process.poll() is not None:
+                raise ProtocolError(
+                    f"{configuration.name}: the server ended with status {process.returncode} before it answered; "
+                    f"{tail(log)}"
+                )
+            if time.monotonic() - begun > place.timeout:
+                raise ProtocolError(f"{configuration.name}: no answer in {place.timeout:.0f} s; {tail(log)}")
+            time.sleep(0.2)
+        server.ready_s = time.monotonic() - begun
+        yield server
 
 
 def flags(options: dict[str, Any]) -> list[str]:

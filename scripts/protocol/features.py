@@ -74,8 +74,7 @@ def features(asked: Asked, stock: Configuration, *, steps: int = 64, together: b
     ours, other = asked.ours.name, stock.name
     said = (place.out / f"{ours}.log").read_text(errors="replace")
     report.check("jitmx serves the experts", "jitmx serves moe in mxfp4" in said, "by the log of its engine")
-    late = ", ".join(found[ours]["late"]) or "nothing"
-    report.check("warm-up", not found[ours]["late"], f"loaded for a request: {late}")
+    report.check_warm_up("warm-up", found[ours]["late"])
     wanted = [len(prompt) - 1 for prompt in cached]
     for item, what in itertools.product(both, _KNOWN):
         known = found[item.name][what]["known"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 # Two rounds of the same engine in one run; further apart, the run measured the machine.
@@ -28,7 +28,7 @@ class Workload:
 
     def task(self, seed: int) -> dict[str, Any]:
         """For a worker."""
-        return {"task": "bench", "seed": seed} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"task": "bench", "seed": seed} | asdict(self)
 
 
 def flat(run: dict[str, Any]) -> dict[str, float]:

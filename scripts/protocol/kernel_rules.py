@@ -8,7 +8,7 @@ from those of O, counts can.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scripts.protocol.configurations import Configuration
@@ -144,19 +144,7 @@ def family(name: str) -> str | None:
     return next((key for key, patterns in FAMILIES.items() if any(re.search(p, name) for p in patterns)), None)
 
 
-def _beside(rule: Rule, launches: Iterable[str]) -> bool:
-    """Whether what a rule asks to see beside its family is in a profile."""
-    return all(any(re.search(pattern, name) for name in launches) for pattern in rule.beside)
-
-
-def judge(
-    launches: Mapping[str, int],
-    configuration: Configuration,
-    *,
-    layers: int,
-    passes: int,
-    rules: Iterable[Rule] = RULES,
-) -> list[Finding]:
+def judge(launches: Mapping[str, int], configuration: Configuration, *, layers: int, passes: int) -> list[Finding]:
     """What every rule for `configuration` says of a profile.
 
     Args:
@@ -165,8 +153,10 @@ def judge(
         passes: forward passes in the profile.
     """
     findings = []
-    for rule in rules:
-        if not rule.holds_for(configuration) or not _beside(rule, launches):
+    for rule in RULES:
+        if not rule.holds_for(configuration):
+            continue
+        if not all(any(re.search(pattern, name) for name in launches) for pattern in rule.beside):
             continue
         seen = sum(
             count for name, count in launches.items() if family(name) == rule.family and re.search(rule.only, name)

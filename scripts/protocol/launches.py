@@ -83,7 +83,7 @@ def kernel_of(way: str) -> str:
 
 
 def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iterator[tuple[Variant, Case]]:
-    """What `ways` gives, each with its largest case, in which rings turn, or its smallest.
+    """What `ways` gives, each with its largest case, in which rings turn, or its smallest; none of many GB.
 
     Args:
         only: ways; empty, all.
@@ -95,7 +95,8 @@ def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iter
     pick = min if smallest else max
     for way, variant in ways(arch):
         if not only or way in only:
-            yield variant, pick(kernels.family(variant.spec.family).cases(variant), key=size)
+            cases = kernels.family(variant.spec.family).cases(variant)
+            yield variant, pick((case for case in cases if not case.sparse), key=size)
 
 
 def launch(variant: Variant, case: Case) -> float:

@@ -47,7 +47,7 @@ class Asked:
 def smoke(asked: Asked) -> Report:
     """Level 1: a server starts, answers one request, says what it uses, and ends when told to."""
     report = asked.report("1")
-    with Server(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
+    with engines.serving(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
         report.check("starts", True, f"answered after {server.ready_s:.1f} s")
         tokens = server.complete([1, 2, 3, 4], 16)
         report.check("answers", len(tokens) == 16, f"{len(tokens)} tokens of 16")
@@ -56,13 +56,11 @@ def smoke(asked: Asked) -> Report:
         said = server.log.read_text(errors="replace")
         for wanted in asked.ours.announced():
             report.check("says what serves", re.search(wanted, said) is not None, f"the log is to hold {wanted!r}")
-        status = server.stop()
-        report.check("ends when told to", status in (0, -15), f"exit status {status}")
         report.results = {
             "ready_s": round(server.ready_s, 3), "compiled_at_start": len(_COMPILED.findall(said)),
             "startup": engines.startup(said),
         }  # fmt: skip
-        _clean(report, said)
+        _end(report, server, said)
     return report
 
 
@@ -81,7 +79,7 @@ def stress(asked: Asked, *, requests: int, parallel: int, context: int) -> Repor
     vocab = engines.vocabulary(asked.place.model)
     distinct = worker.random_prompts(vocab, [16 + 24 * k for k in range(10)], asked.seed)
     long = worker.random_prompts(vocab, [context - 64], asked.seed)[0]
-    with Server(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
+    with engines.serving(asked.place, asked.ours, JITMX_LOG_LEVEL="3", JITMX_VERBOSE="1") as server:
         started = len(server.log.read_text(errors="replace"))
         phases: list[tuple[str, Callable[[], list[list[int]]]]] = [
             ("in sequence", lambda: [server.complete(distinct[k % 10], 32) for k in range(requests)]),
@@ -105,9 +103,7 @@ def stress(asked: Asked, *, requests: int, parallel: int, context: int) -> Repor
         late = ["".join(found) for found in _COMPILED.findall(said[started:])]
         report.results["compiled_while_serving"] = late
         report.check("no compile while serving", not late, f"{len(late)} kernels: {', '.join(late[:5]) or 'none'}")
-        status = server.stop()
-        report.check("ends when told to", status in (0, -15), f"exit status {status}")
-        _clean(report, said)
+        _end(report, server, said)
     return report
 
 
@@ -209,8 +205,7 @@ def _profile(asked: Asked, batches: Iterable[int], prompts: Iterable[int]) -> di
 
 def _judge(report: Report, configuration: Configuration, found: dict[str, Any]) -> None:
     """Rules over the profiles that an engine gave, and that warm-up had every kernel."""
-    late = found["late"]
-    report.check(f"{configuration.name}, warm-up", not late, f"loaded for a request: {', '.join(late) or 'nothing'}")
+    report.check_warm_up(f"{configuration.name}, warm-up", found["late"])
     for item in found["profile"]:
         profile = profiles.from_dict(item)
         ran = sum(kernel.launches for kernel in profile.kernels)
@@ -218,8 +213,10 @@ def _judge(report: Report, configuration: Configuration, found: dict[str, Any]) 
             kernel_rules.check(report, profile, configuration)
 
 
-def _clean(report: Report, log: str) -> None:
-    """No failure in a log, up to where the server was told to end; how it ended its exit status says."""
+def _end(report: Report, server: Server, log: str) -> None:
+    """It ends when told to, and its log up to there has no failure."""
+    status = server.stop()
+    report.check("ends when told to", status in (0, -15), f"exit status {status}")
     lines = log.splitlines()
     bad = [line.strip() for line in lines if _BAD_LINE.search(line)]
     report.check("the log has no failure", not bad, bad[0] if bad else f"{len(lines)} lines were read")

@@ -19,6 +19,8 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
+from jitmx.errors import JitmxError
+
 Field = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +66,7 @@ def collect(
         "cudnn": field(_cudnn),
         "nvrtc": field(_nvrtc),
         "cpu": field(_cpu),
-        "memory_bytes": field(_memory),
+        "memory_bytes": field(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "os": field(lambda: [platform.system(), platform.release(), platform.machine()]),
         "container": field(_container),
         "python": field(lambda: sys.version.split()[0]),
@@ -81,7 +83,7 @@ def field(read: Callable[[], Any]) -> Field:
     """What `read` gives, or why it gives nothing."""
     try:
         return {"value": read()}
-    except Unknown as why:
+    except (Unknown, JitmxError) as why:
         return {"value": None, "reason": str(why)}
     except (OSError, ImportError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         return {"value": None, "reason": f"{type(error).__name__}: {error}"}
@@ -166,13 +168,9 @@ def _clocks() -> list[str]:
 
 
 def _driver() -> dict[str, Any]:
-    from jitmx.errors import DriverError
     from jitmx.runtime import driver
 
-    try:
-        return {"cuda": list(driver.version()), "devices": [device.name for device in driver.devices()]}
-    except DriverError as error:
-        raise Unknown(str(error)) from None
+    return {"cuda": list(driver.version()), "devices": [device.name for device in driver.devices()]}
 
 
 def _cuda() -> str:
@@ -193,13 +191,9 @@ def _cudnn() -> int:
 
 
 def _nvrtc() -> dict[str, Any]:
-    from jitmx.errors import JitmxError
     from jitmx.toolchain import nvrtc
 
-    try:
-        found = nvrtc.identity()
-    except JitmxError as error:
-        raise Unknown(str(error)) from None
+    found = nvrtc.identity()
     return {"release": found.version, "sha256": found.digest}
 
 
@@ -207,10 +201,6 @@ def _cpu() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
     return {"model": names[0] if names else None, "cores": len(os.sched_getaffinity(0))}
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _container() -> str:

@@ -6,7 +6,7 @@ import collections
 import gzip
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,7 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """For a report; `read` takes it back."""
-        return {
-            "phase": self.phase, "passes": self.passes, "layers": self.layers,
-            "kernels": [{"name": k.name, "launches": k.launches, "us": round(k.us, 3)} for k in self.kernels],
-        }  # fmt: skip
+        return asdict(self)
 
 
 def of_events(phase: str, events: Iterable[tuple[str, float]], passes: int | None, layers: int | None) -> Profile:
@@ -58,7 +55,7 @@ def of_events(phase: str, events: Iterable[tuple[str, float]], passes: int | Non
         count[name] += 1
         spent[name] += us
     ordered = sorted(count, key=lambda name: (-spent[name], name))
-    return Profile(phase, tuple(Kernel(name, count[name], spent[name]) for name in ordered), passes, layers)
+    return Profile(phase, tuple(Kernel(name, count[name], round(spent[name], 3)) for name in ordered), passes, layers)
 
 
 def read(path: Path) -> list[Profile]:
@@ -73,7 +70,9 @@ def read(path: Path) -> list[Profile]:
     except (OSError, ValueError, EOFError) as error:
         raise ProtocolError(f"{path} is no readable profile: {error}") from None
     if isinstance(value, dict) and "traceEvents" in value:
-        found = [_trace(path.name, value["traceEvents"])]
+        ran = (event for event in value["traceEvents"] if event.get("cat") == "kernel")
+        kernels = ((event["name"], float(event.get("dur", 0))) for event in ran)
+        found = [of_events(path.name, kernels, None, None)]
     elif isinstance(value, dict) and value.get("schema_version") == SCHEMA_VERSION and value.get("level") == "1.5":
         found = [from_dict(item) for items in value["results"]["profiles"].values() for item in items]
     else:
@@ -84,12 +83,6 @@ def read(path: Path) -> list[Profile]:
     return found
 
 
-def _trace(name: str, events: list[dict[str, Any]]) -> Profile:
-    kernels = ((event["name"], float(event.get("dur", 0))) for event in events if event.get("cat") == "kernel")
-    return of_events(name, kernels, None, None)
-
-
 def from_dict(item: dict[str, Any]) -> Profile:
     """A profile that `as_dict` gave."""
-    kernels = tuple(Kernel(k["name"], k["launches"], k["us"]) for k in item["kernels"])
-    return Profile(item["phase"], kernels, item["passes"], item["layers"])
+    return Profile(**item | {"kernels": tuple(Kernel(**kernel) for kernel in item["kernels"])})

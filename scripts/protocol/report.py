@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-PASSED, FAILED, USAGE = 0, 1, 2
+FAILED = 1  # exit status of a level with a check that failed
 
 
 class ProtocolError(Exception):
@@ -50,6 +50,10 @@ class Report:
         self.checks.append(Check(name, passed, seen))
         print(f"{'pass' if passed else 'FAIL'}  {name}: {seen}", file=sys.stderr, flush=True)
         return passed
+
+    def check_warm_up(self, name: str, late: list[str]) -> None:
+        """Check that no kernel was loaded for a request, `late`, which warm-up should have had."""
+        self.check(name, not late, f"loaded for a request: {', '.join(late) or 'nothing'}")
 
     @property
     def passed(self) -> bool:

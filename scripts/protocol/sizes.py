@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,9 +156,7 @@ class Drawn:
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        count = 1
-        for size in self.shape:
-            count *= size
+        count = math.prod(self.shape)
         return count // 2 + count // BLOCK if self.kind == "mxfp4" else count * 2
 
 

@@ -160,6 +160,9 @@ def test_what_another_library_does_is_checked_before_it_is_timed(
         return off
 
     monkeypatch.setattr(benchmarks_moe, "gap", gap)
-    other = moe_peers.Layer(lambda x, logits: x * 3)
+
+    def other(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
     assert benchmarks_moe.time_peer(Counted(), other) == wanted  # type: ignore[arg-type]
     assert benchmarks_moe.time_peer(Counted(), "it is not here") == {"us": None, "reason": "it is not here"}  # type: ignore[arg-type]

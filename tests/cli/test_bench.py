@@ -64,7 +64,7 @@ def moe_row(m: int, us: float, marlin: float | None) -> dict[str, Any]:
     shape = moe_inputs.MODELS["gpt-oss-120b"]
     hit = {1: 4.0, 16: 51.25}[m]
     peers = {"marlin": {"us": marlin, "reason": None if marlin else "kernel does not support current device"}}
-    floors = benchmarks_moe.floors(shape, m, hit, LIMITS)
+    floors = LIMITS.floors(shape.bytes(m, hit), shape.flops(m))
     return {"m": m, "hit": hit, "kernel": "decode", "us": us, **floors, "peers": peers}
 
 
@@ -83,7 +83,7 @@ def test_a_layer_of_experts_is_shown_beside_its_floor(capsys: pytest.CaptureFixt
 
 def test_many_rows_are_bound_by_operations() -> None:
     shape = moe_inputs.MODELS["gpt-oss-120b"]
-    found = benchmarks_moe.floors(shape, 8192, 128.0, LIMITS)
+    found = LIMITS.floors(shape.bytes(8192, 128.0), shape.flops(8192))
     assert found["floor_us"] == found["compute_us"] == pytest.approx(6 * 8192 * 4 * 2880 * 2880 / 7e14 * 1e6)
 
 

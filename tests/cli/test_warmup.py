@@ -215,7 +215,7 @@ def test_warmup_of_an_operator_compiles_what_its_calls_take_and_no_more(run, rea
     assert [kernel["name"] for kernel in read("warmup", "toy")["kernels"]] == ["toy.add.wide"]
 
 
-def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch, only_gemv) -> None:
+def test_rows_may_be_a_list_and_share_kernels(run, read, monkeypatch, only_gemv) -> None:
     asked: list[str] = []
 
     def build_all(variants: list[Variant], **_options: Any) -> list[Any]:
@@ -225,6 +225,8 @@ def test_rows_may_be_a_list_and_share_kernels(read, monkeypatch, only_gemv) -> N
     monkeypatch.setattr(batch, "build_all", build_all)
     read("warmup", "--arch", "sm_90", "linear", "-m", "1,3,4", "-m", "9", "-n", "4096", "-k", "4096", "dtype=fp16")
     assert [name.split("-")[0] for name in asked] == ["linear.gemv.fp16", "linear.gemv.m4", "linear.gemv.m8"]
+    said = run("warmup", "--arch", "sm_90", "linear", "-m", "1,x", code=2).stderr
+    assert "'m=x': m is a whole number from 1 to 2147483616" in said
 
 
 def test_the_command_of_an_error_compiles_the_kernel_that_was_missing(run, read, toy, monkeypatch) -> None:
@@ -250,16 +252,20 @@ def test_the_command_of_an_error_compiles_the_kernel_that_was_missing(run, read,
         (("--arch", "sm_121", "--jobs", "0"), "--jobs"),
         (("--arch", "sm_121", "surplus"), "'surplus' is not a kernel family; families: toy"),
         (("--arch", "sm_121", "toy", "pace=1"), "'pace=1' is no field=value of toy; its fields: name, steps"),
-        (("--arch", "sm_121", "toy", "-m", "1"), "no 'm'"),
-        (("--arch", "sm_121", "toy", "-m", "1,x"), "'x' is no whole number from 1 to 2147483616"),
-        (("--arch", "sm_121", "-n", "64"), "-n needs an operator"),
+        (("--arch", "sm_121", "toy", "-m", "1"), "'m=1' is no field=value of toy; its fields: name, steps"),
+        (("--arch", "sm_121", "toy", "-s", "1,x"), "'s=1,x' is no field=value of toy"),
+        (("--arch", "sm_121", "toy", "steps=x"), "steps is a whole number from 1 to 2147483616"),
+        (("--arch", "sm_121", "-n", "64"), "'n=64' needs an operator before it"),
         (("--arch", "sm_121", "--family", "toy", "toy"), "--family is for default kernels"),
         (("--arch", "sm_121", "--variant", "toy"), "'toy' is no kernel; those of the family: toy.add"),
         (("--arch", "sm_121", "--variant", "toy.sub"), "'sub' is no kernel of toy"),
         (("--arch", "sm_121", "--variant", "toy.add", "steps=3"), "steps=3 is not one of 1, 2, 4"),
         (("--arch", "sm_121", "--variant", "toy.add", "pace=3"), "its knobs: steps, wide"),
         (("--arch", "sm_121", "--variant", "toy.add", "steps=1", "steps=2"), "steps is given twice"),
-        (("--arch", "sm_121", "--variant", "toy.add", "-k", "32"), "-k needs an operator"),
+        (
+            ("--arch", "sm_121", "--variant", "toy.add", "-k", "32"),
+            "'k=32' is no knob=value of toy.add; its knobs: steps, wide",
+        ),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run, toy, arguments, said) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from jitmx.arch import Arch
@@ -9,6 +11,8 @@ from jitmx.cache import store
 from jitmx.cli import output
 from jitmx.cli.cache.entries import short
 from jitmx.cli.options import arch_option, family_option, json_option
+
+_TAKES: Final = ("registers", "spill_bytes", "shared_bytes", "size")
 
 
 @click.command(
@@ -46,14 +50,8 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
             {
                 "entries": [
                     {
-                        "name": item.record.name,
-                        "family": item.record.family,
-                        "arch": item.record.arch,
-                        "key": item.record.key,
-                        "registers": item.record.outputs["registers"],
-                        "spill_bytes": item.record.outputs["spill_bytes"],
-                        "shared_bytes": item.record.outputs["shared_bytes"],
-                        "size": item.record.outputs["size"],
+                        **{name: getattr(item.record, name) for name in ("name", "family", "arch", "key")},
+                        **{name: item.record.outputs[name] for name in _TAKES},
                         "created": item.record.created,
                         "used": item.used,
                         "cache": str(item.root),
@@ -78,9 +76,7 @@ def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_j
                 item.record.name,
                 item.record.arch,
                 short(item.record.key),
-                item.record.outputs["registers"],
-                item.record.outputs["spill_bytes"],
-                item.record.outputs["shared_bytes"],
+                *(item.record.outputs[name] for name in _TAKES[:3]),
                 output.size(item.record.outputs["size"]),
                 # A stamp and the clock may differ by the grain of the file system's time.
                 output.age(max(0.0, now - item.used) if now - item.used > -2 else now - item.used),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -66,17 +67,7 @@ def command(
         output.emit(
             {
                 "dry_run": dry_run,
-                "removed": [
-                    {
-                        "kind": removal.kind,
-                        "path": str(removal.path),
-                        "size": removal.size,
-                        "reason": removal.reason,
-                        "key": removal.key,
-                        "name": removal.name,
-                    }
-                    for removal in done.removals
-                ],
+                "removed": [asdict(removal) | {"path": str(removal.path)} for removal in done.removals],
                 "entries": len(entries),
                 "freed": done.freed,
                 "kept": done.kept,
