@@ -166,6 +166,11 @@ def dequantize(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], item
     return (blocks * scale_values(scales)[..., None]).reshape(codes.shape)
 
 
+def rounded(x: npt.NDArray[np.float64], item: Format, rule: str = "floor") -> npt.NDArray[np.float64]:
+    """What the codes of `x` [..., k] stand for."""
+    return dequantize(*quantize(x, item, rule), item)
+
+
 def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Two FP4 codes a byte, even k in the low nibble."""
     return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)

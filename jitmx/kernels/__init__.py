@@ -13,6 +13,7 @@ from typing import Any, Self
 from jitmx import resources, settings
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.formats import BLOCK
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.tuning import Tuning
@@ -36,6 +37,15 @@ class Problem(Fields):
     def on(cls, arch: Arch, **shape: Any) -> Self:
         """A problem with these fields, the others at the defaults that suit `arch`."""
         return cls(**shape)
+
+    def require_blocks(self, *names: str) -> None:
+        """Raise KnobError where a size is no whole number of blocks."""
+        for name, size in self.pick(*names).items():
+            if size % BLOCK:
+                raise KnobError(
+                    f"{type(self).__name__}.{name}={size} is not a multiple of {BLOCK}, the values that share a scale",
+                    f"the nearest legal value is {(size + BLOCK // 2) // BLOCK * BLOCK}",
+                )
 
     @property
     def overridable(self) -> bool:

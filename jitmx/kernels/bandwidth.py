@@ -8,6 +8,7 @@ Floor: the bytes read over the bandwidth that is to be measured.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,9 +51,7 @@ READ = KernelSpec(
     name="read",
     knobs=ReadKnobs,
     contract=lambda knobs, arch: Contract(max_registers=64, require=(r"\bLDG\.E\..*128",)),
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
-    entry="jitmx_bandwidth_read",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -63,7 +62,25 @@ def _cases(variant: Variant) -> Iterator[Case]:
     for vectors in (0, 1, 700, 2 * variant.knobs.block * variant.knobs.unroll + 3):
         data = generator.integers(0, 2**31, (vectors, 4), np.uint32)  # the stored sum has its top bit set: none has
         yield _case(f"{vectors} vectors", data, stored=False)
-    yield _case("the stored sum", np.array([[STORED_SUM, 0, 0, 0]], np.uint32), stored=True)
+    # A thread stores it when it has read each of its vectors once: of two whole rounds, and of one and single ones.
+    threads = 2 * variant.knobs.block
+    vectors = (2 * variant.knobs.unroll - 1) * threads + 2
+    for thread in (1, threads - 1):
+        data = generator.integers(0, 2**31, (vectors, 4), np.uint32)
+        data[thread, 3] ^= np.bitwise_xor.reduce(data[thread::threads], axis=None) ^ np.uint32(STORED_SUM)
+        yield _case(f"the sum of {vectors} vectors that thread {thread} stores", data, stored=True)
+    stored = np.array([[STORED_SUM, 0, 0, 0]], np.uint32)
+    yield _case("the stored sum", stored, stored=True)
+    # A vector behind 2^32 others, which the last block reads, or the first one in its second round.
+    block, blocks = variant.knobs.block, (1 << 32) // variant.knobs.block + 1
+    for before, runs in (((blocks - 1) * block, blocks - 1), (blocks * block, 0)):
+        case = _case(f"the last of {before + 1} vectors", stored, stored=True)
+        data, at = stored, np.array([before])
+        if runs == 0:
+            data = np.concatenate([np.zeros((block, 4), np.uint32), stored])
+            at = np.append(np.arange(block), before)
+        values = {**case.values, "data": Buffer(data).spread(at * 16, (before + 1) * 16), "vectors": before + 1}
+        yield dataclasses.replace(case, launch=Launch(blocks), values=values, blocks=(runs,))
 
 
 def _case(name: str, data: npt.NDArray[np.uint32], *, stored: bool) -> Case:

@@ -9,6 +9,7 @@ bytes read plus bytes written over the memory bandwidth.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,45 @@ def _cases(variant: Variant) -> Iterator[Case]:
     for seed, shape in enumerate(_SHAPES):
         for scales in ("folded in", "any"):
             yield _case(variant, *shape, scales=scales, seed=seed)
+    # Where a warp has several tiles, it is in the first one.
+    for which, shape in (("below", _SHAPES[-1]), ("above", _SHAPES[0]), ("NaN", _SHAPES[0])):
+        yield _case(variant, *shape, scales=f"folded in but one {which}", seed=len(_SHAPES))
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last rows of the last of many experts, and of the second of two that are far by themselves, in halves."""
+    for seed, (experts, rows, chunk, halves) in enumerate(((1 << 10, 1 << 20, 2, False), (2, 1 << 30, 1, True))):
+        small = _case(variant, 1, 16, 96, chunk, 0, halves, scales="any", seed=seed)
+        yield _last(small, experts, rows, halves)
+
+
+def _last(case: Case, experts: int, rows: int, halves: bool) -> Case:
+    """The same as the last rows of the last of many experts; in halves, a row's other half is far from it."""
+    values: dict[str, Any] = dict(case.values)
+    n, tiles, tile_rows = rows + values["n"], values["tiles"], rows // TILE_ROWS + values["tile_rows"]
+    for name, pitch, whole in (("codes", "code_row", "code_expert"), ("scales", "scale_row", "scale_expert")):
+        row = int(values[pitch])
+        values[whole] = n * row
+        some = np.arange(values["n"])[None]
+        place = (
+            (some % (values["n"] // 2) + rows // 2 + some // (values["n"] // 2) * (n // 2)) if halves else rows + some
+        )
+        values[name] = values[name].spread((experts - 1) * n * row + place * row, experts * n * row)
+    before = (experts - 1) * tile_rows + rows // TILE_ROWS
+    for name in ("words", "packed"):
+        row = values[name].data[0, 0].nbytes
+        values[name] = values[name].spread(before * row, experts * tile_rows * row)
+    values |= {"n": n, "half": n // 2 * halves, "tile_rows": tile_rows}
+    chunks = -(-tiles // values["chunk"])
+    blocks = experts * tile_rows * chunks
+    return dataclasses.replace(
+        case,
+        name=f"the last rows of [{experts}, {n}, 96]" + ", rows in halves" * halves,
+        launch=dataclasses.replace(case.launch, blocks=blocks),
+        values=values,
+        blocks=range(blocks - chunks, blocks),
+    )
 
 
 def _case(
@@ -160,15 +200,25 @@ def _case(
     blocks = codes.reshape(experts, n, -1, formats.BLOCK)
     zeros = generator.choice(np.array([0, 1 << item.bits - 1], np.uint8), blocks.shape)
     blocks[:] = np.where(generator.random((*blocks.shape[:3], 1)) < 0.3, zeros, blocks)
+    # A single code of a block may be more than zero, whichever lane has it.
+    alone = generator.random(blocks.shape[:3]) < 0.2
+    blocks[alone] = zeros[alone]
+    blocks[(*alone.nonzero(), generator.integers(0, formats.BLOCK, np.count_nonzero(alone)))] |= 1
     bounds = (low, high + 1) if scales != "any" else (0, 256)
     given = generator.integers(*bounds, (experts, n, k // formats.BLOCK + apart)).astype(np.uint8)
     if scales == "any":
         given[generator.random(given.shape) < 0.2] = generator.choice([low - 1, low, high, high + 1, 255])
+    else:
+        given[0, 0, 0], given[-1, -1, 0] = low, high
+        blocks[0, [0, 5], 0, :2] = blocks[-1, -1, 0, :2] = 1
+        lone = {"below": low - 1, "above": high + 1, "NaN": formats.SCALE_NAN}.get(scales.rpartition(" ")[2])
+        given[0, 5, 0] = given[0, 5, 0] if lone is None else lone
     taken = codes[..., :k], given[..., : k // formats.BLOCK]
     rows = [interleave(array).astype(np.uint8) for array in taken] if halves else taken
     packed = [reference(*expert, format, encoding) for expert in zip(rows[0], rows[1], strict=True)]
     words, bytes_of_scales = (np.stack([expert[part] for expert in packed]) for part in (0, 1))
     full = any(expert[2] for expert in packed)
+    sides = _sides(*taken, low, high, format)
     stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
     tile_rows, tiles = packed_tiles(n, k)
     chunk = min(most, tiles)
@@ -191,7 +241,28 @@ def _case(
         },
         check=check,
         gate=0.0,
+        sides=sides,
     )  # fmt: skip
+
+
+def _sides(codes: Bytes, scales: Bytes, low: int, high: int, format: str) -> dict[str, bool]:
+    """Edges of packing: ends of the scales that decoding folds in, what alone is past them, blocks of zeros, NaN."""
+    some = ((codes & (7 if format == "mxfp4" else 127)).reshape(*scales.shape, formats.BLOCK) > 0).any(-1)
+    below, above, nan = (scales < low), (scales > high) & (scales < 255), scales == formats.SCALE_NAN
+    lost = (format == "mxfp8") & ((codes & 127) == 127).reshape(*scales.shape, formats.BLOCK).any(-1)
+    inside = not ((below | above | nan) & some | nan | lost).any()
+    found = {
+        f"scale byte {low}, none past it": inside and bool((some & (scales == low)).any()),
+        f"scale byte {high}, none past it": inside and bool((some & (scales == high)).any()),
+        f"scale byte {low - 1} alone": bool((below & some).sum() == 1 and not (above & some).any() and not nan.any()),
+        f"scale byte {high + 1} alone": bool((above & some).sum() == 1 and not (below & some).any() and not nan.any()),
+        "scale NaN alone": bool(nan.sum() == 1 and not ((below | above) & some).any()),
+        "block of zeros": bool((~some & ~nan).any()),
+        "zeros of scale NaN": bool((~some & nan).any()),
+    }
+    if format == "mxfp8":
+        found["NaN code"] = bool((lost & ~nan).any())
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from jitmx.runtime.plan import Plans, Step
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-
 _plans = Plans(256)
 
 
@@ -61,7 +60,6 @@ def quantize(x: torch.Tensor, format: str = "mxfp4", *, scale_rule: str = "floor
 
 
 def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales."""
     x = custom.plain(x)
     checks.require_cuda("x", x)
     checks.require_layout("x", x)

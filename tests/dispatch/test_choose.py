@@ -202,9 +202,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> None:
     """`linear` with two kernels: gemv has no tile and is preferred up to 8 rows, tiled has one."""
     toys = tuple(
         Kernel(
-            KernelSpec(
-                "linear", name, ToyKnobs, lambda *_: Contract(), lambda _: 0, lambda _: 32, "toy", lambda _: ARGUMENTS
-            ),
+            KernelSpec("linear", name, ToyKnobs, lambda *_: Contract(), lambda _: 32, lambda _: ARGUMENTS, entry="toy"),
             lambda _variant: (),
             heuristic=lambda _problem, _arch, _count: {"tile_k": 128},
             tile=tile,

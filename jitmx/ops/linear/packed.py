@@ -6,8 +6,8 @@ finds rows g and g + 8, k = 8 t … 8 t + 7 of both 32-blocks, in one 16-byte lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
@@ -26,9 +26,31 @@ class Packed:
 
     words: torch.Tensor
     scales: torch.Tensor
+    encoding: str
+    scale_range: str
+
+    def _require(self, what: str, remedy: str, tiles: tuple[int, ...], lanes: tuple[int, ...]) -> None:
+        """Raise InputError unless words and scales are `what`: of so many tiles, a word of which has such lanes."""
+        for name, shape in (("words", (*tiles, *lanes)), ("scales", (*tiles, 8))):
+            tensor = getattr(self, name)
+            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
+                raise InputError(f"{name} of {what} must be int32 {list(shape)}", remedy)
+            checks.require_layout(name, tensor)
+        if self.words.device != self.scales.device:
+            raise InputError(
+                f"words are on {self.words.device} and scales on {self.scales.device}", "put both on one device"
+            )
+        if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
+            raise InputError(
+                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "plans"}
+
+    def clone(self) -> Self:
+        """The same in memory of its own."""
+        return replace(self, words=self.words.clone(), scales=self.scales.clone())  # type: ignore[type-var]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, plans=Plans())
@@ -74,30 +96,36 @@ class PackedWeight(Packed):
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tile_rows, tiles_k = packed_tiles(self.n, self.k)
+        tiles = packed_tiles(self.n, self.k)
         if self.format not in WEIGHTS:
             raise InputError(f"format={self.format!r} of a packed weight is not one of {', '.join(WEIGHTS)}")
         lanes = (32, 4) if self.format == "mxfp4" else (2, 32, 4)
-        for name, shape in (("words", (tile_rows, tiles_k, *lanes)), ("scales", (tile_rows, tiles_k, 8))):
-            tensor = getattr(self, name)
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
-                raise InputError(
-                    f"{name} of a packed weight [{self.n}, {self.k}] must be int32 {list(shape)}", "use pack_weight"
-                )
-            checks.require_layout(name, tensor)
-        if self.words.device != self.scales.device:
-            raise InputError(
-                f"words are on {self.words.device} and scales on {self.scales.device}", "put both on one device"
-            )
-        if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
-            raise InputError(
-                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
-            )
+        self._require(f"a packed weight [{self.n}, {self.k}]", "use pack_weight", tiles, lanes)
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, k)."""
         return self.n, self.k
+
+
+def quantized(weight: object, dimensions: int) -> MXTensor:
+    """A weight of so many dimensions as it was passed: an MXTensor, or MXFP4 codes and scales.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(weight, tuple) and len(weight) == 2:
+        codes, scales = weight
+        # Hugging Face's gpt-oss blocks have a dimension more.
+        if isinstance(codes, torch.Tensor) and codes.dim() == dimensions + 1 and codes.shape[-1] == formats.BLOCK // 2:
+            codes = codes.flatten(-2)
+        weight = MXTensor(codes, scales)
+    if not isinstance(weight, MXTensor):
+        raise InputError(
+            f"weight is a {type(weight).__name__}",
+            "pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)",
+        )
+    return weight
 
 
 def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encoding: str | None = None) -> PackedWeight:
@@ -120,16 +148,7 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         CaptureError: a CUDA graph is being captured.
         NotWarmedError: on a GPU, the kernel that packs is not in the cache, and JITMX_MODE=required.
     """
-    if isinstance(weight, tuple) and len(weight) == 2:
-        codes, scales = weight
-        if isinstance(codes, torch.Tensor) and codes.dim() == 3 and codes.shape[-1] == formats.BLOCK // 2:
-            codes = codes.flatten(1)
-        weight = MXTensor(codes, scales)
-    if not isinstance(weight, MXTensor):
-        raise InputError(
-            f"weight is a {type(weight).__name__}",
-            "pass an MXTensor (jitmx.quantize(w, 'mxfp4')) or its (codes, scales)",
-        )
+    weight = quantized(weight, 2)
     if weight.format not in WEIGHTS:
         raise InputError(
             f"weight is {weight.format}; linear kernels take {' and '.join(WEIGHTS)} weights "

@@ -150,12 +150,10 @@ def _require(name: str, tensor: Any, x: torch.Tensor, dtypes: tuple[torch.dtype,
     """Raise InputError unless a tensor is of one of these types and of this shape, on x's device."""
     checks.require_tensor(name, tensor)
     if tensor.dtype not in dtypes or tuple(tensor.shape) != shape or tensor.device != x.device:
-        raise _unfit(name, tensor, x, dtypes, shape)
-
-
-def _unfit(name: str, tensor: torch.Tensor, x: torch.Tensor, dtypes: Any, shape: Any) -> InputError:
-    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return InputError(f"{name} is {checks.describe(tensor)}; it must be contiguous {names} {list(shape)} on {x.device}")
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise InputError(
+            f"{name} is {checks.describe(tensor)}; it must be contiguous {names} {list(shape)} on {x.device}"
+        )
 
 
 def require_like(name: str, tensor: Any, x: torch.Tensor) -> None:

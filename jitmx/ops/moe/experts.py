@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from jitmx import formats
 from jitmx.errors import InputError
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles
-from jitmx.ops import checks
-from jitmx.ops.linear.packed import Packed
+from jitmx.kernels.linear.layout import packed_tiles
+from jitmx.ops.linear.packed import Packed, quantized
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans
@@ -42,22 +40,8 @@ class PackedExperts(Packed):
     def __post_init__(self) -> None:
         tiles = packed_tiles(self.n, self.k)
         experts = self.words.shape[0] if isinstance(self.words, torch.Tensor) and self.words.dim() else 0
-        for name, shape in (("words", (experts, *tiles, 32, 4)), ("scales", (experts, *tiles, 8))):
-            tensor = getattr(self, name)
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
-                raise InputError(
-                    f"{name} of packed experts [{experts}, {self.n}, {self.k}] must be int32 {list(shape)}",
-                    "use pack_experts",
-                )
-            checks.require_layout(name, tensor)
-        if self.words.device != self.scales.device:
-            raise InputError(
-                f"words are on {self.words.device} and scales on {self.scales.device}", "put both on one device"
-            )
-        if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
-            raise InputError(
-                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
-            )
+        what = f"packed experts [{experts}, {self.n}, {self.k}]"
+        self._require(what, "use pack_experts", (experts, *tiles), (32, 4))
 
     @property
     def experts(self) -> int:
@@ -92,13 +76,7 @@ def pack_experts(
         CaptureError: a CUDA graph is being captured.
         NotWarmedError: on a GPU, the kernel that packs is not in the cache, and JITMX_MODE=required.
     """
-    if isinstance(weight, tuple) and len(weight) == 2:
-        codes, scales = weight
-        if isinstance(codes, torch.Tensor) and codes.dim() == 4 and codes.shape[-1] == formats.BLOCK // 2:
-            codes = codes.flatten(2)
-        weight = MXTensor(codes, scales)
-    if not isinstance(weight, MXTensor):
-        raise InputError(f"weight is a {type(weight).__name__}", "pass an MXTensor or its (codes, scales)")
+    weight = quantized(weight, 3)
     if weight.format != "mxfp4":
         raise InputError(f"weight is {weight.format}; moe kernels take mxfp4 weights (jitmx.quantize(w, 'mxfp4'))")
     if len(weight.shape) != 3 or 0 in weight.shape:

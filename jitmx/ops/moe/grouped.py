@@ -122,7 +122,6 @@ class GroupedPlan(Plan):
 
 
 def _step(choice: Choice, device: int) -> Step:
-    """One of the launches."""
     variant, problem = choice.variant, choice.problem
     assert isinstance(problem, MoeProblem)
     n, k = problem.sizes(variant.knobs.product) if makes_products(variant.spec) else (problem.hidden, problem.hidden)

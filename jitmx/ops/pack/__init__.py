@@ -145,7 +145,6 @@ _plans = Plans(64)
 
 
 def _step(problem: PackProblem, device: int, experts: int, n: int, k: int, whole: bool) -> Step:
-    """The launch of a shape."""
     key = problem, device, experts, n, k, whole
     step: Step | None = _plans.get(key)
     if step is None:

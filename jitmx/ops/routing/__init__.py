@@ -150,14 +150,22 @@ def _route_traced(
     return Routing(ids, weights, None, None, None, None)
 
 
-def _new_choice(x: torch.Tensor, experts: int, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights that are not written yet."""
+def _new_routing(
+    x: torch.Tensor, weight: torch.Tensor | None, k: int, scoring: str, tile: int | None, local_experts: int | None,
+    normalized: bool,
+) -> Routing:  # fmt: skip
+    """What a call writes, not written yet."""
     require_scoring(scoring)
+    experts = x.shape[-1] if weight is None else weight.shape[0]
     if x.dim() != 2:
         raise InputError(f"x is {checks.describe(x)}; it must have two dimensions")
     if not 1 <= k <= min(MAX_K, experts):
         raise KnobError(f"k={k} is not 1 to {min(MAX_K, experts)}, of {experts} experts")
-    return x.new_empty((x.shape[0], k), dtype=torch.int32), x.new_empty((x.shape[0], k), dtype=torch.float32)
+    ids, weights = (x.new_empty((x.shape[0], k), dtype=dtype) for dtype in (torch.int32, torch.float32))
+    lists: tuple[torch.Tensor | None, ...] = None, None, None, None
+    if tile is not None:
+        lists = _new_lists(x, x.shape[0], k, experts if local_experts is None else local_experts, tile)
+    return Routing(ids, weights, *lists)._replace(normalized=torch.empty_like(x) if normalized else None)
 
 
 def _new_lists(like: torch.Tensor, m: Any, k: int, local: int, tile: int) -> tuple[torch.Tensor, ...]:
@@ -171,77 +179,30 @@ def _new_lists(like: torch.Tensor, m: Any, k: int, local: int, tile: int) -> tup
 
 
 def _run_route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, k: int, scoring: str,
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    made = _new_choice(x, weight.shape[0], k, scoring)
-    out = Routing(*made, None, None, None, None)
-    x, weight, bias, norm = map(custom.plain, (x, weight, bias, norm))
-    run_route(x, weight, bias, norm, None, k, scoring, epsilon, None, None, out)
-    return made
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int | None = None,
+    local_experts: int | None = None, normalized: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """What every operator of `route` does; each gives back what it asks for of a Routing."""
+    out = _new_routing(x, weight, k, scoring, tile, local_experts, normalized)
+    x, weight, bias, norm, expert_map = map(custom.plain, (x, weight, bias, norm, expert_map))
+    run_route(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, out, normalized=normalized)
+    return tuple(tensor for tensor in out if tensor is not None)
 
 
 def _fake_route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, k: int, scoring: str,
-    _epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
+    _expert_map: torch.Tensor | None, k: int, scoring: str, _epsilon: float, tile: int | None = None,
+    local_experts: int | None = None, normalized: bool = False,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     custom.refuse_gradients(x=x, weight=weight, bias=bias, norm=norm)
-    return _new_choice(x, weight.shape[0], k, scoring)
+    out = _new_routing(x, weight, k, scoring, tile, local_experts, normalized)
+    return tuple(tensor for tensor in out if tensor is not None)
 
 
-def _run_normalized(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor, k: int, scoring: str,
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    made = *_new_choice(x, weight.shape[0], k, scoring), torch.empty_like(x)
-    x, weight, bias, norm = map(custom.plain, (x, weight, bias, norm))
-    out = Routing(*made[:2], None, None, None, None, made[2])
-    run_route(x, weight, bias, norm, None, k, scoring, epsilon, None, None, out, normalized=True)
-    return made
-
-
-def _fake_normalized(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return *_fake_route(x, weight, bias, norm, *rest), torch.empty_like(x)
-
-
-def _run_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
-    made = _new_choice(logits, logits.shape[-1], k, scoring)
-    out = Routing(*made, None, None, None, None)
-    run_route(custom.plain(logits), None, None, None, None, k, scoring, 0.0, None, None, out)
-    return made
-
-
-def _fake_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_topk(logits: torch.Tensor, k: int, scoring: str) -> tuple[torch.Tensor, ...]:
     custom.refuse_gradients(logits=logits)
-    return _new_choice(logits, logits.shape[-1], k, scoring)
-
-
-def _new_routing(
-    x: torch.Tensor, weight: torch.Tensor | None, k: int, scoring: str, tile: int, local_experts: int | None
-) -> tuple[torch.Tensor, ...]:
-    experts = x.shape[-1] if weight is None else weight.shape[0]
-    chosen = _new_choice(x, experts, k, scoring)
-    return (*chosen, *_new_lists(x, x.shape[0], k, experts if local_experts is None else local_experts, tile))
-
-
-def _run_lists(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
-    expert_map: torch.Tensor | None, k: int, scoring: str, epsilon: float, tile: int, local_experts: int | None
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    made = _new_routing(x, weight, k, scoring, tile, local_experts)
-    x, weight, bias, norm, expert_map = map(custom.plain, (x, weight, bias, norm, expert_map))
-    run_route(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts, Routing(*made))
-    return made
-
-
-def _fake_lists(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm: torch.Tensor | None,
-    _expert_map: torch.Tensor | None, k: int, scoring: str, _epsilon: float, tile: int, local_experts: int | None
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    custom.refuse_gradients(x=x, weight=weight, bias=bias, norm=norm)
-    return _new_routing(x, weight, k, scoring, tile, local_experts)
+    return _fake_route(logits, None, None, None, None, k, scoring, 0.0)
 
 
 def _run_group(
@@ -264,20 +225,28 @@ def _fake_group(
 _SCORED = "int k, str scoring, float epsilon"
 custom.define(
     f"route(Tensor x, Tensor weight, Tensor? bias, Tensor? norm, {_SCORED}) -> (Tensor, Tensor)",
-    _run_route,
-    _fake_route,
+    lambda x, weight, bias, norm, *rest: _run_route(x, weight, bias, norm, None, *rest),
+    lambda x, weight, bias, norm, *rest: _fake_route(x, weight, bias, norm, None, *rest),
 )
 custom.define(
     f"route_normalized(Tensor x, Tensor weight, Tensor? bias, Tensor norm, {_SCORED}) -> (Tensor, Tensor, Tensor)",
-    _run_normalized,
-    _fake_normalized,
+    lambda x, weight, bias, norm, k, scoring, epsilon: _run_route(
+        x, weight, bias, norm, None, k, scoring, epsilon, normalized=True
+    ),
+    lambda x, weight, bias, norm, k, scoring, epsilon: _fake_route(
+        x, weight, bias, norm, None, k, scoring, epsilon, normalized=True
+    ),
 )
-custom.define("topk(Tensor logits, int k, str scoring) -> (Tensor, Tensor)", _run_topk, _fake_topk)
+custom.define(
+    "topk(Tensor logits, int k, str scoring) -> (Tensor, Tensor)",
+    lambda logits, k, scoring: _run_route(logits, None, None, None, None, k, scoring, 0.0),
+    _fake_topk,
+)
 custom.define(
     f"route_lists(Tensor x, Tensor? weight, Tensor? bias, Tensor? norm, Tensor? expert_map, {_SCORED}, int tile, "
     "int? local_experts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _run_lists,
-    _fake_lists,
+    _run_route,
+    _fake_route,
 )
 custom.define(
     "group_by_expert(Tensor ids, int experts, int tile, Tensor? expert_map, int? local_experts) -> "

@@ -159,8 +159,7 @@ def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ..
     checks.require_cuda(name, tensor)
     if tensor.dtype not in dtypes or tensor.dim() != 2:
         raise InputError(f"{name} is {checks.describe(tensor)}; it must have two dimensions and be {_names(dtypes)}")
-    checks.require_layout(name, tensor)
-    checks.require_no_grad(name, tensor)
+    _address(name, tensor)
 
 
 def _check_vector(
@@ -169,8 +168,7 @@ def _check_vector(
     checks.require_cuda(name, tensor)
     if tensor.shape != (size,) or tensor.dtype not in dtypes or tensor.device != device:
         raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names(dtypes)} [{size}] on {device}")
-    checks.require_layout(name, tensor)
-    checks.require_no_grad(name, tensor)
+    _address(name, tensor)
 
 
 def _check_router(

@@ -96,7 +96,6 @@ class Plan(plan.Plan):
         return Routing(ids, weights, pairs, offsets, schedule.view(self.capacity, 4), tiles, normalized)
 
     def _step(self, problem: RoutingProblem, call: Call, knobs: Mapping[str, Any] | None) -> Step:
-        """One launch."""
         arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
         variant = choose("routing", problem, arch, multiprocessors=multiprocessors, knobs=knobs).variant
         geometry = routing.launch(variant, problem.m, call.local, multiprocessors)

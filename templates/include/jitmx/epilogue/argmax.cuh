@@ -33,7 +33,9 @@ __device__ __forceinline__ void merge_ranks(u64 found, int rows, void* workspace
   __syncwarp();
   u32 last = 0;
   if (lane == 0) last = arrive_last(static_cast<u32*>(workspace), gridDim.x);
-  if (__shfl_sync(0xFFFFFFFFu, last, 0) == 0u || lane >= rows) return;
+  last = __shfl_sync(0xFFFFFFFFu, last, 0);
+  __syncwarp();  // all lanes know what the counting one has learned: a shuffle tells of no memory
+  if (last == 0u || lane >= rows) return;
   const u64 rank = atomicExch(ranks + lane, 0ull);
   static_cast<long long*>(indices)[lane] = (long long)(0xFFFFFFFFu - u32(rank));
 }

@@ -1,6 +1,5 @@
 // Rows of X on their way to shared memory: a slice of k, filled up with zeros to whole tiles.
 #pragma once
-#include "jitmx/linear/norm.cuh"
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/math/warp.cuh"
 #include "jitmx/ptx/address.cuh"
@@ -8,6 +7,25 @@
 #include "jitmx/ptx/global.cuh"
 
 namespace jitmx {
+
+// RMSNorm of X on its way: x g, rounded once, and sums of x^2, by whose root a product of x g is divided.
+template <class T> __device__ __forceinline__ u32 weighted(u32 x, u32 g) {
+  return u32(T::round(T::low(x) * T::low(g))) | u32(T::round(T::high(x) * T::high(g))) << 16;
+}
+
+template <class T> __device__ __forceinline__ Vec4 weighted(const Vec4& x, const Vec4& g) {
+  return Vec4{weighted<T>(x.x, g.x), weighted<T>(x.y, g.y), weighted<T>(x.z, g.z), weighted<T>(x.w, g.w)};
+}
+
+// Sum of the squares of 8 values.
+template <class T> __device__ __forceinline__ float squares(const Vec4& v) {
+  const u32 pair[4] = {v.x, v.y, v.z, v.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    sum = fmaf(T::high(pair[i]), T::high(pair[i]), fmaf(T::low(pair[i]), T::low(pair[i]), sum));
+  return sum;
+}
 
 // Zeros in rows `from` to kRows: what their columns of MMA yield is never stored.
 template <int kRows, int kThreads> __device__ __forceinline__ void clear_rows(u8* x, int pitch, int from) {

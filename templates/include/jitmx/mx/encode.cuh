@@ -34,38 +34,24 @@ __device__ __forceinline__ void encode_bytes(const float (&x)[8], float reciproc
 }
 
 // A format: bits of a code as stored, words that eight take, emax, mantissa bits. `encode` gives the codes of eight
-// values of type T under a scale byte; Native says that the target converts by instruction.
-struct Mxfp8 {
-  static constexpr int kBits = 8, kWords = 2, kEmax = 8, kMantissa = 3;
+// values of type T under a scale byte; Native says that the target converts by instruction, a pair by `to_pair`.
+template <class Element, int SignBit, int Emax, u32 (*to_pair)(float, float)> struct ByteFormat {
+  static constexpr int kBits = 8, kWords = 2, kEmax = Emax, kMantissa = 3;
 
   template <class T, bool Native>
   static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
     const float reciprocal = reciprocal_scale(scale);
     if constexpr (Native) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) words[i] = to_e4m3x2(x[2 * i] * reciprocal, x[2 * i + 4] * reciprocal) |
-                                             to_e4m3x2(x[2 * i + 1] * reciprocal, x[2 * i + 5] * reciprocal) << 16;
+      for (int i = 0; i < 2; ++i) words[i] = to_pair(x[2 * i] * reciprocal, x[2 * i + 4] * reciprocal) |
+                                             to_pair(x[2 * i + 1] * reciprocal, x[2 * i + 5] * reciprocal) << 16;
     } else {
-      encode_bytes<E4M3, 7>(x, reciprocal, words);
+      encode_bytes<Element, SignBit>(x, reciprocal, words);
     }
   }
 };
-
-struct Mxfp6 {
-  static constexpr int kBits = 8, kWords = 2, kEmax = 2, kMantissa = 3;
-
-  template <class T, bool Native>
-  static __device__ __forceinline__ void encode(const float (&x)[8], u32 scale, u32 (&words)[2]) {
-    const float reciprocal = reciprocal_scale(scale);
-    if constexpr (Native) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) words[i] = to_e2m3x2(x[2 * i] * reciprocal, x[2 * i + 4] * reciprocal) |
-                                             to_e2m3x2(x[2 * i + 1] * reciprocal, x[2 * i + 5] * reciprocal) << 16;
-    } else {
-      encode_bytes<E2M3, 5>(x, reciprocal, words);
-    }
-  }
-};
+struct Mxfp8 : ByteFormat<E4M3, 7, 8, to_e4m3x2> {};
+struct Mxfp6 : ByteFormat<E2M3, 5, 2, to_e2m3x2> {};
 
 struct Mxfp4 {
   static constexpr int kBits = 4, kWords = 1, kEmax = 2, kMantissa = 1;

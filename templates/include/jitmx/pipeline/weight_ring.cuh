@@ -9,6 +9,29 @@
 
 namespace jitmx {
 
+// Mbarriers of the stages of a warp's ring, where its copies are bulk copies.
+template <int kStages, bool kBulk> __device__ __forceinline__ void start_chunks(u32 full) {
+  if constexpr (kBulk) {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < kStages; ++i) mbarrier_init(full + 8 * i, 1);
+      mbarrier_init_fence();
+    }
+    __syncwarp();
+  }
+}
+
+// Waits for the next chunk.
+template <bool kBulk, int kStages>
+__device__ __forceinline__ void wait_chunk(u32 full, const PipelineState<kStages>& state) {
+  if constexpr (kBulk) {
+    mbarrier_wait(full + 8 * state.stage, state.parity());
+  } else {
+    copy_wait<kStages - 1>();
+    __syncwarp();
+  }
+}
+
 // Each of kStages stages holds a chunk: kChunk tiles of each of kRows rows of tiles, codes first, then scales. Copies
 // are bulk copies that complete on an mbarrier a stage (kBulk), or cp.async.
 template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
@@ -23,14 +46,7 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
         full_(shared_address(full)), lane_(threadIdx.x % 32), tile_rows_(tile_rows), tiles_k_(tiles_k), row_(row),
             left_(tiles_k),
         remaining_(remaining), tile_(u32(row) * tiles_k) {
-    if constexpr (kBulk) {
-      if (lane_ == 0) {
-#pragma unroll
-        for (int i = 0; i < kStages; ++i) mbarrier_init(full_ + 8 * i, 1);
-        mbarrier_init_fence();
-      }
-      __syncwarp();
-    }
+    start_chunks<kStages, kBulk>(full_);
   }
 
   // Starts the copy of the next chunk, if there is one, into a stage that every lane has read.
@@ -65,15 +81,7 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
     if constexpr (!kBulk) copy_commit();
   }
 
-  // Waits for the next chunk.
-  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) {
-    if constexpr (kBulk) {
-      mbarrier_wait(full_ + 8 * state.stage, state.parity());
-    } else {
-      copy_wait<kStages - 1>();
-      __syncwarp();
-    }
-  }
+  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) { wait_chunk<kBulk>(full_, state); }
 
  private:
   // `tiles` tiles from `tile` on, to place `slot` of the chunk at `to`.

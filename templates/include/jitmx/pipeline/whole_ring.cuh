@@ -1,12 +1,7 @@
 // A ring in shared memory through which one warp streams whole rows of packed tiles, in chunks that each row is a
 // multiple of.
 #pragma once
-#include "jitmx/mxfp4/layout.cuh"
-#include "jitmx/pipeline/state.cuh"
-#include "jitmx/ptx/address.cuh"
-#include "jitmx/ptx/async_copy.cuh"
-#include "jitmx/ptx/bulk_copy.cuh"
-#include "jitmx/ptx/mbarrier.cuh"
+#include "jitmx/pipeline/weight_ring.cuh"
 #include "jitmx/ptx/warp.cuh"
 
 namespace jitmx {
@@ -29,14 +24,7 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
     const u64 tile = u64(row) * u32(chunks * kChunk);
     codes_ = static_cast<const u8*>(weight) + tile * kTileBytes;
     scales_ = static_cast<const u8*>(scales) + tile * kScaleBytes;
-    if constexpr (kBulk) {
-      if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int i = 0; i < kStages; ++i) mbarrier_init(full_ + 8 * i, 1);
-        mbarrier_init_fence();
-      }
-      __syncwarp();
-    }
+    start_chunks<kStages, kBulk>(full_);
   }
 
   // Starts the copy of the next chunk, if there is one, into a stage that every lane has read.
@@ -82,15 +70,7 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
     if constexpr (!kBulk) copy_commit();
   }
 
-  // Waits for the next chunk.
-  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) {
-    if constexpr (kBulk) {
-      mbarrier_wait(full_ + 8 * state.stage, state.parity());
-    } else {
-      copy_wait<kStages - 1>();
-      __syncwarp();
-    }
-  }
+  __device__ __forceinline__ void wait(const PipelineState<kStages>& state) { wait_chunk<kBulk>(full_, state); }
 
  private:
   // Tiles from the first row of the group to row `r`, or to the first again where there are no more.
