@@ -15,9 +15,10 @@ from typing import Any
 
 from jitmx import arch, kernels
 from jitmx.errors import SimulationError
+from jitmx.registry.case import chains
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.sim.verify import run
+from jitmx.sim.verify import run_chain
 from jitmx.toolchain import headers, nvrtc
 
 _INCLUDE = re.compile(r'^#include "(jitmx/[^"]+)"\n', re.MULTILINE)
@@ -74,13 +75,16 @@ def source(place: Variant) -> str:
 
 
 def fault(place: Variant, text: str) -> str | None:
-    """What the first case of a variant that fails with this source says; None where all pass."""
+    """What the first case of a variant that fails with this source says, then the first chain; None where all pass."""
     ptx = nvrtc.compile_ptx(text, nvrtc.options(place.arch))
-    for case in kernels.family(place.spec.family).cases(place):
-        try:
-            error, _ = run(case, place, ptx)
-        except SimulationError as found:
-            return f"{case.name}: {found}"
-        if not error <= case.gate:
-            return f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
+    cases = list(kernels.family(place.spec.family).cases(place))
+    for chain in (*((case,) for case in cases), *(chain for chain in chains(cases) if len(chain) > 1)):
+        launches = run_chain(chain, place, ptx)
+        for case in chain:
+            try:
+                name, error, _ = next(launches)
+            except SimulationError as found:
+                return f"{case.name}: {found}"
+            if not error <= case.gate:
+                return f"{name}: error {error:.3g} is over the gate of {case.gate:g}"
     return None

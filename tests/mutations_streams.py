@@ -74,7 +74,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("fewer bytes are expected than come", "tiles * (kTileBytes + kScaleBytes))", "tiles * kTileBytes)"),
         ("more bytes are expected than come", "tiles * (kTileBytes + kScaleBytes))",
          "kChunk * (kTileBytes + kScaleBytes) + 16)"),
-        ("two arrivals are awaited", "mbarrier_init(full_ + 8 * i, 1)", "mbarrier_init(full_ + 8 * i, 2)"),
+        ("two arrivals are awaited", "mbarrier_init(full + 8 * i, 1)", "mbarrier_init(full + 8 * i, 2)"),
         ("the last chunk is copied whole", "const int tiles = min(left_, kChunk);", "const int tiles = kChunk;"),
         ("initialised mbarriers are not fenced", "mbarrier_init_fence();\n    }", "}"),
         ("warps share a ring", "Stream stream(args, shared.ring[warp]", "Stream stream(args, shared.ring[0]"),

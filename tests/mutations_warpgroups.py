@@ -193,10 +193,4 @@ MUTATIONS = catalogue(VARIANTS, {
 })  # fmt: skip
 
 # What no case can see, with the reason; by `Mutation.id`.
-_ONE_LAUNCH = "each case is one launch over memory of its own; linear/test_wgmma.py launches thrice over one workspace"
-ESCAPES = (
-    ("wgmma: X is read before the previous kernel ends", "launches run one after another, so that X is there early"),
-    ("wgmma-rest: a counter of what is left stays for the next launch", _ONE_LAUNCH),
-    ("wgmma-steps: a counter stays for the next launch", _ONE_LAUNCH),
-    ("wgmma-image: the last block leaves its counters", _ONE_LAUNCH),
-)
+ESCAPES: tuple[tuple[str, str], ...] = ()

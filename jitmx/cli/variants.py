@@ -16,22 +16,14 @@ if TYPE_CHECKING:
     from jitmx.registry.spec import Variant
 
 
-def _current(record: Record) -> bool:
-    """Whether the headers that the record was compiled with are still what they were."""
-    from jitmx.toolchain import headers
-
-    pool = headers.pool()
-    return all(name in pool and pool.digest(name) == digest for name, digest in record.inputs["headers"].items())
-
-
 def _row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger) -> dict[str, Any]:
-    from jitmx import ledger
+    from jitmx import build, ledger
     from jitmx.registry import key
     from jitmx.registry.render import render
 
     source, arch = render(variant), str(variant.arch)
     record = records.get((variant.identity, key.digest(source.encode())))
-    if record is not None and not _current(record):
+    if record is not None and not build.unchanged(record.inputs["headers"]):
         record = None
     evidence: dict[str, Any] = {"kind": "none"}
     if (entry := book.best(ledger.digest(source), arch)) is not None:
@@ -73,9 +65,7 @@ It belongs to the exact code: an edited template or header loses it. Registers a
 the kernel is not compiled here yet. SHARED is bytes a block, of the smallest problem where it grows with the problem.
 """,
 )
-@arch_option(
-    "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
-)
+@arch_option()
 @family_option
 @json_option
 def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_json: bool) -> None:

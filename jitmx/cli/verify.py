@@ -29,10 +29,6 @@ def _verify(family: str, kernel: str, knobs: dict[str, Any], arch: str) -> Verdi
     return verify(kernels.family(family).spec(kernel).variant(parse(arch), **knobs))
 
 
-def _plain(variant: Variant) -> tuple[str, str, dict[str, Any], str]:
-    return variant.spec.family, variant.spec.name, variant.knobs.as_dict(), variant.arch.name
-
-
 def _words(variant: Variant, verdict: Verdict) -> str:
     if not verdict.passed:
         return f"fail {variant.name} for {variant.arch}"
@@ -90,14 +86,12 @@ What passes is noted in a ledger as "simulated"; `jitmx variants` shows it.
 Exit codes: 0 all pass, 1 a kernel fails, 130 interrupted.
 """,
 )
-@arch_option(
-    "Target, such as sm_121; repeat it or separate several by commas (default: the GPUs here, else JITMX_ARCH)."
-)
+@arch_option()
 @family_option
 @click.option(
     "--name", "names", multiple=True, metavar="TEXT", help="Only kernels with this in their name; repeatable."
 )
-@click.option("--lines", is_flag=True, help="Also show the PTX lines that are not covered by any case.")
+@click.option("--lines", is_flag=True, help="Also show what no case reaches: PTX lines, and sides of edges.")
 @click.option(
     "--ledger",
     "path",
@@ -132,7 +126,7 @@ def command(
     verdicts: Verdicts = []
     with Progress(len(variants), title, quiet=quiet) as progress, workers.pool(count) as pool:
         with workers.starting():
-            found = [pool.submit(_verify, *_plain(variant)) for variant in variants]
+            found = [pool.submit(_verify, v.spec.family, v.spec.name, v.knobs.as_dict(), v.arch.name) for v in variants]
         for variant, future in zip(variants, found, strict=True):
             verdict = future.result()
             verdicts.append((variant, verdict))
@@ -154,13 +148,14 @@ def _row(variant: Variant, verdict: Verdict, with_arch: bool) -> dict[str, Any]:
         "status": "pass" if verdict.passed else "fail",
         "error": verdict.failure if verdict.failure else verdict.error,
         "coverage": round(verdict.coverage, 4),
+        "untouched": list(verdict.untouched),
     }
     return row | {"arch": variant.arch.name} if with_arch else row
 
 
 def _show(verdicts: Verdicts, lines: bool) -> None:
     output.table(
-        ("NAME", "ARCH", "RESULT", "CASES", "ERROR", "COVERAGE", "THREAD-INSTRUCTIONS", "SECONDS"),
+        ("NAME", "ARCH", "RESULT", "CASES", "ERROR", "COVERAGE", "UNTOUCHED", "THREAD-INSTRUCTIONS", "SECONDS"),
         [
             (
                 variant.name,
@@ -169,12 +164,13 @@ def _show(verdicts: Verdicts, lines: bool) -> None:
                 verdict.cases,
                 f"{verdict.error:.2g}" if verdict.error else "exact" if verdict.passed else None,
                 f"{verdict.coverage:.1%}",
+                len(verdict.untouched) or None,
                 verdict.report and f"{verdict.report.thread_instructions:,}",
                 f"{verdict.seconds:.1f}",
             )
             for variant, verdict in verdicts
         ],
-        right=("CASES", "ERROR", "COVERAGE", "THREAD-INSTRUCTIONS", "SECONDS"),
+        right=("CASES", "ERROR", "COVERAGE", "UNTOUCHED", "THREAD-INSTRUCTIONS", "SECONDS"),
     )
     for variant, verdict in verdicts:
         if verdict.failure:
@@ -183,3 +179,7 @@ def _show(verdicts: Verdicts, lines: bool) -> None:
             output.say(f"\n{variant.name} for {variant.arch}: these lines of its PTX are not covered by any case")
             for number, text in verdict.uncovered:
                 output.say(f"  {number:6}  {text}")
+        if lines and verdict.untouched:
+            output.say(f"\n{variant.name} for {variant.arch}: no case's values stand on these sides of its edges")
+            for side in verdict.untouched:
+                output.say(f"  {side}")

@@ -77,7 +77,7 @@ class DequantizeKnobs(Knobs):
 
 
 def _contract(require: str) -> Contract:
-    return Contract(max_registers=128, max_spill_bytes=0, require=(require,))
+    return Contract(max_registers=128, require=(require,))
 
 
 QUANTIZE = KernelSpec(
@@ -85,7 +85,6 @@ QUANTIZE = KernelSpec(
     name="quantize",
     knobs=QuantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bLDG\.E\..*128"),
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_quantize",
     arguments=lambda knobs: QUANTIZE_ARGUMENTS,
@@ -96,7 +95,6 @@ DEQUANTIZE = KernelSpec(
     name="dequantize",
     knobs=DequantizeKnobs,
     contract=lambda knobs, arch: _contract(r"\bSTG\.E\..*128"),
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.block,
     entry="jitmx_dequantize",
     arguments=lambda knobs: DEQUANTIZE_ARGUMENTS["unsigned int" if knobs.format == "mxfp4" else "unsigned long long"],
@@ -107,6 +105,9 @@ def launch(knobs: QuantizeKnobs | DequantizeKnobs, values: int) -> Launch:
     """Geometry of a launch over `values` values."""
     return Launch(-(-values // (knobs.block * knobs.vectors * VALUES_A_VECTOR)))
 
+
+# Blocks of 32 before the last one: its vectors of 8 values are over 2^32, and bytes of all tensors over 2^31.
+FAR_BLOCKS = 1 << 30
 
 _STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 
@@ -127,7 +128,11 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
     ties = generator.choice((steps[1:] + steps[:-1]) / 2, shape) * np.exp2(generator.integers(-5, 5, (count, 1)))
     kinds = np.arange(count)[:, None] % 6
     with np.errstate(over="ignore"):
-        x = np.select([kinds == 2, kinds == 3, kinds == 4], [tiny, np.zeros(shape), ties], x).astype(dtype)
+        x = np.select(
+            [kinds == 2, kinds == 3, kinds == 4],
+            [tiny, np.resize([0.0, -0.0], shape), ties],
+            x,
+        ).astype(dtype)
     patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
     return np.where(kinds == 1, patterns, x)
 
@@ -136,7 +141,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     knobs, generator = variant.knobs, np.random.default_rng(0)
     item = formats.get(knobs.format)
     written: dict[str, npt.NDArray[Any]]
-    for count in _blocks_to_try(knobs):
+    for count, before in (*((count, 0) for count in _blocks_to_try(knobs)), (1, FAR_BLOCKS)):
         size = count * formats.BLOCK
         if variant.spec is QUANTIZE:
             x = _values(knobs, count, generator)
@@ -144,38 +149,86 @@ def _cases(variant: Variant) -> Iterator[Case]:
                 codes, scales = formats.quantize(x.astype(np.float64), item, knobs.scale_rule)
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
             buffers = {"x": Buffer(x)}
+            sides = _quantize_sides(x, item, knobs.scale_rule)
             written = {"codes": stored, "scales": scales[:, 0]}
         else:
             codes = generator.integers(0, 1 << item.bits, (count, formats.BLOCK)).astype(np.uint8)
             scales = generator.integers(0, 256, (count, 1)).astype(np.uint8)
             scales[generator.random((count, 1)) < 0.2] = 0  # 2^-127 and NaN take branches of their own
             scales[generator.random((count, 1)) < 0.2] = formats.SCALE_NAN
+            scales[generator.random((count, 1)) < 0.1] = 1
+            scales[generator.random((count, 1)) < 0.1] = 254
             stored = formats.pack_nibbles(codes) if item.codes_per_byte == 2 else codes
             with np.errstate(over="ignore"):
                 values = formats.dequantize(codes, scales, item).astype(np.float32).astype(_STORED[knobs.dtype])
             buffers = {"codes": Buffer(stored), "scales": Buffer(scales[:, 0])}
+            sides = {f"scale byte {byte}": bool((scales == byte).any()) for byte in (0, 1, 254, 255)}
+            sides["-0"] = bool((np.signbit(values) & (values == 0)).any())
+            magnitude = np.abs(np.nan_to_num(values.astype(np.float64)))
+            sides["subnormal"] = bool(((magnitude > 0) & (magnitude < float(ml_dtypes.finfo(values.dtype).tiny))).any())
+            if knobs.dtype == "fp16":
+                sides["infinite"] = bool(np.isinf(values).any())
             written = {"y": values}
         buffers |= {name: Buffer(array, output=True) for name, array in written.items()}
         outputs = tuple(written.values())
+        whole = launch(knobs, size + before * formats.BLOCK)
+        if before:
+            buffers = {name: _behind(item, before) for name, item in buffers.items()}
 
         def check(found: Sequence[npt.NDArray[Any]], wanted: tuple[npt.NDArray[Any], ...] = outputs) -> float:
             return max(_differing(a, b) for a, b in zip(found, wanted, strict=True))
 
         yield Case(
-            name=f"{count} blocks of 32",
-            launch=launch(knobs, size),
-            values={"vectors": size // VALUES_A_VECTOR, **buffers},
+            name=f"{count} blocks of 32" + f" behind {before}" * (before > 0),
+            launch=whole,
+            values={"vectors": (size + before * formats.BLOCK) // VALUES_A_VECTOR, **buffers},
             check=check,
             gate=0.0,
+            sides=sides,
+            blocks=(whole.blocks - 1,) if before else None,
         )
 
 
+def _quantize_sides(x: npt.NDArray[Any], item: formats.Format, rule: str) -> dict[str, bool]:
+    """Edges of quantizing: ties, saturation, subnormal codes, blocks of zeros of either sign, ends of the scales."""
+    with np.errstate(invalid="ignore"):
+        blocks = x.astype(np.float64)
+        scales = formats.block_scales(blocks, item, rule)
+        scaled = np.abs(blocks / formats.scale_values(scales)[..., None])
+        negative = (blocks == 0) & np.signbit(blocks)
+    steps = formats.values(item)[: item.largest_code + 1]
+    ties = (steps[1:] + steps[:-1]) / 2
+    some = np.abs(blocks).max(-1) > 0
+    zero = (blocks == 0).all(-1)
+    return {
+        "tie to even": bool(np.isin(scaled, ties[0::2]).any()),
+        "tie to odd": bool(np.isin(scaled, ties[1::2]).any()),
+        **({"saturates": bool((scaled > item.largest).any())} if rule != "ceil" else {}),
+        "subnormal code": bool(((scaled > 0) & (scaled < 2.0 ** (1 - item.bias))).any()),
+        "block of zeros": bool(zero.any()),
+        "-0": bool(negative.any()),
+        **({"block of scale byte 0": bool((some & (scales == 0)).any())} if x.dtype != np.float16 else {}),
+        "block that is not finite": bool((scales == formats.SCALE_NAN).any()),
+    }
+
+
+def _behind(item: Buffer, blocks: int) -> Buffer:
+    """What one block of 32 has in a tensor, as the last of very many."""
+    size = item.data.nbytes
+    return item.spread(blocks * size, (blocks + 1) * size)
+
+
 def _differing(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
-    """Share of elements that differ; a NaN is like any other."""
+    """Share of elements that differ, zeros by their signs too; a NaN is like any other."""
     if found.dtype == np.uint8:
         return mismatches(found, wanted)
     a, b = found.astype(np.float64), wanted.astype(np.float64)
-    return mismatches(np.nan_to_num(a, nan=-1.5), np.nan_to_num(b, nan=-1.5)) + mismatches(np.isnan(a), np.isnan(b))
+    signs = mismatches(np.signbit(np.nan_to_num(a)), np.signbit(np.nan_to_num(b)))
+    return (
+        signs
+        + mismatches(np.nan_to_num(a, nan=-1.5), np.nan_to_num(b, nan=-1.5))
+        + mismatches(np.isnan(a), np.isnan(b))
+    )
 
 
 @dataclass(frozen=True)
@@ -191,7 +244,7 @@ class QuantizeProblem(Problem):
 def _fixed(problem: QuantizeProblem, direction: str, *names: str) -> dict[str, Any]:
     if problem.direction != direction:
         raise KnobError(f"quantize.{direction} does not take direction={problem.direction!r}, only {direction!r}")
-    return {name: getattr(problem, name) for name in names}
+    return problem.pick(*names)
 
 
 def _tuned(problem: QuantizeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:

@@ -59,6 +59,10 @@ class Fields:
             ):
                 _check(owner.__name__, item, value)
 
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Name to value of these fields."""
+        return {name: getattr(self, name) for name in names}
+
     def as_dict(self) -> dict[str, Any]:
         """Name to value, in declaration order."""
         owner: Any = type(self)
@@ -168,6 +172,11 @@ def _fitting_stages(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch
     return 0
 
 
+def _static(knobs: Any) -> int:
+    """A kernel without dynamic shared memory."""
+    return 0
+
+
 def _unchecked(knobs: Any, arch: Arch) -> None:
     """A kernel whose knobs all fit each other."""
 
@@ -181,10 +190,10 @@ class KernelSpec:
         name: the kernel within its family; `<family>/<name>.cu.j2` is its template.
         knobs: the dataclass of its knobs.
         contract: what the machine code of every variant must be, given knobs and target.
-        shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
         threads: threads a block.
-        entry: name of the `extern "C"` function in the source.
         arguments: the struct that it is launched with.
+        shared_bytes: shared memory that a block of the variant needs, bytes; 0 where the ELF tells all.
+        entry: name of the `extern "C"` function in the source; jitmx_<family>_<name> where none is given.
         check: raises KnobError where knobs do not fit each other or the target. `copy` and `pdl` mean the same in every
             kernel and are checked with the variant.
     """
@@ -193,11 +202,15 @@ class KernelSpec:
     name: str
     knobs: type[Knobs]
     contract: Callable[[Any, Arch], Contract]
-    shared_bytes: Callable[[Any], int]
     threads: Callable[[Any], int]
-    entry: str
     arguments: Callable[[Any], Arguments]
+    shared_bytes: Callable[[Any], int] = _static
+    entry: str = ""
     check: Callable[[Any, Arch], None] = _unchecked
+
+    def __post_init__(self) -> None:
+        if not self.entry:
+            object.__setattr__(self, "entry", f"jitmx_{self.family}_{self.name}")
 
     @property
     def template(self) -> str:
@@ -214,6 +227,13 @@ class KernelSpec:
             return _variant(self, arch, tuple(knobs), *knobs.values())
         except TypeError:  # a value that cannot be hashed, of a table say, which is no knob's
             return _variant.__wrapped__(self, arch, tuple(knobs), *knobs.values())
+
+    def legal(self, arch: Arch, **knobs: Any) -> Variant | None:
+        """The variant with these knobs on `arch`, or None where there is none."""
+        try:
+            return self.variant(arch, **knobs)
+        except KnobError:
+            return None
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.errors import SimulationError
+from jitmx.sim import order
 from jitmx.sim.lanes import span
 from jitmx.sim.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space
 from jitmx.sim.program import dtype_of
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
-# Hints and orders that change nothing but what "strong" says.
-_STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
+# Hints that change nothing.
 _CACHE = {
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "cta", "cluster", "gpu", "sys", "unified",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "unified",
     "L1::no_allocate", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
     "L2::evict_last", "L2::evict_normal", "L2::evict_first",
     "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B",
@@ -31,11 +31,11 @@ _CACHE = {
 
 
 def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
-    """Space, type, vector length, and "", "strong" or "nc" of a load or store.
+    """Space, type, vector length and order (jitmx.sim.order) of a load or store.
 
     The space is "generic" where none is named, and "cluster" for shared::cluster.
     """
-    space, kind, count, how = "generic", "", 1, ""
+    space, kind, count = "generic", "", 1
     for part in ins.opcode[1:]:
         head = part.partition("::")[0]
         if head in WINDOWS:
@@ -44,15 +44,11 @@ def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
             kind = part
         elif part in ("v2", "v4", "v8"):
             count = int(part[1:])
-        elif part in _STRONG:
-            how = "release" if part == "release" else "strong"
-        elif part not in _CACHE:
+        elif part not in _CACHE and part not in order.PARTS:
             raise t.error(f".{part} is not known")
     if not kind:
         raise t.error("it names no type")
-    if "nc" in ins.opcode:
-        how = "nc"
-    return space, kind, count, how
+    return space, kind, count, "nc" if "nc" in ins.opcode else order.spelled(ins.opcode)
 
 
 def space_of(m: Machine, name: str, address: Array) -> tuple[Space, Array]:
@@ -100,7 +96,7 @@ def load(
     lanes = m.active(mask)
     if mask is not None and address.ndim:
         address = address.take(lanes)
-    if how == "strong":
+    if order.parse(how).scope:
         m.poll(lanes)
     if name == "shared":
         return _planes(m.shared.load(m, address, offset, lanes, size, count, line, how))

@@ -1,7 +1,6 @@
 """Atomic operations and reductions on memory.
 
-Lanes of one instruction act in the order of their numbers. What a fenced thread knew travels with its atomic writes to
-those who read them (jitmx.sim.races).
+Lanes of one instruction act in the order of their numbers. What they tell whom is for jitmx.sim.releases.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim import arithmetic, rounding
+from jitmx.sim import arithmetic, order, rounding
 from jitmx.sim.access import groups
 from jitmx.sim.memory import Space
 from jitmx.sim.ptx import SIZES, Immediate, Instruction, Sink, Vector
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_ORDERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint"}
+_HINTS = {"noftz", "L2::cache_hint"}
 
 
 def _float(kind: str, name: str, space: str) -> Any:
@@ -71,7 +70,7 @@ def operation(name: str, kind: str, space: str) -> Any:
 
 def apply(
     m: Machine, name: str, address: Array, offset: int, mask: Array | None, operation: Any, values: list[Array],
-    count: int, line: int, how: str,
+    count: int, line: int, how: str, kind: str, replaces: bool,
 ) -> Array:  # fmt: skip
     """What memory held, unsigned [active lanes, count]; `values` holds `count` words for each operand."""
     m.events += 1
@@ -81,13 +80,13 @@ def apply(
     old = np.empty((len(lanes), count), columns.dtype)
     for space, inner, some, which in groups(m, name, address, offset, lanes):
         shift = 0 if name == "generic" else offset
-        old[which] = _apply(m, space, inner, shift, some, operation, columns[which], count, line, how)
+        old[which] = _apply(m, space, inner, shift, some, operation, columns[which], count, line, how, kind, replaces)
     return old
 
 
 def _apply(
     m: Machine, space: Space, address: Array, offset: int, lanes: Array, operation: Any, columns: Array,
-    count: int, line: int, how: str,
+    count: int, line: int, how: str, kind: str, replaces: bool,
 ) -> Array:  # fmt: skip
     size = columns.dtype.itemsize
     total = size * count
@@ -95,11 +94,10 @@ def _apply(
     space.check_writable(m, where, lanes, total, line)
     space.check_initialised(m, where, lanes, total, line)
     if space.races is not None:
-        shadow = space.races.shadows[space.name]
-        space.races.write(m, space, where, lanes, total, line, "atomic")
-        space.races.exchange(shadow, where, lanes, how)
+        space.races.write(m, space, where, lanes, total, line, how, atomic=kind, replaces=replaces)
     index = where >> (total.bit_length() - 1)
     rows = space.rows(size, count)
+    space.keep(index, total)
     space.mark_written(index, total)
     old = np.empty((len(lanes), count), columns.dtype)
     operands = columns.shape[1] // count
@@ -116,7 +114,7 @@ def _apply(
 
 
 def _atomic(t: Translator, ins: Instruction) -> None:
-    space, how, count, name, kind = "generic", "strong", 1, "", ""
+    space, count, name, kind = "generic", 1, "", ""
     for part in ins.opcode[1:]:
         head = part.partition("::")[0]
         if head in ("global", "shared"):
@@ -125,8 +123,8 @@ def _atomic(t: Translator, ins: Instruction) -> None:
             kind = part
         elif part in ("v2", "v4", "v8"):
             count = int(part[1:])
-        elif part in _ORDERS:
-            how = "release" if part in ("release", "acq_rel") else how
+        elif part in order.PARTS or part in _HINTS:
+            continue
         elif not name:
             name = part
         else:
@@ -145,7 +143,7 @@ def _atomic(t: Translator, ins: Instruction) -> None:
         t.emit(f"m.poll(m.active({t.mask}))")  # a reduction tells its lanes nothing that they could wait for
     t.emit(
         f"v = {t.const(apply)}(m, {space!r}, {address}, {offset}, {t.mask}, {t.const(combine)}, [{values}], "
-        f"{count}, {t.line}, {how!r})"
+        f"{count}, {t.line}, {order.spelled(ins.opcode, 'relaxed')!r}, {ins.opcode[0]!r}, {name == 'exch'})"
     )
     for i, item in enumerate(result.items if isinstance(result, Vector) else (result,)):
         t.scatter(item, f"v[:, {i}]", dtype)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import Line, Space
+from jitmx.sim.order import CLUSTER
 from jitmx.sim.program import BLOCKED
 from jitmx.sim.ptx import Instruction, operands
 from jitmx.sim.races import ASYNC
@@ -37,7 +38,7 @@ class ClusterShared(Space):
     """Shared memory of all blocks of a cluster, over the bytes of `own`, which is each block's own."""
 
     def __init__(self, own: Space, cluster: Cluster) -> None:
-        self.name, self.base, self.first = own.name, own.base, own.first
+        self.name, self.base, self.first, self._before = own.name, own.base, own.first, None
         self.races, self.spread, self.extent = own.races, own.spread, own.extent
         self.data, self.state = own.data, own.state
         self.cluster = cluster
@@ -49,7 +50,7 @@ class ClusterShared(Space):
         position = self.cluster.positions(address, lanes, line)
         inside = address & np.uint64(_INSIDE)
         if int(inside.max()) + size > self.extent or int(np.bitwise_or.reduce(inside)) & size - 1:
-            self._out_of_bounds(m, inside, lanes, size, line, what)
+            return self.beyond(m, inside, lanes, size, line, what)
         return np.asarray(inside.view("i8") + position * self.extent)
 
     def place(self, where: int) -> str:
@@ -72,6 +73,7 @@ class Cluster:
         self.met = np.zeros((blocks, size, columns), np.int64)
         self.arrivals = np.zeros(m.lanes, np.int64)
         self.times = np.zeros(m.lanes, np.int64)  # of each lane's last arrival
+        self.initialised = np.zeros(m.lanes, np.int64)  # of its last fence for mbarriers before that
         self.waited = np.ones(m.lanes, bool)
         self.phases = np.zeros(blocks // size, np.int64)  # completed
         self.saying: list[Said] = [{} for _ in self.phases]
@@ -170,7 +172,7 @@ class Cluster:
         return out[:8]
 
     def arrive(self, mask: Array | None, relaxed: bool, line: int) -> None:
-        """barrier.cluster.arrive: what a relaxed one tells is only what its thread has fenced."""
+        """barrier.cluster.arrive: a relaxed one tells what its thread has fenced, and of mbarriers made ready."""
         m = self.m
         m.events += 1
         lanes = m.active(mask)
@@ -182,14 +184,8 @@ class Cluster:
         for position in np.unique(lanes // m.width).tolist():
             group = lanes[lanes // m.width == position]
             saying = self.saying[position // self.size]
-            if relaxed:
-                fenced = m.races.fenced[group] > m.races.wrote[group]
-                clocks = m.races.knowledge.blank()
-                clocks[group % m.width] = m.races.fenced[group]
-                merge(saying, {int(m.blocks[position]): clocks})
-                group = group[fenced]
-            if len(group):
-                merge(saying, m.races.told(group))
+            merge(saying, m.races.releases.fenced(group, CLUSTER) if relaxed else m.races.told(group))
+        self.initialised[lanes] = m.races.initialised[lanes]
         self.times[lanes] = m.races.tick(line)
         for number in np.unique(lanes // self.lanes).tolist():
             self._settle(number)
@@ -245,6 +241,8 @@ class Cluster:
             met = self.met[position, :, : m.width]
             np.maximum(met, times, out=met)
             m.races.learn(lanes[lanes // m.width == position], self.said[number])
+        if "mbarriers" in m.units:
+            m.units["mbarriers"].met(lanes, self.initialised)
 
 
 def _barrier(t: Translator, ins: Instruction) -> None:

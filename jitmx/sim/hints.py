@@ -1,13 +1,19 @@
 """Instructions that change no value: fences, prefetches, cache policies, register counts, programmatic launch.
 
 Launches run one after the other, so `griddepcontrol.wait` finds everything of the launch before it done. Where a launch
-is a programmatic one, what it may write counts as in use by the previous kernel until then (jitmx.sim.memory).
+is a programmatic one, all that is not constant counts as in use by the previous kernel until then (jitmx.sim.memory),
+and what the launch after it may meet is noted at `griddepcontrol.launch_dependents` (jitmx.sim.sequence).
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from jitmx.sim import order
 from jitmx.sim.inflight import Copies
 from jitmx.sim.ptx import Address, Instruction
 from jitmx.sim.warps import immediate
@@ -16,7 +22,8 @@ if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
     from jitmx.sim.translate import Handler, Translator
 
-_SCOPES = {"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl"}
+Array = npt.NDArray[Any]
+
 _PROXIES = {
     "proxy", "alias", "async", "async::generic", "generic", "tensormap", "tensormap::generic", "mbarrier_init",
     "global", "shared::cta", "shared::cluster", "sync_restrict::shared::cta", "sync_restrict::shared::cluster",
@@ -27,25 +34,34 @@ _CACHES = {
 }  # fmt: skip
 
 
-def _fenced(m: Machine, mask: Any, proxied: tuple[str, ...]) -> None:
+def _fenced(m: Machine, mask: Any, how: str, line: int) -> None:
+    m.races.fence(m.active(mask), order.parse(how), line)
+
+
+def _proxied(m: Machine, mask: Any, spaces: tuple[str, ...]) -> None:
     lanes = m.active(mask)
-    m.races.fence(lanes)
-    if proxied:
-        Copies.of(m).proxy.fence(lanes, proxied)
+    m.races.fence_mbarriers(lanes)
+    if spaces:
+        Copies.of(m).proxy.fence(lanes, spaces)
 
 
-def _known(t: Translator, ins: Instruction, known: set[str]) -> None:
+def _known(t: Translator, ins: Instruction, known: Set[str]) -> None:
     unknown = [part for part in ins.opcode[1:] if part not in known]
     if unknown:
         raise t.error(f".{unknown[0]} is not known")
 
 
 def _fence(t: Translator, ins: Instruction) -> None:
-    """fence and membar: what a thread did before may travel with its next atomic write."""
-    _known(t, ins, _SCOPES | _PROXIES)
+    """fence and membar: one orders memory, or a proxy, or makes mbarriers known."""
+    _known(t, ins, order.PARTS | _PROXIES)
+    if not {"proxy", "mbarrier_init"} & set(ins.opcode):
+        t.emit(f"{t.const(_fenced)}(m, {t.mask}, {order.spelled(ins.opcode, 'sc', 'sys')!r}, {t.line})")
+        return
+    if not {"async", "mbarrier_init"} & set(ins.opcode):
+        return
     named = {part.partition("::")[0] for part in ins.opcode[1:]} & {"shared", "global"}
     proxied = tuple(sorted(named or {"shared", "global"})) if {"proxy", "async"} <= set(ins.opcode) else ()
-    t.emit(f"{t.const(_fenced)}(m, {t.mask}, {proxied})")
+    t.emit(f"{t.const(_proxied)}(m, {t.mask}, {proxied})")
 
 
 def _prefetch(t: Translator, ins: Instruction) -> None:
@@ -63,7 +79,40 @@ def _createpolicy(t: Translator, ins: Instruction) -> None:
 def _griddepcontrol(t: Translator, ins: Instruction) -> None:
     _known(t, ins, {"launch_dependents", "wait"})
     if "wait" in ins.opcode:
-        t.emit(f"if m.memory.late: m.races.wait_previous(m.active({t.mask}))")
+        t.emit(f"if m.memory.late: m.memory.sequence.wait(m, m.active({t.mask}))")
+    else:
+        t.emit(f"if m.memory.late: m.memory.sequence.release(m, m.active({t.mask}), {t.line})")
+
+
+class Registers:
+    """The registers of blocks whose warps hand them over: what all have in the end must have been there at launch.
+
+    As many are there as launch bounds of one block a multiprocessor leave each thread, by 8 and 248 at most.
+    """
+
+    def __init__(self, m: Machine) -> None:
+        self.m = m
+        launched = min(65536 // m.width // 8 * 8, 248)
+        self.held = np.full((m.lanes // m.width, m.width // 32), launched)  # of each thread, by block and warp
+        self.there = launched * m.width
+        self.last = 0, 0  # lane and line
+
+    @classmethod
+    def set(cls, m: Machine, mask: Array | None, count: int, line: int) -> None:
+        """Warps ask for so many registers a thread, or give back what they have above."""
+        if "registers" not in m.units:
+            m.units["registers"] = cls(m)
+        unit = m.units["registers"]
+        lanes = m.active(mask)
+        unit.held[lanes // m.width, lanes % m.width // 32] = count
+        unit.last = int(lanes[0]), line
+
+    def end(self) -> None:
+        """Every lane is done."""
+        asked = int(self.held.sum(1).max()) * 32
+        if asked > self.there:
+            lane, line = self.last
+            self.m.fault(line, lane, f"waits for ever: warps of its block ask for {asked} registers of {self.there}")
 
 
 def _setmaxnreg(t: Translator, ins: Instruction) -> None:
@@ -71,6 +120,7 @@ def _setmaxnreg(t: Translator, ins: Instruction) -> None:
     count = immediate(t, ins.operands[0])
     if not 24 <= count <= 256 or count % 8:
         raise t.error(f"{count} registers; it must be a multiple of 8 from 24 to 256")
+    t.emit(f"{t.const(Registers.set)}(m, {t.mask}, {count}, {t.line})")
 
 
 HANDLERS: dict[str, Handler] = {

@@ -21,8 +21,10 @@ import numpy.typing as npt
 from jitmx.sim.clusters import RANK
 from jitmx.sim.mbarrier import Mbarriers
 from jitmx.sim.memory import ALLOCATED, DIRTY, INIT, PENDING, WRITABLE, Space
+from jitmx.sim.order import CLUSTER, WEAK
 from jitmx.sim.proxy import Proxy
-from jitmx.sim.races import ASYNC, ASYNCHRONOUS, COLUMNS, STRONG
+from jitmx.sim.races import ASYNC, ASYNCHRONOUS, SCOPE
+from jitmx.sim.shadow import COLUMNS
 from jitmx.sim.tensormap import TensorMap
 from jitmx.sim.warps import alike
 
@@ -93,7 +95,7 @@ class Copies:
         space = m.shared
         where = space.locate(m, target, 0, lanes, size, line, "copies to")
         space.check_writable(m, where, lanes, size, line)
-        m.races.write(m, space, where, lanes, size, line, False)
+        m.races.write(m, space, where, lanes, size, line, "")
         space.data.reshape(-1, size)[where // size] = content
         space.state.reshape(-1, size)[where // size] = WRITABLE | ALLOCATED | PENDING
         self.batches.append(_Batch(lanes, self.open[lanes], where, size, line))
@@ -115,12 +117,12 @@ class Copies:
                 done = done & (batch.groups < self.open[batch.lanes] - groups)
             if done.all():
                 m.shared.state.reshape(-1, batch.size)[batch.where // batch.size] = _WRITTEN
-                m.races.write(m, m.shared, batch.where, batch.lanes, batch.size, batch.line, False)
+                m.races.write(m, m.shared, batch.where, batch.lanes, batch.size, batch.line, "")
                 continue
             if done.any():
                 where, size = batch.where[done], batch.size
                 m.shared.state.reshape(-1, size)[where // size] = _WRITTEN
-                m.races.write(m, m.shared, where, batch.lanes[done], size, batch.line, False)
+                m.races.write(m, m.shared, where, batch.lanes[done], size, batch.line, "")
                 batch.lanes, batch.groups, batch.where = (x[~done] for x in (batch.lanes, batch.groups, batch.where))
             if len(batch.lanes):
                 left.append(batch)
@@ -340,7 +342,7 @@ class Copies:
         where = m.reach.locate(m, np.array([address], "u8"), 0, lanes, size, line, "updates")
         m.reach.check_writable(m, where, lanes, size, line)
         m.reach.check_initialised(m, where, lanes, size, line)
-        time = self.remember(m.reach, lane, where, size, column, line, writing=True, strong=True)
+        time = self.remember(m.reach, lane, where, size, column, line, writing=True, scope=CLUSTER)
         words = m.reach.rows(size, 1)
         words[where // size, 0] = apply(words[where // size, 0], new)
         barriers.expect(lane, barrier, -size, line, column, time)
@@ -373,7 +375,7 @@ class Copies:
 
     def remember(
         self, space: Space, lane: int | Array, where: Array, size: int, column: int | Array, line: int, *,
-        writing: bool, strong: bool = False,
+        writing: bool, scope: int = WEAK,
     ) -> int:  # fmt: skip
         """Check accesses of copies that lanes issue, and note them as those of columns; their time."""
         m, races = self.m, self.m.races
@@ -383,11 +385,11 @@ class Copies:
         if space.cluster is not None:
             space.cluster.visit(where, lanes, time, column)
         cells = shadow.find(where, size)
-        word = races.block.take(lanes) << COLUMNS | ASYNCHRONOUS | time << 32 | (STRONG if strong else 0) | column
+        word = races.block.take(lanes) << COLUMNS | ASYNCHRONOUS | time << 32 | scope << SCOPE | column
         if writing:
-            races.check(m, space, cells.writers, lanes, where, line, strong, "copies to", "written")
+            races.check(m, space, cells.writers, lanes, where, line, scope, "copies to", "written")
             for last in cells.readers(races.settled(space)):
-                races.check(m, space, last, lanes, where, line, strong, "copies to", "read")
+                races.check(m, space, last, lanes, where, line, scope, "copies to", "read")
             cells.write(word)
         else:
             cells.read(column % shadow.slots, word, races.settled(space))

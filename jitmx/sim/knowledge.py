@@ -27,6 +27,11 @@ def merge(into: Said, said: Said) -> None:
         into[block] = clocks if have is None else _later(have, clocks)
 
 
+def common(one: Said, other: Said) -> Said:
+    """What both tell."""
+    return {block: np.minimum(clocks, other[block]) for block, clocks in one.items() if block in other}
+
+
 def _later(have: Array, clocks: Array) -> Array:
     """The later of both, which is one of them where it can be: arrays that are the same need not be compared."""
     if have is clocks:

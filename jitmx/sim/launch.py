@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from jitmx.errors import SimulationError
 from jitmx.sim import instructions, parser
@@ -71,6 +72,22 @@ def _cluster(program: Program, grid: tuple[int, int, int], cluster: int) -> int:
     return cluster
 
 
+def _chosen(program: Program, grid: tuple[int, int, int], cluster: int, blocks: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Blocks of a grid by number; errors where there are no such, or clusters are not whole."""
+    order = np.array(blocks, np.int64)
+    size = int(np.prod(grid))
+    ranks = np.arange(len(order)) % cluster
+    if not len(order) or order.min() < 0 or order.max() >= size or len(np.unique(order)) < len(order):
+        raise SimulationError(f"{program.entry.name}: blocks {order} of a grid of {size}; they must be some of it")
+    if (
+        len(order) % cluster
+        or (order != order[np.arange(len(order)) - ranks] + ranks).any()
+        or (order % cluster != ranks).any()
+    ):
+        raise SimulationError(f"{program.entry.name}: blocks {order} are no whole clusters of {cluster}")
+    return order
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection: translating keeps nearly all that it makes, which the collector would walk in vain."""
@@ -120,6 +137,8 @@ def simulate(
     resident_blocks: int | None = None,
     max_steps: int = 2_000_000,
     programmatic: bool = False,
+    old_reads: bool = True,
+    blocks: Sequence[int] | None = None,
 ) -> Report:
     """Run a kernel over a whole grid.
 
@@ -132,8 +151,12 @@ def simulate(
         resident_blocks: blocks that run side by side, which those that wait for each other must; by default as many
             as make 4096 threads.
         max_steps: basic blocks that may run before a launch counts as endless.
-        programmatic: a programmatic dependent launch: what the kernel may write, its scratch memory included, must not
-            be touched by threads that do not come after a `griddepcontrol.wait`.
+        programmatic: a programmatic dependent launch: what is not constant must not be touched by threads that do not
+            come after a `griddepcontrol.wait`, which each block must run, and what is used early must not meet what
+            launches before may still do (jitmx.sim.sequence).
+        old_reads: whether strong reads that nothing orders find what was there before the last write, as they may on a
+            card: some of them, where their thread looks for the first time.
+        blocks: which blocks of the grid run, in this order, whole clusters of them; by default all.
 
     Raises:
         SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.
@@ -149,7 +172,8 @@ def simulate(
     cluster = _cluster(program, grid, cluster)
     upload_variables(program, memory)
     memory.begin(programmatic=programmatic)
-    total = int(np.prod(grid))
+    order = None if blocks is None else _chosen(program, grid, cluster, blocks)
+    total = int(np.prod(grid)) if order is None else len(order)
     at_once = resident_blocks or max(1, RESIDENT_LANES // (-(-threads // 32) * 32))
     at_once = max(at_once // cluster, 1) * cluster
     shadow: Shadow | None = None
@@ -158,17 +182,20 @@ def simulate(
     clock = 0
     lines = [0]
     for first in range(0, total, at_once):
-        blocks = np.arange(first, min(first + at_once, total))
+        numbers = np.arange(first, min(first + at_once, total))
         machine = Machine(
-            program, memory, grid, block, blocks, shared_bytes, arguments, cluster=cluster, clock=clock,
-            max_steps=max_steps,
+            program, memory, grid, block, numbers, shared_bytes, arguments, cluster=cluster, clock=clock,
+            max_steps=max_steps, order=order,
         )  # fmt: skip
         machine.races.lines = lines
+        machine.races.sequential[:] |= not old_reads
         shadow = machine.use_shadow(shadow)
         machine.run()
+        machine.races.shadows.clear()  # large, and a machine is garbage that refers to itself
         clock = machine.races.time
         runs += machine.runs
         lanes += machine.lane_runs
+    memory.sequence.end(program.entry.name, total, shadow, lines, memory)
     sizes = np.array([len(b.lines) for b in program.blocks], np.int64)
     return Report(
         int(runs @ sizes),

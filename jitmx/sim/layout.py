@@ -56,10 +56,13 @@ def upload_variables(program: Program, memory: Memory) -> None:
     """Put the module's variables of global and constant memory on the device."""
     module = program.module
     program.globals = {
-        variable.name: memory.upload(bytearray(variable.image), variable.name, writable=variable.space == "global")
+        variable.name: memory.upload(
+            bytearray(variable.image), variable.name, writable=variable.space == "global",
+            constant=variable.space == "const",
+        )
         for variable in module.variables.values()
         if variable.image is not None and variable.space in ("global", "const")
-    }
+    }  # fmt: skip
 
 
 def granules(program: Program) -> dict[str, int]:

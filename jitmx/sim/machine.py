@@ -59,7 +59,10 @@ class Machine:
         cluster: int = 1,
         clock: int = 0,
         max_steps: int = 2_000_000,
+        order: Array | None = None,
     ) -> None:
+        """`order`: where blocks lie in the grid by their numbers; None: the same."""
+        self.order = order
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
         self.blocks, self.max_steps, self.cluster_size = blocks, max_steps, cluster
         self.threads = int(np.prod(block))
@@ -83,7 +86,7 @@ class Machine:
     # Memory
     def _spaces(self, shared_bytes: int, arguments: bytes) -> None:
         self.symbols, static, local, params = place(self.program, arguments)
-        self.races = Races(self.blocks, self.threads, self.width)
+        self.races = Races(self.blocks, self.threads, self.width, self.cluster_size)
         self.shared = Space("shared", 0, 0)
         self.shared_size, self.dynamic_size = static + shared_bytes, shared_bytes
         self.shared.resize(self.shared_size, len(self.blocks))
@@ -109,7 +112,7 @@ class Machine:
     def use_shadow(self, shadow: Shadow | None) -> Shadow:
         """The shadow of global memory, kept over the machines of a launch."""
         if shadow is None:
-            shadow = Shadow(self.memory.data.size, self.program.granules["global"], 8)
+            shadow = Shadow(self.memory.data.size, self.program.granules["global"], 8, others=8)
         self.races.shadows["global"] = shadow
         return shadow
 
@@ -184,8 +187,9 @@ class Machine:
         return str(thread) if y == z == 1 else f"({thread % x}, {thread // x % y}, {thread // (x * y)})"
 
     def block_name(self, index: int) -> str:
-        """As thread_name, of a block in the grid."""
+        """As thread_name, of a block in the grid, by its number."""
         x, y, z = self.grid
+        index = index if self.order is None else int(self.order[index])
         return str(index) if y == z == 1 else f"({index % x}, {index // x % y}, {index // (x * y)})"
 
     def shared_name(self, position: int, lane: int) -> str:
@@ -231,6 +235,9 @@ class Machine:
                 if not polling.held:
                     if self.parked or self.barriers.waiting() or self.cluster.waiting():
                         self.stuck()
+                    for unit in ("mbarriers", "registers"):
+                        if unit in self.units:
+                            self.units[unit].end()
                     return
                 released = polling.release(self.events)
                 if released is None:

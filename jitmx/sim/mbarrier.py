@@ -3,7 +3,10 @@
 In shared memory an mbarrier takes eight bytes, whose content is the simulator's own; a kernel that overwrites them is
 stopped at the next use.
 
-What an arriving thread did before, and what a copy wrote, happened before whatever follows a wait that succeeds.
+What an arriving thread did before, and what a copy wrote, happened before whatever follows a wait that succeeds, as far
+as the arrival's scope reaches; a relaxed arrival tells no more than its thread has fenced. The scope of a wait is not
+looked at: one of the block sees what arrivals from the cluster tell of shared memory, and machine code differs only in
+what becomes of the L1.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from jitmx.errors import SimulationError
 from jitmx.sim.clusters import RANK
 from jitmx.sim.knowledge import Said, merge
 from jitmx.sim.memory import SHARED_WINDOW
+from jitmx.sim.order import CLUSTER, CTA, parse, spelled
 from jitmx.sim.phase import LIMIT, Mbarrier
 from jitmx.sim.ptx import Instruction, Operand
 from jitmx.sim.warps import alike, chosen
@@ -28,16 +32,21 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+_ARRIVAL = "release.cta"  # where an arrival names no order
+
 
 @dataclass
 class _Entry:
     barrier: Mbarrier
     number: int  # in the order of their inits
     made: tuple[int, int, int]  # lane, time and line of its init
-    arrived: Said = field(default_factory=dict)  # what those that arrived in the current phase know
-    released: Said = field(default_factory=dict)  # the same of completed phases
+    # What those that arrived in the current phase know, by the block that their scope ends at, or None; and the same of
+    # completed phases.
+    arrived: dict[int | None, Said] = field(default_factory=dict)
+    released: dict[int | None, Said] = field(default_factory=dict)
     copies: dict[tuple[int, int], int] = field(default_factory=dict)  # times, by block and column, of what was copied
     known: Array = field(kw_only=True)  # lanes that are known to come after its init
+    waiter: tuple[int, int] | None = None  # lane and line of who has waited last
 
 
 class Mbarriers:
@@ -127,6 +136,14 @@ class Mbarriers:
             )
         return entry
 
+    def met(self, lanes: Array, fenced: Array) -> None:
+        """Lanes have met their cluster, in which each has fenced its inits up to a time."""
+        cluster = lanes[0] // self.m.cluster.lanes
+        for entry in self.entries.values():
+            maker, made, _ = entry.made
+            if maker // self.m.cluster.lanes == cluster and fenced[maker] > made:
+                entry.known[lanes] = True
+
     def arrive(
         self,
         lanes: Array,
@@ -138,24 +155,30 @@ class Mbarriers:
         drop: bool = False,
         more: int = 0,
         brought: Array | None = None,
+        how: str = _ARRIVAL,
     ) -> Array:
         """`count` arrivals of each of some lanes of a block, which first make `more` pending; the states before.
 
         Args:
             brought: clocks of what arrives besides the threads themselves.
+            how: the order of the arrival.
         """
         races, entry = self.m.races, self.get(lanes, address, line)
         if len(lanes) > 1 and (expect or drop or more or count * len(lanes) > entry.barrier.pending):
             each = [
-                self.arrive(lanes[i : i + 1], address, count, expect, line, drop=drop, more=more, brought=brought)
+                self.arrive(
+                    lanes[i : i + 1], address, count, expect, line, drop=drop, more=more, brought=brought, how=how
+                )
                 for i in range(len(lanes))
             ]
             return np.concatenate(each)
         entry.barrier.pending += more
         self._visit(lanes, address, line)
-        merge(entry.arrived, races.told(lanes))
+        order, block = parse(how), int(races.block[lanes[0]])
+        told = {} if order.release else races.releases.fenced(lanes, order.scope)
+        self._tell(entry, order.scope, block, races.told(lanes) if order.release else told)
         if brought is not None:
-            merge(entry.arrived, {int(races.block[lanes[0]]): brought})
+            self._tell(entry, CLUSTER, block, {block: brought})
         try:
             token, completed = entry.barrier.arrive(count * len(lanes), expect=expect, drop=drop)
         except SimulationError as error:
@@ -172,7 +195,8 @@ class Mbarriers:
         lanes = np.array([lane])
         entry = self.get(lanes, address, line)
         maker, made, where = entry.made
-        if proxy and max(self.m.races.fenced[maker], self.m.races.fenced[lane]) < made:
+        fenced = self.m.races.initialised
+        if proxy and max(fenced[maker], fenced[lane]) < made:
             self.m.fault(
                 line,
                 lane,
@@ -190,19 +214,27 @@ class Mbarriers:
         self._after(entry, completed)
         self._put(lane, address, entry.barrier.word, line)
 
-    def wait(self, lanes: Array, addresses: Array, states: Array, parity: bool, line: int) -> Array:
+    def wait(self, lanes: Array, addresses: Array, states: Array, parity: bool, how: str, line: int) -> Array:
         """Whether the phase that each lane waits for has completed; those that have to wait let others run."""
+        order = parse(how)
         passed = np.zeros(len(lanes), bool)
         for which in alike(lanes // self.m.width, addresses, states):
             some, address, state = lanes[which], int(addresses[which[0]]), int(states[which[0]])
             entry = self.get(some, address, line)
+            entry.waiter = int(some[0]), line
+            if parity and state > 1:
+                self.m.fault(
+                    line, int(some[0]), f"waits for parity {state} of the mbarrier at {address:#x}: it is 0 or 1"
+                )
             try:
                 done = entry.barrier.passed_parity(state) if parity else entry.barrier.passed(state)
             except SimulationError as error:
                 self.m.fault(line, int(some[0]), f"{error} (at {address:#x})")
             if done:
                 passed[which] = True
-                self.m.races.learn(some, entry.released)
+                for block, said in entry.released.items():
+                    if block is None or block == self.m.races.block[some[0]]:
+                        self.m.races.releases.waited(some, said, order, line)
             else:
                 self.awaited[some], self.awaited_phase[some] = entry.number, entry.barrier.phase
         if not passed.all():
@@ -214,16 +246,40 @@ class Mbarriers:
         done: Array = self.phases.take(self.awaited.take(lanes)) != self.awaited_phase.take(lanes)
         return done
 
+    def end(self) -> None:
+        """Every lane is done: an mbarrier that someone has waited for has no phase begun.
+
+        Who arrives more often than is awaited completes phases ahead of others, and what he adds up shows only rounds
+        later.
+        """
+        for (_, address), entry in self.entries.items():
+            barrier = entry.barrier
+            if entry.waiter and (barrier.pending != barrier.expected or barrier.transactions):
+                lane, line = entry.waiter
+                self.m.fault(
+                    line,
+                    lane,
+                    f"the mbarrier at {address:#x} that this waits for ends within a phase, which lacks "
+                    f"{barrier.pending} of {barrier.expected} arrivals and {barrier.transactions} bytes",
+                )
+
     def _after(self, entry: _Entry, completed: bool) -> None:
         self.m.events += 1
         if completed:
             self.phases[entry.number] += 1
-            merge(entry.released, entry.arrived)
             copied: Said = {}
             for (block, column), time in entry.copies.items():
                 copied.setdefault(block, self.m.races.knowledge.blank())[column] = time
-            merge(entry.released, copied)
+            if copied:
+                merge(entry.arrived.setdefault(None, {}), copied)
+            for reach, said in entry.arrived.items():
+                merge(entry.released.setdefault(reach, {}), said)
             entry.arrived, entry.copies = {}, {}
+
+    def _tell(self, entry: _Entry, scope: int, block: int, said: Said) -> None:
+        """What arrives at an mbarrier from a block: to whoever waits there, or to its own block only."""
+        if said:
+            merge(entry.arrived.setdefault(block if scope == CTA else None, {}), said)
 
     def _put(self, lane: int, address: int, word: int, line: int) -> None:
         """Write the eight bytes as an atomic write, to any block, which `settle` notes."""
@@ -263,14 +319,15 @@ def _inval(m: Machine, mask: Array | None, address: Array, line: int) -> None:
 
 
 def _arrive(
-    m: Machine, mask: Array | None, address: Array, count: Array, expect: Array, drop: bool, line: int
+    m: Machine, mask: Array | None, address: Array, count: Array, expect: Array, drop: bool, how: str, line: int
 ) -> Array:
     tokens = np.zeros(m.lanes, np.uint64)
     lanes, at, numbers, sizes = _lanes(m, mask, address, count, expect)
     barriers = Mbarriers.of(m)
     for which in alike(lanes // m.width, at, numbers, sizes):
         first, some = which[0], lanes[which]
-        tokens[some] = barriers.arrive(some, int(at[first]), int(numbers[first]), int(sizes[first]), line, drop=drop)
+        number, size = int(numbers[first]), int(sizes[first])
+        tokens[some] = barriers.arrive(some, int(at[first]), number, size, line, drop=drop, how=how)
     barriers.settle()
     return tokens
 
@@ -281,10 +338,10 @@ def _transact(m: Machine, mask: Array | None, address: Array, count: Array, sign
     Mbarriers.of(m).settle()
 
 
-def _wait(m: Machine, mask: Array | None, address: Array, state: Array, parity: bool, line: int) -> Array:
+def _wait(m: Machine, mask: Array | None, address: Array, state: Array, parity: bool, how: str, line: int) -> Array:
     lanes, at, states = _lanes(m, mask, address, state)
     result = np.zeros(m.lanes, bool)
-    result[lanes] = Mbarriers.of(m).wait(lanes, at, states, parity, line)
+    result[lanes] = Mbarriers.of(m).wait(lanes, at, states, parity, how, line)
     return result
 
 
@@ -321,17 +378,18 @@ def _mbarrier(t: Translator, ins: Instruction) -> None:
         t.emit(f"{t.const(_inval)}({where}, {address}, {t.line})")
     elif verb in ("arrive", "arrive_drop"):
         extra = t.read(given[2], "u4") if len(given) > 2 else t.scalar(1, "u4")
+        how = spelled(ins.opcode[2:], *_ARRIVAL.split("."))
         one, none = t.scalar(1, "u4"), t.scalar(0, "u4")
         count, expect = (one, extra) if "expect_tx" in parts else (extra, none)
-        call = f"{t.const(_arrive)}({where}, {address}, {count}, {expect}, {verb == 'arrive_drop'}, {t.line})"
+        call = f"{t.const(_arrive)}({where}, {address}, {count}, {expect}, {verb == 'arrive_drop'}, {how!r}, {t.line})"
         t.write(given[0], call, "u8")
     elif verb in ("expect_tx", "complete_tx"):
         sign = 1 if verb == "expect_tx" else -1
         t.emit(f"{t.const(_transact)}({where}, {address}, {t.read(given[1], 'u4')}, {sign}, {t.line})")
     elif verb in ("test_wait", "try_wait"):
-        parity = "parity" in parts
+        parity, how = "parity" in parts, spelled(ins.opcode[2:], "acquire", "cta")
         state = t.read(given[2], "u4" if parity else "u8")
-        t.write(given[0], f"{t.const(_wait)}({where}, {address}, {state}, {parity}, {t.line})", "b1")
+        t.write(given[0], f"{t.const(_wait)}({where}, {address}, {state}, {parity}, {how!r}, {t.line})", "b1")
     else:
         raise t.error("it is not known")
 

@@ -1,6 +1,7 @@
 """What a verdict of the simulator rests on, as a digest: while it stays the same, so does the verdict.
 
-It covers the PTX but for its `.target`, which the simulator does not look at; every input of every case; and the code
+It covers the PTX but for its `.target`, which the simulator does not look at; every input of every case, and which of
+them share a workspace, stay as they are or are used before a launch waits for the one before; and the code
 that makes and judges them: the simulator's own, and the modules that the family imports. Comments, docstrings and
 blanks of that code do not count.
 """
@@ -42,12 +43,18 @@ def proof(variant: Variant, ptx: str, cases: Iterable[Case]) -> str:
 
 def _inputs(case: Case, arguments: Arguments) -> bytes:
     """A digest of what a case launches."""
-    hasher = hashlib.sha256(repr((case.name, case.gate, case.launch, case.resident, arguments.offsets)).encode())
+    blocks = None if case.blocks is None else list(case.blocks)
+    # What `again` makes follows from the case and the family's code.
+    made = case.resident, case.fixed, case.again is not None, blocks, arguments.offsets
+    hasher = hashlib.sha256(repr((case.name, case.gate, case.launch, *made)).encode())
     for name in arguments.fields:
         item = case.values.get(name)
         if isinstance(item, Buffer):
             data = item.data
-            hasher.update(repr((name, data.dtype.str, data.shape, item.output, item.scratch, item.early)).encode())
+            flags = item.output, item.scratch, item.constant, item.early, item.ahead
+            hasher.update(repr((name, data.dtype.str, data.shape, flags)).encode())
+            if item.at is not None:
+                hasher.update(repr(item.size).encode() + item.at.tobytes())
             if not item.output or item.scratch:
                 hasher.update(data.tobytes())
         else:

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim.memory import Space
-from jitmx.sim.races import COLUMNS
-from jitmx.sim.shadow import WHO
+from jitmx.sim.shadow import COLUMNS, WHO
 from jitmx.sim.warps import alike
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from jitmx.sim import order
 from jitmx.sim.flow import Access
 from jitmx.sim.ptx import SIZES, Instruction, Register, Vector
 
@@ -22,7 +23,6 @@ _PURE = {
     "tanh", "mov", "selp", "slct", "setp", "set", "cvt", "cvta", "isspacep", "shfl", "vote", "match", "redux", "mma",
     "movmatrix", "mapa", "getctarank", "createpolicy",
 }  # fmt: skip
-_STRONG = {"volatile", "relaxed", "acquire", "mmio"}
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Node:
 def _effect(ins: Instruction) -> str:
     """What of the order must stay: "" nothing, "load" its place among what has effects, "all"."""
     if ins.opcode[0] in ("ld", "ldmatrix"):
-        return "all" if _STRONG & set(ins.opcode) else "load"
+        return "all" if order.spelled(ins.opcode) else "load"
     return "" if ins.opcode[0] in _PURE else "all"
 
 

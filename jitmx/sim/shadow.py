@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-WHO = (1 << 30) - 1  # the bits of a word that say whose it is
+COLUMNS = 11  # bits of a word that say which column of its block
+WHO = (1 << 30) - 1  # and that say whose it is
 LINE = 16
 _LINE_SHIFT = 4
 
@@ -96,7 +97,8 @@ def _put(table: Array, row: Array, words: Array) -> None:
 class Shadow:
     """Last writer of each granule of a space, and its last readers in each warp of a block, or in every `warps`-th.
 
-    Shared memory of a cluster has `others` more: the last readers of each other block.
+    Shared memory of a cluster has `others` more, the last readers of each other block, and global memory those of every
+    `others`-th block.
     """
 
     def __init__(self, size: int, granule: int, warps: int, others: int = 0) -> None:
@@ -111,7 +113,9 @@ class Shadow:
         self.tables = [self._table(1 << level, 1 if level else lines) for level in range(self._finest + 1)]
         self._rows = [lines] + [0] * self._finest  # of each table, those in use
         self.crowded = [0] * (self._finest + 1)  # of each table, the largest word of a reader beside the last
-        self.published: dict[int, Any] = {}  # by strong writes after a fence
+        self.published: dict[int, Any] = {}  # by strong writes, by place (jitmx.sim.releases)
+        # Words of all whose atomics have changed a place since something else was written there, by thread.
+        self.changed: dict[int, dict[int, int]] = {}
 
     def _table(self, granules: int, rows: int) -> tuple[Array, Array, Array]:
         """Words of the last writers, the last readers, and the others."""

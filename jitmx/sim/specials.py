@@ -25,7 +25,7 @@ def special(m: Machine, name: str) -> Array:
         SimulationError: a name that is not known.
     """
     thread = m.lane_ids % m.width
-    at = np.repeat(m.blocks, m.width)
+    at = np.repeat(m.blocks if m.order is None else m.order[m.blocks], m.width)
     x, y, _ = m.block
     gx, gy, gz = m.grid
     lane = thread % 32

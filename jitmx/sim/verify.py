@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jitmx import kernels
-from jitmx.errors import JitmxError
-from jitmx.registry.case import Case
+from jitmx.errors import JitmxError, SimulationError
+from jitmx.registry.case import Case, chains, untouched
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import Report, simulate
@@ -27,12 +27,13 @@ class Verdict:
     Attributes:
         failure: why it failed, or None.
         error: largest error of its cases; 0 where results are exact.
-        cases: how many ran.
+        cases: how many there are.
         coverage: share of the kernel's PTX lines that ran.
         report: what the launches did together, None where none finished, or none was simulated now.
         uncovered: PTX source lines, with their numbers, that are not covered by any case.
         seconds: how long it took.
         proof: what it rests on (`jitmx.sim.proof`); empty where the kernel did not get so far.
+        untouched: sides of the edges of its arithmetic that the values of no case stand on.
     """
 
     failure: str | None
@@ -43,6 +44,7 @@ class Verdict:
     uncovered: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     seconds: float = 0.0
     proof: str = ""
+    untouched: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -54,19 +56,41 @@ class Verdict:
 Known = Callable[[str], Verdict | None]
 
 
-def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, dict[str, int]]:
+def launch(
+    case: Case, variant: Variant, ptx: str, memory: Memory | None = None, kept: Mapping[str, int] | None = None, *,
+    turned: bool = False,
+) -> tuple[Report, Memory, dict[str, int]]:  # fmt: skip
     """Run one case: what its launch did, the memory afterwards and the address of each buffer there, by field.
+
+    Args:
+        memory: that of launches before this one.
+        kept: addresses there of buffers that are as those launches left them.
+        turned: blocks run in another order than that of their numbers.
 
     Raises:
         SimulationError: a fault of the kernel.
     """
-    memory = Memory()
-    addresses: dict[str, int] = {}
+    memory = memory or Memory()
+    addresses = dict(kept or {})
     for name, buffer in case.buffers(variant.arguments).items():
-        if buffer.output and not buffer.scratch:
+        if name in addresses:
+            continue
+        written = buffer.output and not buffer.scratch
+        if buffer.at is not None and written:
+            piece = buffer.data.nbytes // buffer.at.size
+            addresses[name] = memory.allocate_far(buffer.size, buffer.at, piece, name)
+        elif buffer.at is not None:
+            addresses[name] = memory.upload_far(
+                buffer.data, buffer.at, buffer.size, name, writable=buffer.scratch, constant=buffer.constant,
+                early=buffer.early, ahead=buffer.ahead,
+            )  # fmt: skip
+        elif written:
             addresses[name] = memory.allocate(buffer.data.nbytes, name)
         else:
-            addresses[name] = memory.upload(buffer.data, name, writable=buffer.scratch, early=buffer.early)
+            addresses[name] = memory.upload(
+                buffer.data, name, writable=buffer.scratch, constant=buffer.constant, early=buffer.early,
+                ahead=buffer.ahead,
+            )  # fmt: skip
     report = simulate(
         ptx,
         (case.launch.blocks, 1, 1),
@@ -78,8 +102,16 @@ def launch(case: Case, variant: Variant, ptx: str) -> tuple[Report, Memory, dict
         cluster=case.launch.cluster,
         resident_blocks=case.resident,
         programmatic=getattr(variant.knobs, "pdl", False),
+        blocks=_turned(case) if turned and case.blocks is None else case.blocks,
     )
     return report, memory, addresses
+
+
+def _turned(case: Case) -> list[int]:
+    """The blocks of a case, every second cluster and then the others, from the last on: no order is to count."""
+    cluster = max(case.launch.cluster, 1)
+    firsts = range(0, case.launch.blocks, cluster)[::-1]
+    return [first + rank for first in (*firsts[::2], *firsts[1::2]) for rank in range(cluster)]
 
 
 def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
@@ -88,17 +120,42 @@ def run(case: Case, variant: Variant, ptx: str) -> tuple[float, Report]:
     Raises:
         SimulationError: a fault of the kernel, or an output byte that it never wrote.
     """
-    report, memory, addresses = launch(case, variant, ptx)
-    outputs = [
-        memory.download(addresses[name], buffer.data.dtype, buffer.data.shape)
-        for name, buffer in case.buffers(variant.arguments).items()
-        if buffer.output
-    ]
-    return case.check(outputs), report
+    _, error, report = next(run_chain((case,), variant, ptx))
+    return error, report
+
+
+def run_chain(chain: Sequence[Case], variant: Variant, ptx: str) -> Iterator[tuple[str, float, Report]]:
+    """Run cases one after another, on the workspace of the first; all other buffers are their own.
+
+    Yields:
+        Of each launch what to call it, its error and what it did.
+
+    Raises:
+        SimulationError: a fault of the kernel, or an output byte that it never wrote; of several launches, it says in
+            which.
+    """
+    memory, kept = Memory(), dict[str, int]()
+    for number, case in enumerate(chain, 1):
+        name = case.name if len(chain) == 1 else f"launch {number} of {len(chain)}, {case.name}"
+        try:
+            # In linear some blocks wait for those of lower numbers, which on a card begin first.
+            turned = number > 1 and variant.spec.family == "routing"
+            report, _, addresses = launch(case, variant, ptx, memory, kept, turned=turned)
+            outputs = [
+                memory.download(addresses[field], buffer.data.dtype, buffer.data.shape, buffer.at)
+                for field, buffer in case.buffers(variant.arguments).items()
+                if buffer.output
+            ]
+        except SimulationError as error:
+            raise error if number == 1 else SimulationError(f"{name}: {error}") from error
+        kept = {field: address for field, address in addresses.items() if field == "workspace"}
+        for address in addresses.keys() - kept.keys():
+            memory.free(addresses[address])
+        yield name, case.check(outputs), report
 
 
 def verify(variant: Variant, known: Known | None = None) -> Verdict:
-    """Run every case of `variant`; a fault is part of the verdict, not raised.
+    """Run every case of `variant`, those with a workspace in chains; a fault is part of the verdict, not raised.
 
     Args:
         known: asked for a verdict before anything is simulated.
@@ -108,19 +165,20 @@ def verify(variant: Variant, known: Known | None = None) -> Verdict:
     worst, count = 0.0, 0
     together: Report | None = None
     ptx = rests_on = ""
+    cases: list[Case] = []
     try:
         ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
         cases = list(kernels.family(variant.spec.family).cases(variant))
         rests_on = proof(variant, ptx, cases)
         if known and (before := known(rests_on)):
             return before
-        for case in cases:
-            error, report = run(case, variant, ptx)
-            count += 1
-            worst = float(np.maximum(worst, error))
-            together = report if together is None else together | report
-            if not error <= case.gate:
-                failure = failure or f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
+        count = len(cases)
+        for chain in chains(cases):
+            for case, (name, error, report) in zip(chain, run_chain(chain, variant, ptx), strict=True):
+                worst = float(np.maximum(worst, error))
+                together = report if together is None else together | report
+                if not error <= case.gate:
+                    failure = failure or f"{name}: error {error:.3g} is over the gate of {case.gate:g}"
         if count == 0:
             failure = "it has no case, so nothing was shown"
     except JitmxError as error:
@@ -130,4 +188,4 @@ def verify(variant: Variant, known: Known | None = None) -> Verdict:
     uncovered = tuple((line, text[line - 1].strip()) for line in missed)
     coverage = together.coverage if together else 0.0
     seconds = time.perf_counter() - started
-    return Verdict(failure, worst, count, coverage, together, uncovered, seconds, rests_on)
+    return Verdict(failure, worst, count, coverage, together, uncovered, seconds, rests_on, untouched(cases))

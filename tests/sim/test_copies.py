@@ -218,6 +218,27 @@ def test_a_wait_for_more_bytes_than_come_is_an_error_and_not_a_hang() -> None:
         launch(kernel(START + INIT + short + WAIT + OUT, "in out"), 64, source, target, memory=memory)
 
 
+def test_who_arrives_more_often_than_is_awaited_is_an_error_though_nothing_shows_it_yet() -> None:
+    memory, _, source, target = buffers()
+    more = "@%p1 bra arrived;\nmbarrier.arrive.shared::cta.b64 _, [%r3];\narrived:\n"
+    two = INIT.replace("[%r3], 1", "[%r3], 2")
+    launch(kernel(START + two + more + BULK + WAIT + OUT, "in out"), 64, source, target, memory=memory)
+    with pytest.raises(SimulationError, match=r"ends within a phase, which lacks 1 of 2 arrivals"):
+        launch(
+            kernel(START + two + more + BULK + WAIT + more.replace("arrived", "again") + OUT, "in out"),
+            64, source, target, memory=memory,
+        )  # fmt: skip
+
+
+def test_a_parity_is_0_or_1() -> None:
+    memory, _, source, target = buffers()
+    with pytest.raises(SimulationError, match="waits for parity 2 of the mbarrier"):
+        launch(
+            kernel(START + INIT + BULK + WAIT.replace("], 0;", "], 2;") + OUT, "in out"),
+            64, source, target, memory=memory,
+        )  # fmt: skip
+
+
 def test_an_mbarrier_that_is_not_fenced_for_copies_is_an_error() -> None:
     memory, _, source, target = buffers(64)
     body = START + INIT.replace("fence.mbarrier_init.release.cluster;", "") + BULK + WAIT + OUT

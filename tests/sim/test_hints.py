@@ -71,7 +71,7 @@ def test_a_programmatic_launch_must_not_use_scratch_memory_before_it_waits(body:
         simulate(kernel(body), (1, 1, 1), (128, 1, 1), struct.pack("<Q", out), memory, programmatic=True)
 
     launch(WAITS + body)
-    launch(body, early=True)  # of kernels before the previous one
+    launch(body + WAITS, early=True)  # of kernels before the previous one
     with pytest.raises(SimulationError, match=r"before griddepcontrol\.wait"):
         launch(body)
 
@@ -90,3 +90,12 @@ def test_an_unknown_hint_is_named(text: str) -> None:
 def test_a_register_count_that_hardware_lacks_is_an_error(count: int) -> None:
     with pytest.raises(SimulationError, match=f"setmaxnreg.* {count} registers"):
         run(f"setmaxnreg.dec.sync.aligned.u32 {count};\n")
+
+
+def test_registers_that_no_warp_gives_back_are_waited_for_for_ever() -> None:
+    takes = "setmaxnreg.inc.sync.aligned.u32 {};\n"
+    gives = "setp.gt.u32 %p0, %r1, 63;\n@%p0 bra $taken;\nsetmaxnreg.dec.sync.aligned.u32 240;\nbra $on;\n$taken:\n"
+    run(takes.format(248))
+    run(gives + takes.format(256) + "$on:\n")
+    with pytest.raises(SimulationError, match="ask for 32768 registers of 31744"):
+        run(takes.format(256))

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 import mutations_experts
+import mutations_experts_more
+import mutations_far
+import mutations_linear_more
+import mutations_order
 import mutations_products
+import mutations_sequences
 import mutations_streams
+import mutations_values
 import mutations_warpgroups
 from mutation import Mutation, fault, source
 
-_CATALOGUES = (mutations_streams, mutations_products, mutations_warpgroups, mutations_experts)
+_CATALOGUES = (
+    mutations_streams,
+    mutations_products,
+    mutations_warpgroups,
+    mutations_linear_more,
+    mutations_experts,
+    mutations_experts_more,
+    mutations_far,
+    mutations_order,
+    mutations_sequences,
+    mutations_values,
+)
 VARIANTS = {where: place for catalogue in _CATALOGUES for where, place in catalogue.VARIANTS.items()}
 MUTATIONS = tuple(mutation for catalogue in _CATALOGUES for mutation in catalogue.MUTATIONS)
 _ESCAPED = {name for catalogue in _CATALOGUES for name, _ in catalogue.ESCAPES}
 
 
-@pytest.mark.parametrize("where", VARIANTS)
+_NIGHTLY = (mutations_experts_more, mutations_far, mutations_linear_more, mutations_sequences, mutations_values)
+_OFTEN = {where for catalogue in _CATALOGUES if catalogue not in _NIGHTLY for where in catalogue.VARIANTS}
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=() if where in _OFTEN else pytest.mark.nightly) for where in VARIANTS]
+)
 def test_without_a_fault_every_case_passes(where: str) -> None:
     assert fault(VARIANTS[where], source(VARIANTS[where])) is None
 
 
-@pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.id not in _ESCAPED], ids=lambda m: m.id)
+def _shared_out(mutation: Mutation) -> object:
+    """The larger catalogues, and of the others every second fault by a digest of its name, are for the nightly run."""
+    nightly = any(mutation in catalogue.MUTATIONS for catalogue in _NIGHTLY) or zlib.crc32(mutation.id.encode()) & 1
+    return pytest.param(mutation, marks=pytest.mark.nightly if nightly else (), id=mutation.id)
+
+
+@pytest.mark.parametrize("mutation", [_shared_out(m) for m in MUTATIONS if m.id not in _ESCAPED])
 def test_a_planted_fault_is_caught(mutation: Mutation) -> None:
     said = mutation.fault()
     assert said is not None

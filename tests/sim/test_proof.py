@@ -48,13 +48,13 @@ def cases() -> list[Case]:
 def simulations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The cases that the simulator really ran."""
     ran: list[str] = []
-    really = verifying.run
+    really = verifying.launch
 
-    def run(case: Case, variant: Variant, ptx: str) -> tuple[float, object]:
+    def launch(case: Case, *rest: Any, **more: Any) -> Any:
         ran.append(case.name)
-        return really(case, variant, ptx)
+        return really(case, *rest, **more)
 
-    monkeypatch.setattr(verifying, "run", run)
+    monkeypatch.setattr(verifying, "launch", launch)
     yield ran
 
 
@@ -130,7 +130,11 @@ def with_x(case: Case, **changes: Any) -> Case:
         lambda case: dataclasses.replace(case, gate=case.gate / 2 + 0.001),
         lambda case: dataclasses.replace(case, values={**case.values, "vectors": 12345}),
         lambda case: with_x(case, data=changed(case.values["x"].data)),
+        lambda case: with_x(case, constant=True),
         lambda case: with_x(case, early=True),
+        lambda case: with_x(case, ahead=True),
+        lambda case: dataclasses.replace(case, fixed=("vectors",)),
+        lambda case: dataclasses.replace(case, again=lambda: case),
     ],
 )
 def test_any_change_of_a_case_is_another_proof(change: Callable[[Case], Case], ptx: str, cases: list[Case]) -> None:

@@ -10,33 +10,41 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.linear.limits import require_plain, require_registers
+from jitmx.kernels.linear.limits import (
+    require_divisor,
+    require_plain,
+    require_registers,
+    require_resident,
+    require_slices,
+    row_count,
+)
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, fitting, knob
 
-MAX_ROWS = 8
+ROWS = (1, 2, 4, 8)
+MAX_ROWS = ROWS[-1]
+SPLITS = (1, 2, 3, 4, 5, 8, 9, 15, 16)
 
 
 @dataclass(frozen=True)
 class GemvKnobs(Knobs):
     """Compile-time choices of `linear.gemv`."""
 
-    m: int = knob(1, choices=(1, 2, 4, 8), doc="rows of X, at most")
+    m: int = knob(1, choices=ROWS, doc="rows of X, at most")
     dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
     bias: bool = BIAS
     engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
     encoding: str = ENCODING
     scale_range: str = SCALE_RANGE
     warps: int = knob(8, choices=(1, 2, 4, 5, 8, 9, 12, 15, 16), doc="warps a block")
-    split_k: int = knob(
-        8, choices=(1, 2, 3, 4, 5, 8, 9, 15, 16), doc="warps that share a row of tiles, each with a slice of k"
-    )
+    split_k: int = knob(8, choices=SPLITS, doc="warps that share a row of tiles, each with a slice of k")
     chunk: int = knob(6, low=1, high=16, doc="tiles a copy (544 B each)")
     stages: int = knob(1, low=1, high=16, doc="copies that a warp keeps in flight")
     copy: str = COPY
@@ -69,19 +77,10 @@ def shared_bytes(knobs: GemvKnobs, k: int) -> int:
 
 
 def _check(knobs: GemvKnobs, arch: Arch) -> None:
-    if knobs.warps % knobs.split_k:
-        legal = [s for s in (1, 2, 3, 4, 5, 8, 9, 15, 16) if knobs.warps % s == 0]
-        nearest = min(legal, key=lambda s: abs(s - knobs.split_k))
-        raise KnobError(
-            f"split_k={knobs.split_k} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
-        )
+    require_divisor(knobs, "split_k", SPLITS)
     if knobs.split_k > 1 and knobs.warps // knobs.split_k > 15:
         raise KnobError(f"warps/split_k={knobs.warps // knobs.split_k} is over the 15 named barriers of a block")
-    if knobs.blocks_per_sm * knobs.warps > 48:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor",
-            f"the nearest legal value is {48 // knobs.warps}",
-        )
+    require_resident(knobs.blocks_per_sm, knobs.warps, "warps")
     require_registers(knobs.warps, knobs.blocks_per_sm, _least_registers(knobs))
 
 
@@ -102,7 +101,6 @@ def _contract(knobs: GemvKnobs, arch: Arch) -> Contract:
         forbid.append(r"HMMA")
     return Contract(
         max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
-        max_spill_bytes=0,
         require=tuple(require),
         forbid=tuple(forbid),
     )
@@ -116,7 +114,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, TILE_K),
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_linear_gemv",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -132,11 +129,7 @@ def launch(knobs: GemvKnobs, problem: LinearProblem, multiprocessors: int) -> La
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
     require_plain("gemv", problem)
-    rows = next(rows for rows in (1, 2, 4, 8) if rows >= min(problem.m, MAX_ROWS))
-    return {
-        "m": rows, "dtype": problem.dtype, "bias": problem.bias,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return {"m": row_count(problem, ROWS), **problem.pick("dtype", "bias", "encoding", "scale_range")}
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -176,10 +169,7 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     knobs, arch = variant.knobs, variant.arch
     _, tiles = packed_tiles(problem.n, problem.k)
-    if knobs.split_k > tiles:
-        raise KnobError(
-            f"split_k={knobs.split_k} is over the {tiles} tiles of k={problem.k}", f"the nearest legal value is {tiles}"
-        )
+    require_slices(knobs.split_k, tiles, f"{tiles} tiles of k={problem.k}")
     need = shared_bytes(knobs, problem.k)
     if need > arch.shared_bytes:
         raise KnobError(
@@ -205,6 +195,24 @@ def _cases(variant: Variant) -> Iterator[Case]:
     for seed, (rows, n, k, grid) in enumerate(shapes):
         if shared_bytes(knobs, k) <= variant.arch.shared_bytes:
             yield make_case(variant, Launch(grid, shared_bytes(knobs, k)), rows, n, k, seed)
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last block's rows of tiles where features are many: Y, W, scales and bias are far. X has few rows."""
+    knobs = variant.knobs
+    k = (knobs.split_k - 1) * TILE_K + 96
+    features = far.far_features(packed_tiles(1, k)[1])
+    if knobs.m == MAX_ROWS:  # values of Y are over 2^31 too
+        features = max(features, -(-(1 << 31) // (knobs.m - 1)))
+    workers = knobs.warps // knobs.split_k
+    blocks = features // TILE_ROWS // workers + 1
+    features = (blocks - 1) * workers * TILE_ROWS
+    if shared_bytes(knobs, k) <= variant.arch.shared_bytes:
+        yield far.far_case(
+            variant, Launch(blocks, shared_bytes(knobs, k)), (0, knobs.m), (features, workers * TILE_ROWS - 7), k,
+            (blocks - 1,),
+        )  # fmt: skip
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
@@ -213,39 +221,18 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     Those that differ from the heuristic's in the fewest knobs come first.
     """
     rows, tiles = packed_tiles(problem.n, problem.k)
-    found = []
+    found: list[tuple[Any, ...]] = []
     if rows < 12 * multiprocessors:
         for engine, split, blocks, unroll in itertools.product(("mma", "fma"), (4, 8, 9, 16), (2, 3, 4), (2, 5)):
             whole = -(-tiles // split)
             for chunk, stages in ((whole, 1), (-(-whole // 2), 2), (-(-whole // 2), 3), (whole, 2)):
-                found.append(
-                    {
-                        "engine": engine,
-                        "warps": split,
-                        "split_k": split,
-                        "chunk": chunk,
-                        "stages": stages,
-                        "unroll": unroll,
-                        "blocks_per_sm": blocks,
-                    }
-                )
+                found.append((engine, split, split, chunk, stages, unroll, blocks))
     else:
-        for engine, warps, chunk, stages, blocks in itertools.product(
-            ("mma", "fma"), (8, 12, 16), (5, 9), (2, 3), (1, 2)
-        ):
-            found.append(
-                {
-                    "engine": engine,
-                    "warps": warps,
-                    "split_k": 1,
-                    "chunk": chunk,
-                    "stages": stages,
-                    "unroll": 5,
-                    "blocks_per_sm": blocks,
-                }
-            )
+        found = list(itertools.product(("mma", "fma"), (8, 12, 16), (1,), (5, 9), (2, 3), (5,), (1, 2)))
     usual = _heuristic(problem, arch, multiprocessors)
-    return sorted(found, key=lambda knobs: sum(value != usual[name] for name, value in knobs.items()))
+    names = "engine", "warps", "split_k", "chunk", "stages", "unroll", "blocks_per_sm"
+    ways = [dict[str, Any](zip(names, way, strict=True)) for way in found]
+    return sorted(ways, key=lambda knobs: sum(value != usual[name] for name, value in knobs.items()))
 
 
 KERNEL = Kernel(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.spec import Variant
+
+MOST_THREADS = 1536  # of a multiprocessor
 
 
 def has_clusters(arch: Arch) -> bool:
@@ -24,6 +30,44 @@ def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:
         value = getattr(problem, name)
         if name not in allowed and value != usual:
             raise KnobError(f"linear.{kernel} does not take {name}={value!r}, only {name}={usual!r}")
+
+
+def row_count(problem: LinearProblem, counts: Sequence[int]) -> int:
+    """The smallest of the row counts that a kernel has which holds the problem's rows, or a full launch of them."""
+    return next(rows for rows in counts if rows >= min(problem.m, counts[-1]))
+
+
+def require_divisor(knobs: Any, name: str, choices: Sequence[int], whole: str = "warps") -> None:
+    """Raise KnobError where the knob `name` does not divide another; the remedy is the nearest of its choices."""
+    value, size = getattr(knobs, name), getattr(knobs, whole)
+    if size % value:
+        nearest = min((choice for choice in choices if size % choice == 0), key=lambda choice: abs(choice - value))
+        raise KnobError(f"{name}={value} does not divide {whole}={size}", f"the nearest that does is {nearest}")
+
+
+def require_slices(split_k: int, most: int, of: str) -> None:
+    """Raise KnobError where slices of k are more than what they are `of`, of which each has one at least."""
+    if split_k > most:
+        raise KnobError(f"split_k={split_k} is over the {of}", f"the nearest legal value is {most}")
+
+
+def require_resident(blocks_per_sm: int, count: int, unit: str = "threads") -> None:
+    """Raise KnobError where blocks of so many threads or warps are more than a multiprocessor has at a time."""
+    most = MOST_THREADS if unit == "threads" else MOST_THREADS // 32
+    if blocks_per_sm * count > most:
+        raise KnobError(
+            f"blocks_per_sm={blocks_per_sm} of {count} {unit} is over {most} {unit} a multiprocessor",
+            f"the nearest legal value is {most // count}",
+        )
+
+
+def require_grid(variant: Variant, blocks: int, shape: str) -> None:
+    """Raise KnobError where a launch for such a shape has more blocks than a grid."""
+    if blocks >= 1 << 31:
+        raise KnobError(
+            f"{variant.name} takes {blocks} blocks for {shape}; a grid has at most 2^31 - 1",
+            "use larger tiles or fewer rows a call",
+        )
 
 
 def registers_left(warps: int, blocks_per_sm: int) -> int:

@@ -38,12 +38,7 @@ class LinearProblem(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k % formats.BLOCK:
-            nearest = (self.k + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
-            raise KnobError(
-                f"LinearProblem.k={self.k} is not a multiple of {formats.BLOCK}, the values that share a scale",
-                f"the nearest legal value is {nearest}",
-            )
+        self.require_blocks("k")
         if self.argmax and self.residual == "pair":
             raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none", "use True")
 

@@ -12,10 +12,11 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
-from jitmx.kernels.linear.limits import require_plain
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import MOST_THREADS, require_plain, require_resident, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -27,7 +28,7 @@ TILES_N, TILES_M = (64, 128, 256), (8, 16, 32, 64, 128)
 CHUNK = 2  # tiles of 64 k that X is quantized by at a time
 MOST_WARPS = 8
 MOST_SPLIT = 16
-MOST_BLOCKS, MOST_THREADS = 8, 1536  # of a multiprocessor
+MOST_BLOCKS = 8  # of a multiprocessor
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 TUNED = ("atom", "tile_n", "tile_m", "warps_n", "warps_m", "split_k", "blocks_per_sm", "pdl")
 
@@ -166,12 +167,7 @@ def check_geometry(knobs: Geometry) -> None:
             f"warps_n={knobs.warps_n} by warps_m={knobs.warps_m} is over {MOST_WARPS} warps a block",
             f"the nearest legal value is warps_n={MOST_WARPS // knobs.warps_m}",
         )
-    if knobs.blocks_per_sm * knobs.threads > MOST_THREADS:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.threads} threads is over "
-            f"{MOST_THREADS} threads a multiprocessor",
-            f"the nearest legal value is {MOST_THREADS // knobs.threads}",
-        )
+    require_resident(knobs.blocks_per_sm, knobs.threads)
     if knobs.registers > knobs.register_limit:
         most = most_blocks(knobs)
         remedy = f"the nearest legal value is blocks_per_sm={most}" if most else "use more warps or a smaller tile"
@@ -191,7 +187,6 @@ def contract(knobs: Geometry, atom: str, *more: str) -> Contract:
     require = {"twin": r"\bHMMA\.16816\.F32\.BF16", "mxf8f6f4": r"\bQMMA\.SF\.16832", "mxf4": r"\bOMMA\.SF\.16864"}
     return Contract(
         max_registers=knobs.register_limit,
-        max_spill_bytes=0,
         require=(require[atom], r"\bLDS\.(64|128)\b", r"\bLDG\.E\..*128", *more),
         forbid=() if atom == "twin" else (r"\bHMMA",),
     )
@@ -205,7 +200,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
-    entry="jitmx_linear_scaled",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -227,10 +221,7 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     require_plain("scaled", problem, "activation", "residual")
     if problem.residual == "pair":
         raise KnobError("linear.scaled does not take residual='pair', only residual=True or residual=False")
-    return {
-        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
-        "encoding": problem.encoding, "activation": problem.activation, "scale_rule": problem.scale_rule,
-    }  # fmt: skip
+    return problem.pick("dtype", "bias", "residual", "encoding", "activation", "scale_rule")
 
 
 def _geometries(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, ScaledKnobs]]:
@@ -285,39 +276,36 @@ def microseconds(knobs: ScaledKnobs, problem: LinearProblem, arch: Arch, multipr
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """What the model finds fastest: it rests on published rates, not on measurements of a card."""
-    return _tuned(_geometries(problem, arch, multiprocessors)[0][1])
-
-
-def _tuned(knobs: ScaledKnobs) -> dict[str, Any]:
-    return {name: getattr(knobs, name) for name in TUNED}
+    return _geometries(problem, arch, multiprocessors)[0][1].pick(*TUNED)
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """The forty that the model likes best."""
-    return [_tuned(knobs) for _, knobs in _geometries(problem, arch, multiprocessors)[:40]]
+    return [knobs.pick(*TUNED) for _, knobs in _geometries(problem, arch, multiprocessors)[:40]]
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """Knobs for m tokens by n features a block; a chunk is 128 k in two stages, whatever the tile."""
+    return tile_named("linear.scaled", m, n, k, stages, 2)
+
+
+def tile_named(kernel: str, m: int, n: int, k: int | None, stages: int | None, only: int | None) -> dict[str, Any]:
+    """The geometry with a tile; KnobError where there is none, or not with so many k and, where `only` some, stages."""
     shapes = {(tile_m, tile_n): (warps_n, warps_m) for tile_n, tile_m, warps_n, warps_m in reversed(GEOMETRIES)}
-    if (m, n) not in shapes or k not in (None, CHUNK * TILE_K) or stages not in (None, 2):
+    if (m, n) not in shapes or k not in (None, CHUNK * TILE_K) or (only and stages not in (None, only)):
         near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
         raise KnobError(
-            f"linear.scaled has no tile {m}x{n}{f'x{k}' if k else ''}{f's{stages}' if stages else ''}",
-            f"the nearest it has is {near[0]}x{near[1]}x{CHUNK * TILE_K}s2",
+            f"{kernel} has no tile {m}x{n}{f'x{k}' if k else ''}{f's{stages}' if only and stages else ''}",
+            f"the nearest it has is {near[0]}x{near[1]}x{CHUNK * TILE_K}{f's{only}' if only else ''}",
         )
     warps_n, warps_m = shapes[m, n]
     return {"tile_m": m, "tile_n": n, "warps_n": warps_n, "warps_m": warps_m}
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    most = min(chunks(problem.k), MOST_SPLIT)
-    if variant.knobs.split_k > most:
-        raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {chunks(problem.k)} chunks of "
-            f"{CHUNK * TILE_K} in k={problem.k}",
-            f"the nearest legal value is {most}",
-        )
+    there = chunks(problem.k)
+    said = f"{there} chunks of {CHUNK * TILE_K} in k={problem.k}"
+    require_slices(variant.knobs.split_k, min(there, MOST_SPLIT), said)
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -331,6 +319,25 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
+    knobs = variant.knobs
+    k = (knobs.split_k - 1) * CHUNK * TILE_K + 96
+    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
+    rows = far.far_rows(columns + knobs.tile_n, knobs.split_k, knobs.tile_m)
+    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
+    for (first_row, some_rows), (first, some) in (((rows, 3), (columns, 9)), ((0, 3), (features, 24))):
+        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
+        tiles = geometry.blocks // knobs.split_k
+        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
+        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles // 32) * 128 + (tiles - 1) * size, size))
+        yield far.far_case(
+            variant, geometry, (first_row, some_rows), (first, some), k,
+            range(geometry.blocks - knobs.split_k, geometry.blocks), places if knobs.split_k > 1 else (),
+        )  # fmt: skip
 
 
 KERNEL = Kernel(

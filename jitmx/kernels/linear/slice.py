@@ -15,18 +15,25 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.linear.limits import has_clusters, require_plain, require_registers
+from jitmx.kernels.linear.limits import has_clusters, require_plain, require_registers, row_count
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.stream_knobs import SPARE_CLUSTERS, SUBNORMAL_BF16, check_decoding, contract
+from jitmx.kernels.linear.stream_knobs import (
+    MAX_ROWS,
+    ROWS,
+    SPARE_CLUSTERS,
+    SUBNORMAL_BF16,
+    check_decoding,
+    checker,
+    contract,
+    slot_bytes,
+)
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
-
-ROWS = (1, 2, 4, 8, 16, 32)
-MAX_ROWS = ROWS[-1]
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,6 @@ class SliceKnobs(Knobs):
     pdl: bool = PDL
 
 
-def _slot_bytes(knobs: SliceKnobs) -> int:
-    """What one warp's sums of a row of tiles take, bytes."""
-    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
-
-
 def _clusters(knobs: SliceKnobs, n: int, multiprocessors: int) -> int:
     """Clusters of a launch: as many as there are places for, but no more than rows of tiles."""
     places = multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]
@@ -72,9 +74,9 @@ def shared_bytes(knobs: SliceKnobs, n: int, k: int, clusters: int) -> int:
     rows, tiles = packed_tiles(n, k)
     most, longest = -(-rows // clusters), -(-tiles // knobs.cluster)
     codes = -(-longest // knobs.tiles) * knobs.tiles * CODE_BYTES
-    sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * _slot_bytes(knobs)
-    if _slot_bytes(knobs) > knobs.tiles * CODE_BYTES:  # sums do not fit where codes were
-        sums += most * -(-longest // knobs.tiles) * _slot_bytes(knobs)
+    sums = -(-most // knobs.cluster) * (knobs.cluster - 1) * slot_bytes(knobs)
+    if slot_bytes(knobs) > knobs.tiles * CODE_BYTES:  # sums do not fit where codes were
+        sums += most * -(-longest // knobs.tiles) * slot_bytes(knobs)
     barriers = (most * knobs.pieces + 3) // 2 * 16
     return most * (codes + longest * SCALE_BYTES + knobs.bias * TILE_ROWS * 4) + barriers + sums
 
@@ -112,7 +114,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_linear_slice",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -126,11 +127,7 @@ def launch(knobs: SliceKnobs, problem: LinearProblem, multiprocessors: int) -> L
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
     require_plain("slice", problem, "residual")
-    rows = next(rows for rows in ROWS if rows >= min(problem.m, MAX_ROWS))
-    return {
-        "m": rows, "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return {"m": row_count(problem, ROWS), **problem.pick("dtype", "bias", "residual", "encoding", "scale_range")}
 
 
 def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocessors: int) -> tuple[str, str] | None:
@@ -153,13 +150,6 @@ def _misfit(problem: LinearProblem, knobs: SliceKnobs, arch: Arch, multiprocesso
             "raise cluster, or use another kernel",
         )
     return None
-
-
-def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    found = _misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors)
-    if found:
-        reason, remedy = found
-        raise KnobError(f"{variant.name}: {reason}", remedy)
 
 
 def _scalings(problem: LinearProblem, arch: Arch) -> list[str]:
@@ -195,11 +185,9 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
             "copy": "bulk" if "tma" in arch.features else "async", "pdl": "pdl" in arch.features,
             "window": 2 if modern else 0,
         }  # fmt: skip
-        try:
-            variant = SPEC.variant(arch, **fixed, **tuned)
-        except KnobError:
-            continue
-        if not any(_misfit(problem, variant.knobs, arch, count) for count in (multiprocessors, arch.multiprocessors)):
+        variant = SPEC.legal(arch, **fixed, **tuned)
+        places = multiprocessors, arch.multiprocessors
+        if variant and not any(_misfit(problem, variant.knobs, arch, count) for count in places):
             yield tuned
 
 
@@ -229,7 +217,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """A lone feature and row of X; ragged tiles, several rows of them; sums that go round all threads; all of k."""
     knobs = variant.knobs
     room = knobs.cluster * knobs.warps * knobs.tiles
-    around = -(-knobs.warps * 512 // _slot_bytes(knobs)) + 1  # rows of tiles
+    around = -(-knobs.warps * 512 // slot_bytes(knobs)) + 1  # rows of tiles
     shapes = (
         (1, 1, knobs.cluster * TILE_K - 32, 1),
         (max(1, knobs.m - 1), (4 * knobs.cluster + 1) * TILE_ROWS - 7, max(knobs.cluster, room - 1) * TILE_K - 32, 2),
@@ -240,6 +228,17 @@ def _cases(variant: Variant) -> Iterator[Case]:
         geometry = launch(knobs, LinearProblem(rows, n, k), knobs.cluster * (clusters + SPARE_CLUSTERS[knobs.cluster]))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last cluster's row of tiles where features are many: Y, W, scales and bias are far. X has few rows."""
+    knobs = variant.knobs
+    k = max(2, knobs.cluster) * TILE_K - 32
+    features = far.far_features(packed_tiles(1, k)[1])
+    geometry = launch(knobs, LinearProblem(knobs.m, features + 9, k), 1 << 30)
+    last = range(geometry.blocks - knobs.cluster, geometry.blocks)
+    yield far.far_case(variant, geometry, (0, knobs.m), (features, 9), k, last)
 
 
 def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -268,11 +267,8 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     near = [(2 * i + j, i, {**way, **change}) for i, way in ways for j, change in enumerate(_changes(problem, way))]
     found: dict[str, dict[str, Any]] = {}
     for _, _, tuned in sorted(near, key=lambda item: item[:2]):
-        try:
-            variant = SPEC.variant(arch, **fixed, **tuned)
-        except KnobError:
-            continue
-        found.setdefault(variant.identity, tuned)
+        if variant := SPEC.legal(arch, **fixed, **tuned):
+            found.setdefault(variant.identity, tuned)
     return list(found.values())
 
 
@@ -283,7 +279,7 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=_check_problem,
+    check=checker(_misfit),
     candidates=_candidates,
     runs_on=_runs_on,
 )

@@ -15,12 +15,12 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import warpgroups
+from jitmx.kernels.linear import far, warpgroups
 from jitmx.kernels.linear.arguments import MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.warpgroups import tiles
+from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -103,7 +103,6 @@ def _contract(knobs: SplitKKnobs, arch: Arch) -> Contract:
     return Contract(
         min_registers=launch_registers(knobs),
         max_registers=launch_registers(knobs),
-        max_spill_bytes=0,
         require=(
             # Products of two steps are under way at once: where the compiler sees a hazard, it waits for each.
             rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\]",
@@ -122,7 +121,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_linear_splitk",
     arguments=lambda knobs: MAPPED,
 )
 
@@ -173,11 +171,8 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
         tuned = {
             "groups": groups, "tile_m": tile_m, "split_k": split, "chunk": chunk, "ring": ring, "pdl": True,
         }  # fmt: skip
-        try:
-            variant = SPEC.variant(arch, **fixed, **tuned)
-        except KnobError:  # too much shared memory, or too few registers
-            continue
-        found.append((_microseconds(problem, variant.knobs, multiprocessors) * (1 + 0.02 * place), tuned))
+        if variant := SPEC.legal(arch, **fixed, **tuned):  # else too much shared memory, or too few registers
+            found.append((_microseconds(problem, variant.knobs, multiprocessors) * (1 + 0.02 * place), tuned))
     return [tuned for _, tuned in sorted(found, key=lambda item: item[0])]
 
 
@@ -191,17 +186,31 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone row and feature; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
+    """Two short rows; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
     around = knobs.ring * knobs.chunk + 2
     shapes = (
-        (1, 1, split * TILE_K - 32),
+        (2, 2, split * TILE_K - 32),
         (knobs.tile_m + 3, features + 24, (split * 3 + split - 1) * TILE_K),
         (knobs.tile_m - 5, features - 7, split * around * TILE_K - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X."""
+    knobs = variant.knobs
+    k = max(2, knobs.split_k) * TILE_K - 32
+    wide = knobs.groups * GROUP_ROWS
+    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
+    for first_row, most in ((rows, 1 << 25), (0, far.far_features(packed_tiles(1, k)[1]))):
+        features = most // wide * wide
+        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 132)
+        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
+        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,11 @@ from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import ARGUMENTS
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.linear.limits import has_clusters, require_registers
+from jitmx.kernels.linear.limits import has_clusters, require_divisor, require_registers, require_resident
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, knob
+from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
 
 ROWS = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = ROWS[-1]
@@ -87,9 +88,9 @@ def _splits_columns(knobs: StreamKnobs) -> bool:
     return knobs.scaling not in FOLDED and knobs.m <= 4
 
 
-def slot_bytes(knobs: StreamKnobs) -> int:
+def slot_bytes(knobs: Any) -> int:
     """What one warp's sums of a row of tiles take, bytes."""
-    return -(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16
+    return int(-(-knobs.m // 8) * 8 * (1 if knobs.m <= 2 else 2 if knobs.m <= 4 else 4) * 16)
 
 
 def least_tiles(knobs: StreamKnobs) -> int:
@@ -125,12 +126,8 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
     _check_idle(knobs)
     if knobs.argmax and knobs.residual == "pair":
         raise KnobError("residual='pair' leaves Y as a pair, and argmax=True leaves none", "use residual=True")
-    if knobs.share and knobs.warps % knobs.split_k:
-        legal = [split for split in SPLITS if knobs.warps % split == 0]
-        nearest = min(legal, key=lambda split: abs(split - knobs.split_k))
-        raise KnobError(
-            f"split_k={knobs.split_k} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
-        )
+    if knobs.share:
+        require_divisor(knobs, "split_k", SPLITS)
     if knobs.ahead and knobs.predecode:
         raise KnobError(
             f"predecode={knobs.predecode} needs weights before the wait, some of which "
@@ -179,11 +176,7 @@ def _check_idle(knobs: StreamKnobs) -> None:
 
 def check_decoding(knobs: Any, arch: Arch) -> None:
     """Refuse warps that a multiprocessor has not, and a `scaling` that dtype, scales or target rule out."""
-    if knobs.blocks_per_sm * knobs.warps > 48:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {knobs.warps} warps is over 48 warps a multiprocessor",
-            f"the nearest legal value is {48 // knobs.warps}",
-        )
+    require_resident(knobs.blocks_per_sm, knobs.warps, "warps")
     if knobs.scaling in FOLDED and (knobs.dtype != "bf16" or knobs.scale_range != "normal"):
         raise KnobError(
             f"scaling={knobs.scaling!r} with dtype={knobs.dtype!r} and "
@@ -203,7 +196,6 @@ def contract(knobs: Any, arch: Arch) -> Contract:
     """What kernels promise whose warps decode tiles from shared memory, and share rows of tiles in clusters."""
     return Contract(
         max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm)),
-        max_spill_bytes=0,
         require=(
             r"\bLDS\.128\b",
             r"\bUBLKCP\b" if knobs.copy == "bulk" else r"\bLDGSTS\.E\..*128",
@@ -221,7 +213,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1, TILE_K * knobs.cluster, 1),
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_linear_stream",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -234,6 +225,20 @@ def launch(knobs: StreamKnobs, problem: LinearProblem, multiprocessors: int) -> 
     return Launch(
         clusters * knobs.cluster, shared_bytes(knobs, problem.n, problem.k, clusters), knobs.cluster, workspace
     )
+
+
+Misfit = Callable[[LinearProblem, Any, Arch, int], tuple[str, str] | None]
+
+
+def checker(misfit: Misfit) -> Callable[[LinearProblem, Variant], None]:
+    """What raises KnobError where a legal variant cannot serve a problem, for the reason that `misfit` gives."""
+
+    def check(problem: LinearProblem, variant: Variant) -> None:
+        if found := misfit(problem, variant.knobs, variant.arch, variant.arch.multiprocessors):
+            reason, remedy = found
+            raise KnobError(f"{variant.name}: {reason}", remedy)
+
+    return check
 
 
 def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocessors: int) -> tuple[str, str] | None:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel, spread
+from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
-from jitmx.kernels.linear.limits import has_clusters, most_blocks, registers_left, require_plain, require_registers
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.limits import (
+    has_clusters,
+    most_blocks,
+    registers_left,
+    require_grid,
+    require_plain,
+    require_registers,
+    require_resident,
+    require_slices,
+)
 from jitmx.kernels.linear.mxfp8 import MXFP8_TILE_BYTES
 from jitmx.kernels.linear.problem import WEIGHTS, LinearProblem
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
@@ -24,6 +34,19 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
 COLUMN = 8  # tokens of an MMA
+
+
+class Tiled(Protocol):
+    """Knobs with a tile that warps share, of whatever kernel multiplies this way."""
+
+    @property
+    def tile_n(self) -> int: ...
+    @property
+    def tile_m(self) -> int: ...
+    @property
+    def warps_n(self) -> int: ...
+    @property
+    def warps_m(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,7 @@ def needed_bytes(knobs: TileKnobs) -> int:
     return max(knobs.stages * stage_bytes(knobs), parts + knobs.tile_m * (knobs.tile_n * 2 + 16))
 
 
-def threads(knobs: TileKnobs) -> int:
+def threads(knobs: Tiled) -> int:
     """Threads a block."""
     return knobs.warps_n * knobs.warps_m * 32
 
@@ -89,17 +112,8 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
                 f"{tile}={size} is not a multiple of {unit} for each of {warps}={count}",
                 f"the nearest legal value is {nearest}",
             )
-    sums = sums_per_thread(knobs)
-    if sums > MAX_SUMS:
-        raise KnobError(
-            f"{sums} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave registers for the rest",
-            "use more warps or a smaller tile",
-        )
-    if knobs.blocks_per_sm * threads(knobs) > 1536:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor",
-            f"the nearest legal value is {1536 // threads(knobs)}",
-        )
+    require_sums(knobs)
+    require_resident(knobs.blocks_per_sm, threads(knobs))
     if knobs.exchange == "cluster":
         if not has_clusters(arch):
             raise KnobError("exchange='cluster' needs sm_90 or sm_100", f"on {arch} use exchange='memory'")
@@ -124,9 +138,19 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
     require_registers(knobs.warps_n * knobs.warps_m, knobs.blocks_per_sm, _least_registers(knobs))
 
 
-def sums_per_thread(knobs: TileKnobs) -> int:
+def sums_per_thread(knobs: Tiled) -> int:
     """Accumulators of a thread, in registers."""
     return knobs.tile_n * knobs.tile_m // threads(knobs)
+
+
+def require_sums(knobs: Tiled) -> None:
+    """Raise KnobError where a thread's accumulators leave too few registers for the rest."""
+    sums = sums_per_thread(knobs)
+    if sums > MAX_SUMS:
+        raise KnobError(
+            f"{sums} sums a thread (tile_n * tile_m / threads) are over {MAX_SUMS}, which leave registers for the rest",
+            "use more warps or a smaller tile",
+        )
 
 
 def _least_registers(knobs: TileKnobs) -> int:
@@ -146,7 +170,6 @@ def _contract(knobs: TileKnobs, arch: Arch) -> Contract:
     ]  # fmt: skip
     return Contract(
         max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
-        max_spill_bytes=0,
         require=tuple(require),
     )
 
@@ -159,7 +182,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_linear_tile",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -178,43 +200,56 @@ def launch(knobs: TileKnobs, problem: LinearProblem, multiprocessors: int) -> La
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them."""
     require_plain("tile", problem, "weight", "residual")
-    return {
-        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "weight": problem.weight,
-        "encoding": problem.encoding if problem.weight == "mxfp4" else "swizzle", "scale_range": problem.scale_range,
-    }  # fmt: skip
+    given = problem.pick("dtype", "bias", "residual", "weight", "encoding", "scale_range")
+    return given if problem.weight == "mxfp4" else given | {"encoding": "swizzle"}
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     """Every slice of k has a stage; for the rest any variant serves any shape, up to the blocks of a grid."""
     knobs = variant.knobs
     steps = -(-problem.k // knobs.tile_k)
-    if knobs.split_k > steps:
-        raise KnobError(
-            f"split_k={knobs.split_k} is over the {steps} stages of k={problem.k}",
-            f"the nearest legal value is {steps}",
-        )
-    blocks = launch(knobs, problem, 1).blocks
-    if blocks >= 1 << 31:
-        raise KnobError(
-            f"{variant.name} takes {blocks} blocks for m={problem.m}, n={problem.n}; a grid has at most 2^31 - 1",
-            "use larger tiles or fewer rows a call",
-        )
+    require_slices(knobs.split_k, steps, f"{steps} stages of k={problem.k}")
+    require_grid(variant, launch(knobs, problem, 1).blocks, f"m={problem.m}, n={problem.n}")
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone value; ragged rows, features and k with rows of Y that start anywhere; and whole vectors over more tiles.
+    """Two short rows; ragged rows, features and k with rows of Y that start anywhere; whole vectors over more tiles.
 
-    The ring goes round in every slice of k of the last two.
+    The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the last
+    two.
     """
     knobs = variant.knobs
     around = knobs.split_k * (knobs.stages + 1) * knobs.tile_k
     shapes = (
-        (1, 1, knobs.split_k * knobs.tile_k - 32),
-        (max(1, knobs.tile_m - 3), knobs.tile_n + 3, knobs.split_k * knobs.tile_k + 32),
+        (2, 4, knobs.split_k * knobs.tile_k - 32),
+        (max(1, knobs.tile_m - 3), knobs.tile_n + 11, knobs.split_k * knobs.tile_k + 32),
         (knobs.tile_m + 1, max(8, knobs.tile_n - 8), around - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
+    yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
+    knobs = variant.knobs
+    parts = knobs.split_k if knobs.exchange == "memory" else 1
+    k = (knobs.split_k - 1) * knobs.tile_k + 96
+    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
+    rows = far.far_rows(columns + knobs.tile_n, parts, knobs.tile_m)
+    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
+    for (first_row, some_rows), (first, some) in (
+        ((rows, 3), (columns, 9)),
+        ((0, 3), (features, min(24, knobs.tile_n))),
+    ):
+        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
+        tiles = geometry.blocks // knobs.split_k
+        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
+        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles * 4 // 16) * 16 + (tiles - 1) * size, size))
+        yield far.far_case(
+            variant, geometry, (first_row, some_rows), (first, some), k,
+            range(geometry.blocks - knobs.split_k, geometry.blocks), places if parts > 1 else (),
+        )  # fmt: skip
 
 
 # Blocks that a heuristic weighs: rows of W, warps over them, warps over tokens. 16 or 32 rows a warp.
@@ -349,23 +384,15 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     Of few rows every third is a cluster, for which the model is not fitted.
     """
     fixed = _fixed(problem)
-    clusters: list[dict[str, Any]] = []
+    clusters: list[dict[str, Any]] = []  # legal ones: the parts of a cluster or a footprint may not fit
     if problem.m <= 128 and has_clusters(arch):
         weighed = _weighed(problem, arch, multiprocessors, "cluster")
-        clusters = [knobs for knobs in _different(weighed) if _legal(arch, {**fixed, **knobs})][:_CLUSTERED]
+        clusters = [knobs for knobs in _different(weighed) if SPEC.legal(arch, **fixed, **knobs)][:_CLUSTERED]
     found: list[dict[str, Any]] = []
     for place, knobs in enumerate(_different(_weighed(problem, arch, multiprocessors))):
         more = _unmodelled(knobs, problem, arch, multiprocessors) if place < _CLOSE else ()
-        found += [knobs, *(other for other in more if _legal(arch, {**fixed, **other}))]
+        found += [knobs, *(other for other in more if SPEC.legal(arch, **fixed, **other))]
     return spread(found[: 60 - len(clusters)], clusters)
-
-
-def _legal(arch: Arch, knobs: dict[str, Any]) -> bool:
-    try:
-        SPEC.variant(arch, **knobs)
-    except KnobError:  # the parts of a cluster or a footprint do not fit
-        return False
-    return True
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

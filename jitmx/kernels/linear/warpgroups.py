@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import TILE_K, packed_tiles
-from jitmx.kernels.linear.limits import require_plain
+from jitmx.kernels.linear.limits import require_plain, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
 from jitmx.registry.tensor_map import TensorMap
@@ -36,31 +36,28 @@ def require_wgmma(kernel: str, arch: Arch) -> None:
         raise KnobError(f"linear.{kernel} needs the instructions of sm_90a, which {arch} lacks", "use linear.tile")
 
 
+def require_normal_scales(kernel: str, scale_range: str, other: str) -> None:
+    """Raise KnobError where a weight has scales that a kernel of this name does not take, but another does."""
+    if scale_range != "normal":
+        raise KnobError(
+            f"{kernel} does not take scale_range={scale_range!r}, only 'normal': it scales weights as it decodes them",
+            f"{other} takes both",
+        )
+
+
 def fixed(kernel: str, problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them; KnobError where a kernel of this name does not take it."""
     require_plain(kernel, problem, "residual")
     if problem.dtype != "bf16":
         raise KnobError(f"linear.{kernel} does not take dtype={problem.dtype!r}, only 'bf16'", "linear.tile takes both")
-    if problem.scale_range != "normal":
-        raise KnobError(
-            f"linear.{kernel} does not take scale_range={problem.scale_range!r}, only 'normal': "
-            "it scales weights as it decodes them",
-            "linear.tile takes both",
-        )
-    return {
-        "dtype": problem.dtype, "bias": problem.bias, "residual": problem.residual, "encoding": problem.encoding,
-        "scale_range": problem.scale_range,
-    }  # fmt: skip
+    require_normal_scales(f"linear.{kernel}", problem.scale_range, "linear.tile")
+    return problem.pick("dtype", "bias", "residual", "encoding", "scale_range")
 
 
 def check_problem(problem: LinearProblem, variant: Variant) -> None:
     """Raise KnobError where slices of k are more than its steps."""
     steps = packed_tiles(problem.n, problem.k)[1]
-    if variant.knobs.split_k > steps:
-        raise KnobError(
-            f"split_k={variant.knobs.split_k} is over the {steps} steps of k={problem.k}",
-            f"the nearest legal value is {steps}",
-        )
+    require_slices(variant.knobs.split_k, steps, f"{steps} steps of k={problem.k}")
 
 
 def x_map(m: int, k: int, rows: int) -> TensorMap:

@@ -17,7 +17,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import warpgroups
+from jitmx.kernels.linear import far, warpgroups
 from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
@@ -125,7 +125,6 @@ def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
     return Contract(
         min_registers=launch_registers(knobs),
         max_registers=launch_registers(knobs),
-        max_spill_bytes=0,
         require=(
             # Products in pairs: the compiler, where it sees a hazard, ends every one of them with a group of its own.
             rf"HGMMA\.64x{knobs.tile_m}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$",
@@ -143,7 +142,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_linear_wgmma",
     arguments=lambda knobs: MAPPED if knobs.x == "tensor" else ARGUMENTS,
 )
 
@@ -246,21 +244,17 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
         other = {"x": "tensor" if knobs["x"] == "image" else "image"}
         for more in ({}, {"buffers": 3, "ring": 3}, {"deal": "steps", "x": "tensor"}, other):
             candidate = _filled({name: value for name, value in (knobs | more).items() if name != "stages"}, arch)
-            try:
-                SPEC.variant(arch, **candidate)
-            except KnobError:
-                continue
-            if candidate not in found:
+            if SPEC.legal(arch, **candidate) and candidate not in found:
                 found.append(candidate)
     return found[:_MOST_CANDIDATES]
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """A lone row and feature; ragged tiles, whole and broken groups of steps; blocks that take several tiles."""
+    """Two short rows; ragged tiles, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
     features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.deal == "rest"
     shapes = [
-        (1, 1, split * TILE_K - 32, 132),
+        (2, 4, split * TILE_K - 32, 132),
         (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, 2 * split),
         (knobs.tile_m - 5, features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
         (2 * knobs.tile_m + 1, 40 + features * rest, split * (ring - 1) * TILE_K, split),
@@ -274,6 +268,24 @@ def _cases(variant: Variant) -> Iterator[Case]:
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
+    if knobs.deal == "tiles" and knobs.x == "tensor":
+        yield from _far_cases(variant)
+
+
+def _far_cases(variant: Variant) -> Iterator[Case]:
+    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X.
+
+    Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
+    many tiles as there are; their Y is stored by the same code.
+    """
+    knobs = variant.knobs
+    k, wide = max(2, knobs.split_k) * TILE_K - 32, knobs.groups * GROUP_ROWS
+    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
+    for first_row, most in ((rows, 1 << 20), (0, far.far_features(packed_tiles(1, k)[1]))):
+        features = most // wide * wide
+        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 1 << 30)
+        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
+        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from jitmx import formats
 from jitmx.kernels.linear.layout import NORMAL_SCALES
-from jitmx.kernels.moe.layout import ALPHA, LIMIT, pack_experts, reference
+from jitmx.kernels.moe import edges
+from jitmx.kernels.moe.layout import pack_experts, reference
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.arguments import Arguments, number, reads, writes
-from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
+from jitmx.registry.case import Buffer, Case, deviation, judged, pair_deviation, pair_l2, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -44,6 +45,8 @@ ARGUMENTS = Arguments(
     number("intermediate", "int"),
 )
 GATE = 0.006  # relative L2 against float64: h and y are rounded to bf16
+CONSTANT = ("b13", "b2", "map")  # of what not every call has
+AGAIN = 1000  # added to a seed, for the same launch on other inputs
 PAIR_GATE = 3e-4  # of a pair, whose residual is far larger than what is added to it
 
 
@@ -84,24 +87,43 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     knobs, generator = variant.knobs, np.random.default_rng(seed)
     rows, top = routing.ids.shape
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
-    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
+    alpha, limit = edges.parameters(seed)
+    x = edges.loud(generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16), seed)
+    if rows > 3:
+        x[(seed + 2) % rows, hidden // 2] = np.nan
+    weights = edges.router_weights(rows, top, seed, generator)
     if routing.weights is not None:
         weights = routing.weights.astype(np.float32)
-    w13, packed13 = random_weight(knobs, experts, 2 * inner, hidden, generator)
-    w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full")
+    w13, packed13 = random_weight(knobs, experts, 2 * inner, hidden, generator, hot=True)
+    w2, packed2 = random_weight(knobs, experts, hidden, inner, generator, nan=knobs.scale_range == "full", ends=True)
     b13 = generator.standard_normal((experts, 2 * inner)).astype(ml_dtypes.bfloat16)
     b2 = generator.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
+    ends = edges.end_rows(hidden, knobs)  # beside nothing, what W2 multiplies there is not rounded away
+    b2[:, ends] = 0
     biases = (b13.astype(np.float64), b2.astype(np.float64)) if knobs.bias else (None, None)
-    residual = residual_of(knobs, rows, hidden, generator)
-    wanted = stream_of(residual) + reference(
-        x.astype(np.float64), routing.local, weights.astype(np.float64), w13, w2, *biases, activation=knobs.activation
-    )
+    wide, factors, made = x.astype(np.float64), weights.astype(np.float64), (knobs.activation, alpha, limit)
+    with np.errstate(invalid="ignore"):
+        product = reference(
+            wide, routing.local, factors, w13, w2, *biases, activation=knobs.activation, alpha=alpha, limit=limit
+        )
+        bound, sides = edges.layer_bound(wide, routing.local, factors, w13, w2, biases, made)
+    residual = residual_of(knobs, rows, hidden, generator, over=product)
+    residual[..., ends] = 0
+    wanted = stream_of(residual) + product
+    bound = bound + summed(np.abs(stream_of(residual)), top)
+    sides |= edges.routing_sides(routing, experts) | end_sides(knobs, packed2[2], product)
+    if routing.logits is None:
+        sides |= edges.weight_sides(weights, edges.all_rows(routing, experts))
+    if variant.spec.name != "token":  # which takes one row
+        sides["row with a NaN"] = bool(np.isnan(wanted).all(axis=1).any())
 
+    usual = np.setdiff1d(np.arange(hidden), ends)
     pair = knobs.residual == "pair"
+    gate = PAIR_GATE if pair else GATE
 
     def check(outputs: Any) -> float:
-        return (pair_l2 if pair else relative_l2)(outputs[0], wanted)
+        error = (pair_l2 if pair else relative_l2)(outputs[0][..., usual], wanted[:, usual])
+        return judged(error, (pair_deviation if pair else deviation)(outputs[0], wanted, bound), gate)
 
     optional: dict[str, npt.NDArray[Any] | None] = {
         "b13": b13 if knobs.bias else None,
@@ -117,28 +139,40 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         launch=launch,
         values={
             "x": Buffer(x), "ids": Buffer(routing.ids if routing.logits is None else routing.logits),
-            **{name: Buffer(array) for name, array in packed.items()},
-            **{name: Buffer(array) for name, array in optional.items() if array is not None},
+            **{name: Buffer(array, constant=True) for name, array in packed.items()},
+            **{name: Buffer(array, constant=name in CONSTANT) for name, array in optional.items() if array is not None},
             "y": Buffer(np.empty_like(residual), output=True),
             "workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True),
-            "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": experts,
+            "alpha": alpha, "limit": limit, "rows": rows, "top": top, "experts": experts,
             "map_size": 0 if routing.map is None else len(routing.map), "hidden": hidden, "intermediate": inner,
         },
         check=check,
-        gate=PAIR_GATE if pair else GATE,
+        gate=gate,
+        sides=sides,
+        fixed=("rows", "top", "experts", "hidden", "intermediate"),
+        # Of the other inputs it only counts that nothing of the first ones is left.
+        again=lambda: replace(make_case(variant, launch, problem, routing, seed + AGAIN), gate=2 * gate),
     )  # fmt: skip
 
 
-def residual_of(knobs: Any, rows: int, hidden: int, generator: np.random.Generator) -> npt.NDArray[Any]:
-    """What is added to y: random values, a pair [2, rows, hidden] of larger ones, or zeros where nothing is added."""
+def residual_of(
+    knobs: Any, rows: int, hidden: int, generator: np.random.Generator, over: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[Any]:
+    """What is added to y: random values, a pair [2, rows, hidden] of larger ones, or zeros where nothing is added.
+
+    Args:
+        over: what a pair is larger than.
+    """
     if not knobs.residual:
         return np.zeros((rows, hidden), ml_dtypes.bfloat16)
     values = generator.standard_normal((rows, hidden))
     kept = values.astype(ml_dtypes.bfloat16)
     if knobs.residual != "pair":
         return kept
-    kept = (64 * values).astype(ml_dtypes.bfloat16)
-    return np.stack([kept, (64 * values - kept.astype(np.float64)).astype(ml_dtypes.bfloat16)])
+    some = np.ones(1) if over is None or np.isnan(over).all() else over[~np.isnan(over)]
+    values = values * 64 * max(1.0, float(np.sqrt(np.mean(some**2))))
+    kept = values.astype(ml_dtypes.bfloat16)
+    return np.stack([kept, (values - kept.astype(np.float64)).astype(ml_dtypes.bfloat16)])
 
 
 def stream_of(residual: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -148,15 +182,46 @@ def stream_of(residual: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def random_weight(
-    knobs: Any, experts: int, n: int, k: int, generator: np.random.Generator, nan: bool = False
-) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
-    """Values of a random weight of each expert, and its packed words and scales."""
+    knobs: Any,
+    experts: int,
+    n: int,
+    k: int,
+    generator: np.random.Generator,
+    nan: bool = False,
+    hot: bool = False,
+    ends: bool = False,
+) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
+    """Values of a random weight of each expert, and its packed words and scales, and scales as they are.
+
+    Args:
+        nan: the last row of the last expert has a NaN.
+        hot: rows of every fourth pair are 16 times as large.
+        ends: there are rows with nothing but a block whose scale is at an end.
+    """
     codes = generator.integers(0, 16, (experts, n, k)).astype(np.uint8)
     centre = formats.SCALE_ONE - 2 - round(np.log2(k) / 2)
     scales = generator.integers(centre - 2, centre + 2, (experts, n, k // 32)).astype(np.uint8)
+    if hot:
+        scales[:, np.arange(n) // 2 % edges.HOT == 1] += 4
     if knobs.scale_range == "full":
         scales[:, 0, 0] = NORMAL_SCALES[0] - 2
     if nan:
         scales[-1, -1, -1] = formats.SCALE_NAN
+    if ends:
+        for byte, row in zip(edges.scale_ends(knobs.scale_range, nan=False), edges.end_rows(n, knobs), strict=True):
+            block = int(generator.integers(0, k // 32))
+            codes[:, row, : 32 * block] = codes[:, row, 32 * block + 32 :] = 0
+            scales[:, row, block] = byte
     values = formats.dequantize(codes, scales, formats.get("mxfp4"))
-    return values, pack_experts(codes, scales, knobs.encoding)
+    return values, (*pack_experts(codes, scales, knobs.encoding), scales)
+
+
+def end_sides(knobs: Any, scales: npt.NDArray[np.uint8], y: npt.NDArray[np.float64]) -> dict[str, bool]:
+    """Whether products of blocks whose scale is at an end are what columns of y [..., n] are made of."""
+    columns = zip(edges.scale_ends(knobs.scale_range, nan=False), edges.end_rows(y.shape[-1], knobs), strict=True)
+    found = {
+        f"scale byte {byte}": bool((scales[:, row] == byte).any() and (y[..., row] != 0).any()) for byte, row in columns
+    }
+    if knobs.scale_range == "full":
+        found["scale byte 255"] = bool((scales == formats.SCALE_NAN).any() and np.isnan(y[..., -1]).any())
+    return found

@@ -67,8 +67,7 @@ def choice_of(problem: MoeProblem) -> dict[str, Any]:
             f"logits of m={problem.m} rows and experts={problem.experts} are chosen from by a launch of routing",
             f"of one row and at most {MAX_EXPERTS} experts the layer's does it",
         )
-    names = ("routing", *UNASKED)
-    return {name: getattr(problem, name) for name in names}
+    return problem.pick("routing", *UNASKED)
 
 
 def check_choice(knobs: Any) -> None:
@@ -85,12 +84,15 @@ def check_choice(knobs: Any) -> None:
 
 
 def routings_of(knobs: Any) -> Iterator[Routing]:
-    """Choices from logits of one row, two local experts; some elsewhere; equal ones; NaN; and no row."""
+    """Choices from logits of one row, two local experts; some elsewhere, equal or NaN; equal ones; NaN; and no row."""
     generator = np.random.default_rng(knobs.experts)
     for turn in range(5):
         logits = generator.standard_normal((1, knobs.experts)).astype(STORED[knobs.routing])
-        if turn == 2:
+        if turn in (1, 2):
             logits[:] = np.round(logits.astype(np.float32))
+        if turn == 1:
+            logits = np.minimum(logits, np.ones_like(logits))
+            logits[0, :: max(knobs.experts // 8, 2)] = np.nan
         if turn == 3:
             logits[0, generator.permutation(knobs.experts)[: knobs.experts * 3 // 4]] = np.nan
         chosen, weights = choose(logits, knobs.top, knobs.scoring)

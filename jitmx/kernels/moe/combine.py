@@ -11,11 +11,13 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, combine_case
 from jitmx.kernels.moe.knobs import RESIDUAL
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MAX_TOP, MoeProblem
+from jitmx.kernels.routing.knobs import MAX_TOKENS
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -37,11 +39,9 @@ SPEC = KernelSpec(
     name="combine",
     knobs=CombineKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32)), max_spill_bytes=0, require=(r"\bLDG\.E\..*128",)
+        max_registers=min(255, 65536 // (knobs.warps * 32)), require=(r"\bLDG\.E\..*128",)
     ),
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_moe_combine",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -56,7 +56,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     require_usual("combine", problem, "activation", "x_format", "weight_on")
     if problem.product != "combine":
         raise KnobError(f"moe.combine adds up parts and makes no product={problem.product}", "use product='combine'")
-    return {"top": problem.top, "residual": problem.residual}
+    return problem.pick("top", "residual")
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -74,13 +74,22 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """All slots with experts; some without, a map, and a row longer than a block."""
+    """All slots with experts; some without, a map, and a row longer than a block; ids that are no expert's, no map."""
     knobs, generator = variant.knobs, np.random.default_rng(7)
     mapped = np.array([2, -1, 1, 5, 0], np.int32)
     for seed, (rows, hidden, low, to) in enumerate(((1, 32, 0, None), (5, knobs.warps * 256 + 32, -2, mapped))):
         ids = generator.integers(low, 3 if to is None else 7, (rows, knobs.top)).astype(np.int32)
         problem = MoeProblem(rows, 3, knobs.top, hidden, 32, product="combine")
         yield combine_case(variant, launch(knobs, problem, 1), problem, Routing(ids, to), seed)
+    ids = generator.integers(-1, 5, (3, knobs.top)).astype(np.int32)
+    ids[1], ids[2, 0] = 3, 0
+    problem = MoeProblem(3, 3, knobs.top, 32, 32, product="combine")
+    yield combine_case(variant, launch(knobs, problem, 1), problem, Routing(ids), 2)
+    # Of few columns, for cards; of more, so that vectors of y are over 2^32 too.
+    for seed, (rows, hidden) in enumerate(((MAX_TOKENS // 8, 512), (MAX_TOKENS, 288))):
+        problem = MoeProblem(2, 3, knobs.top, hidden, 32, product="combine")
+        ids = np.resize(np.array([2, 0, -1], np.int32), (2, knobs.top))
+        yield far.far_sums(combine_case(variant, Launch(2), problem, Routing(ids), seed), rows - 2, hidden)
 
 
 KERNEL = Kernel(

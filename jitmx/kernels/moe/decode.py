@@ -11,6 +11,7 @@ meet in shared memory. What is left is evened out by dealing the blocks that own
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,12 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.moe import layer
+from jitmx.kernels.linear.limits import require_divisor
+from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
-from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
@@ -82,12 +84,7 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
             f"inputs={knobs.inputs} rows do not hold an item of columns={knobs.columns}",
             f"the nearest legal value is {knobs.columns}",
         )
-    if knobs.warps % knobs.teams:
-        legal = [teams for teams in TEAMS if knobs.warps % teams == 0]
-        nearest = min(legal, key=lambda teams: abs(teams - knobs.teams))
-        raise KnobError(
-            f"teams={knobs.teams} does not divide warps={knobs.warps}", f"the nearest that does is {nearest}"
-        )
+    require_divisor(knobs, "teams", TEAMS)
     if knobs.stages % knobs.teams:
         nearest = -(-knobs.stages // knobs.teams) * knobs.teams
         raise KnobError(
@@ -106,7 +103,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(hidden=TILE_K, intermediate=TILE_K), 2),
     threads=lambda knobs: (knobs.warps + HELPERS) * 32,
-    entry="jitmx_moe_decode",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -159,6 +155,7 @@ def _check_problem(problem: MoeProblem, variant: Variant) -> None:
 
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
+    More pairs than threads, more items than lanes.
 
     Slices of k are nothing, ragged, one chunk and more, and rings go round; there are fewer rows of tiles than blocks,
     and many more.
@@ -167,13 +164,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
     team = knobs.warps // knobs.teams
     whole = team * knobs.chunk * TILE_K
     over = (team * (knobs.chunk + 1) + 1) * TILE_K - 32
-    many = many_rows(knobs.columns)
+    many, crowded = many_rows(knobs.columns), min(SPEC.threads(knobs) // MAX_TOP + 1, MAX_ROWS)
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 160, 160, Routing(many), 3),
         (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
-        (2, over, 64, Routing(np.array([[1]], np.int32)), 8),
-        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
+        (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
+        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
+        *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 3),)),
     )
     most = RESIDENT_THREADS // SPEC.threads(knobs)
     for seed, (experts, longest, intermediate, routing, groups) in enumerate(shapes):
@@ -184,8 +182,13 @@ def _cases(variant: Variant) -> Iterator[Case]:
             problem = MoeProblem(rows, experts, top, hidden, intermediate)
             geometry = launch(knobs, problem, min(groups * knobs.cluster, most))
             if geometry.shared_bytes <= variant.arch.shared_bytes:
-                yield make_case(variant, geometry, problem, routing, seed)
+                case = make_case(variant, geometry, problem, routing, seed)
+                yield case if experts < layer.CROWD else dataclasses.replace(case, again=None)  # its pairs are many
                 break
+    problem = MoeProblem(1, 2, 1, 256, 1088)
+    geometry = launch(knobs, problem, knobs.cluster)
+    if geometry.shared_bytes <= variant.arch.shared_bytes:
+        yield far.far_experts(make_case(variant, geometry, problem, Routing(np.array([[1]], np.int32)), 9))
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
@@ -44,13 +45,10 @@ SPEC = KernelSpec(
     knobs=GatherKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=min(255, 65536 // (2 * knobs.tile_m)),
-        max_spill_bytes=0,
         require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*128"),
     ),
     check=_check,
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.tile_m // 16 * 32,
-    entry="jitmx_moe_gather",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -84,11 +82,18 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of half a step; experts of several tiles, of none, ids of none, and slices that are unlike."""
     knobs, generator = variant.knobs, np.random.default_rng(11)
-    spread = generator.choice([-1, 0, 0, 0, 1, 3, 4], (knobs.tile_m, 2)).astype(np.int32)
+    spread = generator.choice([-1, *[0] * 6, 1, 3, 4], (knobs.tile_m, 2)).astype(np.int32)
+    first = np.flatnonzero(spread == 0)
+    spread.flat[first[: (len(first) - 1) % 16]] = -1  # the last warp has one row
     wide = (2 * knobs.spans + knobs.at_once) * TILE_K - 32
     for seed, (ids, experts, hidden) in enumerate(((np.zeros((1, 1), np.int32), 1, 32), (spread, 4, wide))):
         problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, 32, product="gather")
         yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+    # Vectors of x are over 2^32, of lines over 2^33.
+    problem = MoeProblem(2, 2, 2, 288, 32, product="gather")
+    few = np.array([[1, 0], [1, -1]], np.int32)
+    case = gather_case(variant, launch(knobs, problem, 1), problem, Routing(few), 9)
+    yield far.far_gather(variant, case, problem, launch)
 
 
 KERNEL = Kernel(

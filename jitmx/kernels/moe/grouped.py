@@ -18,11 +18,13 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.limits import require_grid, require_resident
+from jitmx.kernels.linear.tile import COLUMN, require_sums, threads
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
-from jitmx.kernels.moe import tiles
+from jitmx.kernels.moe import far, tiles
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
-from jitmx.kernels.moe.limits import require_usual
+from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
@@ -30,8 +32,6 @@ from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
-MAX_SUMS = 128  # registers of accumulators a thread: as many again are left for fragments and addresses
-COLUMN = 8  # rows of x of an MMA
 TILES_M = (8, 16, 32, 64, 128)
 NEAR = 1.05  # times the shortest: what models cannot tell apart
 ADDRESSED = 1 << 32  # bytes that offsets of rows reach
@@ -74,16 +74,6 @@ def rows_bytes(knobs: Any) -> int:
     return int(knobs.tile_m * (features * 2 + 16 + 8))
 
 
-def threads(knobs: GroupedKnobs) -> int:
-    """Threads a block."""
-    return knobs.warps_n * knobs.warps_m * 32
-
-
-def sums_per_thread(knobs: GroupedKnobs) -> int:
-    """Accumulators of a thread, in registers."""
-    return knobs.tile_n * knobs.tile_m // threads(knobs)
-
-
 def _check(knobs: GroupedKnobs, arch: Arch) -> None:
     for tile, warps, unit in (("tile_n", "warps_n", TILE_ROWS), ("tile_m", "warps_m", COLUMN)):
         size, count = getattr(knobs, tile), getattr(knobs, warps)
@@ -94,32 +84,19 @@ def _check(knobs: GroupedKnobs, arch: Arch) -> None:
                 f"the nearest legal {warps} is {min(legal, key=lambda value: abs(value - count))}",
             )
     check_product(knobs, arch)
-    if sums_per_thread(knobs) > MAX_SUMS:
-        raise KnobError(
-            f"{sums_per_thread(knobs)} sums a thread (tile_n * tile_m / threads) are over "
-            f"{MAX_SUMS}, which leave registers for the rest",
-            "use more warps or a smaller tile",
-        )
+    require_sums(knobs)
     if threads(knobs) < knobs.tile_m:
         raise KnobError(
             f"{threads(knobs)} threads are fewer than tile_m={knobs.tile_m} rows, each of which one looks up",
             "use more warps or a smaller tile",
         )
-    if knobs.blocks_per_sm * threads(knobs) > 1536:
-        raise KnobError(
-            f"blocks_per_sm={knobs.blocks_per_sm} of {threads(knobs)} threads is over 1536 threads a multiprocessor",
-            f"the nearest legal value is {1536 // threads(knobs)}",
-        )
+    require_resident(knobs.blocks_per_sm, threads(knobs))
 
 
 def check_product(knobs: Any, arch: Arch) -> None:
     """Raise KnobError where a knob is of the other product, or the target has no such atomics."""
-    for name, product, usual in (("activation", "up", ACTIVATIONS[0]), ("reduction", "down", REDUCTIONS[0])):
-        value = getattr(knobs, name)
-        if knobs.product != product and value != usual:
-            raise KnobError(
-                f"{name}={value!r} is of product={product!r}", f"with product={knobs.product!r} leave it at {usual!r}"
-            )
+    require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
+    require_of_product(knobs, "reduction", "down", REDUCTIONS[0])
     if knobs.reduction == "atomic" and arch.major < 9:
         raise KnobError("reduction='atomic' needs sm_90 or newer", f"on {arch} use reduction='ordered'")
 
@@ -127,7 +104,6 @@ def check_product(knobs: Any, arch: Arch) -> None:
 def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
     return Contract(
         max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
-        max_spill_bytes=0,
         require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
     )
 
@@ -145,7 +121,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_moe_grouped",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -262,12 +237,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 def check_reach(problem: MoeProblem, variant: Variant) -> None:
     """Offsets of rows have 32 bits, and grids 2^31 - 1 blocks."""
-    grid = blocks(variant.knobs, problem)
-    if grid >= 1 << 31:
-        raise KnobError(
-            f"{variant.name} takes {grid} blocks for m={problem.m}; a grid has at most 2^31 - 1",
-            "use larger tiles or fewer rows a call",
-        )
+    require_grid(variant, blocks(variant.knobs, problem), f"m={problem.m}")
     size = problem.m * problem.hidden * 2
     if size > ADDRESSED:
         raise KnobError(
@@ -280,11 +250,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """One row; a full tile, a ragged one, experts without rows, ids of none, ragged features, and the ring."""
     knobs = variant.knobs
     around = (knobs.stages + 1) * TILE_K - 32
+    alone = np.arange(knobs.group + 2, dtype=np.int32)[:, None]
     spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
     spread[1] = 3, 0
     spread[-1] = -1, 7
     ragged = knobs.tile_n + 32
-    for seed, (experts, n, k, ids) in enumerate(((1, 32, 32, np.zeros((1, 1), np.int32)), (4, ragged, around, spread))):
+    for seed, (experts, n, k, ids) in enumerate(((len(alone), 32, 32, alone), (4, ragged, around, spread))):
         up = knobs.product == "up"
         inner = -(-n // 32) * 32 if knobs.activation in UNGATED else max(32, -(-n // 64) * 32)
         hidden, intermediate = (k, inner) if up else (n, k)
@@ -292,6 +263,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
             len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
         )
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+    yield from far.far_products(variant, launch)
 
 
 KERNEL = Kernel(

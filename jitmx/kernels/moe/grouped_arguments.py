@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, random_weight, residual_of, stream_of
+from jitmx.kernels.moe import edges
+from jitmx.kernels.moe.arguments import GATE, PAIR_GATE, Routing, end_sides, random_weight, residual_of
 from jitmx.kernels.moe.hidden import arrange, hidden_bytes, restore, rounded
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.arguments import Arguments, number, reads, writes
-from jitmx.registry.case import Buffer, Case, pair_l2, relative_l2
+from jitmx.registry.case import Buffer, Case, deviation, judged, pair_l2, places, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -68,49 +70,91 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     rows, top = routing.ids.shape
     n, k = problem.sizes(knobs.product)
     pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
+    alpha, limit = edges.parameters(seed)
     x = generator.standard_normal((rows if up else rows * top, k)).astype(ml_dtypes.bfloat16)
-    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
-    values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=knobs.scale_range == "full" and not up)
+    if up:
+        x = edges.loud(x, seed)
+    if rows > 3:
+        x[2, k // 2] = np.nan
+    weights = edges.router_weights(rows, top, seed, generator)
+    nan = knobs.scale_range == "full" and not up
+    values, packed = random_weight(knobs, problem.experts, n, k, generator, nan=nan, hot=up, ends=not up)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
+    if not up:
+        bias[:, edges.end_rows(n, knobs)] = 0
     x_format, rule = getattr(knobs, "x_format", "bf16"), getattr(knobs, "scale_rule", "floor")
     seen = rounded(x.astype(np.float64), x_format, rule)
 
     parts = np.zeros((int((pairs >= 0).sum()), n))  # in the order of pairs
+    sizes = np.zeros_like(parts)  # of what they are sums of
     for expert, first, count, _ in schedule[schedule[:, 0] >= 0]:
         listed = pairs[first : first + count]
-        out = seen[listed // top if up else slice(first, first + count)] @ values[expert].T
+        mine = seen[listed // top if up else slice(first, first + count)]
+        out, size = mine @ values[expert].T, np.abs(mine) @ np.abs(values[expert]).T
         weight = weights.ravel()[listed, None].astype(np.float64)
-        out = out * weight if up and knobs.weight_on == "input" else out
-        out = out + bias[expert].astype(np.float64) if knobs.bias else out
-        out = out * weight if not up and knobs.weight_on == "output" else out
-        parts[first : first + count] = out
-    wanted = activate(parts, knobs.activation) if up else _by_row(parts, pairs, rows, top, knobs.reduction)
+        if up and knobs.weight_on == "input":
+            out, size = out * weight, size * np.abs(weight)
+        if knobs.bias:
+            out, size = out + bias[expert].astype(np.float64), size + np.abs(bias[expert].astype(np.float64))
+        if not up and knobs.weight_on == "output":
+            out, size = out * weight, size * np.abs(weight)
+        parts[first : first + count], sizes[first : first + count] = out, size
+    bound = summed(sizes, k)
+    local = (routing.local >= 0) & (routing.local < problem.experts)
+    sides = {
+        "row with a NaN": bool(np.isnan(parts).all(axis=1).any()),
+        "expert of no row": bool(np.setdiff1d(np.arange(problem.experts), routing.local).size),
+        "row of no expert": bool((~local.any(axis=1)).any()),
+    }
+    if up:
+        sides |= edges.activation_sides(parts, knobs.activation, alpha, limit)
+        wanted = activate(parts, knobs.activation, alpha, limit)
+        bound = edges.activation_bound(parts, bound, knobs.activation, alpha, limit)
+    else:
+        wanted = _by_row(parts, pairs, rows, top, knobs.reduction)
+        bound = _by_row(bound, pairs, rows, top, knobs.reduction)
+        if knobs.reduction == "atomic":  # rounded each time that a part is added
+            bound = bound + top * places(_by_row(np.abs(parts), pairs, rows, top, "atomic"), ml_dtypes.bfloat16)
+        sides |= end_sides(knobs, packed[2], parts)
+    if knobs.weight_on == ("input" if up else "output"):
+        sides |= edges.weight_sides(weights, local)
     quantized = up and x_format != "bf16"
     if quantized:
         shape = replace(problem, m=rows, top=top, x_format=x_format)
         y = Buffer(np.full(hidden_bytes(shape), 255, np.uint8), output=True, scratch=True)
-        wanted = rounded(wanted.astype(ml_dtypes.bfloat16).astype(np.float64), x_format, rule)
+        near = [wanted + shift * np.sign(wanted) * bound for shift in (0, 1, -1)]
+        wanted, *others = (rounded(h.astype(ml_dtypes.bfloat16).astype(np.float64), x_format, rule) for h in near)
+        bound = np.maximum(*(np.abs(other - wanted) for other in others))
     else:
         atomic = knobs.reduction == "atomic"
         y = Buffer(np.zeros(wanted.shape, ml_dtypes.bfloat16), output=True, scratch=atomic)
 
+    gate = ATOMIC_GATE if knobs.reduction == "atomic" else GATE
+
+    usual = np.setdiff1d(np.arange(wanted.shape[1]), () if up else edges.end_rows(n, knobs))
+
     def check(outputs: Any) -> float:
+        found = outputs[0]
         if quantized:
-            return relative_l2(restore(outputs[0], rows * top, wanted.shape[1], x_format)[: len(wanted)], wanted)
-        return relative_l2(outputs[0], wanted)
+            found = restore(found, rows * top, wanted.shape[1], x_format)[: len(wanted)]
+        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound), gate)
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
         launch=launch,
         values={
             "x": Buffer(x if up or x_format == "bf16" else arrange(x.astype(np.float64), x_format, rule)),
-            "weight": Buffer(packed[0]), "scales": Buffer(packed[1]), **({"bias": Buffer(bias)} if knobs.bias else {}),
-            "pairs": Buffer(pairs), "schedule": Buffer(schedule), "weights": Buffer(weights), "y": y,
-            "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": problem.experts, "n": n, "k": k,
+            "weight": Buffer(packed[0], constant=True), "scales": Buffer(packed[1], constant=True),
+            **({"bias": Buffer(bias, constant=True)} if knobs.bias else {}),
+            # Of kernels before the first product, which lets the second begin behind its own wait.
+            "pairs": Buffer(pairs, early=not up, ahead=up), "schedule": Buffer(schedule, early=not up, ahead=up),
+            "weights": Buffer(weights, early=not up, ahead=up), "y": y,
+            "alpha": alpha, "limit": limit, "rows": rows, "top": top, "experts": problem.experts, "n": n, "k": k,
             "tiles": len(schedule),
         },
         check=check,
-        gate=ATOMIC_GATE if knobs.reduction == "atomic" else GATE,
+        gate=gate,
+        sides=sides,
     )  # fmt: skip
 
 
@@ -127,19 +171,45 @@ def _by_row(parts: Floats, pairs: npt.NDArray[np.int32], rows: int, top: int, re
 
 
 def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
-    """The sums of random parts; where there is no expert, the part is NaN."""
+    """The sums of random parts, bit for bit, for their order is given; where there is no expert, the part is NaN."""
     generator = np.random.default_rng(seed)
     rows, top = routing.ids.shape
     local = routing.local
     there = (local >= 0) & (local < problem.experts)
     parts = generator.standard_normal((rows, top, problem.hidden)).astype(ml_dtypes.bfloat16)
+    # In every fourth column large values of either sign: what is added before them is lost, and what is added after
+    # they have gone is not.
+    uneven = generator.choice([2.0**26, -(2.0**26), 3, 5, -7, 11], (rows, top, problem.hidden))
+    parts[..., ::4] = uneven[..., ::4].astype(ml_dtypes.bfloat16)
     residual = residual_of(variant.knobs, rows, problem.hidden, generator)
-    wanted = np.where(there[..., None], parts.astype(np.float64), 0.0).sum(1) + stream_of(residual)
-    parts[~there] = np.nan
     pair = variant.knobs.residual == "pair"
+    carried = [] if not variant.knobs.residual else [*residual] if pair else [residual]
+
+    def added(order: Iterable[int]) -> npt.NDArray[np.float32]:
+        total = np.zeros((rows, problem.hidden), np.float32)
+        for slot in order:
+            total += np.where(there[:, slot, None], parts[:, slot], 0).astype(np.float32)
+        for item in carried:
+            total += item.astype(np.float32)
+        return total
+
+    total = added(range(top))
+    wanted = total.astype(ml_dtypes.bfloat16)
+    if pair:
+        wanted = np.stack([wanted, (total - wanted.astype(np.float32)).astype(ml_dtypes.bfloat16)])
+    sides = edges.routing_sides(routing, problem.experts)
+    for side in ("row past the count", "expert of no row", "expert of all rows"):  # which it knows nothing of
+        sides.pop(side, None)
+    if top > 2:
+        sides["order of slots shows"] = bool((added(reversed(range(top))).astype(wanted.dtype) != total).any())
+    parts[~there] = np.nan
+    gate = PAIR_GATE if pair else GATE
 
     def check(outputs: Any) -> float:
-        return (pair_l2 if pair else relative_l2)(outputs[0], wanted)
+        found = outputs[0]
+        exact = np.array_equal(found.view(np.uint16), wanted.view(np.uint16))
+        error = (pair_l2 if pair else relative_l2)(found, total.astype(np.float64))
+        return judged(error, 0.0 if exact else np.inf, gate)
 
     return Case(
         name=f"rows={rows} top={top} hidden={problem.hidden} grid={launch.blocks}",
@@ -147,9 +217,11 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         values={
             "x": Buffer(parts), "ids": Buffer(routing.ids), "y": Buffer(np.empty_like(residual), output=True),
             **({"bias": Buffer(residual)} if variant.knobs.residual else {}),
-            **({} if routing.map is None else {"map": Buffer(routing.map), "map_size": len(routing.map)}),
+            **({} if routing.map is None else {"map": Buffer(routing.map, constant=True)}),
+            "map_size": 0 if routing.map is None else len(routing.map),
             "alpha": ALPHA, "limit": LIMIT, "rows": rows, "top": top, "experts": problem.experts, "n": problem.hidden,
         },
         check=check,
-        gate=PAIR_GATE if pair else GATE,
+        gate=gate,
+        sides=sides,
     )  # fmt: skip

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import formats
+from jitmx.kernels.linear.arguments import X_FORMATS as FORMATS
 from jitmx.kernels.moe.problem import MoeProblem
 
 CHUNK = 128  # features
 BLOCKS = CHUNK // formats.BLOCK
-FORMATS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4"}
 
 # k of a lane's eight values, in the order of their codes in its words (mx/encode.cuh).
 _BYTES, _NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7], [0, 2, 4, 6, 1, 3, 5, 7]
@@ -39,10 +39,7 @@ def hidden_bytes(problem: MoeProblem) -> int:
 
 def rounded(x: npt.NDArray[np.float64], x_format: str, rule: str) -> npt.NDArray[np.float64]:
     """What the codes of x [..., k] stand for; x itself where it is bf16."""
-    if x_format == "bf16":
-        return x
-    item = formats.get(FORMATS[x_format])
-    return formats.dequantize(*formats.quantize(x, item, rule), item)
+    return x if x_format == "bf16" else formats.rounded(x, formats.get(FORMATS[x_format]), rule)
 
 
 def arrange(x: npt.NDArray[np.float64], x_format: str, rule: str) -> Bytes:

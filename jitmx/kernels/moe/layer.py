@@ -29,17 +29,13 @@ def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
     require_usual(kernel, problem)
     if problem.product != "layer":
         raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}", "use product='layer'")
-    return {
-        "activation": problem.activation, "bias": problem.bias, "residual": problem.residual,
-        "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
+    return problem.pick("activation", "bias", "residual", "encoding", "scale_range")
 
 
 def contract(threads: int, copy: str = "bulk") -> Contract:
     """What these kernels promise with so many resident threads a multiprocessor, and weights brought by such copies."""
     return Contract(
         max_registers=min(255, 65536 // threads // 8 * 8),
-        max_spill_bytes=0,
         require=(
             r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b",
             r"\bUBLKCP\b" if copy == "bulk" else r"\bLDGSTS\.E\..*128",
@@ -66,7 +62,17 @@ def require_room(problem: MoeProblem, variant: Variant, need: Callable[[Any], in
 
 def many_rows(columns: int) -> npt.NDArray[np.int32]:
     """Ids for a case: experts with more than `columns` rows, one row twice, none, and ids that are no expert's."""
-    return np.array([[0, 2]] * (columns + 1) + [[1, 1], [2, -1], [3, 7], [0, 1]], np.int32)
+    return np.array([[0, 2]] * (columns + 1) + [[2, 1], [1, 1], [2, -1], [3, 4], [0, 1]], np.int32)
 
 
-MAPPED = np.array([2, -1, 1, 0], np.int32)  # a map for those ids
+def crowd(rows: int) -> npt.NDArray[np.int32]:
+    """Ids for a case: of the most a row, few of them an expert's, but of more experts than a warp has lanes."""
+    ids = np.full(rows * MAX_TOP, -1, np.int32)
+    ids[np.linspace(0, len(ids) - 1, CROWD).astype(int)] = np.arange(CROWD)
+    return ids.reshape(rows, MAX_TOP)
+
+
+CROWD = 34  # experts of those ids
+
+
+MAPPED = np.array([2, -1, 1, 9], np.int32)  # a map for those ids: to no expert, and past the last

@@ -61,14 +61,7 @@ class MoeProblem(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("hidden", "intermediate"):
-            size = getattr(self, name)
-            if size % formats.BLOCK:
-                nearest = (size + formats.BLOCK // 2) // formats.BLOCK * formats.BLOCK
-                raise KnobError(
-                    f"MoeProblem.{name}={size} is not a multiple of {formats.BLOCK}, the values that share a scale",
-                    f"the nearest legal value is {nearest}",
-                )
+        self.require_blocks("hidden", "intermediate")
         if self.residual == "pair" and self.reduction == "atomic":
             raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
 

@@ -26,10 +26,10 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.moe import grouped, tiles
+from jitmx.kernels.moe import far, grouped, tiles
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
-from jitmx.kernels.moe.limits import require_usual
+from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -100,12 +100,8 @@ def shared_bytes(knobs: ScaledKnobs) -> int:
 
 def _check(knobs: ScaledKnobs, arch: Arch) -> None:
     grouped.check_product(knobs, arch)
-    for name, product, usual in (("scale_rule", "up", formats.SCALE_RULES[0]), ("stages", "down", STAGES)):
-        value = getattr(knobs, name)
-        if knobs.product != product and value != usual:
-            raise KnobError(
-                f"{name}={value!r} is of product={product!r}", f"with product={knobs.product!r} leave it at {usual!r}"
-            )
+    require_of_product(knobs, "scale_rule", "up", formats.SCALE_RULES[0])
+    require_of_product(knobs, "stages", "down", STAGES)
     dense.check_atom(knobs.atom, "x_format", knobs.x_format, arch)
     dense.check_geometry(knobs)
 
@@ -123,7 +119,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
-    entry="jitmx_moe_scaled",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -185,11 +180,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     """What the model finds fastest: it rests on published rates, not on measurements of a card."""
     tile_m = tile_rows(problem, arch, multiprocessors)
     timed = _by_time(problem, grouped.product_of(problem), arch, multiprocessors)
-    return _tuned(next(knobs for _, knobs in timed if knobs.tile_m == tile_m))
-
-
-def _tuned(knobs: ScaledKnobs) -> dict[str, Any]:
-    return {name: getattr(knobs, name) for name in TUNED}
+    return next(knobs for _, knobs in timed if knobs.tile_m == tile_m).pick(*TUNED)
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
@@ -200,43 +191,32 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
         for stages in (3, STAGES, 6) if product == "down" else (STAGES,):
             for group in (4, 8, 16):
                 choice = dataclasses.replace(knobs, stages=stages, group=group)
-                if shared_bytes(choice) <= arch.shared_bytes and _tuned(choice) not in found:
-                    found.append(_tuned(choice))
+                if shared_bytes(choice) <= arch.shared_bytes and (tuned := choice.pick(*TUNED)) not in found:
+                    found.append(tuned)
     return found[:MOST_CANDIDATES]
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     """Knobs for m rows of x by n rows of W a block; a chunk is 128 k, whatever the tile."""
-    shapes = {(tile_m, tile_n): (warps_n, warps_m) for tile_n, tile_m, warps_n, warps_m in reversed(dense.GEOMETRIES)}
-    chunk = dense.CHUNK * TILE_K
-    if (m, n) not in shapes or k not in (None, chunk):
-        near = min(shapes, key=lambda shape: (abs(shape[0] - m), abs(shape[1] - n)))
-        raise KnobError(
-            f"moe.scaled has no tile {m}x{n}{f'x{k}' if k else ''}",
-            f"the nearest it has is {near[0]}x{near[1]}x{chunk}",
-        )
-    warps_n, warps_m = shapes[m, n]
-    return {
-        "tile_m": m, "tile_n": n, "warps_n": warps_n, "warps_m": warps_m, "blocks_per_sm": 1,
-        "stages": stages or STAGES,
-    }  # fmt: skip
+    named = dense.tile_named("moe.scaled", m, n, k, stages, None)
+    return named | {"blocks_per_sm": 1, "stages": stages or STAGES}
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
     knobs = variant.knobs
     deep = (knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
+    alone = np.arange(knobs.group + 2, dtype=np.int32)[:, None]
     spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
     spread[1] = 3, 0
     spread[-1] = -1, 7
-    for seed, (experts, n, k, ids) in enumerate(
-        ((1, 32, 32, np.zeros((1, 1), np.int32)), (4, knobs.tile_n + 32, deep, spread))
-    ):
-        hidden, intermediate = (k, max(32, -(-n // 64) * 32)) if knobs.product == "up" else (n, k)
+    for seed, (experts, n, k, ids) in enumerate(((len(alone), 32, 32, alone), (4, knobs.tile_n + 32, deep, spread))):
+        hidden, intermediate = (k, n) if knobs.product == "up" else (n, k)  # h of a row is several chunks
         problem = MoeProblem(
             len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
         )
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+    yield from far.far_products(variant, launch)
 
 
 KERNEL = Kernel(

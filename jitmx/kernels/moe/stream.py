@@ -30,7 +30,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.moe import layer
+from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
 from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
@@ -129,7 +129,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1),
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_moe_stream",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -191,7 +190,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         tiles += 1
     round_ = tiles * TILE_K - 32
     paths = (1, 8) if knobs.columns == 8 else (1,)  # items of few rows take another than those of many
-    often = np.tile(many, (16 // len(many) + 1, 1))
+    often = np.resize(many, (11, 3))  # a pair more than a warp's lanes
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 3),
@@ -200,7 +199,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, 96, 96, Routing(often, MAPPED, len(often) - 1), 4),
         (3, long, 96, Routing(many[-3:], MAPPED, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
-        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32)), 1),
+        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
+        (layer.CROWD, 32, 32, Routing(layer.crowd(MAX_ROWS)), 4),
         *((1, round_, round_, Routing(np.zeros((rows, 1), np.int32)), 1) for rows in paths),
         (1, wide, 32, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
@@ -213,6 +213,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
         geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, problem, routing, seed)
+    problem = MoeProblem(1, 2, 1, 256, 1088)
+    geometry = launch(knobs, problem, 1)
+    if geometry.shared_bytes <= variant.arch.shared_bytes:
+        yield far.far_experts(make_case(variant, geometry, problem, Routing(np.array([[1]], np.int32)), 9))
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:

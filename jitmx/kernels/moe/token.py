@@ -33,7 +33,7 @@ from jitmx.formats import BLOCK
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
-from jitmx.kernels.moe import layer
+from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
@@ -120,7 +120,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=lambda knobs: shared_bytes(knobs, 1 << 20),
     threads=lambda knobs: knobs.warps * 32 + 32,
-    entry="jitmx_moe_token",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -173,21 +172,24 @@ def _cases(variant: Variant) -> Iterator[Case]:
     knobs = variant.knobs
     slots = np.arange(knobs.top, dtype=np.int32)[None]
     gaps = np.where(slots % 2 == 0, 1 - slots // 2 % 2, np.where(slots % 4 == 1, -1, 7)).astype(np.int32)
-    routings = [Routing(slots % 2), Routing(gaps)]
-    routings += [Routing((slots % 3).astype(np.int32), MAPPED)] * 2
-    routings += [Routing(np.full_like(slots, -1)), Routing(slots % 2, count=0)]
+    routings = [Routing(slots % 2, count=1), Routing(gaps)]
+    routings += [Routing(np.where(slots % 4 == 3, 7, slots % 3).astype(np.int32), MAPPED)] * 2
+    routings += [Routing(np.where(slots % 2 == 0, -1, 7).astype(np.int32)), Routing(slots % 2, count=0)]
     if knobs.routing != "ids":
         routings = list(routings_of(knobs))
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     grids: tuple[int, ...] = (3, 5, 1, 8, 2, 2)
     if knobs.intermediate // 8 * _tiles(knobs)[0] * knobs.top > LARGE:
         resident = LARGE_GRID  # few blocks have no room for so many rows
-        grids = (resident, resident)
+        routings = [routings[0], *routings[3:]] if knobs.routing == "ids" else [*routings[:2], routings[-1]]
+        grids = (resident,) * len(routings)
     problem = MoeProblem(1, 2, knobs.top, knobs.hidden, knobs.intermediate)
     for seed, (routing, blocks) in enumerate(zip(routings, grids, strict=False)):
         geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             case = make_case(variant, geometry, problem, routing, seed)
+            if seed == 0:  # the same blocks with the last of very many experts
+                case = far.far_experts(case)
             yield dataclasses.replace(case, resident=geometry.blocks)
 
 

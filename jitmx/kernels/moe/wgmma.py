@@ -18,10 +18,11 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K
-from jitmx.kernels.moe import tiles
+from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
+from jitmx.kernels.moe import far, tiles
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
-from jitmx.kernels.moe.limits import require_usual
+from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, LINE_BYTES, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing.problem import capacity
@@ -91,13 +92,9 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
-    if "wgmma" not in arch.features:
+    if not runs_on(arch):
         raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks", "use moe.grouped")
-    if knobs.product == "down" and knobs.activation != ACTIVATIONS[0]:
-        raise KnobError(
-            f"activation={knobs.activation!r} is of the first product",
-            f"with product='down' leave it at {ACTIVATIONS[0]!r}",
-        )
+    require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
     # Sums, two decoded fragments, and what addresses and decoding take.
     need, have = knobs.tile_m // 2 + 16 + 40, multiplying_registers(knobs)
     if need > have:
@@ -112,7 +109,6 @@ def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
     return Contract(
         min_registers=launch_registers(knobs),
         max_registers=launch_registers(knobs),
-        max_spill_bytes=0,
         require=(
             *(rf"HGMMA\.64x{width}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in _widths(knobs)),
             r"\bUBLKCP\b",
@@ -135,7 +131,6 @@ SPEC = KernelSpec(
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_moe_wgmma",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -167,21 +162,9 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
     require_usual("wgmma", problem)
     product = _product(problem)
-    if problem.scale_range != "normal":
-        raise KnobError(
-            f"moe.wgmma does not take scale_range={problem.scale_range!r}, only 'normal': it "
-            "scales weights as it decodes them",
-            "moe.grouped takes both",
-        )
-    return {
-        "product": product, "activation": problem.activation if product == "up" else ACTIVATIONS[0],
-        "bias": problem.bias, "encoding": problem.encoding, "scale_range": problem.scale_range,
-    }  # fmt: skip
-
-
-def runs_on(arch: Arch) -> bool:
-    """Whether the target has the instructions."""
-    return "wgmma" in arch.features
+    require_normal_scales("moe.wgmma", problem.scale_range, "moe.grouped")
+    activation = problem.activation if product == "up" else ACTIVATIONS[0]
+    return {"product": product, "activation": activation, **problem.pick("bias", "encoding", "scale_range")}
 
 
 def serves_best(problem: MoeProblem, arch: Arch) -> bool:
@@ -226,6 +209,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         hidden, intermediate = (k, n // 2) if up else (n, k)
         problem = MoeProblem(len(routed), experts, routed.shape[1], hidden, intermediate, product=knobs.product)
         yield product_case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
+    yield from far.far_rows(variant, launch)
 
 
 KERNEL = Kernel(

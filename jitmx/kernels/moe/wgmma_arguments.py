@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.kernels.linear.layout import TILE_K
-from jitmx.kernels.moe.arguments import GATE, Routing, random_weight
+from jitmx.kernels.moe import edges
+from jitmx.kernels.moe.arguments import GATE, Routing, end_sides, random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.registry.arguments import Arguments, number, reads, writes
-from jitmx.registry.case import Array, Buffer, Case, mismatches, relative_l2
+from jitmx.registry.case import Array, Buffer, Case, deviation, judged, mismatches, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -109,6 +110,10 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
         },
         check=check,
         gate=0.0,
+        sides={
+            "expert of no row": bool((np.diff(offsets) == 0).any()),
+            "row of no expert": bool((routing.local < 0).all(axis=1).any()),
+        },
     )  # fmt: skip
 
 
@@ -124,39 +129,70 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
     offsets = _offsets(routing.local, problem.experts)
     count = int(offsets[-1])
+    alpha, limit = edges.parameters(seed)
     x = generator.standard_normal((count, k)).astype(ml_dtypes.bfloat16)
+    if up:
+        x = edges.loud(x, seed)
     if count > 1:
         x[count // 2, 0] = np.nan
-    weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
-    values, packed = random_weight(knobs, problem.experts, n, k, generator)
+    weights = edges.router_weights(rows, top, seed, generator)
+    values, packed = random_weight(knobs, problem.experts, n, k, generator, hot=up, ends=not up)
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
+    if not up:
+        bias[:, edges.end_rows(n, knobs)] = 0
 
-    out = np.zeros((count, n))
+    out, size = np.zeros((count, n)), np.zeros((count, n))
     for expert, (first, end) in enumerate(itertools.pairwise(offsets)):
-        out[first:end] = x[first:end].astype(np.float64) @ values[expert].T
+        mine = x[first:end].astype(np.float64)
+        out[first:end], size[first:end] = mine @ values[expert].T, np.abs(mine) @ np.abs(values[expert]).T
         if knobs.bias:
             out[first:end] += bias[expert].astype(np.float64)
+            size[first:end] += np.abs(bias[expert].astype(np.float64))
+    bound = summed(size, k)
+    sides = {"row with a NaN": bool(np.isnan(out).all(axis=1).any())}
+    sides["expert of no row"] = bool((np.diff(offsets) == 0).any())
     if up:
-        wanted = activate(out, knobs.activation)
+        sides |= edges.activation_sides(out, knobs.activation, alpha, limit)
+        bound = edges.activation_bound(out, bound, knobs.activation, alpha, limit)
+        wanted = activate(out, knobs.activation, alpha, limit)
         y = np.empty((rows_bytes(count, n // 2) // LINE_BYTES, TILE_K), ml_dtypes.bfloat16)
     else:
-        wanted = np.empty((count, n))
-        wanted[pairs[:count]] = out * weights.ravel()[pairs[:count], None]
+        sides |= edges.weight_sides(weights, routing.local >= 0) | end_sides(knobs, packed[2], out)
+        factors = weights.ravel()[pairs[:count], None].astype(np.float64)
+        wanted, limits = np.empty((count, n)), np.empty((count, n))
+        wanted[pairs[:count]], limits[pairs[:count]] = out * factors, bound * np.abs(factors)
+        bound = limits
         y = np.empty(wanted.shape, ml_dtypes.bfloat16)
 
+    usual = np.setdiff1d(np.arange(wanted.shape[1]), () if up else edges.end_rows(n, knobs))
+
+    # Of kernels before the first product, which lets the second begin behind its own wait. Neither product may touch
+    # the counter of the other.
+    listed = {"pairs": pairs, "offsets": offsets, "schedule": schedule, "weights": weights}
+    own, others = (0, 1) if up else (1, 0)
+    counters = np.zeros(COUNTERS, np.uint32)
+    counters[others] = generator.integers(1, 1 << 20)
+
     def check(outputs: Any) -> float:
-        return relative_l2(restore(outputs[0], offsets, n // 2) if up else outputs[0], wanted)
+        found, left = outputs
+        if left[others] != counters[others] or not left[own]:
+            return float("inf")
+        found = restore(found, offsets, n // 2) if up else found
+        return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound), GATE)
 
     return Case(
         name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
         launch=launch,
         values={
-            "x": Buffer(arrange(x, offsets)), "weight": Buffer(packed[0]), "scales": Buffer(packed[1]),
-            **({"bias": Buffer(bias)} if knobs.bias else {}), "pairs": Buffer(pairs), "offsets": Buffer(offsets),
-            "schedule": Buffer(schedule), "weights": Buffer(weights), "y": Buffer(y, output=True),
-            "counters": Buffer(np.zeros(COUNTERS, np.uint32), scratch=True, early=not up),
-            "alpha": ALPHA, "limit": LIMIT, "top": top, "n": n, "k": k, "tiles": len(schedule),
+            "x": Buffer(arrange(x, offsets)),
+            "weight": Buffer(packed[0], constant=True), "scales": Buffer(packed[1], constant=True),
+            **({"bias": Buffer(bias, constant=True)} if knobs.bias else {}),
+            **{name: Buffer(array, early=not up, ahead=up) for name, array in listed.items()},
+            "y": Buffer(y, output=True),
+            "counters": Buffer(counters, output=True, scratch=True, early=not up, ahead=up),
+            "alpha": alpha, "limit": limit, "top": top, "n": n, "k": k, "tiles": len(schedule),
         },
         check=check,
         gate=GATE,
+        sides=sides,
     )  # fmt: skip

@@ -210,7 +210,6 @@ ROUTE = KernelSpec(
     check=_check_route,
     shared_bytes=lambda knobs: route_shared_bytes(knobs, 1, 1),
     threads=lambda knobs: _groups(knobs.experts) * knobs.parts * 32,
-    entry="jitmx_routing_route",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -224,9 +223,7 @@ TOPK = KernelSpec(
         max_registers=min(255, 65536 // (knobs.warps * 32)), require=(r"\bREDUX\b|\bCREDUX\b",)
     ),
     check=_check_choice,
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_routing_topk",
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -236,9 +233,7 @@ SORT = KernelSpec(
     knobs=SortKnobs,
     contract=lambda knobs, arch: Contract(max_registers=64, require=(r"\bMATCH\.ANY\b",)),
     check=_check_sort,
-    shared_bytes=lambda knobs: 0,
     threads=lambda knobs: knobs.warps * 32,
-    entry="jitmx_routing_sort",
     arguments=lambda knobs: ARGUMENTS,
 )
 

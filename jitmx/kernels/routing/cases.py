@@ -11,8 +11,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.kernels.linear.arguments import norm_rows, norm_sides
+from jitmx.kernels.routing.knobs import MAX_TOKENS
 from jitmx.kernels.routing.problem import capacity
-from jitmx.registry.case import Buffer, Case, mismatches, relative_l2
+from jitmx.registry.case import Buffer, Case, deviation, judged, mismatches, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -20,6 +22,7 @@ Array = npt.NDArray[Any]
 Geometry = Callable[[Variant, int, int, int], Launch]
 
 EPSILON = 1e-5
+AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = 1e-4  # relative L2 of the weights; ids and lists are exact
 LISTS = "pairs", "offsets", "schedule", "tiles"
 STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
@@ -102,15 +105,17 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
         long = 32 * workers * knobs.depth + 40  # one round of chunks and a ragged piece of another
         shapes = [(1, long, "ties"), (min(knobs.tokens, 3), 8, "nan"), (knobs.tokens + 3, 72, "plain")]
         if knobs.tile:
-            shapes.append((32 // knobs.k + 1, 40, "plain"))
+            few = 32 // knobs.k + 1
+            shapes.append((few if knobs.cluster else max(3 * knobs.tokens + 1, few), 40, "plain"))
         return shapes
     if variant.spec.name == "many":
         ring = 64 * knobs.splits * (knobs.stages + 1)  # a stage of each block is taken again
         return [(1, 8, "nan"), (knobs.tokens + 3, ring - 24, "plain"), (5, 72, "ties")]
     if variant.spec.name == "topk":
-        return [(1, 8, "nan"), (2, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
-    per_block = 32 * knobs.warps // knobs.k
-    return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (knobs.cluster * per_block + 9, 8, "one expert")]
+        few = 32 // knobs.k
+        return [(1, 8, "nan"), (few, 8, "ties"), (few + 1, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
+    many = 3 * knobs.cluster * 32 * knobs.warps // knobs.k - 4  # three rounds of a warp, of the last warp too
+    return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
 
 
 def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
@@ -121,6 +126,45 @@ def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
     """
     for seed, (m, h, special) in enumerate(_shapes(variant)):
         yield _case(variant, launch, m, h, special, seed)
+    if variant.spec.name != "sort" and not _knobs(variant).tile:
+        yield _far_case(variant, launch)
+
+
+def _far_case(variant: Variant, launch: Geometry) -> Case:
+    """The last tokens of the most that there may be: x, ids, weights, and parts of logits in the workspace.
+
+    Lists are made by one block or cluster, which goes through all ids: with them, and so in `sort`, no few blocks are
+    enough, and 2^32 bytes of ids take a launch of minutes here. Their offsets are those of ints below 2^30.
+    """
+    knobs = _knobs(variant)
+    h = 264  # vectors of x are over 2^32
+    unit = variant.knobs.warps if variant.spec.name == "topk" else knobs.tokens
+    before = (MAX_TOKENS - 8) // unit * unit
+    while launch(variant, before + 3, knobs.experts, 4).workspace > 1 << 38:  # device addresses have room for a few
+        before = before // 2 // unit * unit
+    few = _case(variant, launch, 3, h, "plain", 9)
+    geometry = launch(variant, before + 3, knobs.experts, 4)
+    values: dict[str, Any] = dict(few.values)
+    for name in ("x", "ids", "weights", "normalized"):
+        if name in values:
+            row = values[name].data[0].nbytes
+            values[name] = values[name].spread(before * row, (before + 3) * row)
+    together = max(getattr(knobs, "splits", 1), geometry.cluster)
+    if geometry.workspace:
+        # Counters of tiles, then the parts of each; those of the last tile have rows for as many tokens as others.
+        tiles = geometry.blocks // together
+        size = (geometry.workspace - 4 * (-(-(tiles + 1) // 4) * 4)) // tiles
+        places = (((tiles - 1) * 4 // 16 * 16, 16), (geometry.workspace - size, size))
+        at = np.concatenate([np.arange(begin, begin + count, 16) for begin, count in places])
+        held = Buffer(np.zeros((len(at), 16), np.uint8), scratch=True)
+        values["workspace"] = held.spread(at, geometry.workspace)
+    return dataclasses.replace(
+        few,
+        name=f"far: m={before + 3} h={h}",
+        launch=geometry,
+        values=values | {"m": before + 3},
+        blocks=range(geometry.blocks - together, geometry.blocks),
+    )
 
 
 def _knobs(variant: Variant) -> Any:
@@ -134,10 +178,11 @@ def _expert_map(variant: Variant, generator: np.random.Generator) -> tuple[Array
     experts = variant.knobs.experts
     if not _knobs(variant).mapped:
         return None, experts
-    expert_map = np.full(experts, -1, np.int32)
-    here = generator.permutation(experts)[: (experts + 1) // 2]
-    expert_map[here] = np.arange(len(here))
-    return expert_map, len(here)
+    local = (experts + 1) // 2
+    expert_map = np.resize(np.array([-1, local, -2], np.int32), experts)
+    here = generator.permutation(experts)[:local]
+    expert_map[here] = np.arange(local)
+    return expert_map, local
 
 
 def _logits(variant: Variant, m: int, special: str, generator: np.random.Generator) -> Array:
@@ -160,15 +205,28 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
     expert_map, local = _expert_map(variant, generator)
     inputs: dict[str, Any] = {}
     outputs: list[Array] = []
+    bound: Array | float = 0.0
+    epsilon = EPSILON if seed % 2 == 0 else 0.25
     if variant.spec.name == "sort":
         ids = generator.permuted(np.tile(np.arange(knobs.experts, dtype=np.int32), (m, 1)), axis=1)[:, : knobs.k].copy()
-        if special == "one expert":
-            ids[: m - m // 4] = ids[0]
+        if special == "few experts":
+            # Whole tiles of the first experts, three rows fewer of the last.
+            full = m // knobs.tile * knobs.tile or m - 3
+            ids[full:][ids[full:] < knobs.k] = -1
+            ids[:full] = np.arange(knobs.k)
+            ids[full - 3 : full, -1] = -1
         elif special == "strangers":
             ids[::2, 0], ids[1, -1] = -1, knobs.experts
         inputs["ids"] = Buffer(ids)
+        sides = _id_sides(ids, knobs.experts)
     else:
-        ids, weights = _choice(variant, m, h, special, generator, inputs)
+        logits, off = _logits_of(variant, m, h, special, generator, inputs, epsilon, seed)
+        ids, weights = choose(logits, knobs.k, knobs.scoring)
+        # What the largest error of a row's logits makes of its weights, and powers of two that are approximate.
+        bound = np.abs(weights) * (4 * off + 2.0**-16) + 2.0**-100
+        sides = _logit_sides(logits, knobs.k, m)
+        if knobs.norm:
+            sides |= norm_sides(inputs["x"].data, epsilon)
         inputs |= {"ids": Buffer(ids, output=True), "weights": Buffer(weights.astype(np.float32), output=True)}
         outputs = [ids, weights]
     if knobs.tile:
@@ -178,9 +236,10 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         inputs |= {"capacity": len(wanted.schedule)}
         inputs |= dict(zip(LISTS, (Buffer(array, output=True) for array in arrays), strict=True))
         if expert_map is not None:
-            inputs["map"] = Buffer(expert_map)
+            inputs["map"] = Buffer(expert_map, constant=True)
     if knobs.normalized:
-        wide = normalized(inputs["x"].data, inputs["norm"].data)
+        wide = normalized(inputs["x"].data, inputs["norm"].data, epsilon)
+        sides["normalized is -0"] = bool(((wide == 0) & np.signbit(wide)).any())
         inputs["normalized"] = Buffer(wide.astype(inputs["x"].data.dtype), output=True)
         outputs.append(wide)
     geometry = launch(variant, m, local, 4)
@@ -189,22 +248,57 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
     return Case(
         name=f"m={m} h={h} {special}",
         launch=geometry,
-        values={"local": local, "epsilon": EPSILON, "m": m, "h": h, **inputs},
-        check=lambda found: _error(found, outputs),
+        values={"local": local, "epsilon": epsilon, "m": m, "h": h, **inputs},
+        check=lambda found: _error(found, outputs, bound),
         gate=GATE,
+        sides=sides,
+        fixed=("local", *(["capacity"] if knobs.tile else []), "m", "h"),
+        again=lambda: _case(variant, launch, m, h, "plain", seed + AGAIN),
     )
 
 
-def _choice(
-    variant: Variant, m: int, h: int, special: str, generator: np.random.Generator, inputs: dict[str, Any]
-) -> tuple[Array, Array]:
-    """Ids and weights of random inputs, which are added to `inputs`."""
+def _id_sides(ids: Array, experts: int) -> dict[str, bool]:
+    """Edges of ids that are only sorted."""
+    return {
+        "negative id": bool((ids < 0).any()),
+        "id past the experts": bool((ids >= experts).any()),
+        "no row": len(ids) == 0,
+        "expert of most rows": len(ids) > 1 and int(np.unique(ids, return_counts=True)[1].max()) > len(ids) // 2,
+    }
+
+
+def _logit_sides(logits: Array, k: int, m: int) -> dict[str, bool]:
+    """Edges of a choice among logits: equal ones, at its end or within, and what is no number."""
+    nan = np.isnan(logits)
+    ordered = -np.sort(-logits, axis=1)  # NaN last
+    ends = logits.shape[1] > k
+    return {
+        "equal logits at the last place": not ends
+        or bool((ordered[:, k - 1] == ordered[:, min(k, logits.shape[1] - 1)]).any()),
+        "NaN beside numbers": bool((nan.any(axis=1) & ~nan.all(axis=1)).any()),
+    }
+
+
+def _logits_of(
+    variant: Variant,
+    m: int,
+    h: int,
+    special: str,
+    generator: np.random.Generator,
+    inputs: dict[str, Any],
+    epsilon: float,
+    seed: int,
+) -> tuple[Array, Array | float]:
+    """Logits of random inputs, which are added to `inputs`, and how far those of each row may be off, [m, 1]."""
     knobs = _knobs(variant)
     if variant.spec.name == "topk":
         logits = _logits(variant, m, special, generator)
         inputs["x"] = Buffer(logits)
-        return choose(logits, knobs.k, knobs.scoring)
+        return logits.astype(np.float64), 0.0
     x = generator.standard_normal((m, h)).astype(STORED[knobs.dtype])
+    if knobs.norm:
+        x = norm_rows(x, epsilon, seed)
+        x[:, 0] = -0.0
     weight = (generator.standard_normal((knobs.experts, h)) * 2 / np.sqrt(h)).astype(ml_dtypes.bfloat16)
     bias = norm = None
     if knobs.bias != "none":
@@ -212,29 +306,34 @@ def _choice(
     if knobs.norm:
         norm = generator.uniform(0.5, 1.5, h).astype(STORED[knobs.dtype])
     if special == "ties":
-        half = knobs.experts // 2
-        weight[half : 2 * half] = weight[:half]
-        if bias is not None:
-            bias[half : 2 * half] = bias[:half]
+        third = knobs.experts // 3  # equal logits by threes: of four chosen, the last is one of several
+        for first in (third, 2 * third):
+            weight[first : first + third] = weight[:third]
+            if bias is not None:
+                bias[first : first + third] = bias[:third]
     elif special == "nan":
         weight[knobs.experts // 2, 0] = np.nan
-    inputs |= {"x": Buffer(x), "weight": Buffer(weight)}
+    inputs |= {"x": Buffer(x), "weight": Buffer(weight, constant=True)}
     if bias is not None:
-        inputs["bias"] = Buffer(bias)
+        inputs["bias"] = Buffer(bias, constant=True)
     if norm is not None:
-        inputs["norm"] = Buffer(norm)
-    return choose(router(x, weight, bias, norm), knobs.k, knobs.scoring)
+        inputs["norm"] = Buffer(norm, constant=True)
+    size = router(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias), norm, epsilon)
+    return router(x, weight, bias, norm, epsilon), np.nanmax(summed(size, h), axis=1, keepdims=True, initial=0.0)
 
 
-def _error(found: Sequence[Array], wanted: Sequence[Array]) -> float:
-    """Relative L2 of the weights; infinite where ids or lists differ, or normalized values by more than a rounding."""
+def _error(found: Sequence[Array], wanted: Sequence[Array], bound: Array | float) -> float:
+    """Error of the weights, each of which may be off by `bound`.
+
+    It is infinite where ids or lists differ, or normalized values by more than a rounding.
+    """
     error = 0.0
     for a, b in zip(found, wanted, strict=True):
         if b.dtype == np.float64 and a.dtype == np.float32:
-            error = relative_l2(a, b)
+            error = judged(relative_l2(a, b), deviation(a, b, bound), GATE)
         elif b.dtype == np.float64:
             ulp = np.spacing(np.abs(b).astype(a.dtype)).astype(np.float64)
-            if not (np.abs(a.astype(np.float64) - b) <= 0.51 * ulp).all():
+            if not (np.abs(a.astype(np.float64) - b) <= 0.51 * ulp).all() or (np.signbit(a) != np.signbit(b)).any():
                 return float("inf")
         elif mismatches(a, b):
             return float("inf")

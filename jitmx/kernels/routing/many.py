@@ -82,13 +82,11 @@ SPEC = KernelSpec(
     knobs=ManyKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=min(255, 65536 // threads(knobs)),
-        max_spill_bytes=0,
         require=(r"HMMA\.16816\.F32\.BF16", r"\bLDSM\.16\.M88\.4\b", r"\bLDGSTS\.E\..*128"),
     ),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    entry="jitmx_routing_many",
     arguments=lambda knobs: ARGUMENTS,
 )
 

@@ -55,7 +55,7 @@ def product(variant: Variant, x: Array, codes: Array, scales: Array) -> Array:
     words, packed = pack(codes.astype(np.uint8), scales.astype(np.uint8), variant.knobs.encoding)
     found: list[Array] = []
     values = {
-        "x": Buffer(x), "weight": Buffer(words), "scales": Buffer(packed),
+        "x": Buffer(x), "weight": Buffer(words, constant=True), "scales": Buffer(packed, constant=True),
         "y": Buffer(np.empty((rows, n), x.dtype), output=True),
         "workspace": Buffer(np.zeros(launch.workspace, np.uint8), scratch=True) if launch.workspace else 0,
         "epsilon": EPSILON, "rows": rows, "n": n, "k": k,

@@ -161,7 +161,8 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
     case = Case(
         name="identity", launch=launch(picked.knobs, LinearProblem(256, 16, 256), 1),
         values={
-            "x": Buffer(np.eye(256).astype(stored)), "weight": Buffer(words), "scales": Buffer(packed),
+            "x": Buffer(np.eye(256).astype(stored)),
+            "weight": Buffer(words, constant=True), "scales": Buffer(packed, constant=True),
             "y": Buffer(np.empty((256, 16), stored), output=True),
             "epsilon": EPSILON, "rows": 256, "n": 16, "k": 256,
         },

@@ -1,0 +1,100 @@
+"""Edges of the kernels' arithmetic: between them the values of a variant's cases stand on all sides of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jitmx import arch, kernels
+from jitmx.cli import targets
+from jitmx.registry.case import Case, deviation, judged, pair_deviation, summed, untouched
+from jitmx.registry.launch import Launch
+from jitmx.registry.spec import Variant
+
+EDGELESS = {"bandwidth"}  # it sums bits
+
+
+def cases(variant: Variant) -> Sequence[Case]:
+    return list(kernels.family(variant.spec.family).cases(variant))
+
+
+def sides(family: str, name: str, target: str = "sm_121a", **knobs: object) -> set[str]:
+    """What the cases of a variant must stand on."""
+    variant = kernels.family(family).spec(name).variant(arch.parse(target), **knobs)
+    return {side for case in cases(variant) for side in case.sides}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+def test_cases_of_default_kernels_leave_no_side_untouched(target: str) -> None:
+    left = {}
+    for variant in targets.default_variants((arch.parse(target),), ()):
+        made = cases(variant)
+        if variant.spec.family not in EDGELESS:
+            assert any(case.sides for case in made), f"{variant.name} has edges, and declares none"
+        if sides := untouched(made):
+            left[variant.name] = sides
+    assert not left
+
+
+def test_linear_declares_what_its_knobs_do() -> None:
+    assert sides("linear", "stream", m=2) == {"scale byte 2", "scale byte 128"}
+    assert sides("linear", "tile", weight="mxfp8") == {"scale byte 10", "scale byte 134"}
+    assert sides("linear", "stream", m=2, scaling="post", scale_range="full") == {
+        "scale byte 0", "scale byte 1", "scale byte 254", "scale byte 255",
+    }  # fmt: skip
+    assert {"epsilon not the usual", "mean square about epsilon"} < sides("linear", "stream", m=2, norm=True)
+    assert {"largest in two tiles", "row without a number"} < sides("linear", "stream", m=2, argmax=True)
+    assert {"tie to even", "tie to odd", "saturates", "block of scale byte 0"} < sides("linear", "scaled")
+
+
+def test_a_side_that_no_case_stands_on_is_untouched() -> None:
+    def case(**sides: bool) -> Case:
+        return Case("one", Launch(1), {}, lambda outputs: 0.0, 0.0, sides=sides)
+
+    assert untouched([case(a=True, b=False), case(a=False, b=False, c=False)]) == ("b", "c")
+    assert untouched([case(b=False), dataclasses.replace(case(), sides={"b": True})]) == ()
+    assert untouched([]) == ()
+
+
+def test_one_wrong_element_of_many_shows() -> None:
+    generator = np.random.default_rng(0)
+    x, w = generator.standard_normal((64, 1024)), generator.standard_normal((512, 1024))
+    wanted = x @ w.T
+    bound = summed(np.abs(x) @ np.abs(w).T, 1024)
+    found = wanted.astype(ml_dtypes.bfloat16)
+    assert deviation(found, wanted, bound) < 0.6
+    usual = float(np.median(np.abs(wanted)))
+    place = np.argmin(np.abs(np.abs(wanted) - usual))
+    found.ravel()[place] = wanted.ravel()[place] + 0.02 * usual
+    ratio = deviation(found, wanted, bound)
+    assert ratio > 1 and judged(1e-4, ratio, 0.005) > 0.005
+    assert judged(1e-4, 0.9, 0.005) == 1e-4
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+def test_deviation_knows_nan_infinity_and_subnormals(dtype: type) -> None:
+    least = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    wanted = np.array([np.nan, 1e300, -1e300, 0.0, 3 * least, 1.0])
+    with np.errstate(over="ignore"):
+        found = wanted.astype(dtype)
+    assert deviation(found, wanted) == 0.0
+    assert np.isclose(deviation(np.array([3 * least]).astype(dtype), np.array([0.0])), 3.0)
+    for place in range(3):
+        other = found.copy()
+        other[place] = 7.0
+        assert deviation(other, wanted) == np.inf
+    other = found.copy()
+    other[5] = np.inf
+    assert deviation(other, wanted) == np.inf
+
+
+def test_a_pair_is_held_to_the_unit_of_its_low_part() -> None:
+    wanted = np.array([1.0 + 2.0**-10, np.nan])
+    kept = wanted.astype(ml_dtypes.bfloat16)
+    low = (wanted - kept.astype(np.float64)).astype(ml_dtypes.bfloat16)
+    assert pair_deviation(np.stack([kept, low]), wanted) < 1
+    assert pair_deviation(np.stack([kept, np.zeros_like(low)]), wanted) > 1
