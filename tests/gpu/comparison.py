@@ -14,12 +14,13 @@ Array = npt.NDArray[Any]
 def beyond_one_place(found: Array, wanted: Array) -> float:
     """Relative L2 difference, after one unit in the last place is allowed to each element.
 
-    A NaN, which some cases want, is like another; infinite where one is NaN and the other is not.
+    A NaN or an infinity, which some cases want, is like another; infinite where one of them is and the other is not.
     """
     x, y = found.astype(np.float64), wanted.astype(np.float64)
-    if not np.array_equal(np.isnan(x), np.isnan(y)):
+    finite = np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True) or not np.isfinite(x[finite]).all():
         return float("inf")
-    x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+    x, y = x[finite], y[finite]
     _, exponent = np.frexp(np.maximum(np.abs(x), np.abs(y)))
     place = np.ldexp(float(ml_dtypes.finfo(found.dtype).eps), exponent - 1)
     excess = np.maximum(np.abs(x - y) - place, 0)
