@@ -286,9 +286,9 @@ class Memory(Space):
         self._early: set[int] = set()
         self._ahead: set[int] = set()
 
-    def allocate(self, size: int, name: str = "", *, writable: bool = True) -> int:
-        """The address of `size` fresh bytes, uninitialised."""
-        freed = self._freed.get(size)
+    def allocate(self, size: int, name: str = "", *, writable: bool = True, anew: bool = False) -> int:
+        """The address of `size` fresh bytes, uninitialised; `anew`: where no launch has written."""
+        freed = None if anew else self._freed.get(size)
         start = freed.pop() if freed else self.used
         if start == self.used:
             self.used = -(-(start + size + _RED_ZONE) // _RED_ZONE) * _RED_ZONE
@@ -402,7 +402,7 @@ class Memory(Space):
     ) -> int:  # fmt: skip
         """The address of a copy of `array`, initialised; the rest as of `jitmx.registry.case.Buffer`."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        address = self.allocate(raw.size, name, writable=writable)
+        address = self.allocate(raw.size, name, writable=writable, anew=early)
         start = address - self.base
         self.data[start : start + raw.size] = raw
         self.state[start : start + raw.size] |= INIT

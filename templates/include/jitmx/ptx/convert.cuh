@@ -43,6 +43,12 @@ __device__ __forceinline__ u32 to_e2m3x2(float low, float high) {
   asm("cvt.rn.satfinite.e2m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
   return codes;
 }
+// Two values of their codes, that of the low byte in the low half (sm_89 and newer).
+__device__ __forceinline__ u32 from_e4m3x2(u16 codes) {
+  u32 values;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(codes));
+  return values;
+}
 // Codes of eight values in the order of their nibbles (sm_120a).
 __device__ __forceinline__ u32 to_e2m1x8(const float (&x)[8]) {
   u32 codes;

@@ -1,0 +1,56 @@
+"""`attention`: attention of new tokens to a paged cache and to themselves, rotary embedding and cache write included.
+
+Kernels:
+    decode    few new tokens a request, one launch
+
+Logits are q k times the scale, then capped, then masked; a sink joins the sum of the softmax and gives nothing. Sums
+are in fp32 (`qk_fp16`: of q k in fp16). New keys are attended to as the cache keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jitmx.arch import Arch
+from jitmx.kernels import Family
+from jitmx.kernels.attention import decode
+from jitmx.kernels.attention.cases import decode_cases
+from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.kernels.kernel import Kernel
+from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
+from jitmx.registry.spec import Variant
+
+
+def _decode_cases(variant: Variant) -> Iterable[Case]:
+    def launch(requests: int, kv_heads: int) -> Launch:
+        problem = AttentionProblem(batch=requests, kv_heads=kv_heads)
+        return decode.launch(variant.knobs, problem, 7)
+
+    return decode_cases(variant.knobs, launch, decode.most_queries(variant.knobs))
+
+
+def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
+    """gpt-oss: a layer with a window and one without, at few and at many requests."""
+    common = {"sinks": "sinks_bf16", "rope": "neox"}
+    return tuple(
+        AttentionProblem.on(arch, batch=batch, window=window, **common) for batch in (1, 16, 64) for window in (0, 128)
+    )
+
+
+FAMILY = Family(
+    name="attention",
+    summary="attention to a paged cache, with rotary embedding and cache write",
+    kernels=(
+        Kernel(
+            decode.DECODE,
+            cases=_decode_cases,
+            fixed=decode.fixed,
+            launch=decode.launch,
+            heuristic=decode.heuristic,
+        ),
+    ),
+    problem=AttentionProblem,
+    typical=_typical,
+    axes=("batch", "context", "queries"),
+)

@@ -1,0 +1,293 @@
+"""`attention`: launches with known results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitmx.kernels.attention.reference import STORED, Array, Attended, attend, rotate, to_e4m3, visible
+from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
+from jitmx.registry.launch import Launch
+
+AGAIN = 1000  # added to a seed, for the same launch on other inputs
+GATE = {"same": 4e-3, "e4m3": 6e-3}
+FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
+SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One launch.
+
+    Attributes:
+        name: what is ragged about it.
+        requests: old tokens and new ones of each.
+        kv_heads: heads of the cache.
+        window: tokens that a token attends to.
+        sinks: where sinks are drawn from.
+        soft_cap: of the logits.
+        null_slots: whether the first new token is written nowhere.
+        explicit: whether slots and positions are given.
+        large: factor of q: logits far apart.
+    """
+
+    name: str
+    requests: tuple[tuple[int, int], ...]
+    kv_heads: int = 2
+    window: int = 0
+    sinks: tuple[float, ...] = (0.0, 1.0, -1.0, 4.0)
+    soft_cap: float = 3.0
+    null_slots: bool = False
+    explicit: bool = False
+    large: float = 1.0
+
+
+@dataclass
+class _Drawn:
+    """Inputs of a launch, and what it should leave."""
+
+    values: dict[str, Any]
+    caches: dict[str, Array]
+    out: Array
+    bound: Array
+    sides: dict[str, bool]
+
+
+def case(
+    knobs: Any, asked: Asked, seed: int, geometry: Callable[[int, int], Launch], fixed: Sequence[str] = ()
+) -> Case:
+    """A launch on random inputs.
+
+    Args:
+        geometry: of so many requests and KV heads.
+    """
+    launch = geometry(len(asked.requests), asked.kv_heads)
+    drawn = _drawn(knobs, asked, seed)
+    values = drawn.values
+    if launch.workspace:
+        values["workspace"] = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True)
+    wanted = list(drawn.caches.values())
+    gate = GATE[knobs.cache] if knobs.qk == "qk_fp32" else FP16_SUMS_GATE
+
+    def check(found: Sequence[Array]) -> float:
+        *caches, out = found
+        for cache, right in zip(caches, wanted, strict=True):
+            if (cache.view(np.uint8) != right.view(np.uint8)).any():
+                return float("inf")
+        return judged(relative_l2(out, drawn.out), deviation(out, drawn.out, drawn.bound), gate)
+
+    return Case(
+        name=asked.name,
+        launch=launch,
+        values=values,
+        check=check,
+        gate=gate,
+        resident=launch.blocks if launch.cluster == 1 and launch.workspace else None,
+        sides=drawn.sides,
+        fixed=("requests", "kv_heads"),
+        again=lambda: case(knobs, asked, seed + AGAIN, geometry, fixed),
+    )
+
+
+def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
+    generator = np.random.default_rng(seed)
+    dtype, head_dim, page = STORED[knobs.dtype], knobs.head_dim, knobs.page_size
+    kv_heads, heads = asked.kv_heads, asked.kv_heads * knobs.group
+    requests, news = len(asked.requests), [new for _, new in asked.requests]
+    tokens = sum(news)
+    window = asked.window if knobs.windowed else 0
+
+    # Pages in no order, with one more that nobody has. Those wholly before a window are null: page 0, of NaN.
+    wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
+    table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
+    pages = requests * wide + 2
+    shape = (pages, page, kv_heads, head_dim)
+    scales = [generator.uniform(0.5, 2.0, kv_heads).astype(np.float32) for _ in "kv"]
+    caches = [generator.standard_normal(shape) for _ in "kv"]
+    per_head = [scale[None, None, :, None] for scale in scales]
+    if knobs.cache == "e4m3":
+        caches = [to_e4m3(x, scale) for x, scale in zip(caches, per_head, strict=True)]
+    else:
+        caches = [x.astype(dtype) for x in caches]
+    for cache in caches:
+        cache[0] = np.nan
+    q, k, v = (
+        generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
+    )
+    q = (q.astype(np.float32) * asked.large).astype(dtype)
+    sinks = np.resize(np.asarray(asked.sinks), heads)
+    sink_type = knobs.sinks.removeprefix("sinks_")
+    rounded_sinks = None
+    if knobs.sinks != "no_sinks":
+        rounded_sinks = sinks.astype(np.float32 if sink_type == "fp32" else STORED[sink_type])
+    rope_table = None
+    if knobs.rope != "no_rope":
+        table_type = knobs.table.removeprefix("table_")
+        angles = generator.uniform(-np.pi, np.pi, (max(old + new for old, new in asked.requests), knobs.rotary // 2))
+        rope_table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
+            np.float32 if table_type == "fp32" else STORED[table_type]
+        )
+    words = knobs.mask // 32
+    mask_words = np.zeros((tokens, max(words, 1)), np.uint32)
+
+    out = np.zeros((tokens, heads, head_dim))
+    bound = np.zeros((tokens, heads, 1))
+    slots, positions = np.full(tokens, -1, np.int64), np.zeros(tokens, np.int64)
+    after = [cache.copy() for cache in caches]
+    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
+    lengths = np.zeros(requests, np.int32)
+    sides: dict[str, bool] = {}
+    kept_by: dict[str, Array] = {}
+    for r, (old, new) in enumerate(asked.requests):
+        rows = slice(starts[r], starts[r + 1])
+        if old < 0:  # padding
+            continue
+        lengths[r] = old + new
+        at = np.arange(old, old + new)
+        own: Array = np.tril(np.ones((new, new), bool))
+        if knobs.mask:
+            parents = np.array([generator.integers(-1, i) if i else -1 for i in range(new)])
+            own, depth = np.eye(new, dtype=bool), np.zeros(new, np.int64)
+            for i, parent in enumerate(parents):
+                if parent >= 0:
+                    own[i] |= own[parent]
+                    depth[i] = depth[parent] + 1
+            if new > 2:
+                own[1] = False  # a row that may be left with nothing
+            if asked.explicit:
+                at = old + depth
+            bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
+            for w in range(words):
+                mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
+        positions[rows] = at
+        if window:
+            table[r, : max(old - window + 1, 0) // page] = 0
+        keys = np.arange(old + new)
+        slot = table[r, keys // page] * page + keys % page
+        slots[rows] = slot[old:]
+        kept = [cache.reshape(-1, kv_heads, head_dim) for cache in after]
+        fresh = []
+        for which, x in enumerate((k, v)):
+            item = x[rows]
+            if which == 0 and rope_table is not None:
+                item = rotate(item, at, rope_table, knobs.rope).astype(dtype)
+            if knobs.cache == "e4m3":
+                item = to_e4m3(item, scales[which][None, :, None])
+            fresh.append(item)
+        if knobs.append:
+            skip = 1 if asked.null_slots and r == 0 else 0
+            slots[starts[r] : starts[r] + skip] = -1
+            for which in range(2):
+                kept[which][slot[old + skip :]] = fresh[which][skip:]
+            whole = [
+                np.concatenate([cache.reshape(-1, kv_heads, head_dim)[slot[:old]], item])
+                for cache, item in zip(caches, fresh, strict=True)
+            ]
+        else:
+            whole = [cache.reshape(-1, kv_heads, head_dim)[slot] for cache in caches]
+        values: list[Array] = [x.astype(np.float64) for x in whole]
+        if knobs.cache == "e4m3":
+            values = [x * scale[None, :, None] for x, scale in zip(values, scales, strict=True)]
+        queries = q[rows]
+        if rope_table is not None:
+            queries = rotate(queries, at, rope_table, knobs.rope).astype(dtype)
+        allowed: Array = visible(new, old + new, window, own, at)
+        unseen: Array = np.logical_not(allowed.any(axis=0))
+        values = [np.where(unseen[:, None, None], 0.0, x) for x in values]
+        found = attend(
+            queries, values[0], values[1], SCALE, allowed,
+            None if rounded_sinks is None else rounded_sinks, asked.soft_cap if knobs.soft_cap else 0.0,
+        )  # fmt: skip
+        out[rows] = found.out
+        # Weights are rounded to the type of the products, and logits to fp16 where their sums are.
+        spread = np.repeat(np.abs(values[1]).max(axis=(0, 2), initial=0.0), knobs.group)
+        off = 2.0**-9 if knobs.dtype == "bf16" and knobs.cache == "same" else 2.0**-11
+        off += 2.0**-12 + (2.0**-8 * asked.large if knobs.qk == "qk_fp16" else 0.0)
+        bound[rows] = (off * spread)[None, :, None]
+        _stand(sides, knobs, old, new, window, allowed, found, rounded_sinks)
+    # Odd seeds have the tokens of a head side by side in a page, even ones the heads of a token.
+    grouped = seed % 2 == 1
+    strides = {"token_stride": head_dim, "head_stride": page * head_dim} if grouped else {
+        "token_stride": kv_heads * head_dim, "head_stride": head_dim,
+    }  # fmt: skip
+    named: dict[str, Any] = {"q": Buffer(q)}
+    for name, before, right in zip(("k_cache", "v_cache"), caches, after, strict=True):
+        before, right = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if grouped else x for x in (before, right))
+        named[name] = Buffer(before, early=True, output=knobs.append, scratch=knobs.append)
+        kept_by[name] = right
+    if knobs.append:
+        named |= {"k": Buffer(k), "v": Buffer(v)}
+    if asked.explicit or asked.null_slots:
+        named["slots"] = Buffer(slots, constant=True)
+    if asked.explicit:
+        named["positions"] = Buffer(positions, constant=True)
+    if rounded_sinks is not None:
+        named["sinks"] = Buffer(rounded_sinks, constant=True)
+    if rope_table is not None:
+        named["rope"] = Buffer(rope_table, constant=True)
+    if knobs.mask:
+        named["mask"] = Buffer(mask_words, constant=True)
+    if knobs.cache == "e4m3":
+        named |= {"k_scale": Buffer(scales[0], constant=True), "v_scale": Buffer(scales[1], constant=True)}
+    named |= {
+        "block_table": Buffer(table, constant=True),
+        "seq_lens": Buffer(lengths, constant=True),
+        "query_start": Buffer(starts, constant=True),
+        "out": Buffer(np.zeros((tokens, heads, head_dim), dtype), output=True),
+        "block_stride": page * kv_heads * head_dim, "table_stride": wide, "q_stride": heads * head_dim,
+        "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
+        "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
+        "scale_stride": 1, "parts": getattr(knobs, "parts", 1), **strides,
+    }  # fmt: skip
+    return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
+
+
+def _stand(
+    sides: dict[str, bool], knobs: Any, old: int, new: int, window: int, allowed: Array, attended: Attended,
+    sinks: Array | None,
+) -> None:  # fmt: skip
+    """Note which sides of the edges of attention a request stands on."""
+
+    def note(side: str, there: bool) -> None:
+        sides[side] = sides.get(side, False) or there
+
+    note("a token alone", old == 0 and new == 1)
+    note("a page that is full", old % knobs.page_size == 0 and old > 0)
+    note("one key has most of the weight", bool((attended.weights > 0.9).any()))
+    if knobs.windowed:
+        note("as many tokens as the window", old + 1 == window)
+        note("one more", old + 1 == window + 1)
+        note("fewer", old + 1 < window)
+    if sinks is not None:
+        note("a sink of -inf", bool(np.isneginf(sinks).any()))
+        note("a sink that has most of the weight", bool((sinks > 20).any()))
+    if knobs.mask:
+        note("a row that sees no new token", not allowed[:, old:].any(axis=1).all())
+
+
+def decode_cases(knobs: Any, launch: Callable[[int, int], Launch], most_queries: int) -> Iterator[Case]:
+    """Requests of no old token, of a part of a round, of rounds of every warp and of many of each block."""
+    step = knobs.keys * knobs.warps
+    long = (
+        knobs.parts * step * knobs.stages + step // 2 + 3
+        if knobs.reduction == "cluster"
+        else (step * (knobs.stages + 1) + 5)
+    )
+    new = min(most_queries, 5)
+    window = 2 * step + 9
+    yield case(
+        knobs,
+        Asked("ragged", ((0, 1), (long, new), (-1, 1), (window - 1, 1), (knobs.page_size, 1)), window=window,
+              sinks=(0.5, -np.inf, 3.0, 30.0), null_slots=True),
+        0, launch,
+    )  # fmt: skip
+    yield case(
+        knobs,
+        Asked("explicit slots and positions, sharp", ((window, new), (3, new)), 3, window=window, explicit=True,
+              large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
+        1, launch,
+    )  # fmt: skip
+    yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, launch)
