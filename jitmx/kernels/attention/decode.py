@@ -86,7 +86,7 @@ def shared_bytes(knobs: DecodeKnobs) -> int:
     if knobs.append:
         size += 2 * -(-most_queries(knobs) // 16) * 16 * _row_bytes(knobs)
     if knobs.reduction == "cluster":
-        size += knobs.parts * -(-knobs.rows // knobs.parts) * (knobs.head_dim + 4) * 4 + 8
+        size += (knobs.rows + knobs.parts) * (knobs.head_dim + 4) * 4 + 8
     elif knobs.reduction == "global":
         size += 4
     return -(-size // 128) * 128

@@ -24,13 +24,20 @@ template <class T, int D> struct SameFormat {
   static constexpr int kBytes = 2;
   static constexpr int kColumns = 2;  // neighbouring values of the head that a lane has of a pair of column tiles
 
-  // Of 16 keys and 16 values of the head: operands b0, b1 of the first eight keys, then of the others.
-  static __device__ __forceinline__ void keys(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
-    load_matrices(rows + Row::at(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), b);
-  }
-  // Of 16 keys and values 16 step ... of the head: operands of column tiles 2 step and 2 step + 1.
-  static __device__ __forceinline__ void values(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
-    load_transposed(rows + Row::at(row + lane % 16, 2 * step + lane / 16), b);
+  // Sixteen keys, and of 16 values of the head: operands b0, b1 of the first eight keys, then of the others.
+  struct Keys {
+    u32 rows;
+    int row, lane;
+
+    __device__ __forceinline__ void load(u32 rows, int row, int lane) { *this = {rows, row, lane}; }
+    __device__ __forceinline__ void operands(int step, u32 (&b)[4]) const {
+      load_matrices(rows + Row::at(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), b);
+    }
+  };
+  // Of 16 keys and values 32 pair ... of the head: operands of column tiles 4 pair ... 4 pair + 3.
+  static __device__ __forceinline__ void values(u32 rows, int row, int pair, int lane, u32 (&b)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_transposed(rows + Row::at(row + lane % 16, 4 * pair + 2 * i + lane / 16), b[i]);
   }
   // Of 16 rows of Q, in the same form.
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
@@ -49,38 +56,68 @@ template <class T, int D> struct SameFormat {
 };
 
 // E4M3, which products take as fp16: exact. Which k of a product stands for which value of the head is free, so that
-// a lane takes its keys by words; and columns of V come in pairs, so that bytes are transposed two at a time.
+// a lane takes its keys by vectors; and columns of V come in pairs, so that bytes are transposed two at a time.
 template <int D> struct E4m3Format {
   using Product = Fp16;
   using Row = Rows<D>;
   static constexpr int kBytes = 1;
   static constexpr int kColumns = 4;
 
-  // Lane 4 g + t has the word of key g with values 4 t ... 4 t + 3 of each 16.
-  static __device__ __forceinline__ void keys(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
+  // Steps whose values of a key a lane has side by side: of rows of 64 bytes four, a vector of 16.
+  static constexpr int kSteps = D % 64 == 0 ? 4 : 2;
+
+  // Lane 4 g + t has values 4 kSteps t ... of each 16 kSteps of keys g and g + 8.
+  struct Keys {
+    u32 words[2][D / 16];
+
+    __device__ __forceinline__ void load(u32 rows, int row, int lane) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int first = 0; first < D / 16; first += kSteps) {
+          const int byte = first * 16 + lane % 4 * 4 * kSteps;
+          const u32 at = rows + Row::at(row + 8 * i + lane / 4, byte / 16) + byte % 16;
+          if (kSteps == 4) {
+            const Vec4 v = load_shared(at);
+            words[i][first] = v.x;
+            words[i][first + 1] = v.y;
+            words[i][first + 2] = v.z;
+            words[i][first + 3] = v.w;
+          } else {
+            const uint2 v = load_shared_pair(at);
+            words[i][first] = v.x;
+            words[i][first + 1] = v.y;
+          }
+        }
+    }
+    __device__ __forceinline__ void operands(int step, u32 (&b)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        b[2 * i] = from_e4m3x2(u16(words[i][step]));
+        b[2 * i + 1] = from_e4m3x2(u16(words[i][step] >> 16));
+      }
+    }
+  };
+  static __device__ __forceinline__ void values(u32 rows, int row, int pair, int lane, u32 (&b)[2][4]) {
+    // Matrices of pairs of values: of the first eight keys and the others, of 16 values and the next.
+    u32 m[4];
+    load_transposed(rows + Row::at(row + lane % 16, 2 * pair + lane / 16), m);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const u32 word = load_shared_word(rows + Row::at(row + 8 * i + lane / 4, step) + lane % 4 * 4);
-      b[2 * i] = from_e4m3x2(u16(word));
-      b[2 * i + 1] = from_e4m3x2(u16(word >> 16));
+      b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));
+      b[i][1] = from_e4m3x2(u16(__byte_perm(m[2 * i + 1], 0u, 0x20)));
+      b[i][2] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x31)));
+      b[i][3] = from_e4m3x2(u16(__byte_perm(m[2 * i + 1], 0u, 0x31)));
     }
   }
-  static __device__ __forceinline__ void values(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
-    // Matrices of pairs of values: of the first eight keys and the others. The step's 16 values are one vector.
-    u32 pairs[2];
-    load_two_transposed(rows + Row::at(row + lane % 16, step), pairs);
-    b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x20)));
-    b[1] = from_e4m3x2(u16(__byte_perm(pairs[1], 0u, 0x20)));
-    b[2] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x31)));
-    b[3] = from_e4m3x2(u16(__byte_perm(pairs[1], 0u, 0x31)));
-  }
-  // Values 4 t ... of 16 rows of Q, in fp16, rows of 2 D bytes.
+  // The same values of 16 rows of Q, in fp16, rows of 2 D bytes.
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
+    const int byte = 2 * (step / kSteps * kSteps * 16 + lane % 4 * 4 * kSteps + step % kSteps * 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const u32 at = rows + Rows<D * 2>::at(row + 8 * i + lane / 4, 2 * step + lane % 4 / 2) + lane % 2 * 8;
-      a[i] = load_shared_word(at);
-      a[i + 2] = load_shared_word(at + 4u);
+      const uint2 v = load_shared_pair(rows + Rows<D * 2>::at(row + 8 * i + lane / 4, byte / 16) + byte % 16);
+      a[i] = v.x;
+      a[i + 2] = v.y;
     }
   }
   static __device__ __forceinline__ int column(int j, int t, int element) {

@@ -39,21 +39,39 @@ struct Merged {
   float most = minus_infinity(), sum = 0.0f;
   float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
 
-  // Values `d` ... of a row that `row(i)` finds in part i.
-  template <int D, class Find> __device__ __forceinline__ void add(const Find& row, int parts, int d) {
-#pragma unroll 4
-    for (int i = 0; i < parts; ++i) most = fmaxf(most, row(i)[D]);
-    const float base = base_of(most);
-#pragma unroll 4
-    for (int i = 0; i < parts; ++i) {
-      const float* const from = row(i);
-      const float weight = exp2_fast(from[D] - base);
-      const float4 v = *reinterpret_cast<const float4*>(from + d);
-      sum = fmaf(weight, from[D + 1], sum);
-      out.x = fmaf(weight, v.x, out.x);
-      out.y = fmaf(weight, v.y, out.y);
-      out.z = fmaf(weight, v.z, out.z);
-      out.w = fmaf(weight, v.w, out.w);
+  // Values `d` ... of a row that `row(i)` finds in part i, of parts `first`, `first` + step ...; eight are on their way
+  // at a time.
+  template <int D, class Find>
+  __device__ __forceinline__ void add(const Find& row, int first, int step, int parts, int d) {
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int i = first; i < parts; i += step * kAtOnce) {
+      float2 weights[kAtOnce];  // what a part's powers are relative to, and their sum
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        weights[j] = {minus_infinity(), 0.0f};
+        v[j] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (i + j * step < parts) {
+          const float* const from = row(i + j * step);
+          weights[j] = *reinterpret_cast<const float2*>(from + D);
+          v[j] = *reinterpret_cast<const float4*>(from + d);
+        }
+      }
+      const float before = most;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) most = fmaxf(most, weights[j].x);
+      const float base = base_of(most);
+      scale(exp2_fast(before - base));
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float weight = exp2_fast(weights[j].x - base);
+        sum = fmaf(weight, weights[j].y, sum);
+        out.x = fmaf(weight, v[j].x, out.x);
+        out.y = fmaf(weight, v[j].y, out.y);
+        out.z = fmaf(weight, v[j].z, out.z);
+        out.w = fmaf(weight, v[j].w, out.w);
+      }
     }
   }
 
@@ -61,12 +79,17 @@ struct Merged {
   __device__ __forceinline__ void join(float sink) {
     const float before = most;
     most = fmaxf(most, sink);
-    const float base = base_of(most), share = exp2_fast(before - base);
-    sum = fmaf(sum, share, exp2_fast(sink - base));
-    out.x *= share;
-    out.y *= share;
-    out.z *= share;
-    out.w *= share;
+    const float base = base_of(most);
+    scale(exp2_fast(before - base));
+    sum += exp2_fast(sink - base);
+  }
+
+  __device__ __forceinline__ void scale(float by) {
+    sum *= by;
+    out.x *= by;
+    out.y *= by;
+    out.z *= by;
+    out.w *= by;
   }
 
   // What values are multiplied by at the end; 0 for a row that saw nothing.

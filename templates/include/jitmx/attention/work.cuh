@@ -35,6 +35,10 @@ struct Work {
   __device__ __forceinline__ bool newest() const { return end == total; }
 };
 
+// What a block is to have at least: merging takes longer than this many old tokens do.
+constexpr int kLeastTokens = 256;
+template <int Keys> constexpr int kLeastRounds = Keys < kLeastTokens ? kLeastTokens / Keys : 1;
+
 // All blocks share all rounds evenly, whatever the requests' lengths: block b takes [b T / B, (b + 1) T / B) of them.
 // Each warp finds out by itself.
 template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRounds {
@@ -49,7 +53,7 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
       total_ += sum;
     }
-    blocks_ = int(min((long long)gridDim.x, total_));
+    blocks_ = int(min((long long)gridDim.x, (total_ + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>));
     if (int(blockIdx.x) >= blocks_) return;
     at_ = start_of(blockIdx.x);
     end_ = start_of(blockIdx.x + 1);
@@ -115,7 +119,8 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
   long long total_ = 0, before_ = 0, at_ = 0, end_ = 0;
 };
 
-// `parts` blocks a (request, KV head), each with an even share of its rounds.
+// `parts` blocks a (request, KV head), of which the first ones have an even share of its rounds each, and the others
+// nothing where there are too few.
 template <int Keys, int MostQueries, bool Append, bool Windowed> class FixedParts {
  public:
   __device__ __forceinline__ FixedParts(const int* seq_lens, const int* query_start, int window, int parts,
@@ -124,11 +129,12 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class FixedPart
     work_.request = request_of<Append, Windowed>(seq_lens, query_start, item / kv_heads, window);
     work_.head = item % kv_heads;
     work_.total = work_.request.rounds(Keys);
-    work_.begin = int((long long)work_.total * part / parts);
-    work_.end = int((long long)work_.total * (part + 1) / parts);
+    const int used = min(parts, (work_.total + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>);
+    work_.begin = int((long long)work_.total * part / used);
+    work_.end = int((long long)work_.total * (part + 1) / used);
     work_.first = 0;
-    work_.last = parts - 1;
-    left_ = work_.request.queries >= 1 && work_.request.queries <= MostQueries;
+    work_.last = used - 1;
+    left_ = part < used && work_.request.queries >= 1 && work_.request.queries <= MostQueries;
   }
 
   __device__ __forceinline__ bool next(Work& work) {

@@ -16,11 +16,6 @@ __device__ __forceinline__ void load_transposed(u32 address, u32 (&m)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
-// Two of them; lanes 16 and above give addresses that are not used.
-__device__ __forceinline__ void load_two_transposed(u32 address, u32 (&m)[2]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(m[0]), "=r"(m[1]) : "r"(address) : "memory");
-}
 __device__ __forceinline__ void store_transposed(u32 address, u32 m0, u32 m1, u32 m2, u32 m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                :: "r"(address), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory");
