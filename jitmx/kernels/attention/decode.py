@@ -88,7 +88,8 @@ def shared_bytes(knobs: DecodeKnobs) -> int:
     if knobs.reduction == "cluster":
         size += (knobs.rows + knobs.parts) * (knobs.head_dim + 4) * 4 + 8
     elif knobs.reduction == "global":
-        size += 4
+        size += 24 + 4  # the scheduler, and whether this block is the last
+    size += 48 + 4  # what it works on, and whether there is work
     return -(-size // 128) * 128
 
 

@@ -39,17 +39,16 @@ struct Merged {
   float most = minus_infinity(), sum = 0.0f;
   float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
 
-  // Values `d` ... of a row that `row(i)` finds in part i, of parts `first`, `first` + step ...; eight are on their way
-  // at a time.
-  template <int D, class Find>
+  // Values `d` ... of a row that `row(i)` finds in part i, of parts `first`, `first` + step ...; `AtOnce` are on
+  // their way at a time.
+  template <int D, int AtOnce, class Find>
   __device__ __forceinline__ void add(const Find& row, int first, int step, int parts, int d) {
-    constexpr int kAtOnce = 8;
 #pragma unroll 1
-    for (int i = first; i < parts; i += step * kAtOnce) {
-      float2 weights[kAtOnce];  // what a part's powers are relative to, and their sum
-      float4 v[kAtOnce];
+    for (int i = first; i < parts; i += step * AtOnce) {
+      float2 weights[AtOnce];  // what a part's powers are relative to, and their sum
+      float4 v[AtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < AtOnce; ++j) {
         weights[j] = {minus_infinity(), 0.0f};
         v[j] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (i + j * step < parts) {
@@ -60,11 +59,11 @@ struct Merged {
       }
       const float before = most;
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) most = fmaxf(most, weights[j].x);
+      for (int j = 0; j < AtOnce; ++j) most = fmaxf(most, weights[j].x);
       const float base = base_of(most);
       scale(exp2_fast(before - base));
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < AtOnce; ++j) {
         const float weight = exp2_fast(weights[j].x - base);
         sum = fmaf(weight, weights[j].y, sum);
         out.x = fmaf(weight, v[j].x, out.x);

@@ -39,59 +39,63 @@ struct Work {
 constexpr int kLeastTokens = 256;
 template <int Keys> constexpr int kLeastRounds = Keys < kLeastTokens ? kLeastTokens / Keys : 1;
 
-// All blocks share all rounds evenly, whatever the requests' lengths: block b takes [b T / B, (b + 1) T / B) of them.
-// Each warp finds out by itself.
+// All blocks share all rounds evenly, whatever the requests' lengths; the first ones have one more where they do not
+// divide. All rounds together are fewer than 2^31. Each warp finds out by itself.
 template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRounds {
  public:
+  // Asked by a whole warp.
   __device__ __forceinline__ EvenRounds(const int* seq_lens, const int* query_start, int window, int requests,
-                                        int kv_heads, int lane)
-      : seq_lens_(seq_lens), query_start_(query_start), window_(window), requests_(requests), kv_heads_(kv_heads) {
+                                        int kv_heads, int lane) {
+    int total = 0;
     for (int i = 0; i < requests; i += 32) {
-      const int rounds = rounds_of(i + lane);
-      int sum = rounds;
+      int sum = i + lane < requests ? rounds_of(request(seq_lens, query_start, window, i + lane)) * kv_heads : 0;
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
-      total_ += sum;
+      total += sum;
     }
-    blocks_ = int(min((long long)gridDim.x, (total_ + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>));
-    if (int(blockIdx.x) >= blocks_) return;
-    at_ = start_of(blockIdx.x);
-    end_ = start_of(blockIdx.x + 1);
-    long long before = 0;
+    const int blocks = min(int(gridDim.x), (total + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>);
+    if (int(blockIdx.x) >= blocks) return;
+    share_ = total / blocks;
+    larger_ = total - share_ * blocks;
+    at_ = start_of(int(blockIdx.x));
+    end_ = start_of(int(blockIdx.x) + 1);
     for (int i = 0; i < requests; i += 32) {
-      const int rounds = rounds_of(i + lane);
+      const int rounds =
+          i + lane < requests ? rounds_of(request(seq_lens, query_start, window, i + lane)) * kv_heads : 0;
       int sum = rounds;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(kFullWarp, sum, step);
         if (lane >= step) sum += other;
       }
-      const u32 past = __ballot_sync(kFullWarp, before + sum > at_);
+      const u32 past = __ballot_sync(kFullWarp, before_ + sum > at_);
       if (past != 0u) {
         const int found = __ffs(int(past)) - 1;
         request_ = i + found;
-        before_ = before + __shfl_sync(kFullWarp, sum - rounds, found);
+        before_ += __shfl_sync(kFullWarp, sum - rounds, found);
         return;
       }
-      before += __shfl_sync(kFullWarp, sum, 31);
+      before_ += __shfl_sync(kFullWarp, sum, 31);
     }
   }
 
-  __device__ __forceinline__ bool next(Work& work) {
+  // Asked by one thread.
+  __device__ __forceinline__ bool next(const int* seq_lens, const int* query_start, int window, int kv_heads,
+                                       Work& work) {
     if (at_ >= end_) return false;
-    Request request = request_of<Append, Windowed>(seq_lens_, query_start_, request_, window_);
-    int rounds = of(request);
-    while (at_ >= before_ + (long long)rounds * kv_heads_) {  // requests without new tokens have none
-      before_ += (long long)rounds * kv_heads_;
-      request = request_of<Append, Windowed>(seq_lens_, query_start_, ++request_, window_);
-      rounds = of(request);
+    Request found = request(seq_lens, query_start, window, request_);
+    int rounds = rounds_of(found);
+    while (at_ >= before_ + rounds * kv_heads) {  // requests without new tokens have none
+      before_ += rounds * kv_heads;
+      found = request(seq_lens, query_start, window, ++request_);
+      rounds = rounds_of(found);
     }
-    work.request = request;
+    work.request = found;
     work.total = rounds;
-    work.head = int((at_ - before_) / rounds);
-    const long long own = before_ + (long long)work.head * rounds;
-    work.begin = int(at_ - own);
-    work.end = int(min(end_ - own, (long long)rounds));
+    work.head = (at_ - before_) / rounds;
+    const int own = before_ + work.head * rounds;
+    work.begin = at_ - own;
+    work.end = min(end_ - own, rounds);
     work.first = block_of(own);
     work.last = block_of(own + rounds - 1);
     at_ = own + work.end;
@@ -99,54 +103,37 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
   }
 
  private:
-  __device__ __forceinline__ int of(const Request& request) const {
+  static __device__ __forceinline__ Request request(const int* seq_lens, const int* query_start, int window, int index) {
+    return request_of<Append, Windowed>(seq_lens, query_start, index, window);
+  }
+  static __device__ __forceinline__ int rounds_of(const Request& request) {
     return request.queries < 1 || request.queries > MostQueries ? 0 : request.rounds(Keys);
   }
-  __device__ __forceinline__ int rounds_of(int index) const {
-    if (index >= requests_) return 0;
-    return of(request_of<Append, Windowed>(seq_lens_, query_start_, index, window_)) * kv_heads_;
-  }
-  __device__ __forceinline__ long long start_of(u32 block) const { return total_ * block / blocks_; }
-  // The last block that starts at a round or before it.
-  __device__ __forceinline__ int block_of(long long round) const {
-    return int(((round + 1) * blocks_ + total_ - 1) / total_) - 1;
+  __device__ __forceinline__ int start_of(int block) const { return block * share_ + min(block, larger_); }
+  __device__ __forceinline__ int block_of(int round) const {
+    const int in_larger = larger_ * (share_ + 1);
+    return round < in_larger ? round / (share_ + 1) : larger_ + (round - in_larger) / share_;
   }
 
-  const int* seq_lens_;
-  const int* query_start_;
-  int window_, requests_, kv_heads_;
-  int blocks_ = 0, request_ = 0;
-  long long total_ = 0, before_ = 0, at_ = 0, end_ = 0;
+  int share_ = 0, larger_ = 0, request_ = 0, before_ = 0, at_ = 0, end_ = 0;
 };
 
-// `parts` blocks a (request, KV head), of which the first ones have an even share of its rounds each, and the others
-// nothing where there are too few.
-template <int Keys, int MostQueries, bool Append, bool Windowed> class FixedParts {
- public:
-  __device__ __forceinline__ FixedParts(const int* seq_lens, const int* query_start, int window, int parts,
-                                        int kv_heads) {
-    const int item = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
-    work_.request = request_of<Append, Windowed>(seq_lens, query_start, item / kv_heads, window);
-    work_.head = item % kv_heads;
-    work_.total = work_.request.rounds(Keys);
-    const int used = min(parts, (work_.total + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>);
-    work_.begin = int((long long)work_.total * part / used);
-    work_.end = int((long long)work_.total * (part + 1) / used);
-    work_.first = 0;
-    work_.last = used - 1;
-    left_ = part < used && work_.request.queries >= 1 && work_.request.queries <= MostQueries;
-  }
-
-  __device__ __forceinline__ bool next(Work& work) {
-    work = work_;
-    const bool found = left_;
-    left_ = false;
-    return found;
-  }
-
- private:
-  Work work_;
-  bool left_;
-};
+// The part of this block where `parts` blocks share a (request, KV head): the first ones have an even share of its rounds
+// each, the others nothing where there are too few. False: nothing.
+template <int Keys, int MostQueries, bool Append, bool Windowed>
+__device__ __forceinline__ bool fixed_part(const int* seq_lens, const int* query_start, int window, int parts,
+                                           int kv_heads, Work& work) {
+  const int item = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
+  const Request request = request_of<Append, Windowed>(seq_lens, query_start, item / kv_heads, window);
+  work.request = request;
+  work.head = item % kv_heads;
+  work.total = request.rounds(Keys);
+  const int used = min(parts, (work.total + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>);
+  work.begin = int((long long)work.total * part / used);
+  work.end = int((long long)work.total * (part + 1) / used);
+  work.first = 0;
+  work.last = used - 1;
+  return part < used && request.queries >= 1 && request.queries <= MostQueries;
+}
 
 }  // namespace jitmx
