@@ -36,7 +36,7 @@ EXPERTS = 1 << 15  # the most that a layer may have
 # Whole tiles of W, of which experts together have 2^32 vectors of 32 columns, 2^32 bytes of scales and 2^31 biases.
 FEATURES = 66048
 ROWS = 1 << 26  # of x that take 2^32 bytes of 32 columns, the most that moe.grouped and moe.scaled take
-ONE_EXPERT = (1 << 24) - 256  # rows of two pairs each of one expert, a step of which is just below 2^32 bytes
+ONE_EXPERT = (1 << 24) + 256  # rows of two pairs each of one expert, a step of which is just over 2^32 bytes
 _LISTED = np.array([[1, 0, 1, 1, 0, 1, 0, 1], [1, 0, -1, -1, -1, -1, -1, -1]], np.int32)
 _FEW = np.array([[1, 0], [0, 1], [1, -1]], np.int32)
 
@@ -267,8 +267,6 @@ def far_rows(variant: Variant, launch: Any) -> Iterator[Case]:
     shapes: tuple[tuple[Before, npt.NDArray[np.int32], int], ...] = (
         (Before(rows=2 * ROWS - 2, experts=1), listed, 64),
         (Before(0, EXPERTS - 2, FEATURES), few, 32),
-        # known: of 2^25 rows of one expert and more, the 128 bytes of each that are a step pass 2^32, and are held in
-        # 32 bits (`step_bytes` in templates/moe/wgmma.cu.j2): stages after the first get other rows.
         (Before(rows=ONE_EXPERT), few - 1, 160),
     )
     for before, ids, k in shapes:
