@@ -6,7 +6,7 @@ tiles are all that is simulated.
 Long rows have no case, as work grows with k. known: within a tile, the second products of moe.grouped and moe.scaled
 find rows of h by products of 32 bits (grouped.cu.j2, moe/hidden_codes.cuh), which 128 rows pass from 1.1 * 2^24 and
 1.1 * 2^25 features on; `check_reach` looks at x alone. Biases of moe.decode, moe.stream and moe.token are far only
-beside weights of 64 GiB and more, which are too many tiles to simulate.
+beside weights of 64 GiB and more, too many tiles for a case of each variant (a test of moe.stream has such a one).
 """
 
 from __future__ import annotations
