@@ -3,10 +3,10 @@
 Offsets in activations, lists, parts and experts' weights then pass 2^31 and 2^32 bytes, and 2^31 elements, though a few
 tiles are all that is simulated.
 
-Long rows have no case, as work grows with k. known: within a tile, the second products of moe.grouped and moe.scaled
-find rows of h by products of 32 bits (grouped.cu.j2, moe/hidden_codes.cuh), which 128 rows pass from 1.1 * 2^24 and
-1.1 * 2^25 features on; `check_reach` looks at x alone. Biases of moe.decode, moe.stream and moe.token are far only
-beside weights of 64 GiB and more, too many tiles for a case of each variant (a test of moe.stream has such a one).
+Long rows have no case, as work grows with k. Within a tile, moe.grouped finds rows of h and of packed tiles by products
+of 32 bits (grouped.cu.j2), which 128 rows of h pass from 1.1 * 2^24 features on: such tiles are refused
+(`require_reach`). Biases of moe.decode, moe.stream and moe.token are far only beside weights of 64 GiB and more, which
+are too many tiles for a case of each variant; a test of moe.stream has such a layer.
 """
 
 from __future__ import annotations
