@@ -13,6 +13,9 @@ from assembly import launch
 from jitmx import arch, kernels
 from jitmx.errors import SimulationError
 from jitmx.kernels.moe import far as moe_far
+from jitmx.kernels.moe import stream
+from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma import KERNEL as EXPERTS
 from jitmx.registry.case import Buffer
 from jitmx.registry.render import render
@@ -308,10 +311,23 @@ def test_every_kernel_has_a_case_with_far_tensors(family: str) -> None:
         assert (max(sizes) > 1 << 32) != (f"{family}.{spec.name}" in NEAR), spec.name
 
 
-@pytest.mark.xfail(raises=SimulationError, strict=True, reason="known: step_bytes of moe.wgmma has 32 bits")
-def test_an_expert_may_have_2_to_the_25_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe_far, "ONE_EXPERT", 1 << 24)
-    one = variant("moe", "wgmma", "sm_90a", product="up", tile_m=64, tile_n=128, stages=2, ring=2)
+@pytest.mark.parametrize("product", ["up", "down"])
+def test_an_expert_may_have_2_to_the_25_rows(product: str) -> None:
+    """A step of its rows, of 128 bytes each, is then 2^32 bytes."""
+    assert moe_far.ONE_EXPERT * 2 > 1 << 25
+    one = variant("moe", "wgmma", "sm_90a", product=product, tile_m=64, tile_n=128, stages=2, ring=2)
     case = next(case for case in EXPERTS.cases(one) if case.name.endswith("of one expert"))
+    error, _ = run(case, one, nvrtc.compile_ptx(render(one), nvrtc.options(one.arch)))
+    assert error <= case.gate
+
+
+def test_biases_of_the_last_experts_of_a_layer_may_be_2_to_the_32_values_away() -> None:
+    """`moe.stream` has a row of h as wide as this takes in shared memory, beside rings that are short."""
+    one = variant("moe", "stream", "sm_90a", columns=1, warps=16, chunk=2)
+    problem = MoeProblem(1, 2, 1, 32, 65568)
+    small = make_case(one, stream.launch(one.knobs, problem, 2), problem, Routing(np.array([[1]], np.int32)), 9)
+    case = moe_far.far_experts(small)
+    bias = case.values["b13"]
+    assert isinstance(bias, Buffer) and bias.size > 1 << 33
     error, _ = run(case, one, nvrtc.compile_ptx(render(one), nvrtc.options(one.arch)))
     assert error <= case.gate

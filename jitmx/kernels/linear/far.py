@@ -3,9 +3,9 @@
 Offsets in X, Y, the weight, its scales and the bias then pass 2^31 and 2^32 bytes, and 2^31 elements, though a few
 tiles are all that is simulated.
 
-Long rows have no case, as work grows with k. known: within a tile, linear.tile finds rows of X and of packed tiles by
-products of 32 bits (pipeline/stage_copy.cuh), which 64 rows of X, or 256 of W, pass from k = 1.1 * 2^25 on; nothing
-refuses them.
+Long rows have no case, as work grows with k. Within a tile, linear.tile finds rows of X and of packed tiles by products
+of 32 bits (pipeline/stage_copy.cuh), which 64 rows of X, or 256 of W, pass from k = 1.1 * 2^25 on: such tiles are
+refused (`limits.require_reach`), and its heuristic takes narrower ones.
 """
 
 from __future__ import annotations

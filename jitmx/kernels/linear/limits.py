@@ -7,10 +7,12 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.spec import Variant
 
 MOST_THREADS = 1536  # of a multiprocessor
+REACH = 1 << 32  # bytes that offsets of rows within a tile reach
 
 
 def has_clusters(arch: Arch) -> bool:
@@ -68,6 +70,35 @@ def require_grid(variant: Variant, blocks: int, shape: str) -> None:
             f"{variant.name} takes {blocks} blocks for {shape}; a grid has at most 2^31 - 1",
             "use larger tiles or fewer rows a call",
         )
+
+
+def require_columns(kernel: str, k: int, packed_bytes: int) -> None:
+    """Raise KnobError where a row of packed tiles, of so many bytes each, has more bytes than an int counts."""
+    most = ((1 << 31) - 1) // packed_bytes * TILE_K
+    if k > most:
+        raise KnobError(
+            f"{kernel} counts the bytes of a row of packed tiles in 31 bits, which k={k} passes",
+            f"use k={most} or less",
+        )
+
+
+def require_reach(variant: Variant, k: int, m: int, n: int, packed_bytes: int) -> None:
+    """Raise KnobError where the rows of a block's tile of X, or of packed tiles, are apart by more than 2^32 bytes.
+
+    Args:
+        m: rows of X that there are.
+        n: features.
+        packed_bytes: of a packed tile's codes.
+    """
+    row_tiles, tiles_k = -(-n // TILE_ROWS), -(-k // TILE_K)
+    for name, there, unit, size in (("tile_m", m, 1, 2 * k), ("tile_n", row_tiles, TILE_ROWS, tiles_k * packed_bytes)):
+        value = getattr(variant.knobs, name)
+        if min(value // unit, there) * size > REACH:
+            raise KnobError(
+                f"{name}={value} with k={k}: rows of a tile that are more than {REACH} B apart are beyond the offsets "
+                f"of {variant.name}",
+                f"use {name}={REACH // size * unit} or less",
+            )
 
 
 def registers_left(warps: int, blocks_per_sm: int) -> int:

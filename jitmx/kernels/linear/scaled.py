@@ -16,7 +16,7 @@ from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
-from jitmx.kernels.linear.limits import MOST_THREADS, require_plain, require_resident, require_slices
+from jitmx.kernels.linear.limits import MOST_THREADS, require_grid, require_plain, require_resident, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -306,6 +306,7 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
     there = chunks(problem.k)
     said = f"{there} chunks of {CHUNK * TILE_K} in k={problem.k}"
     require_slices(variant.knobs.split_k, min(there, MOST_SPLIT), said)
+    require_grid(variant, launch(variant.knobs, problem, 1).blocks, f"m={problem.m}, n={problem.n}")
 
 
 def _cases(variant: Variant) -> Iterator[Case]:

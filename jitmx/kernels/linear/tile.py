@@ -13,13 +13,16 @@ from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import CODE_BYTES, ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import (
+    REACH,
     has_clusters,
     most_blocks,
     registers_left,
+    require_columns,
     require_grid,
     require_plain,
+    require_reach,
     require_registers,
     require_resident,
     require_slices,
@@ -197,19 +200,26 @@ def launch(knobs: TileKnobs, problem: LinearProblem, multiprocessors: int) -> La
     return Launch(tiles * knobs.split_k, shared_bytes(knobs), workspace=workspace)
 
 
+def _packed_bytes(problem: LinearProblem) -> int:
+    """Codes of a packed tile."""
+    return CODE_BYTES * (2 if problem.weight == "mxfp8" else 1)
+
+
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """What weight and tensors bring with them."""
     require_plain("tile", problem, "weight", "residual")
+    require_columns("linear.tile", problem.k, _packed_bytes(problem))
     given = problem.pick("dtype", "bias", "residual", "weight", "encoding", "scale_range")
     return given if problem.weight == "mxfp4" else given | {"encoding": "swizzle"}
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:
-    """Every slice of k has a stage; for the rest any variant serves any shape, up to the blocks of a grid."""
+    """Every slice of k has a stage; for the rest any variant serves any shape, up to what a grid and offsets hold."""
     knobs = variant.knobs
     steps = -(-problem.k // knobs.tile_k)
     require_slices(knobs.split_k, steps, f"{steps} stages of k={problem.k}")
     require_grid(variant, launch(knobs, problem, 1).blocks, f"m={problem.m}, n={problem.n}")
+    require_reach(variant, problem.k, problem.m, problem.n, _packed_bytes(problem))
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -299,12 +309,16 @@ def _weighed(
     """Knobs by what the cost model says that they take, in microseconds; best first."""
     clustered = exchange == "cluster"
     fixed = _fixed(problem)
-    enough = next((tokens for tokens in _TOKENS if tokens >= problem.m), _TOKENS[-1])
-    few = [tokens for tokens in _TOKENS if enough // 2 <= tokens <= enough]
+    # Rows of X, and of packed tiles, that offsets reach in a tile: fewer than tiles have where rows are very long.
+    most, most_tiles = REACH // (2 * problem.k), REACH // (-(-problem.k // TILE_K) * _packed_bytes(problem))
+    enough = next((tokens for tokens in _TOKENS if tokens >= min(problem.m, most)), _TOKENS[-1])
+    few = [tokens for tokens in _TOKENS if enough // 2 <= tokens <= enough and min(tokens, problem.m) <= most]
     found = []
     depths = itertools.product((64, 128, 256), (3, 4, 6))
     for (tile_n, warps_n, warps_m), tile_m, (tile_k, stages) in itertools.product(_BLOCKS, few, depths):
         if tile_m % (COLUMN * warps_m) or tile_n * tile_m > MAX_SUMS * warps_n * warps_m * 32:
+            continue
+        if min(tile_n, problem.n) > most_tiles * TILE_ROWS:
             continue
         knobs: dict[str, Any] = {
             "tile_n": tile_n, "tile_m": tile_m, "tile_k": tile_k, "warps_n": warps_n, "warps_m": warps_m,

@@ -3,10 +3,10 @@
 Offsets in activations, lists, parts and experts' weights then pass 2^31 and 2^32 bytes, and 2^31 elements, though a few
 tiles are all that is simulated.
 
-Long rows have no case, as work grows with k. known: within a tile, the second products of moe.grouped and moe.scaled
-find rows of h by products of 32 bits (grouped.cu.j2, moe/hidden_codes.cuh), which 128 rows pass from 1.1 * 2^24 and
-1.1 * 2^25 features on; `check_reach` looks at x alone. Biases of moe.decode, moe.stream and moe.token are far only
-beside weights of 64 GiB and more, which are too many tiles to simulate.
+Long rows have no case, as work grows with k. Within a tile, moe.grouped finds rows of h and of packed tiles by products
+of 32 bits (grouped.cu.j2), which 128 rows of h pass from 1.1 * 2^24 features on: such tiles are refused
+(`require_reach`). Biases of moe.decode, moe.stream and moe.token are far only beside weights of 64 GiB and more, which
+are too many tiles for a case of each variant; a test of moe.stream has such a layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPERTS = 1 << 15  # the most that a layer may have
 # Whole tiles of W, of which experts together have 2^32 vectors of 32 columns, 2^32 bytes of scales and 2^31 biases.
 FEATURES = 66048
 ROWS = 1 << 26  # of x that take 2^32 bytes of 32 columns, the most that moe.grouped and moe.scaled take
-ONE_EXPERT = (1 << 24) - 256  # rows of two pairs each of one expert, a step of which is just below 2^32 bytes
+ONE_EXPERT = (1 << 24) + 256  # rows of two pairs each of one expert, a step of which is just over 2^32 bytes
 _LISTED = np.array([[1, 0, 1, 1, 0, 1, 0, 1], [1, 0, -1, -1, -1, -1, -1, -1]], np.int32)
 _FEW = np.array([[1, 0], [0, 1], [1, -1]], np.int32)
 
@@ -267,8 +267,6 @@ def far_rows(variant: Variant, launch: Any) -> Iterator[Case]:
     shapes: tuple[tuple[Before, npt.NDArray[np.int32], int], ...] = (
         (Before(rows=2 * ROWS - 2, experts=1), listed, 64),
         (Before(0, EXPERTS - 2, FEATURES), few, 32),
-        # known: of 2^25 rows of one expert and more, the 128 bytes of each that are a step pass 2^32, and are held in
-        # 32 bits (`step_bytes` in templates/moe/wgmma.cu.j2): stages after the first get other rows.
         (Before(rows=ONE_EXPERT), few - 1, 160),
     )
     for before, ids, k in shapes:

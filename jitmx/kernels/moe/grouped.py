@@ -17,8 +17,8 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
-from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS
-from jitmx.kernels.linear.limits import require_grid, require_resident
+from jitmx.kernels.linear.layout import CODE_BYTES, TILE_BYTES, TILE_K, TILE_ROWS
+from jitmx.kernels.linear.limits import require_columns, require_grid, require_reach, require_resident
 from jitmx.kernels.linear.tile import COLUMN, require_sums, threads
 from jitmx.kernels.linear.tile_cost import Shape, microseconds
 from jitmx.kernels.moe import far, tiles
@@ -246,6 +246,14 @@ def check_reach(problem: MoeProblem, variant: Variant) -> None:
         )
 
 
+def _check_problem(problem: MoeProblem, variant: Variant) -> None:
+    """The same, and rows within a tile too are found by 32 bits."""
+    check_reach(problem, variant)
+    n, k = problem.sizes(variant.knobs.product)
+    require_columns(variant.name, k, CODE_BYTES)
+    require_reach(variant, k, problem.m * (1 if variant.knobs.product == "up" else problem.top), n, CODE_BYTES)
+
+
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row; a full tile, a ragged one, experts without rows, ids of none, ragged features, and the ring."""
     knobs = variant.knobs
@@ -272,7 +280,7 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=check_reach,
+    check=_check_problem,
     candidates=_candidates,
     tile=tiles.maker(SPEC),
     asked=tiles.first_product,

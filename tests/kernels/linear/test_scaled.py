@@ -413,6 +413,9 @@ def test_problems_that_it_cannot_serve_are_refused_with_the_reason() -> None:
             scaled.KERNEL.fixed(LinearProblem(**fields))
     with pytest.raises(KnobError, match="split_k=4 is over the 3 chunks of 128 in k=384; the nearest legal value is 3"):
         scaled.KERNEL.check(LinearProblem(k=384, activation="mxfp8"), variant_for("sm_121a", split_k=4))
+    small = variant_for("sm_121a", tile_n=64, tile_m=8, warps_n=4, warps_m=1)
+    with pytest.raises(KnobError, match="a grid has at most 2\\^31 - 1; use larger tiles or fewer rows a call"):
+        scaled.KERNEL.check(LinearProblem(m=4_000_000, n=300_000, activation="mxfp8"), small)
 
 
 def test_a_tile_by_name_is_one_of_those_there_are_or_refused_with_the_nearest() -> None:

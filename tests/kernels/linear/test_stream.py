@@ -21,6 +21,7 @@ from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.stream import KERNEL, MAX_ROWS, SPEC, launch, shared_bytes
+from jitmx.kernels.linear.stream_knobs import misfit
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.launch import simulate
@@ -140,6 +141,15 @@ def test_it_passes_its_cases_and_they_reach_its_code(
 @pytest.mark.parametrize("sample", HOPPER)
 def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callable[[Variant], Verdict]) -> None:
     simulated(variant("sm_90a", **HOPPER[sample]))
+
+
+@pytest.mark.parametrize("sample", [*SAMPLE, *HOPPER])
+def test_its_cases_are_of_shapes_that_it_serves(sample: str) -> None:
+    """A row of tiles that is no multiple of what `whole` brings at once is not read at all."""
+    picked = variant("sm_90a", **{**SAMPLE, **HOPPER}[sample])
+    for case in KERNEL.cases(picked):
+        rows, n, k = (int(case.values[name]) for name in ("rows", "n", "k"))  # type: ignore[arg-type]
+        assert misfit(LinearProblem(rows, n, k), picked.knobs, picked.arch, 1 << 30) is None, case.name
 
 
 def test_bulk_and_async_copies_agree_where_there_are_both(simulated: Callable[[Variant], Verdict]) -> None:

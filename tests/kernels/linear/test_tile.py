@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from contracts import keep_contracts
 from jitmx import arch, formats, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
-from jitmx.errors import KnobError
+from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import tile as tiles
 from jitmx.kernels.linear.arguments import EPSILON, make_case
 from jitmx.kernels.linear.layout import RESIDUALS
@@ -27,6 +29,8 @@ from jitmx.kernels.linear.tile_cost import Shape, microseconds, places
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.sim.launch import simulate
+from jitmx.sim.memory import Memory
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
 from strategies import ARCHES, variants
@@ -327,6 +331,79 @@ def test_problems_that_it_cannot_serve_are_refused_with_what_it_can() -> None:
         KERNEL.check(LinearProblem(k=96), variant("sm_90", split_k=3))
     with pytest.raises(KnobError, match="a grid has at most 2\\^31 - 1; use larger tiles"):
         KERNEL.check(LinearProblem(m=2_000_000, n=300_000), variant("sm_90", tile_n=16, tile_m=8, warps_n=1, warps_m=1))
+
+
+@pytest.mark.parametrize(
+    ("problem", "knobs", "said"),
+    [
+        (LinearProblem(128, 16, 1 << 24), {"tile_m": 128}, None),
+        (LinearProblem(128, 16, (1 << 24) + 32), {"tile_m": 128}, "tile_m=128 with k=16777248: .* use tile_m=127 or"),
+        (LinearProblem(64, 16, (1 << 24) + 32), {"tile_m": 128}, None),
+        (LinearProblem(1, 256, 1 << 25), {"tile_n": 256}, None),
+        (LinearProblem(1, 256, (1 << 25) + 32), {"tile_n": 256}, "tile_n=256 with k=33554464: .* use tile_n=240 or"),
+        (LinearProblem(1, 240, (1 << 25) + 32), {"tile_n": 256}, None),
+        (LinearProblem(1, 256, 1 << 24, weight="mxfp8"), {"tile_n": 256, "weight": "mxfp8"}, None),
+        (LinearProblem(1, 256, 1 << 25, weight="mxfp8"), {"tile_n": 256, "weight": "mxfp8"}, "use tile_n=128 or less"),
+    ],
+    ids=str,
+)
+def test_tiles_of_rows_beyond_32_bits_of_offsets_are_refused(
+    problem: LinearProblem, knobs: dict[str, Any], said: str | None
+) -> None:
+    picked = variant("sm_90", **{"tile_m": 64, "tile_n": 64, "warps_n": 2, "warps_m": 2, **knobs})
+    if said is None:
+        KERNEL.check(problem, picked)
+    else:
+        with pytest.raises(KnobError, match=said):
+            KERNEL.check(problem, picked)
+
+
+ROWS = """
+#include "jitmx/pipeline/stage_copy.cuh"
+#include "jitmx/ptx/address.cuh"
+using namespace jitmx;
+extern "C" __global__ void rows(const void* x, u32 pitch, int last, u32* out) {
+  __shared__ __align__(16) u8 stage[128 * 128];
+  StageCopy<256, 128, 128> copy(static_cast<const u8*>(x) + last, pitch, 128, 128);
+  copy.start([&](int row, int byte) { return shared_address(stage) + row * 128 + byte; });
+  copy_commit();
+  copy_wait<0>();
+  __syncthreads();
+  for (int i = threadIdx.x; i < 128 * 32; i += 256) out[i] = reinterpret_cast<u32*>(stage)[i];
+}
+"""
+
+
+def test_128_rows_of_a_tile_of_x_are_found_as_far_apart_as_it_takes() -> None:
+    """The ends of rows that are as long as `require_reach` lets them be; of 1.1 % more the last one's is not found."""
+    ptx = nvrtc.compile_ptx(ROWS, nvrtc.options(arch.parse("sm_90a")))
+    data = np.random.default_rng(0).integers(0, 1 << 32, (128, 32), np.uint32)
+
+    def found(pitch: int) -> npt.NDArray[Any]:
+        memory = Memory()
+        x = memory.upload_far(data, np.arange(1, 129) * pitch - 128, 128 * pitch, "x")
+        out = memory.allocate(data.nbytes, "out")
+        arguments = struct.pack("=QIiQ", x, pitch, pitch - 128, out)
+        simulate(ptx, (1, 1, 1), (256, 1, 1), arguments, memory)
+        return memory.download(out, np.uint32, data.shape)
+
+    assert np.array_equal(found(1 << 25), data)
+    with pytest.raises(SimulationError, match="outside of it"):
+        found((1 << 25) * 1011 // 1000 // 64 * 64)
+
+
+@pytest.mark.parametrize(("weight", "most"), [("mxfp4", (1 << 28) - 64), ("mxfp8", (1 << 27) - 64)])
+def test_rows_of_2_to_the_31_bytes_of_packed_tiles_are_refused_and_heuristics_serve_all_below(
+    weight: str, most: int
+) -> None:
+    with pytest.raises(KnobError, match=f"k={most + 32} passes; use k={most} or less"):
+        KERNEL.fixed(LinearProblem(k=most + 32, weight=weight))
+    chip = arch.parse("sm_90")
+    for k in (1 << 24, 3 << 24, 1 << 26, most):
+        for m, n in ((1, 16), (9, 300), (128, 4096), (1 << 15, 32)):
+            problem = LinearProblem(m, n, k, weight=weight)
+            tuned = KERNEL.heuristic(problem, chip, 132)
+            KERNEL.check(problem, SPEC.variant(chip, **tuned, **KERNEL.fixed(problem)))
 
 
 @settings(max_examples=40)

@@ -189,6 +189,21 @@ def test_more_rows_than_offsets_reach_are_refused_with_the_limit() -> None:
         FAMILY.check(problem, variant)
 
 
+def test_tiles_of_rows_beyond_32_bits_of_offsets_are_refused() -> None:
+    chip, wide = arch.parse("sm_90"), {"tile_m": 128, "warps_m": 2, "product": "down", "activation": "swiglu_oai"}
+    variant = grouped.SPEC.variant(chip, **wide)
+    FAMILY.check(MoeProblem(128, hidden=32, intermediate=1 << 24, product="down"), variant)
+    FAMILY.check(MoeProblem(16, top=4, hidden=32, intermediate=(1 << 24) + 32, product="down"), variant)
+    with pytest.raises(KnobError, match=r"tile_m=128 with k=16777248: .* use tile_m=127 or less"):
+        FAMILY.check(MoeProblem(128, hidden=32, intermediate=(1 << 24) + 32, product="down"), variant)
+    wide = {"tile_n": 256, "warps_n": 8, "product": "up"}
+    variant = grouped.SPEC.variant(chip, **wide)
+    with pytest.raises(KnobError, match=r"tile_n=256 with k=33554464: .* use tile_n=240 or less"):
+        FAMILY.check(MoeProblem(8, hidden=(1 << 25) + 32, intermediate=128, product="up"), variant)
+    with pytest.raises(KnobError, match="k=268435456 passes; use k=268435392 or less"):
+        FAMILY.check(MoeProblem(1, hidden=1 << 28, intermediate=32, product="up"), variant)
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_what_the_tuner_would_try_is_legal_and_starts_with_the_heuristic(product: str) -> None:
     from jitmx.kernels.moe import KERNELS

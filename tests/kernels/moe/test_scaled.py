@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -214,7 +215,7 @@ class Layer:
         out = np.zeros((problem.m if problem.reduction == "atomic" else pairs_of, problem.hidden), np.uint16)
         parts = memory.upload(out, "parts", writable=True)
         for i, (variant, source, to) in enumerate(((up, x, h), (down, h, parts))):
-            (words, scales), (n, k) = self.packed[i], problem.sizes(("up", "down")[i])
+            (words, scales, _), (n, k) = self.packed[i], problem.sizes(("up", "down")[i])
             weight = {
                 name: memory.upload(item, f"{name} {i}")
                 for name, item in (("weight", words), ("scales", scales), ("bias", self.biases[i]))
@@ -404,3 +405,42 @@ def test_problems_that_it_cannot_serve_are_refused_with_the_reason() -> None:
     ):
         with pytest.raises(KnobError, match=said):
             FAMILY.fixed(problem, "scaled")
+
+
+COPIES = """
+#include "jitmx/mma/block_scaled.cuh"
+#include "jitmx/moe/hidden_codes.cuh"
+using namespace jitmx;
+using Product = ScaledProduct<Mxfp8, Nibble, BlockScaledTwin<Mxfp8>, 64, 128, 4, 2>;
+extern "C" __global__ void copies(u8* h, int features, int chunk, u32* codes, u32* scales) {
+  __shared__ Product::Stage stage;
+  const HiddenRows<Mxfp8> rows(h, 128, features);
+  const HiddenCopy<Product, Mxfp8> copy(rows, 0, 128, features / 32);
+  copy.start(stage, chunk);
+  copy_commit();
+  copy_wait<0>();
+  __syncthreads();
+  for (int i = threadIdx.x; i < 128 * 32; i += Product::kThreads) codes[i] = reinterpret_cast<u32*>(stage.codes)[i];
+  for (int i = threadIdx.x; i < 128; i += Product::kThreads) scales[i] = stage.scales[i];
+}
+"""
+
+
+def test_rows_of_h_in_codes_may_be_2_to_the_32_bytes_from_the_first_of_their_tile() -> None:
+    """As many features are too many tiles of k for a case: a kernel copies a chunk of 128 rows as a product does."""
+    features = 3 << 24
+    chunks, chunk = features // 128, features // 128 - 1
+    place = np.arange(128) * chunks + chunk
+    assert int(place[-1]) * 128 > 1 << 32
+    codes = np.repeat(np.arange(128, dtype=np.uint32)[:, None] * 0x01010101, 32, axis=1)
+    scales = np.arange(128, dtype=np.uint32)[:, None] + 0x41000000
+    memory = Memory()
+    at = np.concatenate([place[:, None] * 128 + np.arange(0, 128, 4), 128 * chunks * 128 + place[:, None] * 4], axis=1)
+    h = memory.upload_far(np.concatenate([codes, scales], axis=1), at, 128 * chunks * 132, "h")
+    found, marks = memory.allocate(codes.nbytes, "codes"), memory.allocate(scales.nbytes, "scales")
+    simulate(
+        nvrtc.compile_ptx(COPIES, nvrtc.options(arch.parse("sm_90a"))), (1, 1, 1), (256, 1, 1),
+        struct.pack("=QiiQQ", h, features, chunk, found, marks), memory,
+    )  # fmt: skip
+    assert np.array_equal(memory.download(found, np.uint32, codes.shape), codes)
+    assert np.array_equal(memory.download(marks, np.uint32, scales.shape), scales)

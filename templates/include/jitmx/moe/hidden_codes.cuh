@@ -54,11 +54,11 @@ template <class Product, class Format> class HiddenCopy {
       const int blocks = row < count_
           ? min(max(left - int(segment) * Layout::kSegmentBlocks, 0), Layout::kSegmentBlocks) : 0;
       copy_16_part(shared_address(stage.codes + Product::Stage::place(row, segment, at % 4)),
-                   codes_ + (row * u32(chunks_) + chunk) * Layout::kBytes + at * 16, blocks * Format::kWords * 4);
+                   codes_ + u64(row * u32(chunks_) + chunk) * Layout::kBytes + at * 16, blocks * Format::kWords * 4);
     }
     if (threadIdx.x < kRows)
       copy_4_part(shared_address(stage.scales + threadIdx.x),
-                  scales_ + (threadIdx.x * u32(chunks_) + chunk) * kBlocks,
+                  scales_ + u64(threadIdx.x * u32(chunks_) + chunk) * kBlocks,
                   threadIdx.x < count_ ? min(max(left, 0), kBlocks) : 0);
   }
 
