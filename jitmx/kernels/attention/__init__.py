@@ -48,6 +48,7 @@ FAMILY = Family(
             fixed=decode.fixed,
             launch=decode.launch,
             heuristic=decode.heuristic,
+            candidates=decode.candidates,
         ),
     ),
     problem=AttentionProblem,

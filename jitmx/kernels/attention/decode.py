@@ -145,26 +145,70 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
     return -(-blocks * 4 // 16) * 16 + blocks * 2 * _partial_bytes(knobs)
 
 
+# Contexts below this are over before an uneven share of them counts.
+_SHORT = 1024
+# Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
+_LONG = 16384
+
+
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """A block a window; a cluster for one or two requests; for more, an even share of all tokens."""
-    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "warps": 4, "parts": 1, "blocks_per_sm": 1}
-    row = problem.head_dim * (1 if problem.cache == "e4m3" else 2)
-    knobs["keys"] = 16 if rows_for(problem) > 16 or row >= 256 else 32
-    items = problem.batch * problem.kv_heads
-    large = arch.shared_bytes >= 200 << 10
-    if problem.window and problem.window <= 512:
-        return _within(problem, arch, knobs | {"reduction": "none", "warps": 8, "keys": 16, "stages": 3})
-    if large and "cluster" in arch.features and items * 8 <= multiprocessors:
-        parts = 16 if items * 16 <= multiprocessors else 8
-        return _within(problem, arch, knobs | {"reduction": "cluster", "parts": parts, "stages": 4})
-    return _within(problem, arch, knobs | {"reduction": "global", "stages": 3, "blocks_per_sm": 2 if large else 1})
+    """A block a window, or a short context; a cluster for one request; for more, an even share of all tokens."""
+    items, rows = problem.batch * problem.kv_heads, rows_for(problem)
+    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "parts": 1, "warps": 4, "keys": 32}
+    if arch.shared_bytes < 200 << 10:
+        alone = 0 < problem.window <= 512
+        return _within(problem, arch, knobs | {"reduction": "none" if alone else "global", "keys": 16}, stages=4)
+    full = items * 2 > multiprocessors  # more blocks than a multiprocessor has at a time hide each other's ends
+    crowded = items > 2 * multiprocessors and rows == 16
+    if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
+        knobs |= {"reduction": "none"}
+        if crowded:
+            return _within(problem, arch, knobs | {"keys": 16, "blocks_per_sm": 4}, stages=2)
+        if not problem.window:
+            return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
+        if full:
+            return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 2}, stages=2)
+        return _within(problem, arch, knobs | {"warps": 5, "blocks_per_sm": 1}, stages=2)
+    if "cluster" in arch.features and items * 8 <= multiprocessors and problem.context <= _LONG:
+        wide = problem.context > _LONG // 4 and rows == 16
+        knobs |= {"reduction": "cluster", "parts": 8, "blocks_per_sm": 1}
+        return _within(problem, arch, knobs | {"warps": 8 if wide else 4}, stages=2 if wide or rows > 16 else 3)
+    knobs |= {"reduction": "global", "blocks_per_sm": 2 if full else 1}
+    if problem.cache == "e4m3" and rows == 16:
+        return _within(problem, arch, knobs | {"keys": 64}, stages=3)
+    if crowded:
+        return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
+    if not full and problem.context > _LONG:
+        return _within(problem, arch, knobs | {"warps": 8}, stages=2)
+    return _within(problem, arch, knobs, stages=3)
 
 
-def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any]) -> dict[str, Any]:
-    """The knobs with fewer stages, or fewer old tokens at a time, until shared memory holds them."""
-    for keys, stages in ((knobs["keys"], knobs["stages"]), (16, 4), (16, 3), (16, 2)):
-        found = knobs | {"keys": keys, "stages": stages}
+def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages: int) -> dict[str, Any]:
+    """The knobs with fewer old tokens at a time, or fewer stages, until shared memory and registers hold them."""
+    wide = rows_for(problem) * problem.head_dim > 2048 or problem.head_dim * (2 - (problem.cache == "e4m3")) > 256
+    if wide:  # a warp's results take most of its registers
+        knobs = knobs | {"keys": 16, "blocks_per_sm": 1}
+    for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
+        found = knobs | {"keys": keys, "stages": count}
         if DECODE.legal(arch, **fixed(problem), **found):
             return found
     DECODE.variant(arch, **fixed(problem), **knobs)  # says what does not fit
     return knobs
+
+
+def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Knobs that tuning tries."""
+    pdl = "pdl" in arch.features
+    shapes = [
+        {"warps": warps, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl}
+        for warps, keys, stages in (
+            (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2), (5, 16, 2),
+            (4, 64, 3),
+        )
+        for blocks in (1, 2, 4)
+    ]  # fmt: skip
+    reductions: list[dict[str, Any]] = [{"reduction": "global", "parts": 1}, {"reduction": "none", "parts": 1}]
+    if "cluster" in arch.features:
+        reductions += [{"reduction": "cluster", "parts": parts} for parts in (2, 4, 8)]
+    offered = [reduction | shape for shape in shapes for reduction in reductions]
+    return [knobs for knobs in offered if DECODE.legal(arch, **fixed(problem), **knobs)]
