@@ -214,7 +214,7 @@ class Layer:
         out = np.zeros((problem.m if problem.reduction == "atomic" else pairs_of, problem.hidden), np.uint16)
         parts = memory.upload(out, "parts", writable=True)
         for i, (variant, source, to) in enumerate(((up, x, h), (down, h, parts))):
-            (words, scales), (n, k) = self.packed[i], problem.sizes(("up", "down")[i])
+            (words, scales, _), (n, k) = self.packed[i], problem.sizes(("up", "down")[i])
             weight = {
                 name: memory.upload(item, f"{name} {i}")
                 for name, item in (("weight", words), ("scales", scales), ("bias", self.biases[i]))
