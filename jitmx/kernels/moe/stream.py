@@ -176,7 +176,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
     Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
     some warps have nothing to do. Rings go round in both products, and runs are as long as what is taken at once;
-    threads bring several vectors; experts come in every slot, or none; pairs are more than a warp's lanes.
+    threads bring several vectors; experts come in every slot, or none; pairs are more than a warp's lanes. Of eight
+    columns, items have four rows where blocks have no room for more.
     """
     knobs = variant.knobs
     many = many_rows(knobs.columns)
@@ -191,6 +192,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     round_ = tiles * TILE_K - 32
     paths = (1, 8) if knobs.columns == 8 else (1,)  # items of few rows take another than those of many
     often = np.resize(many, (11, 3))  # a pair more than a warp's lanes
+    crowded = np.zeros((33, 1), np.int32)  # of five items of eight rows the second of three blocks has parts of three
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 3),
@@ -205,6 +207,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (1, wide, 32, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (3, 224, 160, Routing(turns), 4),
+        *([(1, 32, 32, Routing(crowded), 3)] if knobs.columns == 8 else []),
     )
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
     for seed, (experts, hidden, intermediate, routing, blocks) in enumerate(shapes):

@@ -22,7 +22,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import MoeProblem
-from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.arguments import GATE, Routing, make_case
 from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, held_rows, most_items, shared_bytes
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
@@ -81,7 +81,8 @@ def test_the_sample_has_every_scaling_and_number_of_columns() -> None:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated: Callable[[Variant], Verdict]) -> None:
-    assert simulated(variant(**SAMPLE[name])).error <= 0.006
+    # Other inputs on a workspace in use may be off by twice the gate: parts of a row may cancel there.
+    assert simulated(variant(**SAMPLE[name])).error <= 2 * GATE
 
 
 @pytest.mark.parametrize("target", LARGE, ids=str)
