@@ -221,6 +221,8 @@ MUTATIONS = catalogue(VARIANTS, {
     "then-quantize": (
         ("the wait is gone", _WAIT, ""),
         ("a vector is read before the wait", _WAIT, "  if (args.x[0].x == 7u) return;\n" + _WAIT),
+        ("values are read as if no kernel had written them", '"ld.global.L1::no_allocate',
+         '"ld.global.nc.L1::no_allocate'),
     ),
 })  # fmt: skip
 

@@ -52,6 +52,14 @@ def test_an_input_is_read_behind_the_wait() -> None:
     dependent("setp.gt.u32 p1, r0, 31;\n@p1 griddepcontrol.wait;\nbar.sync 0;\n" + READS, writable=False)
 
 
+def test_what_the_launch_before_may_write_is_not_read_through_nc() -> None:
+    body = WAIT + READS.replace("global", "global.nc")
+    with pytest.raises(SimulationError, match=r"reads 4 bytes .*word.* through \.nc, but the previous kernel may have"):
+        dependent(body, writable=False)
+    dependent(body, writable=False, constant=True)
+    dependent(body, writable=False, early=True)
+
+
 @pytest.mark.parametrize("body", [READS + WAIT, "setp.gt.u32 p1, r0, 31;\n@p1 griddepcontrol.wait;\n" + READS])
 def test_an_input_is_not_read_before_the_wait(body: str) -> None:
     with pytest.raises(SimulationError, match=r"reads 4 bytes .*word.* before griddepcontrol\.wait"):
