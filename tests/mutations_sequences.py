@@ -112,6 +112,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "    if (elected())\n      for (int i = 0; i < first; ++i) copy(i, i);"),
     ),
     "then-decode": (
+        ("h is taken a row of tiles early", "< u32(shape.rows13)) {}", "< u32(shape.rows13 - 1)) {}"),
+        ("rows are announced again", "        made = 0;\n", ""),
+        ("the count is of pairs", "ready[here.item], u32(made))", "ready[here.item], u32(made * columns))"),
         ("counters of items stay", "counters.ready[i] = 0u;", ";"),
         ("the first counter stays", "for (int i = lane; i < shared.items.count; i += 32) counters.ready",
          "for (int i = lane + 1; i < shared.items.count; i += 32) counters.ready"),

@@ -133,8 +133,8 @@ def chains(cases: Iterable[Case]) -> Iterator[tuple[Case, ...]]:
     """Cases as they are launched, one after another on one workspace, which each leaves as the next one needs it.
 
     A case that has none is launched once, and a far one. Of those that share one, the first is launched twice, then the
-    others, and then it again. One that shares it with none is launched on three sets of inputs, or twice where others
-    take too long. What is left behind shows in the launch behind it, or in the one behind that where launches take
+    others, and then it again. One that shares it with none is launched twice, and then on other inputs where these do
+    not take too long. What is left behind shows in the launch behind it, or in the one behind that where launches take
     turns; and what was there before does not pass for what is made anew.
     """
     kinds: dict[tuple[Any, ...], list[Case]] = {}
@@ -147,8 +147,7 @@ def chains(cases: Iterable[Case]) -> Iterator[tuple[Case, ...]]:
         elif others:
             yield (first, first, *others, first)
         else:
-            second = first.again() if first.again else first
-            yield (first, second, second.again()) if second.again else (first, second)
+            yield (first, first, first.again()) if first.again else (first, first)
 
 
 def relative_l2(found: Array, wanted: Array) -> float:
