@@ -171,7 +171,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
         (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
-        *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 5),)),
+        *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 3),)),
     )
     most = RESIDENT_THREADS // SPEC.threads(knobs)
     for seed, (experts, longest, intermediate, routing, groups) in enumerate(shapes):
