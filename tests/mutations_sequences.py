@@ -112,6 +112,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "    if (elected())\n      for (int i = 0; i < first; ++i) copy(i, i);"),
     ),
     "then-decode": (
+        ("h is taken a row of tiles early", "< u32(shape.rows13)) {}", "< u32(shape.rows13 - 1)) {}"),
+        ("rows are announced again", "        made = 0;\n", ""),
+        ("the count is of pairs", "ready[here.item], u32(made))", "ready[here.item], u32(made * columns))"),
         ("counters of items stay", "counters.ready[i] = 0u;", ";"),
         ("the first counter stays", "for (int i = lane; i < shared.items.count; i += 32) counters.ready",
          "for (int i = lane + 1; i < shared.items.count; i += 32) counters.ready"),
@@ -221,6 +224,8 @@ MUTATIONS = catalogue(VARIANTS, {
     "then-quantize": (
         ("the wait is gone", _WAIT, ""),
         ("a vector is read before the wait", _WAIT, "  if (args.x[0].x == 7u) return;\n" + _WAIT),
+        ("values are read as if no kernel had written them", '"ld.global.L1::no_allocate',
+         '"ld.global.nc.L1::no_allocate'),
     ),
 })  # fmt: skip
 

@@ -161,6 +161,17 @@ def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -
     return list(found.values())
 
 
+def verified_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -> list[Variant]:
+    """The default variants, and those that reach what these have not (`Kernel.rarer`); raises as for them."""
+    from jitmx import kernels
+
+    found = {variant.identity: variant for variant in default_variants(targets, family_names)}
+    for target in targets:
+        for name in family_names or kernels.families():
+            found |= {variant.identity: variant for variant in kernels.family(name).rarer(target)}
+    return list(found.values())
+
+
 def resource_use(variant: Variant, record: Record | None) -> dict[str, int | None]:
     """Registers and spilled bytes a thread, and shared memory a block; None where the kernel was not compiled.
 

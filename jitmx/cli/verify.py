@@ -115,10 +115,10 @@ def command(
     from jitmx import ledger, machine, workers
 
     arches = targets.resolve(targets_asked)
-    variants = [v for v in targets.default_variants(arches, family_names) if all(text in v.name for text in names)]
+    variants = [v for v in targets.verified_variants(arches, family_names) if all(text in v.name for text in names)]
     if not variants:
         raise click.UsageError(
-            f"no default kernel of {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
+            f"no kernel that is verified for {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
             "`jitmx variants` lists them"
         )
     count = min(jobs or machine.compiles_at_once(), len(variants))

@@ -239,6 +239,11 @@ class Family:
         """Launches of a variant with known results, small and ragged."""
         return self.kernel(variant.spec.name).cases(variant)
 
+    def rarer(self, arch: Arch) -> list[Variant]:
+        """Legal variants on a target that no typical problem need choose, small ones of every branch of the kernels."""
+        found = [kernel.spec.legal(arch, **knobs) for kernel in self.kernels for knobs in kernel.rarer]
+        return [variant for variant in found if variant is not None]
+
     def launch(self, variant: Variant, problem: Any, multiprocessors: int) -> Launch:
         """Geometry of a launch of `variant` for a problem on so many multiprocessors."""
         launch = self.kernel(variant.spec.name).launch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,6 +62,8 @@ class Kernel:
         runs_on: whether the kernel has variants for a target.
         tile: knobs for a tile; None where the kernel has none.
         asked: what of a problem is asked of this kernel: of a layer its first product, say.
+        rarer: knobs of variants that `jitmx verify` takes beside those that typical problems choose, so that between
+            them they have every branch of the template; a target takes those that are legal there.
     """
 
     spec: KernelSpec
@@ -75,6 +77,7 @@ class Kernel:
     runs_on: Callable[[Arch], bool] = anywhere
     tile: Tile | None = None
     asked: Callable[[Any], Any] = _as_it_is
+    rarer: Sequence[Mapping[str, Any]] = ()
 
 
 def spread(*parts: Sequence[_Item]) -> list[_Item]:

@@ -287,7 +287,7 @@ def encoding_on(arch: Arch, format: str) -> str:
 FAMILY = Family(
     name="pack",
     summary="MXFP4 and MXFP8 weights to the layout that products read",
-    kernels=(Kernel(PACK, _cases, fixed=PackProblem.as_dict),),
+    kernels=(Kernel(PACK, _cases, fixed=PackProblem.as_dict, rarer=({}, {"encoding": "nibble", "block": 512})),),
     problem=PackProblem,
     typical=lambda arch: tuple(PackProblem.on(arch, format=format) for format in WEIGHTS),
 )

@@ -260,6 +260,11 @@ FAMILY = Family(
             _cases,
             fixed=lambda problem: _fixed(problem, "quantize", "format", "dtype", "scale_rule"),
             heuristic=_tuned,
+            rarer=(
+                {"format": "mxfp8", "scale_rule": "even", "block": 128, "vectors": 1},
+                {"format": "mxfp6e2m3", "dtype": "fp16", "scale_rule": "ceil", "block": 128, "vectors": 1},
+                {"dtype": "fp32", "scale_rule": "even", "block": 128, "vectors": 2, "pdl": False},
+            ),
         ),
         Kernel(
             DEQUANTIZE,

@@ -132,18 +132,22 @@ def untouched(cases: Iterable[Case]) -> tuple[str, ...]:
 def chains(cases: Iterable[Case]) -> Iterator[tuple[Case, ...]]:
     """Cases as they are launched, one after another on one workspace, which each leaves as the next one needs it.
 
-    A case that has none, or is not to be launched again, is launched once. Of those that share one, the first is
-    launched twice, then the others, or itself on other inputs, and then again: what is left behind shows in the launch
-    behind it, or in the one behind that where launches take turns; and what was there before does not pass for what is
-    made anew.
+    A case that has none is launched once, and a far one. Of those that share one, the first is launched twice, then the
+    others, and then it again. One that shares it with none is launched twice, and then on other inputs where these do
+    not take too long. What is left behind shows in the launch behind it, or in the one behind that where launches take
+    turns; and what was there before does not pass for what is made anew.
     """
     kinds: dict[tuple[Any, ...], list[Case]] = {}
     for number, case in enumerate(cases):
         key = case.kind if case.launch.workspace and not case.sparse else (number,)
         kinds.setdefault(key, []).append(case)
     for first, *others in kinds.values():
-        between = others or ([first.again()] if first.again and not first.sparse else [])
-        yield (first, first, *between, first) if first.launch.workspace and between else (first,)
+        if not first.launch.workspace or first.sparse:
+            yield (first,)
+        elif others:
+            yield (first, first, *others, first)
+        else:
+            yield (first, first, first.again()) if first.again else (first, first)
 
 
 def relative_l2(found: Array, wanted: Array) -> float:
@@ -203,7 +207,7 @@ def _within_range(found: Array, wanted: Array) -> tuple[Array, Array, Array]:
     """Both tensors of a pair and what they should add up to, with zeros where that is beyond the type's range."""
     kept, lost = found.astype(np.float64)
     wanted = wanted.astype(np.float64)
-    beyond = (np.abs(wanted) > float(ml_dtypes.finfo(found.dtype).max)) & (kept == np.sign(wanted) * np.inf)
+    beyond = (np.abs(wanted) > float(ml_dtypes.finfo(found.dtype).max)) & (kept == np.copysign(np.inf, wanted))
     return np.where(beyond, 0, kept), np.where(beyond, 0, lost), np.where(beyond, 0, wanted)
 
 

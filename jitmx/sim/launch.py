@@ -139,6 +139,7 @@ def simulate(
     programmatic: bool = False,
     old_reads: bool = True,
     blocks: Sequence[int] | None = None,
+    slow: int | None = None,
 ) -> Report:
     """Run a kernel over a whole grid.
 
@@ -157,6 +158,8 @@ def simulate(
         old_reads: whether strong reads that nothing orders find what was there before the last write, as they may on a
             card: some of them, where their thread looks for the first time.
         blocks: which blocks of the grid run, in this order, whole clusters of them; by default all.
+        slow: the cluster, of those that run side by side, that begins when all others wait or are done; counted from
+            the first, or if negative from the last.
 
     Raises:
         SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.
@@ -185,7 +188,7 @@ def simulate(
         numbers = np.arange(first, min(first + at_once, total))
         machine = Machine(
             program, memory, grid, block, numbers, shared_bytes, arguments, cluster=cluster, clock=clock,
-            max_steps=max_steps, order=order,
+            max_steps=max_steps, order=order, slow=slow,
         )  # fmt: skip
         machine.races.lines = lines
         machine.races.sequential[:] |= not old_reads

@@ -60,9 +60,15 @@ class Machine:
         clock: int = 0,
         max_steps: int = 2_000_000,
         order: Array | None = None,
+        slow: int | None = None,
     ) -> None:
-        """`order`: where blocks lie in the grid by their numbers; None: the same."""
-        self.order = order
+        """Args as of `simulate`, and:
+
+        order: where blocks lie in the grid by their numbers; None: the same.
+        slow: the cluster of these, counted from the first, or if negative from the last, none of whose threads begins
+            before all others wait.
+        """
+        self.order, self.slow = order, slow
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
         self.blocks, self.max_steps, self.cluster_size = blocks, max_steps, cluster
         self.threads = int(np.prod(block))
@@ -226,12 +232,17 @@ class Machine:
             0: (None, self.lanes) if self.alive.all() else (self.alive.copy(), int(self.alive.sum()))
         }
         self.groups = groups
+        late, events = self._hold_back(), -1
         self.parked: dict[int, tuple[Array, int]] = {}
         polling = self.polling
         blocks, runs, lane_runs = self.program.blocks, self.runs, self.lane_runs
         full, warps, masked = self.bound.full, self.bound.whole, self.bound.masked
         while True:
             if not groups:
+                if late is not None and (self.events == events or not polling.held):
+                    groups[0], late = (late, int(late.sum())), None
+                    continue
+                events = self.events
                 if not polling.held:
                     if self.parked or self.barriers.waiting() or self.cluster.waiting():
                         self.stuck()
@@ -303,6 +314,16 @@ class Machine:
                     else:
                         self.join(target, part, size)
                 polling.now = None
+
+    def _hold_back(self) -> Array | None:
+        """Take the lanes of the slow cluster out of those that begin; which they are, None where there is but one."""
+        width, count = self.width * self.cluster_size, len(self.blocks) // self.cluster_size
+        if self.slow is None or count < 2:
+            return None
+        late: Array = self.alive & (self.lane_ids // width == self.slow % count)
+        begin = self.alive & ~late
+        self.groups[0] = begin, int(begin.sum())
+        return late
 
     def join(self, pc: int, mask: Array | None, n: int) -> None:
         """Add lanes to the group at `pc`."""

@@ -124,6 +124,8 @@ class Space:
                 self._dirty(m, where, lanes, total, line)
             if seen & pattern(LATE, min(total, 8)):
                 self.check_waited(m, where, lanes, total, line, "reads")
+                if how == "nc":
+                    m.memory.check_lasting(m, where, lanes, total, line)
             if seen & pattern(WRITABLE, min(total, 8)):
                 stale = self.races.read(m, self, where, lanes, total, line, how)
         found = self._rows[size, count].take(index, 0)
@@ -382,6 +384,14 @@ class Memory(Space):
                 text += " before griddepcontrol.wait, while the previous kernel may still use them"
                 m.fault(line, lanes[at], text)
         self.sequence.check(m, self, where, lanes, total, line, what)
+
+    def check_lasting(self, m: Machine, where: Array, lanes: Array, total: int, line: Line) -> None:
+        """Error where lanes read through .nc what the launch before may have written since this one began."""
+        for at, place in enumerate(where.tolist()):
+            if self.state[place] & LATE and self._start(place) not in self._early:
+                text = f"reads {total} bytes of {self.place(place)}{self.near(place + self.base)} through .nc, but the "
+                text += "previous kernel may have written them since this launch began"
+                m.fault(line, lanes[at], text)
 
     def any_early(self) -> bool:
         """Whether launches use some of it before they wait."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
-from jitmx import arch
+from jitmx import arch, kernels
+from jitmx.cli import targets
 from jitmx.dispatch.choose import default_variants
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 FAMILIES = ("bandwidth", "linear", "pack", "quantize")
+RARER = [
+    v for target in TARGETS[1::2] for found in kernels.families().values() for v in found.rarer(arch.parse(target))
+]
 DEFAULTS = [v for target in TARGETS for family in FAMILIES for v in default_variants(family, arch.parse(target))]
 
 
@@ -20,3 +25,34 @@ DEFAULTS = [v for target in TARGETS for family in FAMILIES for v in default_vari
 def test_it_passes_its_cases_and_they_reach_its_code(variant: Variant, simulated: Callable[[Variant], Verdict]) -> None:
     verdict = simulated(variant)
     assert verdict.error <= 0.005 if variant.spec.family == "linear" else verdict.error == 0.0
+
+
+def test_every_rarer_variant_is_legal_on_one_of_two_targets_and_no_default() -> None:
+    named = {
+        (f.name, k.spec.name, i) for f in kernels.families().values() for k in f.kernels for i in range(len(k.rarer))
+    }
+    legal = {
+        (f.name, k.spec.name, i)
+        for f in kernels.families().values()
+        for k in f.kernels
+        for i, knobs in enumerate(k.rarer)
+        if any(k.spec.legal(arch.parse(target), **knobs) for target in TARGETS[1::2])
+    }
+    assert named == legal and len(named) >= 60
+    assert len({variant.identity for variant in RARER}) == len(RARER)
+
+
+@pytest.mark.parametrize("knob", ["residual", "activation", "scoring", "scale_rule", "bias", "copy", "encoding"])
+def test_between_them_verified_variants_take_every_choice_of_a_word(knob: str) -> None:
+    """Of knobs that choose between branches of templates, on two targets."""
+    seen: dict[str, set[object]] = {}
+    choices: dict[str, set[object]] = {}
+    for target in TARGETS[1::2]:
+        for variant in targets.verified_variants((arch.parse(target),), ()):
+            for item in dataclasses.fields(variant.knobs):
+                if item.name == knob:
+                    name = f"{variant.spec.family}.{variant.spec.name}"
+                    seen.setdefault(name, set()).add(str(getattr(variant.knobs, knob)))
+                    all_of = item.metadata["choices"] or (False, True)
+                    choices.setdefault(name, set()).update(map(str, all_of))
+    assert {name: choices[name] - taken for name, taken in seen.items() if choices[name] - taken} == {}

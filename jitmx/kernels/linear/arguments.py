@@ -216,6 +216,7 @@ def _quantizer_rows(x: Array, item: formats.Format, generator: np.random.Generat
     blocks[5, :, 3] = -(2.0 - 2.0**-6)  # past the largest by the rule "floor", and next to it
     blocks[5, :, 4] = 1.9375
     blocks[6, 0, 5] = np.nan
+    blocks[7, -1, 3] = -np.inf
     return blocks.reshape(rows, k)
 
 

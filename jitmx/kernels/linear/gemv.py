@@ -235,6 +235,17 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return sorted(ways, key=lambda knobs: sum(value != usual[name] for name, value in knobs.items()))
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"engine": "fma", "dtype": "fp16", "scale_range": "full", "copy": "async", "warps": 2, "split_k": 1, "chunk": 1,
+     "stages": 3, "unroll": 1, "blocks_per_sm": 1},
+    {"m": 2, "engine": "fma", "bias": True, "encoding": "nibble", "warps": 4, "split_k": 2, "chunk": 1, "stages": 2,
+     "unroll": 1, "stage_x": False, "blocks_per_sm": 1},
+    {"m": 4, "dtype": "fp16", "bias": True, "encoding": "nibble", "copy": "async", "pdl": False, "warps": 2,
+     "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1, "blocks_per_sm": 1},
+    {"m": 8, "bias": True, "scale_range": "full", "warps": 8, "split_k": 4, "chunk": 2, "stages": 2, "unroll": 2,
+     "blocks_per_sm": 1},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -244,4 +255,5 @@ KERNEL = Kernel(
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,
+    rarer=_RARER,
 )

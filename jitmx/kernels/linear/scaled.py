@@ -341,6 +341,12 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
         )  # fmt: skip
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"activation": "mxfp4", "encoding": "swizzle", "atom": "twin", "residual": True, "pdl": False},
+    {"dtype": "fp16", "bias": True, "scale_rule": "even", "split_k": 2},
+    {"activation": "mxfp6", "residual": True, "scale_rule": "ceil", "split_k": 2},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -350,4 +356,5 @@ KERNEL = Kernel(
     check=_check_problem,
     candidates=_candidates,
     tile=_tile,
+    rarer=_RARER,
 )

@@ -272,6 +272,15 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return list(found.values())
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"dtype": "fp16", "scale_range": "full", "scaling": "post", "copy": "async", "pdl": False, "warps": 2},
+    {"m": 8, "bias": True, "residual": True, "warps": 2, "window": 1, "encoding": "nibble"},
+    {"m": 4, "residual": "pair", "chains": 2, "warps": 2, "predecode": 3, "tiles": 2},
+    {"m": 8, "bias": True, "residual": True, "cluster": 2, "warps": 2, "window": 1},
+    {"m": 4, "scaling": "bare", "residual": "pair", "cluster": 2, "chains": 2, "predecode": 2, "warps": 2},
+    {"m": 16, "cluster": 2, "pieces": 2, "warps": 2, "window": 1},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -282,4 +291,5 @@ KERNEL = Kernel(
     check=checker(_misfit),
     candidates=_candidates,
     runs_on=_runs_on,
+    rarer=_RARER,
 )

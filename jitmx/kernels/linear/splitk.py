@@ -218,6 +218,12 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     return warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2}
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"bias": True, "residual": True, "groups": 2, "tile_m": 16, "chunk": 2, "split_k": 2},
+    {"residual": "pair", "groups": 2, "tile_m": 16, "chunk": 2, "split_k": 3, "encoding": "nibble"},
+    {"groups": 2, "tile_m": 32, "chunk": 2, "split_k": 1, "ring": 2, "pdl": False},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -229,4 +235,5 @@ KERNEL = Kernel(
     candidates=_candidates,
     runs_on=warpgroups.runs_on,
     tile=_tile,
+    rarer=_RARER,
 )

@@ -297,6 +297,25 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
     return list(found.values())[:_MOST]
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"m": 4, "bias": True, "residual": True, "scaling": "halves", "warps": 4, "split_k": 2, "unroll": 1},
+    {"m": 2, "bias": True, "norm": True, "residual": "pair", "dtype": "fp16", "scale_range": "full",
+     "scaling": "post", "warps": 4, "split_k": 2, "predecode": 1, "ahead": 0},
+    {"m": 8, "bias": True, "argmax": True, "norm": True, "residual": True, "encoding": "nibble", "warps": 4,
+     "split_k": 2, "ahead": 2},
+    {"m": 16, "bias": True, "scaling": "halves", "share": False, "whole": True, "warps": 2, "chunk": 2, "tile_rows": 2},
+    {"m": 2, "residual": True, "argmax": True, "dtype": "fp16", "scaling": "bare", "share": False, "warps": 4,
+     "chunk": 3, "tile_rows": 2},
+    {"m": 2, "residual": "pair", "norm": True, "scaling": "post", "share": False, "whole": True, "warps": 2,
+     "chunk": 2, "copy": "async", "pdl": False},
+    {"m": 2, "bias": True, "norm": True, "residual": True, "scaling": "bare", "warps": 4, "split_k": 2, "cluster": 2,
+     "unroll": 1, "predecode": 1},
+    {"m": 4, "residual": "pair", "scaling": "halves", "warps": 4, "split_k": 2, "cluster": 4, "sums": "block",
+     "unroll": 1, "late": True},
+    {"m": 2, "dtype": "fp16", "bias": True, "argmax": True, "scaling": "bare", "warps": 4, "split_k": 2,
+     "cluster": 2, "sums": "block", "ahead": 2},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -306,4 +325,5 @@ KERNEL = Kernel(
     cases=_cases,
     check=checker(misfit),
     candidates=_candidates,
+    rarer=_RARER,
 )

@@ -293,6 +293,15 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
     return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"bias": True, "residual": True, "groups": 2, "tile_m": 48, "stages": 2, "ring": 2},
+    {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 3, "ring": 3, "split_k": 2, "buffers": 3,
+     "encoding": "nibble"},
+    {"groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "x": "image"},
+    {"groups": 2, "tile_m": 48, "stages": 2, "ring": 2, "deal": "steps", "pdl": False},
+    {"bias": True, "residual": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "deal": "rest"},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -304,4 +313,5 @@ KERNEL = Kernel(
     candidates=_candidates,
     runs_on=warpgroups.runs_on,
     tile=_tile,
+    rarer=_RARER,
 )

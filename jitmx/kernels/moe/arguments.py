@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -150,8 +150,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
         gate=gate,
         sides=sides,
         fixed=("rows", "top", "experts", "hidden", "intermediate"),
-        # Of the other inputs it only counts that nothing of the first ones is left.
-        again=lambda: replace(make_case(variant, launch, problem, routing, seed + AGAIN), gate=2 * gate),
+        again=lambda: make_case(variant, launch, problem, routing, seed + AGAIN),
     )  # fmt: skip
 
 

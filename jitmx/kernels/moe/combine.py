@@ -92,6 +92,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield far.far_sums(combine_case(variant, Launch(2), problem, Routing(ids), seed), rows - 2, hidden)
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"residual": True},
+    {"residual": "pair", "pdl": False},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -99,4 +104,5 @@ KERNEL = Kernel(
     heuristic=_heuristic,
     cases=_cases,
     candidates=_candidates,
+    rarer=_RARER,
 )

@@ -167,7 +167,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     many, crowded = many_rows(knobs.columns), min(SPEC.threads(knobs) // MAX_TOP + 1, MAX_ROWS)
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
-        (3, 160, 160, Routing(many), 3),
+        (3, 160, 96, Routing(many), 3),
         (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
         (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
@@ -208,6 +208,13 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs, fit in zip(found, fits, strict=True) if fit]
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"columns": 8, "activation": "silu", "bias": False, "residual": "pair", "scale_range": "full", "copy": "async",
+     "pdl": False, "warps": 4, "teams": 2, "chunk": 2, "stages": 4, "inputs": 9},
+    {"columns": 2, "residual": True, "cluster": 2, "warps": 4, "chunk": 2, "stages": 2, "inputs": 3},
+)  # fmt: skip
+
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -217,4 +224,5 @@ KERNEL = Kernel(
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,
+    rarer=_RARER,
 )

@@ -96,6 +96,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield far.far_gather(variant, case, problem, launch)
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"tile_m": 64},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -104,4 +108,5 @@ KERNEL = Kernel(
     cases=_cases,
     candidates=_candidates,
     runs_on=lambda arch: "wgmma" in arch.features,
+    rarer=_RARER,
 )

@@ -274,6 +274,14 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield from far.far_products(variant, launch)
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"activation": "silu", "bias": False, "scale_range": "full", "tile_n": 64, "tile_m": 16, "stages": 3},
+    {"activation": "relu2", "weight_on": "input", "tile_n": 64, "tile_m": 16, "stages": 3, "pdl": False},
+    {"activation": "plain", "bias": False, "tile_n": 64, "tile_m": 16, "stages": 3},
+    {"product": "down", "weight_on": "input", "bias": False, "tile_n": 64, "tile_m": 16, "stages": 3},
+    {"product": "down", "reduction": "atomic", "tile_n": 64, "tile_m": 16, "stages": 3},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -284,4 +292,5 @@ KERNEL = Kernel(
     candidates=_candidates,
     tile=tiles.maker(SPEC),
     asked=tiles.first_product,
+    rarer=_RARER,
 )

@@ -219,6 +219,15 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield from far.far_products(variant, launch)
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"encoding": "swizzle", "activation": "silu", "scale_rule": "ceil", "tile_n": 64, "warps_n": 4, "bias": False},
+    {"activation": "relu2", "weight_on": "input", "x_format": "mxfp4", "scale_rule": "even", "tile_n": 64,
+     "warps_n": 4},
+    {"activation": "plain", "x_format": "mxfp6", "tile_n": 64, "warps_n": 4, "pdl": False},
+    {"product": "down", "x_format": "mxfp8", "weight_on": "input", "reduction": "atomic", "tile_n": 64, "warps_n": 4,
+     "bias": False},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -229,4 +238,5 @@ KERNEL = Kernel(
     candidates=_candidates,
     tile=_tile,
     asked=tiles.first_product,
+    rarer=_RARER,
 )

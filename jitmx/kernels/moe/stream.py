@@ -19,6 +19,7 @@ that carries its own readiness is there one trip to the L2 earlier than a counte
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -215,7 +216,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
         problem = MoeProblem(rows, experts, top, hidden, intermediate)
         geometry = launch(knobs, problem, min(blocks, resident))
         if geometry.shared_bytes <= variant.arch.shared_bytes:
-            yield make_case(variant, geometry, problem, routing, seed)
+            case = make_case(variant, geometry, problem, routing, seed)
+            # What blocks leave for others is not a matter of how long the rows of one are.
+            yield case if blocks > 1 else dataclasses.replace(case, again=None)
     problem = MoeProblem(1, 2, 1, 256, 1088)
     geometry = launch(knobs, problem, 1)
     if geometry.shared_bytes <= variant.arch.shared_bytes:
@@ -238,6 +241,13 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"columns": 2, "activation": "silu", "residual": "pair", "bias": False, "encoding": "nibble", "scaling": "post",
+     "scale_range": "full", "handshake": "counters", "warps": 4, "chunk": 3},
+    {"residual": True, "scaling": "halves"},
+    {"columns": 2, "bias": False, "scaling": "fold"},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
@@ -248,4 +258,5 @@ KERNEL = Kernel(
     check=_check_problem,
     candidates=_candidates,
     runs_on=lambda arch: "tma" in arch.features,
+    rarer=_RARER,
 )

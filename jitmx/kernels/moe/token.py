@@ -202,6 +202,14 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [knobs for knobs in found if _fits(knobs, problem, arch, multiprocessors)]
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"hidden_blocks": 5, "inner_blocks": 3, "residual": "pair", "activation": "silu", "bias": False, "warps": 4,
+     "chunk": 3},
+    {"hidden_blocks": 5, "inner_blocks": 3, "top": 2, "routing": "fp32", "scoring": "softmax_all", "residual": True,
+     "encoding": "nibble", "scale_range": "full", "warps": 4, "chunk": 3},
+)  # fmt: skip
+
+
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=1,
@@ -212,4 +220,5 @@ KERNEL = Kernel(
     check=_check_problem,
     candidates=_candidates,
     runs_on=lambda arch: "tma" in arch.features,
+    rarer=_RARER,
 )

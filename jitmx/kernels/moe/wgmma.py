@@ -212,6 +212,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield from far.far_rows(variant, launch)
 
 
+_RARER: tuple[dict[str, Any], ...] = (
+    {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "activation": "silu", "bias": False},
+    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "encoding": "nibble", "bias": False},
+)  # fmt: skip
+
 KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
@@ -222,4 +227,5 @@ KERNEL = Kernel(
     runs_on=runs_on,
     tile=tiles.maker(SPEC),
     asked=tiles.first_product,
+    rarer=_RARER,
 )

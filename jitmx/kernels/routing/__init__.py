@@ -372,12 +372,41 @@ def _launch(spec: KernelSpec) -> Callable[[Any, RoutingProblem, int], Launch]:
     return lambda knobs, problem, multiprocessors: _geometry(spec, knobs, problem.m, problem.experts)
 
 
+_RARER: dict[str, tuple[dict[str, Any], ...]] = {
+    "route": (
+        {"experts": 32, "bias": "bias_fp32", "norm": True, "normalized": True, "dtype": "fp16",
+         "scoring": "softmax_all", "cluster": False, "splits": 2, "parts": 1, "depth": 2},
+        {"experts": 32, "mapped": True, "tile": 64, "cluster": False, "splits": 1, "parts": 2, "depth": 2,
+         "norm": True},
+        {"experts": 32, "bias": "bias_fp16", "mapped": True, "tile": 16, "splits": 4, "parts": 1, "norm": True,
+         "normalized": True},
+        {"experts": 40, "tile": 64, "splits": 2, "scoring": "softmax_all"},
+    ),
+    "many": (
+        {"experts": 32, "scoring": "softmax_all", "tokens": 64, "warps_t": 2, "warps_e": 2, "bias": "bias_fp16"},
+        {"experts": 32, "bias": "bias_fp32", "tokens": 64, "warps_t": 2, "warps_e": 2, "splits": 2, "pdl": False},
+        {"experts": 32, "tokens": 64, "warps_t": 2, "warps_e": 1, "splits": 4},
+    ),
+    "topk": (
+        {"experts": 60, "dtype": "fp32", "scoring": "softmax_all", "warps": 4},
+        {"experts": 60, "dtype": "fp16", "mapped": True, "tile": 16, "warps": 4},
+    ),
+    "sort": (
+        {"experts": 100, "k": 2, "mapped": True, "tile": 8, "pdl": False},
+        {"experts": 100, "k": 2, "cluster": 8},
+    ),
+}  # fmt: skip
+
+
 def _kernel(
     spec: KernelSpec,
     fixed: Callable[[RoutingProblem], dict[str, Any]],
     heuristic: Callable[[RoutingProblem, Arch, int], dict[str, Any]],
 ) -> Kernel:
-    return Kernel(spec, _cases, fixed=fixed, launch=_launch(spec), heuristic=heuristic, check=_check_problem)
+    return Kernel(
+        spec, _cases, fixed=fixed, launch=_launch(spec), heuristic=heuristic, check=_check_problem,
+        rarer=_RARER[spec.name],
+    )  # fmt: skip
 
 
 FAMILY = Family(
