@@ -49,6 +49,7 @@ FAMILY = Family(
             launch=decode.launch,
             heuristic=decode.heuristic,
             candidates=decode.candidates,
+            rarer=decode.RARER,
         ),
     ),
     problem=AttentionProblem,

@@ -117,6 +117,8 @@ DECODE = KernelSpec(
     knobs=DecodeKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm) // 8 * 8),
+        # Addresses, stored before the loop over old tokens, of the largest results that a warp holds.
+        max_spill_bytes=128 if knobs.rows * knobs.head_dim > 2048 else 0,
         require=(r"\bHMMA\.16816\.F", r"\bLDGSTS\.E\..*128", r"\bLDSM\b"),
     ),
     check=_check,
@@ -124,6 +126,17 @@ DECODE = KernelSpec(
     threads=lambda knobs: knobs.warps * 32,
     arguments=lambda knobs: ARGUMENTS,
 )
+
+
+# Between them every branch of the template.
+RARER: tuple[dict[str, Any], ...] = (
+    {"cache": "e4m3", "sinks": "sinks_fp32", "reduction": "cluster", "parts": 2, "rows": 32, "mask": 32, "keys": 16,
+     "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True},
+    {"dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "sinks": "sinks_fp16", "reduction": "global", "keys": 16,
+     "warps": 2, "append": False},
+    {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "global", "keys": 16, "warps": 2, "rope": "neox",
+     "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
+)  # fmt: skip
 
 
 def fixed(problem: AttentionProblem) -> dict[str, Any]:
@@ -188,10 +201,11 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     wide = rows_for(problem) * problem.head_dim > 2048 or problem.head_dim * (2 - (problem.cache == "e4m3")) > 256
     if wide:  # a warp's results take most of its registers
         knobs = knobs | {"keys": 16, "blocks_per_sm": 1}
-    for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
-        found = knobs | {"keys": keys, "stages": count}
-        if DECODE.legal(arch, **fixed(problem), **found):
-            return found
+    for warps in (knobs["warps"], 2, 1):
+        for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
+            found = knobs | {"keys": keys, "stages": count, "warps": warps}
+            if DECODE.legal(arch, **fixed(problem), **found):
+                return found
     DECODE.variant(arch, **fixed(problem), **knobs)  # says what does not fit
     return knobs
 
