@@ -44,6 +44,13 @@ def _binary(function: str) -> Handler:
             carry(t, ins)
             return
         d, a, b = operands(ins, 3)
+        if "relu" in ins.opcode:
+            check(t, ins, "relu")
+            if name not in ("min", "max") or kind not in ("s32", "s16x2"):
+                raise t.error(".relu is of min and max of s32 and s16x2")
+            dtype = "i4" if kind == "s32" else "i2"
+            t.write(d, f"{t.const(_relu)}({function}, {t.read(a, 'u4')}, {t.read(b, 'u4')}, {dtype!r})", "u4")
+            return
         if kind in PACKED:
             check(t, ins)
             half = "i2" if kind[0] == "s" else "u2"
@@ -60,6 +67,11 @@ def _binary(function: str) -> Handler:
         t.ufunc(d, dtype, function, t.read(a, dtype), t.read(b, dtype))
 
     return handler
+
+
+def _relu(function: Any, a: Array, b: Array, dtype: str) -> Array:
+    """The lesser or the greater, or zero where that is negative."""
+    return _halves(lambda x, y: np.maximum(function(x, y), 0), a, b, dtype)
 
 
 def _halves(function: Any, a: Array, b: Array, half: str) -> Array:

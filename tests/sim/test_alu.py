@@ -332,3 +332,11 @@ def test_packed_comparisons_write_a_half_each(kind: str, true: int) -> None:
         np.testing.assert_array_equal(got, np.where(holds, true, 0))
     also = evaluate(f"setp.eq.u32 p1, a, b; set.lt.and.{kind}.{source} z, a, b, p1;", a, b).view("u2")
     np.testing.assert_array_equal(also, np.where((x < y) & np.repeat(a == b, 2), true, 0))
+
+
+def test_the_greater_with_relu_is_never_negative() -> None:
+    a, b = pairs(32)
+    for name, pick in (("max", max), ("min", min)):
+        found = evaluate(f"{name}.relu.s32 z, a, b;", a, b)
+        wanted = [max(pick(signed(int(x), 32), signed(int(y), 32)), 0) for x, y in zip(a, b, strict=True)]
+        assert found.tolist() == wanted
