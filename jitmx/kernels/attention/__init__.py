@@ -23,9 +23,8 @@ from jitmx.registry.spec import Variant
 
 
 def _decode_cases(variant: Variant) -> Iterable[Case]:
-    def launch(requests: int, kv_heads: int) -> Launch:
-        problem = AttentionProblem(batch=requests, kv_heads=kv_heads)
-        return decode.launch(variant.knobs, problem, 7)
+    def launch(requests: int, kv_heads: int, multiprocessors: int) -> Launch:
+        return decode.launch(variant.knobs, AttentionProblem(batch=requests, kv_heads=kv_heads), multiprocessors)
 
     return decode_cases(variant.knobs, launch, decode.most_queries(variant.knobs))
 

@@ -32,6 +32,7 @@ class Asked:
         null_slots: whether the first new token is written nowhere.
         explicit: whether slots and positions are given.
         large: factor of q: logits far apart.
+        far: whether pages lie so that the last ones start beyond 2^32 bytes.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Asked:
     null_slots: bool = False
     explicit: bool = False
     large: float = 1.0
+    far: bool = False
 
 
 @dataclass
@@ -141,6 +143,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     lengths = np.zeros(requests, np.int32)
     sides: dict[str, bool] = {}
     kept_by: dict[str, Array] = {}
+    apart = 1
     for r, (old, new) in enumerate(asked.requests):
         rows = slice(starts[r], starts[r + 1])
         if old < 0:  # padding
@@ -216,8 +219,15 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     named: dict[str, Any] = {"q": Buffer(q)}
     for name, before, right in zip(("k_cache", "v_cache"), caches, after, strict=True):
         before, right = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if grouped else x for x in (before, right))
-        named[name] = Buffer(before, early=True, output=knobs.append, scratch=knobs.append)
+        buffer = Buffer(before, early=True, output=knobs.append, scratch=knobs.append)
+        page_bytes = before[0].nbytes
+        if asked.far:
+            apart = -(-(1 << 32) // (page_bytes * max(pages - 3, 1)))
+            buffer = buffer.spread(np.arange(pages) * (apart * page_bytes), ((pages - 1) * apart + 1) * page_bytes)
+        named[name] = buffer
         kept_by[name] = right
+    if asked.far:
+        table, slots = table * np.int32(apart), np.where(slots < 0, slots, slots // page * apart * page + slots % page)
     if knobs.append:
         named |= {"k": Buffer(k), "v": Buffer(v)}
     if asked.explicit or asked.null_slots:
@@ -268,26 +278,42 @@ def _stand(
         note("a row that sees no new token", not allowed[:, old:].any(axis=1).all())
 
 
-def decode_cases(knobs: Any, launch: Callable[[int, int], Launch], most_queries: int) -> Iterator[Case]:
-    """Requests of no old token, of a part of a round, of rounds of every warp and of many of each block."""
+LEAST = 256  # old tokens that a block takes before others share a request (attention/work.cuh)
+
+
+def decode_cases(knobs: Any, launch: Callable[[int, int, int], Launch], most_queries: int) -> Iterator[Case]:
+    """Requests of no old token, of a part of a round, of rounds of every warp and of many of each block.
+
+    Args:
+        launch: for so many requests and KV heads on so many multiprocessors.
+    """
     step = knobs.keys * knobs.warps
-    long = (
-        knobs.parts * step * knobs.stages + step // 2 + 3
-        if knobs.reduction == "cluster"
-        else (step * (knobs.stages + 1) + 5)
-    )
+    share = max(step, LEAST)
+    long = {"cluster": knobs.parts, "global": 2, "none": 0}[knobs.reduction] * share + step // 2 + 3
+    long = max(long, step * (knobs.stages + 1) + 5)
+    window = long - step // 2 - 7
     new = min(most_queries, 5)
-    window = 2 * step + 9
+
+    def on(multiprocessors: int) -> Callable[[int, int], Launch]:
+        return lambda requests, kv_heads: launch(requests, kv_heads, multiprocessors)
+
     yield case(
         knobs,
-        Asked("ragged", ((0, 1), (long, new), (-1, 1), (window - 1, 1), (knobs.page_size, 1)), window=window,
+        Asked("ragged", ((0, 1), (long, new), (-1, 1), (window - 1, 1), (knobs.page_size, most_queries)), window=window,
               sinks=(0.5, -np.inf, 3.0, 30.0), null_slots=True),
-        0, launch,
+        0, on(7),
     )  # fmt: skip
     yield case(
         knobs,
         Asked("explicit slots and positions, sharp", ((window, new), (3, new)), 3, window=window, explicit=True,
               large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
-        1, launch,
+        1, on(7),
     )  # fmt: skip
-    yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, on(7))
+    yield case(
+        knobs, Asked("far pages", ((knobs.page_size + 1, 1), (3, 1)), window=9, explicit=True, far=True), 5, on(7)
+    )
+    yield case(knobs, Asked("far pages", ((knobs.page_size + 1, 1),), window=9, far=True), 6, on(7))
+    if knobs.reduction == "global":
+        yield case(knobs, Asked("many blocks a request", ((12 * share - 7, 1),), 1, window=12 * share), 3, on(12))
+        yield case(knobs, Asked("many requests", ((1, 1),) * 34, 1, window=9), 4, on(7))

@@ -134,7 +134,7 @@ RARER: tuple[dict[str, Any], ...] = (
      "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True},
     {"dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "sinks": "sinks_fp16", "reduction": "global", "keys": 16,
      "warps": 2, "append": False},
-    {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "global", "keys": 16, "warps": 2, "rope": "neox",
+    {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
 )  # fmt: skip
 

@@ -47,6 +47,7 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
   __device__ __forceinline__ EvenRounds(const int* seq_lens, const int* query_start, int window, int requests,
                                         int kv_heads, int lane) {
     int total = 0;
+#pragma unroll 1
     for (int i = 0; i < requests; i += 32) {
       int sum = i + lane < requests ? rounds_of(request(seq_lens, query_start, window, i + lane)) * kv_heads : 0;
 #pragma unroll
@@ -59,6 +60,7 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
     larger_ = total - share_ * blocks;
     at_ = start_of(int(blockIdx.x));
     end_ = start_of(int(blockIdx.x) + 1);
+#pragma unroll 1
     for (int i = 0; i < requests; i += 32) {
       const int rounds =
           i + lane < requests ? rounds_of(request(seq_lens, query_start, window, i + lane)) * kv_heads : 0;
@@ -129,8 +131,9 @@ __device__ __forceinline__ bool fixed_part(const int* seq_lens, const int* query
   work.head = item % kv_heads;
   work.total = request.rounds(Keys);
   const int used = min(parts, (work.total + kLeastRounds<Keys> - 1) / kLeastRounds<Keys>);
-  work.begin = int((long long)work.total * part / used);
-  work.end = int((long long)work.total * (part + 1) / used);
+  const int share = work.total / used, larger = work.total % used;
+  work.begin = part * share + min(part, larger);
+  work.end = work.begin + share + (part < larger);
   work.first = 0;
   work.last = used - 1;
   return part < used && request.queries >= 1 && request.queries <= MostQueries;
