@@ -1,6 +1,7 @@
 // How keys and values lie in shared memory, a token a row, and how fragments of m16n8k16 are read from there.
 #pragma once
 #include "jitmx/attention/rope.cuh"
+#include "jitmx/math/warp.cuh"
 #include "jitmx/ptx/matrix.cuh"
 #include "jitmx/ptx/shared.cuh"
 
@@ -39,12 +40,29 @@ template <class T, int D> struct SameFormat {
   // Which value of the head column tile j's elements 2 t and 2 t + 1 are.
   static __device__ __forceinline__ int column(int j, int t, int element) { return 8 * j + 2 * t + element; }
 
-  // What the cache keeps of eight values, and the same in shared memory.
-  static __device__ __forceinline__ void store(void* cache, u64 at, u8* rows, int row, int d, const Eight& v, float,
-                                               bool kept) {
-    const Vec4 stored = rounded<T>(v);
-    *reinterpret_cast<Vec4*>(rows + Row::at(row, d / 8)) = stored;
-    if (kept) *reinterpret_cast<Vec4*>(static_cast<u16*>(cache) + at) = stored;
+  // What the cache keeps of eight values, where it lies there and in shared memory.
+  using Stored = Vec4;
+  static __device__ __forceinline__ Stored stored(const Eight& v, float) { return rounded<T>(v); }
+  static __device__ __forceinline__ Stored* in_cache(void* cache, u64 at) {
+    return reinterpret_cast<Stored*>(static_cast<u16*>(cache) + at);
+  }
+  static __device__ __forceinline__ Stored* in_row(u8* rows, int row, int d) {
+    return reinterpret_cast<Stored*>(rows + Row::at(row, d / 8));
+  }
+
+  // Elements 2 half and 2 half + 1 of all column tiles times `factor` go to a row of Out, of lane t of each quad.
+  template <class Out>
+  static __device__ __forceinline__ void write(u16* row, bool there, int t, const float (&sums)[D / 8][4], int half,
+                                               float factor) {
+#pragma unroll
+    for (int j = 0; j < D / 8; j += 4) {
+      const auto pair = [&](int i) {
+        return Out::round_pair(sums[j + i][2 * half] * factor, sums[j + i][2 * half + 1] * factor);
+      };
+      Vec4 v = {pair(0), pair(1), pair(2), pair(3)};
+      exchange_in_quad(v, t);
+      if (there) *reinterpret_cast<Vec4*>(row + 8 * (j + t)) = v;
+    }
   }
 };
 
@@ -87,16 +105,40 @@ template <int D> struct E4m3Format {
     return j / 2 * 16 + 4 * t + 2 * element + j % 2;
   }
 
-  static __device__ __forceinline__ void store(void* cache, u64 at, u8* rows, int row, int d, const Eight& v,
-                                               float scale, bool kept) {
+  using Stored = uint2;
+  static __device__ __forceinline__ Stored stored(const Eight& v, float scale) {
     u32 word[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       word[i] = to_e4m3x2(v.x[4 * i] / scale, v.x[4 * i + 1] / scale) |
                 to_e4m3x2(v.x[4 * i + 2] / scale, v.x[4 * i + 3] / scale) << 16;
-    *reinterpret_cast<uint2*>(rows + Row::at(row, d / 16) + d % 16) = make_uint2(word[0], word[1]);
-    if (kept) *reinterpret_cast<uint2*>(static_cast<u8*>(cache) + at) = make_uint2(word[0], word[1]);
+    return make_uint2(word[0], word[1]);
+  }
+  static __device__ __forceinline__ Stored* in_cache(void* cache, u64 at) {
+    return reinterpret_cast<Stored*>(static_cast<u8*>(cache) + at);
+  }
+  static __device__ __forceinline__ Stored* in_row(u8* rows, int row, int d) {
+    return reinterpret_cast<Stored*>(rows + Row::at(row, d / 16) + d % 16);
+  }
+
+  // A lane has four neighbouring values of two column tiles.
+  template <class Out>
+  static __device__ __forceinline__ void write(u16* row, bool there, int t, const float (&sums)[D / 8][4], int half,
+                                               float factor) {
+#pragma unroll
+    for (int j = 0; j < D / 8; j += 2) {
+      const auto pair = [&](int e) { return Out::round_pair(sums[j][e] * factor, sums[j + 1][e] * factor); };
+      if (there) *reinterpret_cast<uint2*>(row + 8 * j + 4 * t) = make_uint2(pair(2 * half), pair(2 * half + 1));
+    }
   }
 };
+
+// Eight values of Q as products take them: fp16 beside E4M3, whose range ends before that of bf16.
+template <class T, class Product> __device__ __forceinline__ Vec4 as_operand(const Vec4& v) {
+  Eight wide = widened<T>(v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) wide.x[i] = min_nan(max_nan(wide.x[i], -65504.0f), 65504.0f);
+  return rounded<Product>(wide);
+}
 
 }  // namespace jitmx
