@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from jitmx.arch import Arch
 from jitmx.kernels import Family
-from jitmx.kernels.attention import decode
-from jitmx.kernels.attention.cases import decode_cases
+from jitmx.kernels.attention import append, decode
+from jitmx.kernels.attention.cases import append_cases, decode_cases
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.kernel import Kernel
 from jitmx.registry.case import Case
@@ -23,11 +23,14 @@ from jitmx.registry.spec import Variant
 
 
 def _decode_cases(variant: Variant) -> Iterable[Case]:
-    def launch(requests: int, kv_heads: int) -> Launch:
-        problem = AttentionProblem(batch=requests, kv_heads=kv_heads)
+    def launch(problem: AttentionProblem) -> Launch:
         return decode.launch(variant.knobs, problem, 7)
 
     return decode_cases(variant.knobs, launch, decode.most_queries(variant.knobs))
+
+
+def _append_cases(variant: Variant) -> Iterable[Case]:
+    return append_cases(variant.knobs, lambda problem: append.launch(variant.knobs, problem, 1))
 
 
 def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
@@ -48,6 +51,13 @@ FAMILY = Family(
             fixed=decode.fixed,
             launch=decode.launch,
             heuristic=decode.heuristic,
+        ),
+        Kernel(
+            append.APPEND,
+            cases=_append_cases,
+            fixed=append.fixed,
+            launch=append.launch,
+            heuristic=append.heuristic,
         ),
     ),
     problem=AttentionProblem,
