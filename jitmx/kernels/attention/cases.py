@@ -346,3 +346,24 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True), 1, launch)
     yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True), 2, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
+
+
+def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
+    """Requests of one token, of several tiles of rows, on and beside the borders of tiles of keys and of windows."""
+    keys, tokens = knobs.keys, -(-knobs.rows // knobs.group)
+    window = keys + keys // 2 + 5
+    ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1), (2 * keys + 1, 2))
+    yield case(
+        knobs,
+        Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
+        0, launch,
+    )  # fmt: skip
+    chunk = ((knobs.page_size * 2 + keys + 1, tokens), (window, 3), (5, 2))
+    yield case(
+        knobs,
+        Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True, large=4.0,
+              soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
+        1, launch,
+    )  # fmt: skip
+    yield case(knobs, Asked("a window of one", ((keys + 2, 1), (0, 3)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    yield case(knobs, Asked("pages far apart", ((keys, 2),), 1, window=keys, far=True), 3, launch)
