@@ -13,8 +13,13 @@ template <int Bytes> struct Rows {
   static constexpr int kVectors = Bytes / 16;
   static constexpr int kCycle = kVectors % 8 == 0 ? 8 : kVectors % 4 == 0 ? 4 : 2;
   static_assert(kVectors % 2 == 0, "rows are whole pairs of vectors");
-  static __device__ __forceinline__ u32 at(int row, int v) {
-    return u32(row * Bytes + (v ^ (row / (8 / kCycle)) % kCycle) * 16);
+  static __device__ __forceinline__ u32 at(u32 row, u32 v) {
+    return row * Bytes + (v ^ row / (8 / kCycle) % kCycle) * 16;
+  }
+  // From the address of a vector, in rows that begin at a multiple of 128 bytes, to that of the one which has the bits
+  // of `v` too, and is `rows` later, a multiple of 8: by constants, where the compiler would take addresses anew.
+  static __device__ __forceinline__ u32 from(u32 address, int rows, int v) {
+    return (address ^ u32(v % kCycle * 16)) + u32(v / kCycle * kCycle * 16 + rows * Bytes);
   }
 };
 
@@ -27,15 +32,15 @@ template <class T, int D> struct SameFormat {
 
   // Of 16 keys and 16 values of the head: operands b0, b1 of the first eight keys, then of the others.
   static __device__ __forceinline__ void keys(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
-    load_matrices(rows + Row::at(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), b);
+    load_matrices(Row::from(rows + Row::at(lane % 8 + lane / 16 * 8, lane / 8 % 2), row, 2 * step), b);
   }
   // Of 16 keys and values 16 step ... of the head: operands of column tiles 2 step and 2 step + 1.
   static __device__ __forceinline__ void values(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
-    load_transposed(rows + Row::at(row + lane % 16, 2 * step + lane / 16), b);
+    load_transposed(Row::from(rows + Row::at(lane % 16, lane / 16), row, 2 * step), b);
   }
   // Of 16 rows of Q, in the same form.
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
-    load_matrices(rows + Row::at(row + lane % 16, 2 * step + lane / 16), a);
+    load_matrices(Row::from(rows + Row::at(lane % 16, lane / 16), row, 2 * step), a);
   }
   // Which value of the head column tile j's elements 2 t and 2 t + 1 are.
   static __device__ __forceinline__ int column(int j, int t, int element) { return 8 * j + 2 * t + element; }
@@ -78,7 +83,7 @@ template <int D> struct E4m3Format {
   static __device__ __forceinline__ void keys(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const u32 word = load_shared_word(rows + Row::at(row + 8 * i + lane / 4, step) + lane % 4 * 4);
+      const u32 word = load_shared_word(Row::from(rows + Row::at(lane / 4, 0) + lane % 4 * 4, row + 8 * i, step));
       b[2 * i] = from_e4m3x2(u16(word));
       b[2 * i + 1] = from_e4m3x2(u16(word >> 16));
     }
@@ -86,7 +91,7 @@ template <int D> struct E4m3Format {
   static __device__ __forceinline__ void values(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
     // Matrices of pairs of values: of the first eight keys and the others. The step's 16 values are one vector.
     u32 pairs[2];
-    load_two_transposed(rows + Row::at(row + lane % 16, step), pairs);
+    load_two_transposed(Row::from(rows + Row::at(lane % 16, 0), row, step), pairs);
     b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x20)));
     b[1] = from_e4m3x2(u16(__byte_perm(pairs[1], 0u, 0x20)));
     b[2] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x31)));
@@ -96,7 +101,8 @@ template <int D> struct E4m3Format {
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const u32 at = rows + Rows<D * 2>::at(row + 8 * i + lane / 4, 2 * step + lane % 4 / 2) + lane % 2 * 8;
+      const u32 first = rows + Rows<D * 2>::at(lane / 4, lane % 4 / 2) + lane % 2 * 8;
+      const u32 at = Rows<D * 2>::from(first, row + 8 * i, 2 * step);
       a[i] = load_shared_word(at);
       a[i + 2] = load_shared_word(at + 4u);
     }

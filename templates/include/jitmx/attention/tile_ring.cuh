@@ -24,8 +24,8 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
       : keys_(static_cast<const u8*>(args.k_cache) + head * args.head_stride * Format::kBytes),
         values_(static_cast<const u8*>(args.v_cache) + head * args.head_stride * Format::kBytes),
         pages_(args.block_table + request * args.table_stride), block_stride_(args.block_stride * Format::kBytes),
-        token_stride_(args.token_stride * Format::kBytes), ring_(ring), begin_(begin), end_(end),
-        piece_(kHalves ? warp % kPieces : warp), half_(kHalves ? warp / kPieces : 0), lane_(lane) {
+        token_stride_(u32(args.token_stride) * Format::kBytes), ring_(ring), lane_(lane), begin_(begin), end_(end),
+        piece_(kHalves ? warp % kPieces : warp), half_(kHalves ? warp / kPieces : 0) {
     find(0);
   }
 
@@ -39,7 +39,7 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
     if (token(step) < end_) {
       long long from[kRounds];
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) from[i] = page_[i] * block_stride_ + first(step, i) % Page * token_stride_;
+      for (int i = 0; i < kRounds; ++i) from[i] = page_[i] * block_stride_ + u32(first(step, i)) % Page * u64(token_stride_);
       find(step + 1);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
@@ -63,21 +63,32 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
 
   // 16 tokens, of which `left` are there.
   __device__ __forceinline__ void copy(const u8* from, u32 tile, int piece, int left) const {
+    if constexpr (32 % kVectors == 0) {
+      constexpr int kStep = 32 / kVectors;  // tokens of a copy
+      const u32 row = lane_ / kVectors, vector = lane_ % kVectors;
+      from += row * token_stride_ + vector * 16;
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int index = i * 32 + lane_, row = index / kVectors, vector = index % kVectors;
-      copy_16_part(tile + Row::at(16 * piece + row, vector), from + row * token_stride_ + vector * 16,
-                   row < left ? 16 : 0);
+      for (int i = 0; i < kCopies; ++i) {
+        copy_16_part(tile + Row::at(16 * piece + i * kStep + row, vector), from, int(i * kStep + row) < left ? 16 : 0);
+        from += kStep * token_stride_;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const u32 index = i * 32 + lane_, row = index / kVectors, vector = index % kVectors;
+        copy_16_part(tile + Row::at(16 * piece + row, vector), from + (row * token_stride_ + vector * 16),
+                     int(row) < left ? 16 : 0);
+      }
     }
   }
 
   const u8* keys_;
   const u8* values_;
   const int* pages_;
-  long long block_stride_, token_stride_;
-  u32 ring_;
-  int begin_, end_, piece_, half_, lane_;
-  long long page_[kRounds];
+  long long block_stride_;
+  u32 token_stride_, ring_, lane_;  // 16 tokens lie within 2 GiB
+  int begin_, end_, piece_, half_;
+  int page_[kRounds];
 };
 
 }  // namespace jitmx
