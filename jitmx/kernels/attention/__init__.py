@@ -2,6 +2,8 @@
 
 Kernels:
     decode    few new tokens a request, one launch
+    prefill   many new tokens a request, which the cache has already
+    append    rotary embedding of new keys and the cache write that come before prefill
 
 Logits are q k times the scale, then capped, then masked; a sink joins the sum of the softmax and gives nothing. Sums
 are in fp32 (`qk_fp16`: of q k in fp16). New keys are attended to as the cache keeps them.
@@ -10,11 +12,12 @@ are in fp32 (`qk_fp16`: of q k in fp16). New keys are attended to as the cache k
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jitmx.arch import Arch
 from jitmx.kernels import Family
-from jitmx.kernels.attention import decode
-from jitmx.kernels.attention.cases import decode_cases
+from jitmx.kernels.attention import append, decode, prefill
+from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.kernel import Kernel
 from jitmx.registry.case import Case
@@ -23,10 +26,21 @@ from jitmx.registry.spec import Variant
 
 
 def _decode_cases(variant: Variant) -> Iterable[Case]:
-    def launch(requests: int, kv_heads: int, multiprocessors: int) -> Launch:
-        return decode.launch(variant.knobs, AttentionProblem(batch=requests, kv_heads=kv_heads), multiprocessors)
+    def launch(problem: AttentionProblem, multiprocessors: int) -> Launch:
+        return decode.launch(variant.knobs, problem, multiprocessors)
 
     return decode_cases(variant.knobs, launch, decode.most_queries(variant.knobs))
+
+
+def _prefill_cases(variant: Variant) -> Iterable[Case]:
+    def launch(problem: AttentionProblem) -> Launch:
+        return prefill.launch(variant.knobs, replace(problem, group=variant.knobs.group), 7)
+
+    return prefill_cases(variant.knobs, launch)
+
+
+def _append_cases(variant: Variant) -> Iterable[Case]:
+    return append_cases(variant.knobs, lambda problem: append.launch(variant.knobs, problem, 1))
 
 
 def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
@@ -49,6 +63,21 @@ FAMILY = Family(
             heuristic=decode.heuristic,
             candidates=decode.candidates,
             rarer=decode.RARER,
+        ),
+        Kernel(
+            prefill.PREFILL,
+            cases=_prefill_cases,
+            fixed=prefill.fixed,
+            launch=prefill.launch,
+            heuristic=prefill.heuristic,
+            candidates=prefill.candidates,
+        ),
+        Kernel(
+            append.APPEND,
+            cases=_append_cases,
+            fixed=append.fixed,
+            launch=append.launch,
+            heuristic=append.heuristic,
         ),
     ),
     problem=AttentionProblem,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from jitmx.kernels.attention.problem import AttentionProblem, with_defaults
 from jitmx.kernels.attention.reference import STORED, Array, Attended, attend, rotate, to_e4m3, visible
 from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
 from jitmx.registry.launch import Launch
 
+LEFT = 3.0  # what lies in rows of the output that a launch leaves to another
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = {"same": 4e-3, "e4m3": 6e-3}
 FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
+NOWHERE = 1 << 30  # a page that is read only by mistake
+FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -32,7 +38,8 @@ class Asked:
         null_slots: whether the first new token is written nowhere.
         explicit: whether slots and positions are given.
         large: factor of q: logits far apart.
-        far: whether pages lie so that the last ones start beyond 2^32 bytes.
+        least_queries: of a request that is not left to another launch.
+        far: whether pages of the cache lie so far apart that offsets pass 2^32 bytes.
     """
 
     name: str
@@ -44,7 +51,14 @@ class Asked:
     null_slots: bool = False
     explicit: bool = False
     large: float = 1.0
+    least_queries: int = 1
     far: bool = False
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """Its geometry, as a call would ask for it."""
+        queries = max(new for _, new in self.requests)
+        return AttentionProblem(batch=len(self.requests), kv_heads=self.kv_heads, queries=queries)
 
 
 @dataclass
@@ -58,15 +72,13 @@ class _Drawn:
     sides: dict[str, bool]
 
 
-def case(
-    knobs: Any, asked: Asked, seed: int, geometry: Callable[[int, int], Launch], fixed: Sequence[str] = ()
-) -> Case:
-    """A launch on random inputs.
+def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProblem], Launch]) -> Case:
+    """A launch of attention on random inputs.
 
     Args:
-        geometry: of so many requests and KV heads.
+        geometry: of a launch for a problem.
     """
-    launch = geometry(len(asked.requests), asked.kv_heads)
+    launch = geometry(asked.problem)
     drawn = _drawn(knobs, asked, seed)
     values = drawn.values
     if launch.workspace:
@@ -90,11 +102,31 @@ def case(
         resident=launch.blocks if launch.cluster == 1 and launch.workspace else None,
         sides=drawn.sides,
         fixed=("requests", "kv_heads"),
-        again=lambda: case(knobs, asked, seed + AGAIN, geometry, fixed),
+        again=lambda: case(knobs, asked, seed + AGAIN, geometry),
     )
 
 
+def append_case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProblem], Launch]) -> Case:
+    """A launch on random inputs that writes new k and v to the cache, and nothing else."""
+    drawn = _drawn(SimpleNamespace(**{**with_defaults(knobs), "append": True}), asked, seed)
+    unused = ("q", "out", "block_table") if asked.explicit else ("q", "out")
+    early = {"k_cache": False, "v_cache": False}
+    values = {
+        name: dataclasses.replace(item, early=early.get(name, item.early)) if isinstance(item, Buffer) else item
+        for name, item in drawn.values.items()
+        if name not in unused
+    }
+
+    def check(found: Sequence[Array]) -> float:
+        same = [(x.view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(found, drawn.caches.values(), strict=True)]
+        return 0.0 if all(same) else float("inf")
+
+    sides = {name: drawn.sides[name] for name in ("a token alone", "a page that is full")}
+    return Case(asked.name, geometry(asked.problem), values, check, 0.0, sides=sides)
+
+
 def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
+    knobs = SimpleNamespace(**with_defaults(knobs))
     generator = np.random.default_rng(seed)
     dtype, head_dim, page = STORED[knobs.dtype], knobs.head_dim, knobs.page_size
     kv_heads, heads = asked.kv_heads, asked.kv_heads * knobs.group
@@ -102,7 +134,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     tokens = sum(news)
     window = asked.window if knobs.windowed else 0
 
-    # Pages in no order, with one more that nobody has. Those wholly before a window are null: page 0, of NaN.
+    # Pages in no order, with more that nobody has, of NaN. Those wholly before a window are none of the cache's.
     wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
     table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
     pages = requests * wide + 2
@@ -136,6 +168,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     mask_words = np.zeros((tokens, max(words, 1)), np.uint32)
 
     out = np.zeros((tokens, heads, head_dim))
+    left = np.zeros((tokens, heads, head_dim), dtype)
     bound = np.zeros((tokens, heads, 1))
     slots, positions = np.full(tokens, -1, np.int64), np.zeros(tokens, np.int64)
     after = [cache.copy() for cache in caches]
@@ -143,9 +176,11 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     lengths = np.zeros(requests, np.int32)
     sides: dict[str, bool] = {}
     kept_by: dict[str, Array] = {}
-    apart = 1
     for r, (old, new) in enumerate(asked.requests):
         rows = slice(starts[r], starts[r + 1])
+        if new < asked.least_queries:
+            left[rows] = LEFT
+            continue
         if old < 0:  # padding
             continue
         lengths[r] = old + new
@@ -167,7 +202,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
                 mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
         positions[rows] = at
         if window:
-            table[r, : max(old - window + 1, 0) // page] = 0
+            table[r, : max(old - window + 1, 0) // page] = NOWHERE
         keys = np.arange(old + new)
         slot = table[r, keys // page] * page + keys % page
         slots[rows] = slot[old:]
@@ -211,6 +246,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         off += 2.0**-12 + (2.0**-8 * asked.large if knobs.qk == "qk_fp16" else 0.0)
         bound[rows] = (off * spread)[None, :, None]
         _stand(sides, knobs, old, new, window, allowed, found, rounded_sinks)
+    out += left
     # Odd seeds have the tokens of a head side by side in a page, even ones the heads of a token.
     grouped = seed % 2 == 1
     strides = {"token_stride": head_dim, "head_stride": page * head_dim} if grouped else {
@@ -219,15 +255,12 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     named: dict[str, Any] = {"q": Buffer(q)}
     for name, before, right in zip(("k_cache", "v_cache"), caches, after, strict=True):
         before, right = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if grouped else x for x in (before, right))
-        buffer = Buffer(before, early=True, output=knobs.append, scratch=knobs.append)
-        page_bytes = before[0].nbytes
+        # What takes all keys from the cache waits for the launch that writes the new ones.
+        named[name] = Buffer(before, early=knobs.append, output=knobs.append, scratch=knobs.append)
         if asked.far:
-            apart = -(-(1 << 32) // (page_bytes * max(pages - 3, 1)))
-            buffer = buffer.spread(np.arange(pages) * (apart * page_bytes), ((pages - 1) * apart + 1) * page_bytes)
-        named[name] = buffer
+            far = FAR * before.itemsize
+            named[name] = named[name].spread(np.arange(pages) * far, pages * far)
         kept_by[name] = right
-    if asked.far:
-        table, slots = table * np.int32(apart), np.where(slots < 0, slots, slots // page * apart * page + slots % page)
     if knobs.append:
         named |= {"k": Buffer(k), "v": Buffer(v)}
     if asked.explicit or asked.null_slots:
@@ -246,11 +279,12 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         "block_table": Buffer(table, constant=True),
         "seq_lens": Buffer(lengths, constant=True),
         "query_start": Buffer(starts, constant=True),
-        "out": Buffer(np.zeros((tokens, heads, head_dim), dtype), output=True),
-        "block_stride": page * kv_heads * head_dim, "table_stride": wide, "q_stride": heads * head_dim,
+        "out": Buffer(left, output=True, scratch=bool(left.any())),
+        "block_stride": FAR if asked.far else page * kv_heads * head_dim, "table_stride": wide,
+        "q_stride": heads * head_dim,
         "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
-        "scale_stride": 1, "parts": getattr(knobs, "parts", 1), **strides,
+        "scale_stride": 1, "parts": getattr(knobs, "parts", 1), "least_queries": asked.least_queries, **strides,
     }  # fmt: skip
     return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
 
@@ -281,11 +315,11 @@ def _stand(
 LEAST = 256  # old tokens that a block takes before others share a request (attention/work.cuh)
 
 
-def decode_cases(knobs: Any, launch: Callable[[int, int, int], Launch], most_queries: int) -> Iterator[Case]:
+def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], most_queries: int) -> Iterator[Case]:
     """Requests of no old token, of a part of a round, of rounds of every warp and of many of each block.
 
     Args:
-        launch: for so many requests and KV heads on so many multiprocessors.
+        launch: for a problem on so many multiprocessors.
     """
     step = knobs.keys * knobs.warps
     share = max(step, LEAST)
@@ -294,8 +328,8 @@ def decode_cases(knobs: Any, launch: Callable[[int, int, int], Launch], most_que
     window = long - step // 2 - 7
     new = min(most_queries, 5)
 
-    def on(multiprocessors: int) -> Callable[[int, int], Launch]:
-        return lambda requests, kv_heads: launch(requests, kv_heads, multiprocessors)
+    def on(multiprocessors: int) -> Callable[[AttentionProblem], Launch]:
+        return lambda problem: launch(problem, multiprocessors)
 
     yield case(
         knobs,
@@ -310,10 +344,41 @@ def decode_cases(knobs: Any, launch: Callable[[int, int, int], Launch], most_que
         1, on(7),
     )  # fmt: skip
     yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, on(7))
-    yield case(
-        knobs, Asked("far pages", ((knobs.page_size + 1, 1), (3, 1)), window=9, explicit=True, far=True), 5, on(7)
-    )
-    yield case(knobs, Asked("far pages", ((knobs.page_size + 1, 1),), window=9, far=True), 6, on(7))
+    far = ((knobs.page_size + 1, 1), (3, 1))
+    yield case(knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True), 5, on(7))
+    yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True), 6, on(7))
     if knobs.reduction == "global":
         yield case(knobs, Asked("many blocks a request", ((12 * share - 7, 1),), 1, window=12 * share), 3, on(12))
         yield case(knobs, Asked("many requests", ((1, 1),) * 34, 1, window=9), 4, on(7))
+
+
+def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
+    """Slots and positions that are given, and those that are not; requests of no old token, and padding."""
+    page = knobs.page_size
+    ragged = ((0, 1), (-1, 2), (page - 1, 3), (page, 1), (2 * page + 5, page + 2))
+    yield append_case(knobs, Asked("ragged", ragged, 3), 0, launch)
+    heads = 512 // knobs.head_dim + 1  # more than two values of eight a lane
+    yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True), 1, launch)
+    yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True), 2, launch)
+    yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
+
+
+def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
+    """Requests of one token, of several tiles of rows, on and beside the borders of tiles of keys and of windows."""
+    keys, tokens = knobs.keys, -(-knobs.rows // knobs.group)
+    window = keys + keys // 2 + 5
+    ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1), (2 * keys + 1, 2))
+    yield case(
+        knobs,
+        Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
+        0, launch,
+    )  # fmt: skip
+    chunk = ((knobs.page_size * 2 + keys + 1, tokens), (window, 3), (5, 2))
+    yield case(
+        knobs,
+        Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True, large=4.0,
+              soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
+        1, launch,
+    )  # fmt: skip
+    yield case(knobs, Asked("a window of one", ((keys + 2, 1), (0, 3)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    yield case(knobs, Asked("pages far apart", ((keys, 2),), 1, window=keys, far=True), 3, launch)

@@ -94,9 +94,7 @@ def shared_bytes(knobs: DecodeKnobs) -> int:
 
 
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
-    shared.check_shared(knobs)
-    if knobs.cache == "e4m3" and "cvt_e4m3" not in arch.features:
-        raise KnobError(f"cache=e4m3 needs sm_89 or newer; {arch} converts no E4M3", "use cache=same")
+    shared.check_shared(knobs, arch)
     if knobs.rows * knobs.head_dim > 4096 and knobs.rows > 16:
         most = max(rows for rows in ROWS if rows * knobs.head_dim <= 4096 or rows == 16)
         said = f"rows={knobs.rows} of head_dim={knobs.head_dim} are over the registers of a warp"
@@ -141,7 +139,7 @@ RARER: tuple[dict[str, Any], ...] = (
 
 def fixed(problem: AttentionProblem) -> dict[str, Any]:
     """Knobs that a problem decides."""
-    return {**problem.fixed, "rows": rows_for(problem)}
+    return {**shared.fixed_for(DecodeKnobs, problem), "rows": rows_for(problem)}
 
 
 def launch(knobs: DecodeKnobs, problem: AttentionProblem, multiprocessors: int) -> Launch:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
+from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
-from jitmx.registry.spec import MAX_SIZE, knob
+from jitmx.registry.spec import MAX_SIZE, Knobs, knob
 
 DTYPES = ("bf16", "fp16")
 CACHES = ("same", "e4m3")
@@ -14,6 +17,7 @@ SINKS = ("no_sinks", "sinks_bf16", "sinks_fp16", "sinks_fp32")
 ROPES = ("no_rope", "neox", "interleaved")
 TABLES = ("table_bf16", "table_fp16", "table_fp32")
 MASKS = (0, 32, 64)
+STEPS = ("attend", "append")
 HEAD_DIMS = (64, 96, 128, 256)
 
 # Knobs that a problem decides, the same in every kernel.
@@ -63,6 +67,7 @@ class AttentionProblem(Problem):
     table: str = TABLE
     mask: int = MASK
     append: bool = APPEND
+    step: str = knob("attend", choices=STEPS, doc="attention, or writing new k and v to the cache alone")
 
     @property
     def windowed(self) -> bool:
@@ -78,9 +83,23 @@ class AttentionProblem(Problem):
         return found | {"rotary": self.rotary or self.head_dim}
 
 
-def check_shared(knobs: object) -> None:
-    """Raise KnobError where knobs that every kernel has do not fit each other."""
-    values = vars(knobs)
+def fixed_for(knobs: type[Knobs], problem: AttentionProblem, step: str = "attend") -> dict[str, Any]:
+    """Those of a kernel's knobs that a problem decides; KnobError where it asks for another step."""
+    if problem.step != step:
+        raise KnobError(f"the kernel makes step={step}, not step={problem.step}")
+    own = {item.name for item in dataclasses.fields(knobs)}
+    return {name: value for name, value in problem.fixed.items() if name in own}
+
+
+def with_defaults(knobs: object) -> dict[str, Any]:
+    """Knobs by name, with those that every other kernel has at what they mean where a kernel has none."""
+    absent = {"group": 1, "sinks": "no_sinks", "soft_cap": False, "windowed": False, "qk": "qk_fp32", "mask": 0}
+    return {**absent, "append": False, **vars(knobs)}
+
+
+def check_shared(knobs: object, arch: Arch) -> None:
+    """Raise KnobError where knobs that every kernel has do not fit each other or the target."""
+    values = with_defaults(knobs)
     dtype, qk, head_dim, rope, rotary = (values[name] for name in ("dtype", "qk", "head_dim", "rope", "rotary"))
     if qk == "qk_fp16" and dtype != "fp16":
         raise KnobError(
@@ -99,3 +118,5 @@ def check_shared(knobs: object) -> None:
         raise KnobError(said, f"the nearest legal value is {max(step, min(head_dim, rotary) // step * step)}")
     if values["mask"] and not values["append"]:
         raise KnobError("mask is for new tokens, and append=False has none", "use append=True")
+    if values["cache"] == "e4m3" and "cvt_e4m3" not in arch.features:
+        raise KnobError(f"cache=e4m3 needs sm_89 or newer; {arch} converts no E4M3", "use cache=same")

@@ -16,7 +16,7 @@ E4M3_MAX = 448.0
 
 
 def rotate(x: Array, positions: Array, table: Array, style: str) -> Array:
-    """Rotary embedding of x [tokens, heads, head_dim] in float64.
+    """Rotary embedding of x [tokens, heads, head_dim] in float32, by two products as kernels sum them.
 
     Args:
         positions: [tokens].
@@ -25,14 +25,14 @@ def rotate(x: Array, positions: Array, table: Array, style: str) -> Array:
     """
     rotary = table.shape[1]
     cos, sin = np.split(table.astype(np.float64)[positions][:, None], 2, axis=-1)
-    out = x.astype(np.float64).copy()
-    if style == "neox":
-        a, b = out[..., : rotary // 2].copy(), out[..., rotary // 2 : rotary].copy()
-        out[..., : rotary // 2], out[..., rotary // 2 : rotary] = a * cos - b * sin, b * cos + a * sin
-    else:
-        a, b = out[..., 0:rotary:2].copy(), out[..., 1:rotary:2].copy()
-        out[..., 0:rotary:2], out[..., 1:rotary:2] = a * cos - b * sin, b * cos + a * sin
-    return out
+    out = x.astype(np.float64)
+    first, second = (slice(rotary // 2), slice(rotary // 2, rotary)) if style == "neox" else (
+        slice(0, rotary, 2), slice(1, rotary, 2)
+    )  # fmt: skip
+    a, b = out[..., first].copy(), out[..., second].copy()
+    out[..., first] = (a * cos).astype(np.float32) - b * sin
+    out[..., second] = (b * cos).astype(np.float32) + a * sin
+    return out.astype(np.float32)
 
 
 def to_e4m3(x: Array, scale: Array | float) -> Array:

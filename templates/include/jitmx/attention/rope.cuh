@@ -46,6 +46,7 @@ template <int Count> struct TableRow<void, Count> {
 };
 
 struct NoRope {
+  static constexpr bool kRotates = false;
   struct Angles {};
   static __device__ __forceinline__ Angles angles(const void*, long long, int) { return {}; }
   // What else of the head a vector is rotated with: where it starts, or -1.
@@ -55,6 +56,7 @@ struct NoRope {
 
 // The first `Rotary` values of a head in two halves, each value with the one at the same place of the other half.
 template <class Table, int Rotary> struct Neox {
+  static constexpr bool kRotates = true;
   static constexpr int kHalf = Rotary / 2;
   struct Angles {
     float cos[8], sin[8];
@@ -80,6 +82,7 @@ template <class Table, int Rotary> struct Neox {
 
 // The same of neighbours.
 template <class Table, int Rotary> struct Interleaved {
+  static constexpr bool kRotates = true;
   struct Angles {
     float cos[8], sin[8];
   };
@@ -103,5 +106,17 @@ template <class Table, int Rotary> struct Interleaved {
     }
   }
 };
+
+// Eight values of a head from `d` on, behind the embedding.
+template <class T, class Rope>
+__device__ __forceinline__ Vec4 rotated(const u16* head, int d, const typename Rope::Angles& angles) {
+  const Vec4 own = *reinterpret_cast<const Vec4*>(head + d);
+  if constexpr (!Rope::kRotates) return own;
+  const int partner = Rope::partner(d);
+  Eight v = widened<T>(own), other{};
+  if (partner >= 0) other = widened<T>(*reinterpret_cast<const Vec4*>(head + partner));
+  Rope::rotate(v, other, angles, d);
+  return rounded<T>(v);
+}
 
 }  // namespace jitmx
