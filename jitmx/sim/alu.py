@@ -53,6 +53,12 @@ def _binary(function: str) -> Handler:
             check(t, ins, "sat")
             t.write(d, f"{t.const(integers.saturating)}({t.read(a, 'i4')}, {t.read(b, 'i4')}, {name == 'sub'})", "i4")
             return
+        if "relu" in ins.opcode and kind == "s32" and name in ("min", "max"):
+            check(t, ins, "relu")
+            t.write(
+                d, f"{t.const(_positive)}({t.const(getattr(np, function))}({t.read(a, 'i4')}, {t.read(b, 'i4')}))", "i4"
+            )
+            return
         check(t, ins)
         dtype = dtype_of(kind)
         if name in ("add", "sub"):
@@ -60,6 +66,10 @@ def _binary(function: str) -> Handler:
         t.ufunc(d, dtype, function, t.read(a, dtype), t.read(b, dtype))
 
     return handler
+
+
+def _positive(a: Array) -> Array:
+    return np.maximum(a, np.int32(0))
 
 
 def _halves(function: Any, a: Array, b: Array, half: str) -> Array:

@@ -231,6 +231,17 @@ def test_byte_dot_products(kinds: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_relu_makes_a_negative_outcome_0(name: str) -> None:
+    a, b = pairs(32)
+    got = evaluate(f"{name}.relu.s32 z, a, b;", a, b)
+    choose = max if name == "max" else min
+    for x, y, z in zip(a.tolist(), b.tolist(), got.tolist(), strict=True):
+        assert z == max(choose(signed(x, 32), signed(y, 32)), 0)
+    with pytest.raises(SimulationError, match="relu is not known"):
+        evaluate(f"{name}.relu.u32 z, a, b;", a, b)
+
+
 def test_packed_halves_are_compared_apart() -> None:
     a, b = pairs(32)
     for name, sign in (("max", "u"), ("min", "u"), ("max", "s"), ("min", "s")):
