@@ -291,3 +291,12 @@ def decode_cases(knobs: Any, launch: Callable[[int, int], Launch], most_queries:
         1, launch,
     )  # fmt: skip
     yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    if most_queries > new:
+        full = ((step - 1, most_queries), (2, most_queries - 1))
+        yield case(knobs, Asked("as many new tokens as a launch takes", full, 1, window=window), 3, launch)
+    if knobs.reduction == "global":
+        alone = Asked("one request over all blocks", ((9 * step + 5, 1),), 1, window=8 * step, sinks=(-1.0, 2.0))
+        yield case(knobs, alone, 4, launch)
+        # Rounds are counted by lanes, 32 requests at a time, of which most have nothing new.
+        many = tuple((5 * step if i == 99 else i % 3 * 7, int(i % 11 == 0)) for i in range(133))
+        yield case(knobs, Asked("many requests", many, 1, window=9 * step), 5, launch)
