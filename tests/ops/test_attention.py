@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jitmx
 from jitmx.errors import InputError, KnobError
 from jitmx.ops.attention.calls import _plans
-from simulated_card import Simulated
+from simulated_card import Simulated, on_cpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HEADS, KV, DIM, PAGE = 8, 2, 64, 16
@@ -363,6 +365,30 @@ def test_repeats_are_equal_to_the_bit(knobs: dict[str, Any], card: Simulated) ->
     first = made.call(knobs=wanted)
     assert error(first, expected(made)) < GATE
     assert all(torch.equal(made.call(knobs=wanted), first) for _ in range(2))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(-1, 130), st.integers(0, 3)), min_size=1, max_size=7),
+    window=st.sampled_from([None, 1, 33]),
+    kv=st.integers(1, 3),
+    append=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_a_grid_shares_requests_of_any_lengths_and_every_row_is_right(
+    requests: list[tuple[int, int]], window: int | None, kv: int, append: bool, seed: int
+) -> None:
+    if not any(new for _, new in requests):
+        return
+    with on_cpu("sm_121a") as card:
+        made = world(requests, heads=2 * kv, kv=kv, seed=seed, append=append)
+        sinks = torch.randn(2 * kv)
+        knobs = {"reduction": "global", "parts": 1, "warps": 2, "keys": 16, "stages": 2}
+        found = made.call(window=window, sinks=sinks, knobs=knobs)
+        assert card.kernels == ["attention.decode"]
+    right = expected(made, window=window, sinks=sinks)
+    for row, (one, other) in enumerate(zip(found, right, strict=True)):
+        assert error(one, other) < 2 * GATE, f"token {row}"
 
 
 def test_fp16_sums_are_taken_where_they_are_asked_for(card: Simulated) -> None:
