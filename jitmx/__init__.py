@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jitmx import nn
+    from jitmx.ops.attention import append_kv, attention
     from jitmx.ops.linear import linear
     from jitmx.ops.linear.argmax import linear_argmax
     from jitmx.ops.linear.packed import PackedWeight, pack_weight
@@ -31,6 +32,8 @@ _WHERE = {
     "PackedExperts": "jitmx.ops.moe.experts",
     "PackedWeight": "jitmx.ops.linear.packed",
     "Routing": "jitmx.ops.routing",
+    "append_kv": "jitmx.ops.attention",
+    "attention": "jitmx.ops.attention",
     "dequantize": "jitmx.ops.quantize",
     "group_by_expert": "jitmx.ops.routing",
     "linear": "jitmx.ops.linear",
@@ -43,8 +46,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "dequantize", "group_by_expert", "linear", "linear_argmax",
-    "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
+    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "append_kv", "attention", "dequantize", "group_by_expert",
+    "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
 ]  # fmt: skip
 
 
