@@ -339,7 +339,7 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     )  # fmt: skip
     yield case(
         knobs,
-        Asked("explicit slots and positions, sharp", ((window, new), (3, new)), 3, window=window, explicit=True,
+        Asked("explicit slots and positions, sharp", ((window, most_queries), (3, min(new, 2))), 3, window=window, explicit=True,
               large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
         1, on(7),
     )  # fmt: skip
@@ -350,7 +350,7 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     if knobs.reduction == "global":
         yield case(knobs, Asked("many blocks a request", ((12 * share - 7, 1),), 1, window=12 * share), 3, on(12))
         # Rounds are counted by lanes, 32 requests at a time, of which most have nothing new.
-        many = tuple((2 * step if i == 69 else i % 3 * 7, int(i % 11 == 0)) for i in range(75))
+        many = tuple((3 * share if i == 66 else i % 3 * 7, int(i % 11 == 0)) for i in range(75))
         yield case(knobs, Asked("many requests", many, 1, window=9 * step), 4, on(7))
 
 

@@ -43,8 +43,9 @@ struct Merged {
   // their way at a time.
   template <int D, int AtOnce, class Find>
   __device__ __forceinline__ void add(const Find& row, int first, int step, int parts, int d) {
+    int i = first;  // there is one at least
 #pragma unroll 1
-    for (int i = first; i < parts; i += step * AtOnce) {
+    do {
       float2 weights[AtOnce];  // what a part's powers are relative to, and their sum
       float4 v[AtOnce];
 #pragma unroll
@@ -71,7 +72,8 @@ struct Merged {
         out.z = fmaf(weight, v[j].z, out.z);
         out.w = fmaf(weight, v[j].w, out.w);
       }
-    }
+      i += step * AtOnce;
+    } while (i < parts);
   }
 
   // A sink, a logit in base 2 without a value, joins; once a row.
