@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family
+from jitmx.kernels import Companion, Family
 from jitmx.kernels.attention import append, decode, prefill
 from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
 from jitmx.kernels.attention.problem import AttentionProblem
@@ -44,11 +44,20 @@ def _append_cases(variant: Variant) -> Iterable[Case]:
 
 
 def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
-    """gpt-oss: a layer with a window and one without, at few and at many requests."""
+    """gpt-oss: a layer with a window and one without, at few and at many requests, and a long prompt."""
     common = {"sinks": "sinks_bf16", "rope": "neox"}
     return tuple(
-        AttentionProblem.on(arch, batch=batch, window=window, **common) for batch in (1, 16, 64) for window in (0, 128)
+        AttentionProblem.on(arch, batch=batch, queries=queries, window=window, **common)
+        for batch, queries in ((1, 1), (16, 1), (64, 1), (1, 2048))
+        for window in (0, 128)
     )
+
+
+def _companions(problem: AttentionProblem, variant: Variant) -> tuple[Companion, ...]:
+    """The cache write that prefill leaves to a launch before it."""
+    if variant.spec is not prefill.PREFILL or not problem.append:
+        return ()
+    return (Companion("attention", replace(problem, step="append"), {}, {}, "append"),)
 
 
 FAMILY = Family(
@@ -81,4 +90,6 @@ FAMILY = Family(
     problem=AttentionProblem,
     typical=_typical,
     axes=("batch", "context", "queries"),
+    companions=_companions,
+    steps={"append": "new keys and values are written to the cache by a launch before that of attention"},
 )

@@ -358,7 +358,8 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
         0, launch,
     )  # fmt: skip
-    chunk = ((knobs.page_size * 2 + keys + 1, tokens), (window, 3), (5, 2))
+    page = knobs.page_size
+    chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
     yield case(
         knobs,
         Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True, large=4.0,
