@@ -3,6 +3,7 @@
 Kernels:
     decode    few new tokens a request, one launch
     prefill   many new tokens a request, which the cache has already
+    wgmma     the same by products of warpgroups
     append    rotary embedding of new keys and the cache write that come before prefill
 
 Logits are q k times the scale, then capped, then masked; a sink joins the sum of the softmax and gives nothing. Sums
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 from jitmx.arch import Arch
 from jitmx.kernels import Companion, Family
-from jitmx.kernels.attention import append, decode, prefill
+from jitmx.kernels.attention import append, decode, prefill, wgmma
 from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.kernel import Kernel
@@ -39,6 +40,13 @@ def _prefill_cases(variant: Variant) -> Iterable[Case]:
     return prefill_cases(variant.knobs, launch)
 
 
+def _wgmma_cases(variant: Variant) -> Iterable[Case]:
+    def launch(problem: AttentionProblem) -> Launch:
+        return wgmma.launch(variant.knobs, replace(problem, group=variant.knobs.group), 7)
+
+    return prefill_cases(variant.knobs, launch)
+
+
 def _append_cases(variant: Variant) -> Iterable[Case]:
     return append_cases(variant.knobs, lambda problem: append.launch(variant.knobs, problem, 1))
 
@@ -55,7 +63,7 @@ def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
 
 def _companions(problem: AttentionProblem, variant: Variant) -> tuple[Companion, ...]:
     """The cache write that prefill leaves to a launch before it."""
-    if variant.spec is not prefill.PREFILL or not problem.append:
+    if variant.spec not in (prefill.PREFILL, wgmma.WGMMA) or not problem.append:
         return ()
     return (Companion("attention", replace(problem, step="append"), {}, {}, "append"),)
 
@@ -78,6 +86,15 @@ FAMILY = Family(
             launch=prefill.launch,
             heuristic=prefill.heuristic,
             candidates=prefill.candidates,
+        ),
+        Kernel(
+            wgmma.WGMMA,
+            cases=_wgmma_cases,
+            fixed=wgmma.fixed,
+            launch=wgmma.launch,
+            heuristic=wgmma.heuristic,
+            candidates=wgmma.candidates,
+            runs_on=wgmma.runs_on,
         ),
         Kernel(
             append.APPEND,
