@@ -78,6 +78,7 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
     Args:
         geometry: of a launch for a problem.
     """
+    knobs = SimpleNamespace(**with_defaults(knobs))
     launch = geometry(asked.problem)
     drawn = _drawn(knobs, asked, seed)
     values = drawn.values
@@ -126,7 +127,6 @@ def append_case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[Attenti
 
 
 def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
-    knobs = SimpleNamespace(**with_defaults(knobs))
     generator = np.random.default_rng(seed)
     dtype, head_dim, page = STORED[knobs.dtype], knobs.head_dim, knobs.page_size
     kv_heads, heads = asked.kv_heads, asked.kv_heads * knobs.group
@@ -366,16 +366,20 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
 
 
 def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
-    """Requests of one token, of several tiles of rows, on and beside the borders of tiles of keys and of windows."""
+    """Requests of one token, of several tiles of rows, on and beside the borders of tiles of keys and of windows.
+
+    A window has more tiles of keys than the ring.
+    """
     keys, tokens = knobs.keys, -(-knobs.rows // knobs.group)
-    window = keys + keys // 2 + 5
+    window = keys * knobs.stages + keys // 2 + 5
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1), (2 * keys + 1, 2))
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
         0, launch,
     )  # fmt: skip
-    chunk = ((knobs.page_size * 2 + keys + 1, tokens), (window, 3), (5, 2))
+    page = knobs.page_size
+    chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
     yield case(
         knobs,
         Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True, large=4.0,

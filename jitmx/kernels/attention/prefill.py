@@ -1,8 +1,8 @@
 """`attention.prefill`: many new tokens a request, whose keys and values the cache has already.
 
-A block takes `rows` rows, tokens x the query heads of a KV head, and all keys that these see, `keys` at a time. What
-is before the window or behind the last token is never read. A mixed batch is a launch of `attention.decode` and one of this
-kernel, whose `least_queries` is one more than what decode takes.
+A block takes `rows` rows, tokens x the query heads of a KV head, and all keys that these see, `keys` at a time. What is
+before the window or behind the last token is never read. A mixed batch is a launch of `attention.decode` and one of
+this kernel, whose `least_queries` is one more than what decode takes.
 
 Floor: 4 head_dim operations a (query head, token, key that it sees), over the rate of m16n8k16; beside it a power each,
 of which a multiprocessor makes 16 a cycle.
@@ -71,20 +71,20 @@ def most_registers(knobs: PrefillKnobs) -> int:
 
 
 def _registers(knobs: PrefillKnobs) -> int:
-    """Registers that a thread needs: sums, logits, operands of Q, and all else."""
-    held = knobs.head_dim // 4 if knobs.tiles * knobs.head_dim <= HELD else 4
-    return knobs.tiles * (knobs.head_dim // 2 + knobs.keys // 2 + held) + 48
+    """Registers that a thread needs: sums, logits, operands of Q, and all else, by what compilers took."""
+    held = knobs.tiles * knobs.head_dim <= HELD
+    each = knobs.head_dim // 2 + knobs.keys // 2 + (knobs.head_dim // 4 if held else 20)
+    return knobs.tiles * each + 68
 
 
 def _check(knobs: PrefillKnobs, arch: Arch) -> None:
     shared.check_shared(knobs, arch)
     if knobs.rows < 16 * knobs.tiles:
         raise KnobError(f"rows={knobs.rows} are fewer than those of a warp of tiles={knobs.tiles}", "use tiles=1")
-    if _registers(knobs) > most_registers(knobs):
-        said = (
-            f"tiles={knobs.tiles} of head_dim={knobs.head_dim} and keys={knobs.keys} take {_registers(knobs)} registers"
-        )
-        raise KnobError(f"{said} a thread, over {most_registers(knobs)}", "lower keys, tiles or blocks_per_sm")
+    need, most = _registers(knobs), most_registers(knobs)
+    if need > most:
+        said = f"tiles={knobs.tiles} of head_dim={knobs.head_dim} and keys={knobs.keys} take {need} registers a thread"
+        raise KnobError(f"{said}, over {most}", "lower keys, tiles or blocks_per_sm")
 
 
 PREFILL = KernelSpec(
@@ -124,7 +124,7 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Two tiles a warp where their sums fit, which halves reads of shared memory; fewer rows where blocks are few.
+    """Two tiles a warp where their sums fit, which halves what is read of shared memory; fewer rows for few tokens.
 
     Within a window, as many keys at a time as give the fewest beyond it.
     """

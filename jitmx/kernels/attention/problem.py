@@ -93,8 +93,9 @@ def fixed_for(knobs: type[Knobs], problem: AttentionProblem, step: str = "attend
 
 def with_defaults(knobs: object) -> dict[str, Any]:
     """Knobs by name, with those that every other kernel has at what they mean where a kernel has none."""
-    absent = {"group": 1, "sinks": "no_sinks", "soft_cap": False, "windowed": False, "qk": "qk_fp32", "mask": 0}
-    return {**absent, "append": False, **vars(knobs)}
+    absent: dict[str, Any] = {"group": 1, "cache": "same", "sinks": "no_sinks", "qk": "qk_fp32", "mask": 0}
+    absent |= {"soft_cap": False, "windowed": False, "append": False}
+    return {**absent, **vars(knobs)}
 
 
 def check_shared(knobs: object, arch: Arch) -> None:

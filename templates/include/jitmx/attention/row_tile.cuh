@@ -34,11 +34,4 @@ template <int Rows, int Group, bool Windowed> struct RowTile {
   __device__ __forceinline__ int query_head(int row) const { return head * Group + (first + row) % Group; }
 };
 
-// Of a lane's columns, 2 t and 2 t + 1 of each eight, those below `limit`: two bits of each eight.
-template <int Columns> __device__ __forceinline__ u32 columns_below(int limit, int t) {
-  static_assert(Columns <= 128, "two bits for each eight in a word");
-  const int there = min(max(limit, 0), Columns);
-  return u32((1ull << (there / 8 * 2 + min(max(there % 8 - 2 * t, 0), 2))) - 1ull);
-}
-
 }  // namespace jitmx

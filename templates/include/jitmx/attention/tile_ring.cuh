@@ -1,12 +1,13 @@
-// Tiles of keys and values of a paged cache on their way through a ring in shared memory that all warps of a block read.
+// Tiles of keys and values of a paged cache on their way through a ring in shared memory that all warps of a block
+// read.
 #pragma once
 #include "jitmx/ptx/async_copy.cuh"
 #include "jitmx/types.cuh"
 
 namespace jitmx {
 
-// Of `Keys` tokens from `begin` on, up to `end`: what lies beyond counts 0 times, must not be NaN, and is not read. A warp
-// copies 16 tokens at a time, which lie in one page.
+// Of `Keys` tokens from `begin` on, up to `end`: what lies beyond counts 0 times, must not be NaN, and is not read. A
+// warp copies 16 tokens at a time, which lie in one page.
 template <class Format, int Keys, int Stages, int Warps, int Page> class TileRing {
   using Row = typename Format::Row;
   static constexpr int kVectors = Row::kVectors, kCopies = 16 * kVectors / 32;
@@ -39,7 +40,8 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
     if (token(step) < end_) {
       long long from[kRounds];
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) from[i] = page_[i] * block_stride_ + u32(first(step, i)) % Page * u64(token_stride_);
+      for (int i = 0; i < kRounds; ++i)
+        from[i] = page_[i] * block_stride_ + u32(first(step, i)) % Page * u64(token_stride_);
       find(step + 1);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {

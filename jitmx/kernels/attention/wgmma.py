@@ -1,0 +1,115 @@
+"""`attention.wgmma`: what `attention.prefill` does, by products of warpgroups (sm_90a), for 16-bit caches.
+
+A warpgroup takes 64 rows. Q, K and V are read from shared memory, V with its columns side by side; weights come from
+registers. The values of a tile of keys are weighed beside the softmax of the next one.
+
+Floor: as for prefill, over the rate of wgmma; at head_dim 64 powers take as long as products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitmx.arch import Arch
+from jitmx.errors import KnobError
+from jitmx.kernels.attention import problem as shared
+from jitmx.kernels.attention.arguments import ARGUMENTS
+from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.registry.contract import Contract
+from jitmx.registry.launch import Launch
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
+
+
+@dataclass(frozen=True)
+class WgmmaKnobs(Knobs):
+    """Compile-time choices of `attention.wgmma`."""
+
+    dtype: str = shared.DTYPE
+    head_dim: int = knob(64, choices=(64, 128), doc="values a head")
+    group: int = shared.GROUP
+    page_size: int = shared.PAGE_SIZE
+    sinks: str = shared.SINK
+    soft_cap: bool = shared.SOFT_CAP
+    windowed: bool = shared.WINDOWED
+    rope: str = shared.ROPE
+    rotary: int = knob(0, low=0, high=256, doc="first values of a head that are rotated; 0: none")
+    table: str = shared.TABLE
+    rows: int = knob(128, choices=(64, 128, 192), doc="new tokens x group that a block takes, 64 a warpgroup")
+    keys: int = knob(64, choices=(64, 128), doc="tokens of the cache that a block takes at a time")
+    stages: int = knob(3, low=3, high=6, doc="of these, in shared memory")
+    blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that the registers of a multiprocessor must suffice for")
+    pdl: bool = PDL
+
+
+def shared_bytes(knobs: WgmmaKnobs) -> int:
+    """Shared memory of a block, bytes, as the template lays it out."""
+    return knobs.head_dim * 2 * (knobs.stages * 2 * knobs.keys + knobs.rows)
+
+
+def most_registers(knobs: WgmmaKnobs) -> int:
+    """Registers that a thread may take."""
+    return min(255, 65536 // (knobs.rows * 2 * knobs.blocks_per_sm) // 8 * 8)
+
+
+def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
+    shared.check_shared(knobs, arch)
+    if "wgmma" not in arch.features:
+        raise KnobError(f"attention.wgmma needs products of warpgroups; {arch} has none", "use attention.prefill")
+    need, most = knobs.head_dim // 2 + knobs.keys * 3 // 4 + 44, most_registers(knobs)
+    if need > most:
+        said = f"keys={knobs.keys} of head_dim={knobs.head_dim} take {need} registers a thread, over {most}"
+        raise KnobError(said, "lower keys, rows or blocks_per_sm")
+
+
+WGMMA = KernelSpec(
+    family="attention",
+    name="wgmma",
+    knobs=WgmmaKnobs,
+    contract=lambda knobs, arch: Contract(
+        max_registers=most_registers(knobs), require=(r"\bHGMMA\.64x", r"\bLDGSTS\.E\..*128")
+    ),
+    check=_check,
+    shared_bytes=shared_bytes,
+    threads=lambda knobs: knobs.rows * 2,
+    arguments=lambda knobs: ARGUMENTS,
+)
+
+
+def runs_on(arch: Arch) -> bool:
+    """Whether a target has products of warpgroups."""
+    return "wgmma" in arch.features
+
+
+def fixed(problem: AttentionProblem) -> dict[str, Any]:
+    """Knobs that a problem decides; KnobError where prefill alone takes it."""
+    for name, taken in (("mask", (0,)), ("cache", ("same",)), ("qk", ("qk_fp32",)), ("head_dim", (64, 128))):
+        value = getattr(problem, name)
+        if value not in taken:
+            said = f"attention.wgmma does not take {name}={value}, only {', '.join(map(str, taken))}"
+            raise KnobError(said, "use attention.decode" if name == "mask" else "use attention.prefill")
+    return shared.fixed_for(WgmmaKnobs, problem)
+
+
+def launch(knobs: WgmmaKnobs, problem: AttentionProblem, multiprocessors: int) -> Launch:
+    """A block for each tile of rows that a request may have, of every KV head; the others end at once."""
+    tiles = -(-problem.queries * problem.group // knobs.rows)
+    return Launch(problem.batch * problem.kv_heads * tiles, shared_bytes(knobs))
+
+
+def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """The first of the candidates."""
+    return candidates(problem, arch, multiprocessors)[0]
+
+
+def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
+    """Wide tiles of keys but within a window; one block a multiprocessor, or two where registers suffice."""
+    given, narrow = fixed(problem), 0 < problem.window <= 512
+    found = []
+    for rows in (128, 192, 64):
+        for keys in (64, 128) if narrow else (128, 64):
+            for stages, blocks in ((3, 1), (4, 1), (3, 2)):
+                knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
+                if WGMMA.legal(arch, **given, **knobs):
+                    found.append(knobs)
+    return found
