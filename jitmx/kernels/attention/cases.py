@@ -15,6 +15,7 @@ from jitmx.registry.launch import Launch
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = {"same": 4e-3, "e4m3": 6e-3}
 FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
+FP16_MAX = 65504.0
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -32,6 +33,7 @@ class Asked:
         null_slots: whether the first new token is written nowhere.
         explicit: whether slots and positions are given.
         large: factor of q: logits far apart.
+        beyond: whether a value of the first token's q is beyond the range of fp16.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Asked:
     null_slots: bool = False
     explicit: bool = False
     large: float = 1.0
+    beyond: bool = False
 
 
 @dataclass
@@ -118,6 +121,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
     )
     q = (q.astype(np.float32) * asked.large).astype(dtype)
+    if asked.beyond:
+        q[0], q[0, :, 0] = 0.0, 1e5
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -194,6 +199,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         queries = q[rows]
         if rope_table is not None:
             queries = rotate(queries, at, rope_table, knobs.rope).astype(dtype)
+        if knobs.cache == "e4m3":  # products are of fp16
+            queries = np.clip(queries.astype(np.float32), -FP16_MAX, FP16_MAX)
         allowed: Array = visible(new, old + new, window, own, at)
         unseen: Array = np.logical_not(allowed.any(axis=0))
         values = [np.where(unseen[:, None, None], 0.0, x) for x in values]
@@ -291,6 +298,11 @@ def decode_cases(knobs: Any, launch: Callable[[int, int], Launch], most_queries:
         1, launch,
     )  # fmt: skip
     yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    if knobs.mask and knobs.windowed:
+        tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
+        yield case(knobs, tree, 6, launch)
+    if knobs.cache == "e4m3" and knobs.dtype == "bf16":
+        yield case(knobs, Asked("q beyond fp16", ((step, 1), (3, new)), 1, window=window, beyond=True), 7, launch)
     if most_queries > new:
         full = ((step - 1, most_queries), (2, most_queries - 1))
         yield case(knobs, Asked("as many new tokens as a launch takes", full, 1, window=window), 3, launch)
