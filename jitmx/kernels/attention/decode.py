@@ -160,11 +160,11 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any]) -> dict[str, Any]:
-    """The knobs with fewer stages, fewer old tokens at a time, then fewer warps, until shared memory holds them."""
-    for warps in (knobs["warps"], 4, 2, 1):
+    """The knobs with fewer stages, fewer old tokens at a time or fewer warps, until shared memory holds them."""
+    for warps in (knobs["warps"], 4, 2):
         for keys, stages in ((knobs["keys"], knobs["stages"]), (16, 4), (16, 3), (16, 2)):
             found = knobs | {"keys": keys, "stages": stages, "warps": warps}
-            if warps <= knobs["warps"] and DECODE.legal(arch, **fixed(problem), **found):
+            if DECODE.legal(arch, **fixed(problem), **found):
                 return found
     DECODE.variant(arch, **fixed(problem), **knobs)  # says what does not fit
     return knobs
