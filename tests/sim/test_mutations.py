@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+import mutations_attention
 import mutations_experts
 import mutations_experts_more
 import mutations_far
@@ -19,6 +20,7 @@ import mutations_warpgroups
 from mutation import Mutation, fault, source
 
 _CATALOGUES = (
+    mutations_attention,
     mutations_streams,
     mutations_products,
     mutations_warpgroups,

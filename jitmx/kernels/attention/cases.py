@@ -21,6 +21,7 @@ GATE = {"same": 4e-3, "e4m3": 6e-3}
 FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
 NOWHERE = 1 << 30  # a page that is read only by mistake
 FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
+FP16_MAX = 65504.0
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -40,6 +41,7 @@ class Asked:
         large: factor of q: logits far apart.
         least_queries: of a request that is not left to another launch.
         far: whether pages of the cache lie so far apart that offsets pass 2^32 bytes.
+        beyond: whether a value of the first token's q is beyond the range of fp16.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Asked:
     large: float = 1.0
     least_queries: int = 1
     far: bool = False
+    beyond: bool = False
 
     @property
     def problem(self) -> AttentionProblem:
@@ -152,6 +155,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
     )
     q = (q.astype(np.float32) * asked.large).astype(dtype)
+    if asked.beyond:
+        q[0], q[0, :, 0] = 0.0, 1e5
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -232,6 +237,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         queries = q[rows]
         if rope_table is not None:
             queries = rotate(queries, at, rope_table, knobs.rope).astype(dtype)
+        if knobs.cache == "e4m3":  # products are of fp16
+            queries = np.clip(queries.astype(np.float32), -FP16_MAX, FP16_MAX)
         allowed: Array = visible(new, old + new, window, own, at)
         unseen: Array = np.logical_not(allowed.any(axis=0))
         values = [np.where(unseen[:, None, None], 0.0, x) for x in values]
@@ -339,11 +346,16 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     )  # fmt: skip
     yield case(
         knobs,
-        Asked("explicit slots and positions, sharp", ((window, most_queries), (3, min(new, 2))), 3, window=window, explicit=True,
-              large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
+        Asked("explicit slots and positions, sharp", ((window, most_queries), (3, min(new, 2))), 3, window=window,
+              explicit=True, large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
         1, on(7),
     )  # fmt: skip
     yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, on(7))
+    if knobs.mask and knobs.windowed:
+        tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
+        yield case(knobs, tree, 7, on(7))
+    if knobs.cache == "e4m3" and knobs.dtype == "bf16":
+        yield case(knobs, Asked("q beyond fp16", ((step, 1), (3, new)), 1, window=window, beyond=True), 8, on(7))
     far = ((knobs.page_size + 1, 1), (3, 1))
     yield case(knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True), 5, on(7))
     yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True), 6, on(7))

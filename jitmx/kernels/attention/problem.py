@@ -113,6 +113,8 @@ def check_shared(knobs: object, arch: Arch) -> None:
         raise KnobError(said, f"the nearest legal value is {nearest}")
     if (rope == "no_rope") != (rotary == 0):
         raise KnobError(f"rope={rope} with rotary={rotary}", "use rotary=0 with no_rope, and rotary > 0 else")
+    if rope == "no_rope" and values["table"] != "table_bf16":
+        raise KnobError(f"table={values['table']} with rope=no_rope reads no table", "use table=table_bf16")
     step = 16 if rope == "neox" else 8
     if rotary % step or rotary > head_dim:
         said = f"rotary={rotary} is not a multiple of {step} up to head_dim={head_dim}"

@@ -36,14 +36,22 @@ def run_attention(
     key: tuple[Any, ...] = ()
     plan: Plan | None = None
     try:
-        key = (
-            q.shape, q.stride(), q.dtype, q.get_device(), _kind(k_cache), _kind(v_cache), _kind(block_table),
-            _kind(seq_lens), _kind(query_start_loc),
-            None if k_new is None else _kind(k_new), None if v_new is None else _kind(v_new),
+        key = (  # `_kind`, without the calls
+            q.shape, q.stride(), q.dtype, q.get_device(),
+            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.get_device(),
+            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.get_device(),
+            block_table.shape, block_table.stride(), block_table.dtype, block_table.get_device(),
+            seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(),
+            query_start_loc.shape, query_start_loc.stride(), query_start_loc.dtype, query_start_loc.get_device(),
+            None if k_new is None else (k_new.shape, k_new.stride(), k_new.dtype, k_new.get_device()),
+            None if v_new is None else (v_new.shape, v_new.stride(), v_new.dtype, v_new.get_device()),
             None if slot_mapping is None else _kind(slot_mapping), None if positions is None else _kind(positions),
-            None if sinks is None else _kind(sinks), None if rope is None else _kind(rope),
-            None if mask is None else _kind(mask), None if k_scale is None else _kind(k_scale),
-            None if v_scale is None else _kind(v_scale), None if out is None else _kind(out),
+            None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.get_device()),
+            None if rope is None else (rope.shape, rope.stride(), rope.dtype, rope.get_device()),
+            None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device()),
+            None if k_scale is None else (k_scale.shape, k_scale.stride(), k_scale.dtype, k_scale.get_device()),
+            None if v_scale is None else (v_scale.shape, v_scale.stride(), v_scale.dtype, v_scale.get_device()),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
             max_query_len if max_query_len <= 64 else (max_query_len - 1).bit_length(),
             None if max_seq_len is None else (max_seq_len - 1).bit_length(),
             scale, window, soft_cap, rope_style, fp16_qk, tuple(knobs.items()) if knobs else (),

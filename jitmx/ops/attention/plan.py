@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jitmx.dispatch.choose import choose
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.attention import FAMILY
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.ops.attention.checks import Call
@@ -41,11 +42,11 @@ class Plan(plan.Plan):
         self.capacity = call.capacity
         self.shape = call.tokens, problem.kv_heads * problem.group, problem.head_dim
         if call.tokens:
-            made = [append_only(call)] if only_append else variants(call)
+            made = [(append_only(call), problem)] if only_append else variants(call)
             self.steps = tuple(_step(variant, asked, call) for variant, asked in made)
 
 
-def append_only(call: Call) -> tuple[Variant, AttentionProblem]:
+def append_only(call: Call) -> Variant:
     """The kernel that writes new keys and values to the cache, and what it is asked.
 
     Raises:
@@ -53,38 +54,36 @@ def append_only(call: Call) -> tuple[Variant, AttentionProblem]:
     """
     FAMILY.kernel("append")  # says which kernels there are
     asked: dict[str, Any] = {"step": "append"}
-    arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
-    problem = replace(call.problem, **asked)
-    own = dict(call.knobs) or None
-    return choose("attention", problem, arch, multiprocessors=multiprocessors, knobs=own).variant, problem
+    return _chosen(call, replace(call.problem, **asked), call.knobs).variant
 
 
 def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
     """Kernels of a call, in order, each with what it is asked: one launch where `decode` takes all new tokens.
 
-    Else new keys are written to the cache first, and what attends to them finds them there.
+    Else `prefill` finds new keys in the cache, where its companion writes them first, and of a mixed batch the short
+    requests are left to `decode`.
 
     Raises:
         KnobError: no kernel serves the problem.
     """
-    problem, own = call.problem, dict(call.knobs) or None
-    arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
-    if "decode" in FAMILY.serving(problem, arch) or not any(kernel.spec.name == "prefill" for kernel in FAMILY.kernels):
-        chosen = choose("attention", problem, arch, multiprocessors=multiprocessors, knobs=own)
-        yield chosen.variant, problem
-        return
-    if problem.append:
-        yield append_only(replace(call, knobs=()))
-    present = replace(problem, append=False)
-    chosen = choose("attention", present, arch, multiprocessors=multiprocessors, knobs=own)
-    yield chosen.variant, present
-    short = replace(present, queries=short_requests(problem))
-    yield choose("attention", short, arch, multiprocessors=multiprocessors).variant, short
+    problem = call.problem
+    chosen = _chosen(call, problem, call.knobs)
+    for before in companions(chosen):
+        yield before.variant, problem
+    yield chosen.variant, problem
+    if chosen.variant.spec.name == "prefill" and problem.batch > 1:
+        short = replace(problem, append=False, queries=short_requests(problem))
+        yield _chosen(call, short).variant, short
 
 
 def short_requests(problem: AttentionProblem) -> int:
     """New tokens up to which a request of a mixed batch is left to `decode`: those of its narrowest tile."""
     return max(1, 16 // problem.group)
+
+
+def _chosen(call: Call, problem: AttentionProblem, knobs: tuple[tuple[str, Any], ...] = ()) -> Choice:
+    arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
+    return choose("attention", problem, arch, multiprocessors=multiprocessors, knobs=dict(knobs) or None)
 
 
 def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
@@ -93,7 +92,7 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
         "parts": getattr(variant.knobs, "parts", 1),
     }  # fmt: skip
     if variant.spec.name == "prefill":
-        fixed["least_queries"] = short_requests(problem) + 1
+        fixed["least_queries"] = short_requests(problem) + 1 if problem.batch > 1 else 1
     known = variant.arguments.fields
     geometry = FAMILY.launch(variant, problem, card.multiprocessors(call.device))
     own = {name: value for name, value in fixed.items() if name in known}

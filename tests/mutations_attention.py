@@ -1,0 +1,158 @@
+"""Faults of `attention.decode`: what it fetches, weighs, merges and leaves for the next launch (`mutation.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mutation import catalogue, variant
+
+_SMALL: dict[str, Any] = {"warps": 2, "keys": 16, "stages": 2, "group": 4}
+
+VARIANTS = {
+    "attention-grid": variant(
+        "attention", "decode", "sm_90a", reduction="global", sinks="sinks_fp32", windowed=True, **_SMALL
+    ),
+    "attention-cluster": variant(
+        "attention", "decode", "sm_90a", reduction="cluster", parts=2, sinks="sinks_bf16", rope="neox", rotary=32,
+        **_SMALL,
+    ),
+    "attention-tree": variant(
+        "attention", "decode", "sm_121a", cache="e4m3", mask=32, windowed=True, rope="interleaved", rotary=24,
+        page_size=48, **_SMALL,
+    ),
+    "attention-window": variant(
+        "attention", "decode", "sm_121a", windowed=True, soft_cap=True, **_SMALL | {"stages": 3}
+    ),
+    "attention-present": variant("attention", "decode", "sm_80", append=False, pdl=False, **_SMALL | {"keys": 32}),
+}  # fmt: skip
+
+_JOIN = "merged.join(__ldg(static_cast<const float*>(args.sinks) + head) * kLog2E);"
+_PART = "float* const to = partial_of(args, int(blockIdx.x), work.first) + row * kPitch;"
+_PAST = "    if (d >= Rotary) return;\n#pragma unroll\n    for (int i = 0; i < 4; ++i) {\n      const float a"
+
+_GRID = (
+    ("every block merges", "      if (shared.last) {", "      if (true) {"),
+    ("nobody is told to merge but by a plain store", "      __syncthreads();\n      if (shared.last) {",
+     "      if (shared.last) {"),
+    ("one arrival too few is waited for", "work.first, u32(parts));", "work.first, u32(parts - 1));"),
+    ("one arrival too many is waited for", "work.first, u32(parts));", "work.first, u32(parts + 1));"),
+    ("the counter is not reset", "atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;",
+     "atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"),
+    *((f"the last arrival is told by .{order}", "atom.acq_rel.gpu.global.inc", f"atom.{order}.global.inc")
+      for order in ("relaxed.gpu", "acquire.gpu", "release.gpu", "acq_rel.cta")),
+    ("a block arrives before it has written",
+     "    __syncthreads();  // partial results of the block are written, and its rings are free\n", ""),
+    ("a block has one place for two partial results", "(u64(block) * 2u + (block == first))", "(u64(block) * 2u)"),
+    ("the last part is left out", "const int parts = work.last - work.first + 1;",
+     "const int parts = work.last - work.first;"),
+    ("a block goes on past its end", "work.end = int(min(end_ - own, (long long)rounds));", "work.end = rounds;"),
+    ("heads share the rounds of the first", "work.begin = int(at_ - own);", "work.begin = int(at_ - before_);"),
+    ("the sink counts twice", _JOIN, _JOIN + _JOIN),
+    ("the sink counts in each part", _PART, "merged.join(__ldg(static_cast<const float*>(args.sinks) + work.head * "
+     "kGroup + row % kGroup) * kLog2E);\n        " + _PART),
+    ("the sink is of base 2", _JOIN, _JOIN.replace(" * kLog2E", "")),
+    ("nothing is waited for", "        wait_for_previous();\n        launch", "        launch"),
+    ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
+)  # fmt: skip
+
+_CLUSTER = (
+    ("the mailbox is read before all is there", "    mbarrier_wait(arrived, 0u);\n", ""),
+    ("fewer bytes are expected", "* kPitch * 4));", "* kPitch * 4 - 16));"),
+    ("others' barriers are taken for ready", "    cluster_wait();\n", ""),
+    ("the barrier is not seen by the cluster", "      mbarrier_init_fence();\n", ""),
+    ("rows go to the block of their part", "const int owner = row % 2;", "const int owner = int(rank);"),
+    ("maximum and sum change places", "merged.most, merged.sum, 0.0f, 0.0f, barrier",
+     "merged.sum, merged.most, 0.0f, 0.0f, barrier"),
+    ("the other half is rotated the other way", "d < kHalf ? -1.0f : 1.0f", "d < kHalf ? 1.0f : -1.0f"),
+    ("sines are read where cosines lie", "TableRow<Table, 8>::load(table, at + kHalf, found.sin);",
+     "TableRow<Table, 8>::load(table, at, found.sin);"),
+    ("what lies behind the rotary part is rotated", "    if (d >= Rotary) return;\n    const float sign",
+     "    const float sign"),
+    ("a position is one late", ": request.old + token;", ": request.old + token + 1;"),
+)  # fmt: skip
+
+_TREE = (
+    ("the scale of keys is forgotten", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
+    ("the scale of values is forgotten", "merged.factor(v_scale)", "merged.factor(1.0f)"),
+    ("the scale of the first head serves all", "args.v_scale + work.head * args.scale_stride", "args.v_scale"),
+    ("what is kept is not divided by the scale", "to_e4m3x2(v.x[4 * i] / scale, v.x[4 * i + 1] / scale)",
+     "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
+    ("bytes of a pair of values change places", "b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x20)));",
+     "b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x02)));"),
+    ("a query beyond fp16 is infinite", "wide.x[i] = min_nan(max_nan(wide.x[i], -65504.0f), 65504.0f);",
+     "wide.x[i] = wide.x[i];"),
+    ("bits of the mask are counted from above", "if (!(bits >> other % 32 & 1u))",
+     "if (!(bits >> (31 - other % 32) & 1u))"),
+    ("the mask is that of the other token", "__ldg(args.mask + (request.first + token)",
+     "__ldg(args.mask + (request.first + other)"),
+    ("the mask does not count", "if (!(bits >> other % 32 & 1u)) return false;", ""),
+    ("a window counts from the place in the request", "return position_of(args, request, other) >= low[m][half];",
+     "return request.old + other >= low[m][half];"),
+    ("neighbours turn the other way", "v.x[2 * i] = fmaf(-b,", "v.x[2 * i] = fmaf(b,"),
+    ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
+    ("a token without a slot is written", "k_scale : v_scale, slot >= 0);",
+     "k_scale : v_scale, true);"),
+    ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
+     "const long long at = slot / 16 * args.block_stride + slot % 16"),
+)  # fmt: skip
+
+_WINDOW = (
+    ("a window is one token longer", "- args.window + 1;", "- args.window;"),
+    ("a window is one token shorter", "- args.window + 1;", "- args.window + 2;"),
+    ("a window begins a tile late", "max(found.old - window + 1, 0) / 16", "max(found.old - window + 17, 0) / 16"),
+    ("the edge of a window is not masked", " || token < lowest, seen", ", seen"),
+    ("the end of the tokens is not masked", "token + kKeys > request.old || token < lowest", "token < lowest"),
+    ("a slot is read before it is there", "copy_wait<kStages - 2>();", "copy_wait<kStages - 1>();"),
+    ("a slot is filled while it is read",
+     "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);", "stream.start(i + kStages - 1, slot);"),
+    ("what is not there is fetched", "const int bytes = token + row < end_ ? 16 : 0;", "const int bytes = 16;"),
+    ("the new token is read in the cache", "found.end = Append || found.old < 0 ? found.old : length;",
+     "found.end = found.old < 0 ? found.old : length;"),
+    ("new tokens do not see themselves", "if (other > token) return false;", "if (other >= token) return false;"),
+    ("new tokens see those behind", "if (other > token) return false;", ""),
+    ("rows that hold no new token are not cleared", "const int missing = (kNewKeys - request.queries) * Row::kVectors;",
+     "const int missing = 0;"),
+    ("powers of nothing are of NaN", "return most == minus_infinity() ? 0.0f : most;", "return most;"),
+    ("a row that saw nothing is divided by 0", "return sum == 0.0f ? 0.0f : __fdividef(scale, sum);",
+     "return __fdividef(scale, sum);"),
+    ("logits go to half the cap", "const Logit logit(args.scale * k_scale, args.soft_cap)",
+     "const Logit logit(args.scale * k_scale, args.soft_cap * 0.5f)"),
+    ("the cap is of one side", "return cap * (1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f));",
+     "return cap * fmaxf(1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f), -0.5f);"),
+    ("warps meet before they have written",
+     "to[kD + 1] = sum;\n          }\n        }\n      }\n    __syncthreads();\n",
+     "to[kD + 1] = sum;\n          }\n        }\n      }\n"),
+    ("padding attends to its new tokens", "if (length < found.queries) found.old = -1;", ""),
+)  # fmt: skip
+
+_PRESENT = (
+    ("a token sees the one behind it",
+     "kAppend ? request.old : request.old + token + 1;",
+     "kAppend ? request.old : request.old + token + 2;"),
+    ("a token does not see itself", "high[m][half] = kAppend ? request.old : request.old + token + 1;",
+     "high[m][half] = request.old + token;"),
+    ("a page is taken for its neighbour", "page_[i] = token < end_ ? __ldg(pages_ + token / kPage) : 0;",
+     "page_[i] = token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
+    ("sums are not rescaled", "      state.sum[m][half] *= factor;\n", ""),
+    ("values are not rescaled", "        state.out[m][j][2 * half] *= factor;\n", ""),
+    ("lanes' sums are not added", "const float sum = quad_sum(state.sum[m][half]);",
+     "const float sum = state.sum[m][half];"),
+    ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
+)  # fmt: skip
+
+_FAULTS = {
+    "attention-grid": _GRID,
+    "attention-cluster": _CLUSTER,
+    "attention-tree": _TREE,
+    "attention-window": _WINDOW,
+    "attention-present": _PRESENT,
+}
+MUTATIONS = catalogue(VARIANTS, _FAULTS)
+
+# What escapes, and why.
+ESCAPES = (
+    (
+        "attention-grid: a block has one place for two partial results",
+        "the second is written over the first while another block merges; here blocks begin in their order",
+    ),
+)
