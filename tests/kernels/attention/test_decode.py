@@ -61,7 +61,7 @@ SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "32 rows of a head of 128": ("sm_121a", {"rows": 32, "group": 8, "head_dim": 128, "stages": 3}),
     "64 rows": ("sm_90a", {"rows": 64, "group": 16, "warps": 1, "sinks": "sinks_fp16"}),
     "a tree": ("sm_121a", {"mask": 32, "group": 1, "rope": "neox", "windowed": True}),
-    "a tree in a grid, positions": ("sm_90a", {"mask": 64, "group": 1, "rows": 32, "windowed": True, **GRID}),
+    "a tree in a grid, positions": ("sm_90a", {"mask": 64, "group": 1, "rows": 32, **GRID}),
     "a tree of 64": ("sm_90a", {"mask": 64, "group": 1, "rows": 64, "warps": 1}),
     "E4M3 of bf16": (
         "sm_121a", {"cache": "e4m3", "sinks": "sinks_bf16", "rope": "neox", "group": 1, "rows": 32, "warps": 1}
