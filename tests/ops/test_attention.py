@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitmx
+from jitmx import kernels
+from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
 from jitmx.ops.attention.calls import _plans
 from simulated_card import Simulated, on_cpu
@@ -19,6 +21,7 @@ from simulated_card import Simulated, on_cpu
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HEADS, KV, DIM, PAGE = 8, 2, 64, 16
 GATE = 6e-3
+HAS_PREFILL = any(spec.name == "prefill" for spec in kernels.family("attention").specs)
 
 
 @dataclasses.dataclass
@@ -417,14 +420,32 @@ def test_plans_are_kept_by_the_next_power_of_two_of_the_longest_context(card: Si
         made.call(max_seq_len=65)
 
 
+@pytest.mark.skipif(HAS_PREFILL, reason="attention.prefill takes them")
 def test_more_new_tokens_than_a_launch_takes_are_refused_until_a_kernel_takes_them(card: Simulated) -> None:
     made = world([(3, 20)], seed=17)
     with pytest.raises(KnobError, match=r"takes 64 rows of head_dim=64, and 20 new tokens of group=4 are 80"):
         made.call()
-    made = world([(3, 1)], seed=17)
     given = {name: value for name, value in made.given.items() if name != "q"}
     with pytest.raises(KnobError, match="'append' is no kernel of attention; its kernels: "):
         jitmx.append_kv(**given)
+    assert not card.launched
+
+
+@pytest.mark.skipif(not HAS_PREFILL, reason="attention.prefill is not there yet")
+@pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)
+def test_many_new_tokens_are_written_first_and_short_requests_of_the_batch_left_to_decode(card: Simulated) -> None:
+    made = world([(0, 40), (37, 2), (-1, 1), (130, 1), (16, 19)], seed=3)
+    sinks = torch.randn(HEADS)
+    found = made.call(sinks=sinks, window=50)
+    assert card.kernels == ["attention.append", "attention.prefill", "attention.decode"]
+    assert error(found, expected(made, sinks=sinks, window=50)) < GATE
+    card.launched.clear()
+    made = world([(5, 40)], seed=4)
+    given = {name: value for name, value in made.given.items() if name != "q"}
+    jitmx.append_kv(**given)
+    assert error(made.call(k_new=None, v_new=None), expected(made)) < GATE
+    assert card.kernels == ["attention.append", "attention.prefill"]
+    assert error(made.call(), expected(made)) < GATE
 
 
 def _cut(**changed: Callable[[torch.Tensor], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -610,19 +631,13 @@ def test_settings_choose_knobs_and_are_named_where_they_are_wrong(
 ) -> None:
     made = world([(40, 1)], seed=19)
     monkeypatch.setenv("JITMX_ATTENTION_KNOBS", "warps=2,keys=16")
-    jitmx_settings().reload()
+    jitmx_settings.reload()
     made.call()
     assert (card.launched[-1].knobs.as_dict()["warps"], card.launched[-1].knobs.as_dict()["keys"]) == (2, 16)
     monkeypatch.setenv("JITMX_ATTENTION_KNOBS", "head_dim=128")
-    jitmx_settings().reload()
+    jitmx_settings.reload()
     with pytest.raises(KnobError, match=r"JITMX_ATTENTION_KNOBS=head_dim=128.*cannot be overridden"):
         made.call()
-
-
-def jitmx_settings() -> Any:
-    from jitmx import settings
-
-    return settings
 
 
 ORDER = (

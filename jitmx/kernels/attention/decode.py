@@ -146,7 +146,9 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
 
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """A block a window; a cluster for one or two requests; for more, an even share of all tokens."""
-    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "warps": 4, "parts": 1, "blocks_per_sm": 1}
+    # Without append the launch before may be what writes the cache, of which this one reads ahead.
+    knobs: dict[str, Any] = {"pdl": "pdl" in arch.features and problem.append}
+    knobs |= {"warps": 4, "parts": 1, "blocks_per_sm": 1}
     row = problem.head_dim * (1 if problem.cache == "e4m3" else 2)
     knobs["keys"] = 16 if rows_for(problem) > 16 or row >= 256 else 32
     items = problem.batch * problem.kv_heads
