@@ -60,8 +60,8 @@ def append_only(call: Call) -> Variant:
 def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
     """Kernels of a call, in order, each with what it is asked: one launch where `decode` takes all new tokens.
 
-    Else a kernel of many tokens finds new keys in the cache, where its companion writes them first, and of a mixed batch
-    the short requests are left to `decode`.
+    Else a kernel of many tokens finds new keys in the cache, where its companion writes them first, and of a mixed
+    batch the short requests are left to `decode`.
 
     Raises:
         KnobError: no kernel serves the problem.
@@ -73,7 +73,7 @@ def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
     yield chosen.variant, problem
     if chosen.variant.spec.name != "decode" and problem.batch > 1:
         short = replace(problem, append=False, queries=short_requests(problem))
-        yield _chosen(call, short).variant, short
+        yield _chosen(call, short, (("kernel", "decode"),)).variant, short
 
 
 def short_requests(problem: AttentionProblem) -> int:
