@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitmx
+from jitmx import kernels
+from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
 from jitmx.ops.attention.calls import _plans
 from simulated_card import Simulated, on_cpu
@@ -417,6 +419,23 @@ def test_plans_are_kept_by_the_next_power_of_two_of_the_longest_context(card: Si
         made.call(max_seq_len=65)
 
 
+@pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)
+def test_many_new_tokens_are_written_first_and_short_requests_of_the_batch_left_to_decode(card: Simulated) -> None:
+    made = world([(0, 40), (37, 2), (-1, 1), (130, 1), (16, 19)], seed=3)
+    sinks = torch.randn(HEADS)
+    found = made.call(sinks=sinks, window=50)
+    first, _, last = card.kernels
+    assert (first, last) == ("attention.append", "attention.decode")
+    assert error(found, expected(made, sinks=sinks, window=50)) < GATE
+    card.launched.clear()
+    made = world([(5, 40)], seed=4)
+    given = {name: value for name, value in made.given.items() if name != "q"}
+    jitmx.append_kv(**given)
+    assert error(made.call(k_new=None, v_new=None), expected(made)) < GATE
+    assert len(card.kernels) == 2 and card.kernels[0] == "attention.append"
+    assert error(made.call(), expected(made)) < GATE
+
+
 def _cut(**changed: Callable[[torch.Tensor], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda given: {name: change(given[name]) for name, change in changed.items()}
 
@@ -600,19 +619,13 @@ def test_settings_choose_knobs_and_are_named_where_they_are_wrong(
 ) -> None:
     made = world([(40, 1)], seed=19)
     monkeypatch.setenv("JITMX_ATTENTION_KNOBS", "warps=2,keys=16")
-    jitmx_settings().reload()
+    jitmx_settings.reload()
     made.call()
     assert (card.launched[-1].knobs.as_dict()["warps"], card.launched[-1].knobs.as_dict()["keys"]) == (2, 16)
     monkeypatch.setenv("JITMX_ATTENTION_KNOBS", "head_dim=128")
-    jitmx_settings().reload()
+    jitmx_settings.reload()
     with pytest.raises(KnobError, match=r"JITMX_ATTENTION_KNOBS=head_dim=128.*cannot be overridden"):
         made.call()
-
-
-def jitmx_settings() -> Any:
-    from jitmx import settings
-
-    return settings
 
 
 ORDER = (

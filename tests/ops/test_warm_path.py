@@ -169,6 +169,36 @@ def test_a_layer_with_another_second_weight_or_residual_has_launches_of_its_own(
     ]
 
 
+def attention_inputs() -> dict[str, Any]:
+    """What a layer of gpt-oss gives at one token: views of QKV's output and of vLLM's cache."""
+    q, k, v = (x.unflatten(1, (-1, 64)) for x in torch.zeros(1, 80 * 64).bfloat16().split([4096, 512, 512], 1))
+    pool, numbers = torch.zeros(4, 16, 8, 128).bfloat16(), torch.zeros(1, 4, dtype=torch.int32)
+    caches = {"k_cache": pool[..., :64], "v_cache": pool[..., 64:], "block_table": numbers}
+    lengths = {"seq_lens": numbers[0, :1], "query_start_loc": numbers[0, :2]}
+    more = {"sinks": torch.zeros(64).bfloat16(), "rope": torch.zeros(64, 64).bfloat16(), "out": torch.zeros_like(q)}
+    slots = torch.zeros(1, dtype=torch.int64)
+    return {"q": q, "k_new": k, "v_new": v, **caches, **lengths, **more, "slot_mapping": slots, "max_query_len": 1}
+
+
+def test_a_warm_attention_calls_forty_eight_functions_at_most() -> None:
+    """Of twelve tensors strides, device and address, a call each of C; of Python six."""
+    given = attention_inputs()
+    with torch.inference_mode():
+        assert calls(lambda: jitmx.attention(**given, max_seq_len=50, window=128)) <= 48
+
+
+@pytest.mark.parametrize("how", ["astray", "traced"])
+@pytest.mark.parametrize("name", ["q", "k_new", "v_new", "k_cache", "v_cache", "rope", "out"])
+def test_a_warm_attention_refuses_tensors_of_known_shape_that_lie_wrong(name: str, how: str) -> None:
+    change, said = LIES[how]
+    right = attention_inputs()
+    whole = {key: right[key].contiguous() for key in ("q", "k_new", "v_new", "k_cache", "v_cache", "rope", "out")}
+    right |= whole
+    jitmx.attention(**right)
+    with pytest.raises(InputError, match=f"{name} {said}"):
+        jitmx.attention(**{**right, name: change(right[name])})
+
+
 @pytest.mark.parametrize("how", LIES)
 @pytest.mark.parametrize("name", ["x", "weight", "bias", "norm"])
 def test_a_warm_routing_refuses_tensors_of_known_shape_that_lie_wrong(name: str, how: str) -> None:

@@ -83,7 +83,7 @@ def run_attention(
         (q_at | k_at | v_at | k_cache_at | v_cache_at | out_at | rope_at) & 15
         or out_at in (q_at, k_at, v_at)
         or (k_at and k_cache_at == v_cache_at)
-        or (torch.is_grad_enabled() and _any_gradient(q, k_new, v_new, k_cache, v_cache, sinks, rope))
+        or (torch.is_grad_enabled() and _any_gradient(q, k_new, v_new, k_cache, v_cache, sinks, rope, out))
     ):
         given = Tensors(
             q, k_new, v_new, k_cache, v_cache, block_table, seq_lens, query_start_loc, slot_mapping, positions, sinks,

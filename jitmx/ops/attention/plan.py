@@ -60,8 +60,8 @@ def append_only(call: Call) -> Variant:
 def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
     """Kernels of a call, in order, each with what it is asked: one launch where `decode` takes all new tokens.
 
-    Else `prefill` finds new keys in the cache, where its companion writes them first, and of a mixed batch the short
-    requests are left to `decode`.
+    Else a kernel of many tokens finds new keys in the cache, where its companion writes them first, and of a mixed
+    batch the short requests are left to `decode`.
 
     Raises:
         KnobError: no kernel serves the problem.
@@ -71,9 +71,9 @@ def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
     for before in companions(chosen):
         yield before.variant, problem
     yield chosen.variant, problem
-    if chosen.variant.spec.name == "prefill" and problem.batch > 1:
+    if chosen.variant.spec.name != "decode" and problem.batch > 1:
         short = replace(problem, append=False, queries=short_requests(problem))
-        yield _chosen(call, short).variant, short
+        yield _chosen(call, short, (("kernel", "decode"),)).variant, short
 
 
 def short_requests(problem: AttentionProblem) -> int:
@@ -91,7 +91,7 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
         "requests": problem.batch, "kv_heads": problem.kv_heads, "scale_stride": call.scale_stride,
         "parts": getattr(variant.knobs, "parts", 1),
     }  # fmt: skip
-    if variant.spec.name == "prefill":
+    if variant.spec.name not in ("decode", "append"):
         fixed["least_queries"] = short_requests(problem) + 1 if problem.batch > 1 else 1
     known = variant.arguments.fields
     geometry = FAMILY.launch(variant, problem, card.multiprocessors(call.device))
