@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitmx
-from jitmx import kernels
 from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
 from jitmx.ops.attention.calls import _plans

@@ -382,21 +382,25 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
 
     A window has more tiles of keys than the ring.
     """
+    knobs = SimpleNamespace(**with_defaults(knobs))
     keys, tokens = knobs.keys, -(-knobs.rows // knobs.group)
     window = keys * knobs.stages + keys // 2 + 5
-    ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1), (2 * keys + 1, 2))
+    # Beside requests as they come: tiles of which a row sees all keys but the last or but the first, or the last alone.
+    ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
+    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1))
     yield case(
         knobs,
-        Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
+        Asked("ragged", ragged + edges, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
         0, launch,
     )  # fmt: skip
     page = knobs.page_size
     chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
+    large = 16.0 if knobs.qk == "qk_fp32" else 4.0  # powers of logits are beyond fp32, but relative to the largest
     yield case(
         knobs,
-        Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True, large=4.0,
-              soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
+        Asked("a chunk behind a prefix, positions are given, sharp", chunk, 2, window=window, explicit=True,
+              large=large, soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
         1, launch,
     )  # fmt: skip
     yield case(knobs, Asked("a window of one", ((keys + 2, 1), (0, 3)), 1, window=1, sinks=(-np.inf,)), 2, launch)
-    yield case(knobs, Asked("pages far apart", ((keys, 2),), 1, window=keys, far=True), 3, launch)
+    yield case(knobs, Asked("pages far apart", ((keys + 15, 2),), 1, window=keys, far=True), 3, launch)

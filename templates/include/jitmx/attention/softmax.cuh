@@ -33,8 +33,8 @@ template <> struct Logits<true> {
   static __device__ __forceinline__ float above(float s, float base) { return s - base; }
 };
 
-// Four values of a row of a result, weighed by powers relative to `most`, and the sum of these. In memory a row is its D
-// values, `most` and `sum`.
+// Four values of a row of a result, weighed by powers relative to `most`, and the sum of these. In memory a row is its
+// D values, `most` and `sum`.
 struct Merged {
   float most = minus_infinity(), sum = 0.0f;
   float4 out = {0.0f, 0.0f, 0.0f, 0.0f};

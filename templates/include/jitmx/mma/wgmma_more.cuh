@@ -20,13 +20,14 @@ namespace jitmx {
 template <int N> struct WgmmaMore;
 
 // i0 to i4: how the operands behind the sums are named.
-#define JITMX_FIRST(N, kind, i0, i1)                                                                                  \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N kind                \
-               " {" JITMX_NAMES_##N "}, " i0 ", " i1 ", add, 1, 1, 0, 0;\n}\n"                                        \
+#define JITMX_TEXT(N, kind, compare, a, rest) \
+  "{\n.reg .pred add;\nsetp." compare ".u32 add, 0, 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n" #N kind " {" JITMX_NAMES_##N "}, " a ", add, 1, 1" rest ";\n}\n"
+#define JITMX_FIRST(N, kind, i0, i1) \
+  asm volatile(JITMX_TEXT(N, kind, "ne", i0 ", " i1, ", 0, 0") \
                : JITMX_SUMS_##N("=f") : "l"(a_matrix), "l"(b_matrix))
-#define JITMX_TRANSPOSED(N, kind, i0, i1, i2, i3, i4)                                                                 \
-  asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N kind                \
-               " {" JITMX_NAMES_##N "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", add, 1, 1, 1;\n}\n"                 \
+#define JITMX_TRANSPOSED(N, kind, i0, i1, i2, i3, i4) \
+  asm volatile(JITMX_TEXT(N, kind, "eq", "{" i0 ", " i1 ", " i2 ", " i3 "}, " i4, ", 1") \
                : JITMX_SUMS_##N("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_matrix))
 #define JITMX_WGMMA_MORE(N, i0, i1, i2, i3, i4)                                                                       \
   template <> struct WgmmaMore<N> {                                                                                   \
@@ -53,6 +54,7 @@ JITMX_WGMMA_MORE(128, "%64", "%65", "%66", "%67", "%68");
 #undef JITMX_WGMMA_MORE
 #undef JITMX_TRANSPOSED
 #undef JITMX_FIRST
+#undef JITMX_TEXT
 #undef JITMX_SUMS_128
 #undef JITMX_SUMS_64
 #undef JITMX_SUMS_16
