@@ -105,7 +105,8 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
   }
 
  private:
-  static __device__ __forceinline__ Request request(const int* seq_lens, const int* query_start, int window, int index) {
+  static __device__ __forceinline__ Request request(const int* seq_lens, const int* query_start, int window,
+                                                    int index) {
     return request_of<Append, Windowed>(seq_lens, query_start, index, window);
   }
   static __device__ __forceinline__ int rounds_of(const Request& request) {
@@ -120,8 +121,8 @@ template <int Keys, int MostQueries, bool Append, bool Windowed> class EvenRound
   int share_ = 0, larger_ = 0, request_ = 0, before_ = 0, at_ = 0, end_ = 0;
 };
 
-// The part of this block where `parts` blocks share a (request, KV head): the first ones have an even share of its rounds
-// each, the others nothing where there are too few. False: nothing.
+// The part of this block where `parts` blocks share a (request, KV head): the first ones have an even share of its
+// rounds each, the others nothing where there are too few. False: nothing.
 template <int Keys, int MostQueries, bool Append, bool Windowed>
 __device__ __forceinline__ bool fixed_part(const int* seq_lens, const int* query_start, int window, int parts,
                                            int kv_heads, Work& work) {

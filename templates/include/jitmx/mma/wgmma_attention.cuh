@@ -17,7 +17,7 @@ namespace jitmx {
 #define JITMX_SUMS_64(how) JITMX_SUMS_16(how, 0), JITMX_SUMS_16(how, 16)
 #define JITMX_SUMS_128(how) JITMX_SUMS_64(how), JITMX_SUMS_16(how, 32), JITMX_SUMS_16(how, 48)
 
-template <int N> struct WgmmaMore;
+template <int N> struct WgmmaAttention;
 
 // i0 to i4: how the operands behind the sums are named.
 #define JITMX_TEXT(N, kind, compare, a, rest) \
@@ -30,7 +30,7 @@ template <int N> struct WgmmaMore;
   asm volatile(JITMX_TEXT(N, kind, "eq", "{" i0 ", " i1 ", " i2 ", " i3 "}, " i4, ", 1") \
                : JITMX_SUMS_##N("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_matrix))
 #define JITMX_WGMMA_MORE(N, i0, i1, i2, i3, i4)                                                                       \
-  template <> struct WgmmaMore<N> {                                                                                   \
+  template <> struct WgmmaAttention<N> {                                                                                   \
     /* D = A B, both by descriptors of matrix_descriptor. */                                                          \
     template <class T> static __device__ __forceinline__ void first(float (&d)[N / 2], u64 a_matrix, u64 b_matrix) {  \
       if constexpr (kWgmmaType<T> == 0)                                                                               \
