@@ -132,7 +132,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     blocks = problem.batch * problem.kv_heads * problem.queries * problem.group
     found = []
     for rows in (128, 64) if blocks >= 2 * 128 * multiprocessors else (64, 128):
-        for tiles in (2, 1) if problem.head_dim <= 64 else (1, 2):
+        for tiles in (2, 1) if problem.head_dim <= 64 and rows == 128 else (1, 2):
             for keys in sorted((32, 48, 64, 80, 96, 128), key=lambda keys: _waste(problem, rows, keys)):
                 for stages in (2, 3):
                     knobs = {"rows": rows, "tiles": tiles, "keys": keys, "stages": stages, "blocks_per_sm": 1}
