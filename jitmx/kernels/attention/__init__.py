@@ -82,14 +82,6 @@ FAMILY = Family(
             rarer=decode.RARER,
         ),
         Kernel(
-            prefill.PREFILL,
-            cases=_prefill_cases,
-            fixed=prefill.fixed,
-            launch=prefill.launch,
-            heuristic=prefill.heuristic,
-            candidates=prefill.candidates,
-        ),
-        Kernel(
             wgmma.WGMMA,
             cases=_wgmma_cases,
             fixed=wgmma.fixed,
@@ -97,6 +89,14 @@ FAMILY = Family(
             heuristic=wgmma.heuristic,
             candidates=wgmma.candidates,
             runs_on=wgmma.runs_on,
+        ),
+        Kernel(
+            prefill.PREFILL,
+            cases=_prefill_cases,
+            fixed=prefill.fixed,
+            launch=prefill.launch,
+            heuristic=prefill.heuristic,
+            candidates=prefill.candidates,
         ),
         Kernel(
             append.APPEND,

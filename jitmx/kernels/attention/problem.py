@@ -75,6 +75,11 @@ class AttentionProblem(Problem):
         return self.window > 0
 
     @property
+    def overridable(self) -> bool:
+        """Whether knobs in the environment are meant for it: those of attention, not of the write before it."""
+        return self.step == "attend"
+
+    @property
     def fixed(self) -> dict[str, object]:
         """Knobs that it decides, in every kernel."""
         found = {name: getattr(self, name) for name in SHARED}

@@ -103,12 +103,12 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Wide tiles of keys but within a window; one block a multiprocessor, or two where registers suffice."""
+    """Two blocks a multiprocessor where registers suffice: one has products while the other has powers."""
     given, narrow = fixed(problem), 0 < problem.window <= 512
     found = []
-    for rows in (128, 192, 64):
-        for keys in (64, 128) if narrow else (128, 64):
-            for stages, blocks in ((3, 1), (4, 1), (3, 2)):
+    for rows in (64, 128, 192) if narrow else (128, 64, 192):
+        for keys in (64, 128):
+            for stages, blocks in ((3, 2), (3, 1), (4, 1)):
                 knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
                 if WGMMA.legal(arch, **given, **knobs):
                     found.append(knobs)
