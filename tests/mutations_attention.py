@@ -45,22 +45,22 @@ _GRID = (
     ("a block has one place for two partial results", "(u64(block) * 2u + (block == first))", "(u64(block) * 2u)"),
     ("the last part is left out", "const int parts = work.last - work.first + 1;",
      "const int parts = work.last - work.first;"),
-    ("a block goes on past its end", "work.end = int(min(end_ - own, (long long)rounds));", "work.end = rounds;"),
-    ("heads share the rounds of the first", "work.begin = int(at_ - own);", "work.begin = int(at_ - before_);"),
+    ("a block goes on past its end", "work.end = min(end_ - own, rounds);", "work.end = rounds;"),
+    ("heads share the rounds of the first", "work.begin = at_ - own;", "work.begin = at_ - before_;"),
     ("the sink counts twice", _JOIN, _JOIN + _JOIN),
     ("the sink counts in each part", _PART, "merged.join(__ldg(static_cast<const float*>(args.sinks) + work.head * "
      "kGroup + row % kGroup) * kLog2E);\n        " + _PART),
     ("the sink is of base 2", _JOIN, _JOIN.replace(" * kLog2E", "")),
-    ("nothing is waited for", "        wait_for_previous();\n        launch", "        launch"),
+    ("nothing is waited for", "      wait_for_previous();\n      launch", "      launch"),
     ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
 )  # fmt: skip
 
 _CLUSTER = (
     ("the mailbox is read before all is there", "    mbarrier_wait(arrived, 0u);\n", ""),
     ("fewer bytes are expected", "* kPitch * 4));", "* kPitch * 4 - 16));"),
-    ("others' barriers are taken for ready", "    cluster_wait();\n", ""),
+    ("others' barriers are taken for ready", "    cluster_wait();\n    cluster_met", "    cluster_met"),
     ("the barrier is not seen by the cluster", "      mbarrier_init_fence();\n", ""),
-    ("rows go to the block of their part", "const int owner = row % 2;", "const int owner = int(rank);"),
+    ("rows go to the block of their part", "const int owner = row % used;", "const int owner = int(rank);"),
     ("maximum and sum change places", "merged.most, merged.sum, 0.0f, 0.0f, barrier",
      "merged.sum, merged.most, 0.0f, 0.0f, barrier"),
     ("the other half is rotated the other way", "d < kHalf ? -1.0f : 1.0f", "d < kHalf ? 1.0f : -1.0f"),
@@ -77,8 +77,8 @@ _TREE = (
     ("the scale of the first head serves all", "args.v_scale + work.head * args.scale_stride", "args.v_scale"),
     ("what is kept is not divided by the scale", "to_e4m3x2(v.x[4 * i] / scale, v.x[4 * i + 1] / scale)",
      "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
-    ("bytes of a pair of values change places", "b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x20)));",
-     "b[0] = from_e4m3x2(u16(__byte_perm(pairs[0], 0u, 0x02)));"),
+    ("bytes of a pair of values change places", "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));",
+     "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x02)));"),
     ("a query beyond fp16 is infinite", "wide.x[i] = min_nan(max_nan(wide.x[i], -65504.0f), 65504.0f);",
      "wide.x[i] = wide.x[i];"),
     ("bits of the mask are counted from above", "if (!(bits >> other % 32 & 1u))",
@@ -90,8 +90,8 @@ _TREE = (
      "return request.old + other >= low[m][half];"),
     ("neighbours turn the other way", "v.x[2 * i] = fmaf(-b,", "v.x[2 * i] = fmaf(b,"),
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
-    ("a token without a slot is written", "k_scale : v_scale, slot >= 0);",
-     "k_scale : v_scale, true);"),
+    ("a token without a slot is written", "if (slot >= 0) *Format::in_cache",
+     "if (true) *Format::in_cache"),
     ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
      "const long long at = slot / 16 * args.block_stride + slot % 16"),
 )  # fmt: skip
@@ -105,12 +105,13 @@ _WINDOW = (
     ("a slot is read before it is there", "copy_wait<kStages - 2>();", "copy_wait<kStages - 1>();"),
     ("a slot is filled while it is read",
      "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);", "stream.start(i + kStages - 1, slot);"),
-    ("what is not there is fetched", "const int bytes = token + row < end_ ? 16 : 0;", "const int bytes = 16;"),
+    ("what is not there is fetched", "const int bytes = token + 16 * run + row < end_ ? 16 : 0;",
+     "const int bytes = 16;"),
     ("the new token is read in the cache", "found.end = Append || found.old < 0 ? found.old : length;",
      "found.end = found.old < 0 ? found.old : length;"),
     ("new tokens do not see themselves", "if (other > token) return false;", "if (other >= token) return false;"),
     ("new tokens see those behind", "if (other > token) return false;", ""),
-    ("rows that hold no new token are not cleared", "const int missing = (kNewKeys - request.queries) * Row::kVectors;",
+    ("rows that hold no new token are not cleared", "const int missing = (kNewKeys - queries_there) * Row::kVectors;",
      "const int missing = 0;"),
     ("powers of nothing are of NaN", "return most == minus_infinity() ? 0.0f : most;", "return most;"),
     ("a row that saw nothing is divided by 0", "return sum == 0.0f ? 0.0f : __fdividef(scale, sum);",
@@ -150,9 +151,4 @@ _FAULTS = {
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 
 # What escapes, and why.
-ESCAPES = (
-    (
-        "attention-grid: a block has one place for two partial results",
-        "the second is written over the first while another block merges; here blocks begin in their order",
-    ),
-)
+ESCAPES: tuple[tuple[str, str], ...] = ()
