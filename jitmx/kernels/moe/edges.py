@@ -42,6 +42,12 @@ def router_weights(rows: int, top: int, seed: int, generator: np.random.Generato
     return weights.reshape(rows, top).astype(np.float32)
 
 
+def cancelled(parts: list[Array], whole: Array) -> float:
+    """How much larger parts are than their sum, by which an error of their rounding counts more; at least 1."""
+    size = float(np.linalg.norm([np.linalg.norm(np.nan_to_num(part)) for part in parts])) if parts else 0.0
+    return max(1.0, size / max(float(np.linalg.norm(np.nan_to_num(whole))), 1e-30))
+
+
 def weight_sides(weights: Array, there: Array) -> dict[str, bool]:
     """Edges of a row's weight, where there is an expert."""
     return {
