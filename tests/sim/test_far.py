@@ -301,7 +301,8 @@ NEAR = {
 def test_every_kernel_has_a_case_with_far_tensors(family: str) -> None:
     for spec in kernels.family(family).specs:
         target = "sm_90a" if spec.name in ("stream", "slice", "splitk", "wgmma", "token", "gather") else "sm_121a"
-        one = spec.variant(arch.parse(target), **({"depth": 2} if spec.name == "route" else {}))
+        fitting = {"routing.route": {"depth": 2}, "attention.decode": {"stages": 2}}
+        one = spec.variant(arch.parse(target), **fitting.get(f"{family}.{spec.name}", {}))
         sizes = [
             item.nbytes
             for case in kernels.family(family).cases(one)

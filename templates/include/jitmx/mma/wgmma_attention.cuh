@@ -29,23 +29,23 @@ template <int N> struct WgmmaAttention;
 #define JITMX_TRANSPOSED(N, kind, i0, i1, i2, i3, i4) \
   asm volatile(JITMX_TEXT(N, kind, "eq", "{" i0 ", " i1 ", " i2 ", " i3 "}, " i4, ", 1") \
                : JITMX_SUMS_##N("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_matrix))
-#define JITMX_WGMMA_MORE(N, i0, i1, i2, i3, i4)                                                                       \
-  template <> struct WgmmaAttention<N> {                                                                                   \
-    /* D = A B, both by descriptors of matrix_descriptor. */                                                          \
+#define JITMX_WGMMA_MORE(N, i0, i1, i2, i3, i4) \
+  template <> struct WgmmaAttention<N> { \
+    /* D = A B, both by descriptors of matrix_descriptor. */ \
     template <class T> static __device__ __forceinline__ void first(float (&d)[N / 2], u64 a_matrix, u64 b_matrix) {  \
-      if constexpr (kWgmmaType<T> == 0)                                                                               \
-        JITMX_FIRST(N, "k16.f32.bf16.bf16", i0, i1);                                                                  \
-      else                                                                                                            \
-        JITMX_FIRST(N, "k16.f32.f16.f16", i0, i1);                                                                    \
-    }                                                                                                                 \
-    /* D += A B, A from registers, B by transposed_descriptor. */                                                     \
-    template <class T>                                                                                                \
-    static __device__ __forceinline__ void transposed(float (&d)[N / 2], const u32 (&a)[4], u64 b_matrix) {           \
-      if constexpr (kWgmmaType<T> == 0)                                                                               \
-        JITMX_TRANSPOSED(N, "k16.f32.bf16.bf16", i0, i1, i2, i3, i4);                                                 \
-      else                                                                                                            \
-        JITMX_TRANSPOSED(N, "k16.f32.f16.f16", i0, i1, i2, i3, i4);                                                   \
-    }                                                                                                                 \
+      if constexpr (kWgmmaType<T> == 0) \
+        JITMX_FIRST(N, "k16.f32.bf16.bf16", i0, i1); \
+      else \
+        JITMX_FIRST(N, "k16.f32.f16.f16", i0, i1); \
+    } \
+    /* D += A B, A from registers, B by transposed_descriptor. */ \
+    template <class T> \
+    static __device__ __forceinline__ void transposed(float (&d)[N / 2], const u32 (&a)[4], u64 b_matrix) { \
+      if constexpr (kWgmmaType<T> == 0) \
+        JITMX_TRANSPOSED(N, "k16.f32.bf16.bf16", i0, i1, i2, i3, i4); \
+      else \
+        JITMX_TRANSPOSED(N, "k16.f32.f16.f16", i0, i1, i2, i3, i4); \
+    } \
   }
 
 JITMX_WGMMA_MORE(64, "%32", "%33", "%34", "%35", "%36");
