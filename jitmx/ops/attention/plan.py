@@ -47,14 +47,12 @@ class Plan(plan.Plan):
 
 
 def append_only(call: Call) -> Variant:
-    """The kernel that writes new keys and values to the cache, and what it is asked.
+    """The kernel that writes new keys and values to the cache.
 
     Raises:
-        KnobError: there is none.
+        KnobError: no variant serves the call.
     """
-    FAMILY.kernel("append")  # says which kernels there are
-    asked: dict[str, Any] = {"step": "append"}
-    return _chosen(call, replace(call.problem, **asked), call.knobs).variant
+    return _chosen(call, replace(call.problem, step="append"), call.knobs).variant
 
 
 def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
