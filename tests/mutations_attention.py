@@ -24,6 +24,10 @@ VARIANTS = {
         "attention", "decode", "sm_121a", windowed=True, soft_cap=True, **_SMALL | {"stages": 3}
     ),
     "attention-present": variant("attention", "decode", "sm_80", append=False, pdl=False, **_SMALL | {"keys": 32}),
+    "attention-team": variant(
+        "attention", "decode", "sm_120a", rows=64, reduction="global", sinks="sinks_bf16",
+        **_SMALL | {"warps": 8, "keys": 64, "group": 8},
+    ),
 }  # fmt: skip
 
 _JOIN = "merged.join(__ldg(static_cast<const float*>(args.sinks) + head) * kLog2E);"
@@ -86,8 +90,8 @@ _TREE = (
     ("the mask is that of the other token", "__ldg(args.mask + (request.first + token)",
      "__ldg(args.mask + (request.first + other)"),
     ("the mask does not count", "if (!(bits >> other % 32 & 1u)) return false;", ""),
-    ("a window counts from the place in the request", "return position_of(args, request, other) >= low[m][half];",
-     "return request.old + other >= low[m][half];"),
+    ("a window counts from the place in the request", "return position_of(args, request, other) >= low[half];",
+     "return request.old + other >= low[half];"),
     ("neighbours turn the other way", "v.x[2 * i] = fmaf(-b,", "v.x[2 * i] = fmaf(b,"),
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
     ("a token without a slot is written", "if (slot >= 0) *Format::in_cache",
@@ -130,15 +134,33 @@ _PRESENT = (
     ("a token sees the one behind it",
      "kAppend ? request.old : request.old + token + 1;",
      "kAppend ? request.old : request.old + token + 2;"),
-    ("a token does not see itself", "high[m][half] = kAppend ? request.old : request.old + token + 1;",
-     "high[m][half] = request.old + token;"),
+    ("a token does not see itself", "high[half] = kAppend ? request.old : request.old + token + 1;",
+     "high[half] = request.old + token;"),
     ("a page is taken for its neighbour", "page_[i] = token < end_ ? __ldg(pages_ + token / kPage) : 0;",
      "page_[i] = token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
-    ("sums are not rescaled", "      state.sum[m][half] *= factor;\n", ""),
-    ("values are not rescaled", "        state.out[m][j][2 * half] *= factor;\n", ""),
-    ("lanes' sums are not added", "const float sum = quad_sum(state.sum[m][half]);",
-     "const float sum = state.sum[m][half];"),
+    ("sums are not rescaled", "    state.sum[half] *= factor;\n", ""),
+    ("values are not rescaled", "      state.out[j][2 * half] *= factor;\n", ""),
+    ("lanes' sums are not added", "const float sum = quad_sum(state.sum[half]);",
+     "const float sum = state.sum[half];"),
     ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
+)  # fmt: skip
+
+_TEAM = (
+    ("warps of a ring do not meet", "    barrier(u32(1 + ring), kTeam * 32u);", "    __syncwarp();"),
+    ("rings share a barrier", "    barrier(u32(1 + ring), kTeam * 32u);", "    barrier(1u, kTeam * 32u);"),
+    ("all warps take the first rows", "tile = warp % kTeam * 16;", "tile = warp % 2 * 16;"),
+    ("rings have the same tokens", "(work.begin * kRings + warp / kTeam) * kKeys", "(work.begin * kRings) * kKeys"),
+    ("a team brings keys alone", "if (kTeam == 1 || is_value) copy_16_part", "if (kTeam == 1) copy_16_part"),
+    ("runs of tokens are brought twice, others never", "member_ / 2 + j * kMembers;", "member_ / 2;"),
+    ("copies of the others are not waited for", "      copy_wait<kStages - 2>();\n      meet();",
+     "      meet();\n      copy_wait<kStages - 2>();"),
+    ("the ring is written over while others read it", "    copy_wait<0>();\n    meet();", "    copy_wait<0>();"),
+    ("a stage ahead of the others is begun", "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);",
+     "stream.start(i + kStages - 1, slot);"),
+    ("results of one ring are merged", "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings, d);",
+     "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, 1, d);"),
+    ("warps whose rows end before do not bring tokens", "const bool is_value = member_ % 2 != 0;",
+     "const bool is_value = member_ % 2 != 0; if (member_ * 16 >= 8) { copy_commit(); return; }"),
 )  # fmt: skip
 
 _FAULTS = {
@@ -147,6 +169,7 @@ _FAULTS = {
     "attention-tree": _TREE,
     "attention-window": _WINDOW,
     "attention-present": _PRESENT,
+    "attention-team": _TEAM,
 }
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 

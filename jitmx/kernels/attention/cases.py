@@ -328,7 +328,7 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     Args:
         launch: for a problem on so many multiprocessors.
     """
-    step = knobs.keys * knobs.warps
+    step = knobs.keys * knobs.warps * 16 // knobs.rows
     share = max(step, LEAST)
     long = {"cluster": knobs.parts, "global": 2, "none": 0}[knobs.reduction] * share + step // 2 + 3
     long = max(long, step * (knobs.stages + 1) + 5)
@@ -350,7 +350,11 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
               explicit=True, large=4.0, soft_cap=30.0, sinks=(80.0, 0.0, -5.0)),
         1, on(7),
     )  # fmt: skip
-    yield case(knobs, Asked("a window of one", ((step + 2, 1), (0, new)), 1, window=1, sinks=(-np.inf,)), 2, on(7))
+    # So many new tokens that vectors of keys end, and those of values begin, halfway through each round of the threads.
+    vectors = (knobs.group + 1) * knobs.head_dim // 8
+    ends = {round_ * 16 * knobs.warps // vectors for round_ in (1, 3, 5)}
+    fresh = tuple((0, count) for count in sorted({new, *ends}) if 0 < count <= most_queries)
+    yield case(knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,)), 2, on(7))
     if knobs.mask and knobs.windowed:
         tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
         yield case(knobs, tree, 7, on(7))

@@ -23,7 +23,7 @@ from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
-ROWS = (16, 32, 64)
+ROWS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class DecodeKnobs(Knobs):
     table: str = shared.TABLE
     mask: int = shared.MASK
     append: bool = shared.APPEND
-    rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most")
-    keys: int = knob(32, choices=(16, 32, 64), doc="old tokens that a warp takes at a time")
-    stages: int = knob(3, low=2, high=8, doc="of these, under way a warp")
-    warps: int = knob(4, low=1, high=16, doc="a block")
+    rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most; 16 a warp")
+    keys: int = knob(32, choices=(16, 32, 64), doc="old tokens that warps of all rows take at a time")
+    stages: int = knob(3, low=2, high=8, doc="of these, under way")
+    warps: int = knob(4, low=1, high=16, doc="a block, a multiple of rows / 16")
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that the registers of a multiprocessor must suffice for")
     reduction: str = knob("none", choices=("none", "cluster", "global"), doc="where blocks merge what they have")
     parts: int = knob(1, choices=(1, 2, 4, 8, 16), doc="blocks a cluster")
@@ -64,9 +64,8 @@ def rows_for(problem: AttentionProblem) -> int:
     need = problem.queries * problem.group
     if problem.mask and problem.queries > problem.mask:
         raise KnobError(f"mask={problem.mask} bits are fewer than {problem.queries} new tokens", "use mask=64")
-    most = max(rows for rows in ROWS if rows * problem.head_dim <= 4096 or rows == 16)
-    if need > most:
-        said = f"attention.decode takes {most} rows of head_dim={problem.head_dim}, and {problem.queries} new tokens of"
+    if need > ROWS[-1]:
+        said = f"attention.decode takes {ROWS[-1]} rows, and {problem.queries} new tokens of"
         raise KnobError(f"{said} group={problem.group} are {need}", "use attention.prefill")
     return next(rows for rows in ROWS if rows >= need)
 
@@ -79,10 +78,14 @@ def _partial_bytes(knobs: DecodeKnobs) -> int:
     return knobs.rows * (knobs.head_dim + 4) * 4
 
 
+def _rings(knobs: DecodeKnobs) -> int:
+    return knobs.warps // (knobs.rows // 16)
+
+
 def shared_bytes(knobs: DecodeKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
     ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), _partial_bytes(knobs))
-    size = knobs.warps * ring + knobs.rows * knobs.head_dim * 2
+    size = _rings(knobs) * ring + knobs.rows * knobs.head_dim * 2
     if knobs.append:
         size += 2 * -(-most_queries(knobs) // 16) * 16 * _row_bytes(knobs)
     if knobs.reduction == "cluster":
@@ -93,12 +96,27 @@ def shared_bytes(knobs: DecodeKnobs) -> int:
     return -(-size // 128) * 128
 
 
+def most_registers(knobs: DecodeKnobs) -> int:
+    """Registers that a thread may take."""
+    return min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm) // 8 * 8)
+
+
+def _registers(knobs: DecodeKnobs) -> int:
+    """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
+    words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
+    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (12 if knobs.rows > 16 else 0)
+    return need + 6 * knobs.soft_cap + 6 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
+
+
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
     shared.check_shared(knobs, arch)
-    if knobs.rows * knobs.head_dim > 4096 and knobs.rows > 16:
-        most = max(rows for rows in ROWS if rows * knobs.head_dim <= 4096 or rows == 16)
-        said = f"rows={knobs.rows} of head_dim={knobs.head_dim} are over the registers of a warp"
-        raise KnobError(said, f"the nearest legal value is {most}")
+    need, most = _registers(knobs), most_registers(knobs)
+    if need > most:
+        said = f"keys={knobs.keys} of head_dim={knobs.head_dim} take {need} registers a thread, over {most}"
+        raise KnobError(said, "lower keys, warps or blocks_per_sm")
+    if knobs.warps % (knobs.rows // 16):
+        said = f"warps={knobs.warps} are not whole teams: rows={knobs.rows} take {knobs.rows // 16} warps each"
+        raise KnobError(said, f"use a multiple of {knobs.rows // 16}")
     if knobs.group > knobs.rows:
         raise KnobError(f"rows={knobs.rows} hold no token of group={knobs.group}", f"use rows={knobs.group}")
     if (knobs.reduction == "cluster") != (knobs.parts > 1):
@@ -114,9 +132,7 @@ DECODE = KernelSpec(
     name="decode",
     knobs=DecodeKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32 * knobs.blocks_per_sm) // 8 * 8),
-        # Addresses, stored before the loop over old tokens, of the largest results that a warp holds.
-        max_spill_bytes=128 if knobs.rows * knobs.head_dim > 2048 else 0,
+        max_registers=most_registers(knobs),
         require=(r"\bHMMA\.16816\.F", r"\bLDGSTS\.E\..*128", r"\bLDSM\b"),
     ),
     check=_check,
@@ -164,13 +180,13 @@ _LONG = 16384
 
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """A block a window, or a short context; a cluster for one request; for more, an even share of all tokens."""
-    items, rows = problem.batch * problem.kv_heads, rows_for(problem)
+    items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "parts": 1, "warps": 4, "keys": 32}
     if arch.shared_bytes < 200 << 10:
         alone = 0 < problem.window <= 512
         return _within(problem, arch, knobs | {"reduction": "none" if alone else "global", "keys": 16}, stages=4)
     full = items * 2 > multiprocessors  # more blocks than a multiprocessor has at a time hide each other's ends
-    crowded = items > 2 * multiprocessors and rows == 16
+    crowded = items > 2 * multiprocessors and team == 1
     if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
         knobs |= {"reduction": "none"}
         if crowded:
@@ -181,11 +197,11 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 2}, stages=2)
         return _within(problem, arch, knobs | {"warps": 5, "blocks_per_sm": 1}, stages=2)
     if "cluster" in arch.features and items * 8 <= multiprocessors and problem.context <= _LONG:
-        wide = problem.context > _LONG // 4 and rows == 16
+        wide = problem.context > _LONG // 4 and team == 1
         knobs |= {"reduction": "cluster", "parts": 8, "blocks_per_sm": 1}
-        return _within(problem, arch, knobs | {"warps": 8 if wide else 4}, stages=2 if wide or rows > 16 else 3)
+        return _within(problem, arch, knobs | {"warps": 8 if wide else 4}, stages=2 if wide else 3)
     knobs |= {"reduction": "global", "blocks_per_sm": 2 if full else 1}
-    if problem.cache == "e4m3" and rows == 16:
+    if problem.cache == "e4m3" and team == 1:
         return _within(problem, arch, knobs | {"keys": 64}, stages=3)
     if crowded:
         return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
@@ -195,27 +211,30 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages: int) -> dict[str, Any]:
-    """The knobs with fewer old tokens at a time, or fewer stages, until shared memory and registers hold them."""
-    wide = rows_for(problem) * problem.head_dim > 2048 or problem.head_dim * (2 - (problem.cache == "e4m3")) > 256
-    if wide:  # a warp's results take most of its registers
-        knobs = knobs | {"keys": 16, "blocks_per_sm": 1}
-    for warps in (knobs["warps"], 2, 1):
-        for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
-            found = knobs | {"keys": keys, "stages": count, "warps": warps}
-            if DECODE.legal(arch, **fixed(problem), **found):
-                return found
-    DECODE.variant(arch, **fixed(problem), **knobs)  # says what does not fit
+    """The knobs, whose `warps` are for 16 rows, for those of the problem: as many teams, until 16 warps make a block.
+
+    There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them.
+    """
+    team = rows_for(problem) // 16
+    most = max(1, min(knobs["warps"], 16 // team))
+    for teams in sorted({most, min(most, 2), 1}, reverse=True):
+        for blocks in sorted({knobs.get("blocks_per_sm", 1), 1}, reverse=True):
+            for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
+                found = {"keys": keys, "stages": count, "warps": teams * team, "blocks_per_sm": blocks}
+                if DECODE.legal(arch, **fixed(problem), **knobs | found):
+                    return knobs | found
+    DECODE.variant(arch, **fixed(problem), **knobs | {"keys": 16, "stages": 2, "warps": team})  # says what does not fit
     return knobs
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Knobs that tuning tries."""
-    pdl = "pdl" in arch.features
+    pdl, team = "pdl" in arch.features, rows_for(problem) // 16
     shapes = [
-        {"warps": warps, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl}
+        {"warps": warps * team, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl}
         for warps, keys, stages in (
             (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2), (5, 16, 2),
-            (4, 64, 3),
+            (4, 64, 3), (1, 32, 3), (1, 16, 4),
         )
         for blocks in (1, 2, 4)
     ]  # fmt: skip

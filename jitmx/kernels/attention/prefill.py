@@ -73,8 +73,8 @@ def most_registers(knobs: PrefillKnobs) -> int:
 def _registers(knobs: PrefillKnobs) -> int:
     """Registers that a thread needs: sums, logits, operands of Q, and all else, by what compilers took."""
     held = knobs.tiles * knobs.head_dim <= HELD
-    each = knobs.head_dim // 2 + knobs.keys // 2 + (knobs.head_dim // 4 if held else 20)
-    return knobs.tiles * each + 68
+    each = knobs.head_dim // 2 + knobs.keys * 5 // 8 + (knobs.head_dim // 4 if held else 20)
+    return knobs.tiles * each + 66
 
 
 def _check(knobs: PrefillKnobs, arch: Arch) -> None:
