@@ -176,6 +176,8 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
 _SHORT = 1024
 # Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
 _LONG = 16384
+# Of old tokens that a block reads: three quarters of what blocks of an H200 do.
+_BLOCK_GBPS = 34
 
 
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -183,8 +185,11 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features, "parts": 1, "warps": 4, "keys": 32}
     if arch.shared_bytes < 200 << 10:
-        alone = 0 < problem.window <= 512
-        return _within(problem, arch, knobs | {"reduction": "none" if alone else "global", "keys": 16}, stages=4)
+        knobs |= {"keys": 16, "reduction": "none"}
+        if not 0 < problem.window <= 512:
+            parts = _parts(problem, arch, multiprocessors)
+            knobs |= {"reduction": "cluster" if parts > 1 else "none" if parts else "global", "parts": parts or 1}
+        return _within(problem, arch, knobs, stages=4)
     full = items * 2 > multiprocessors  # more blocks than a multiprocessor has at a time hide each other's ends
     crowded = items > 2 * multiprocessors and team == 1
     if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
@@ -208,6 +213,14 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     if not full and problem.context > _LONG:
         return _within(problem, arch, knobs | {"warps": 8}, stages=2)
     return _within(problem, arch, knobs, stages=3)
+
+
+def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
+    """Blocks a (request, KV head) where those of one request alone use up the memory bandwidth; 0 where they do not."""
+    offered = (1, 2, 4, 8) if "cluster" in arch.features else (1,)
+    enough = [parts for parts in offered if problem.kv_heads * parts * _BLOCK_GBPS >= arch.memory_gbps]
+    items = problem.batch * problem.kv_heads
+    return max((parts for parts in enough if items * parts <= multiprocessors), default=int(1 in enough))
 
 
 def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages: int) -> dict[str, Any]:
