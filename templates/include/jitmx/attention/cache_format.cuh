@@ -28,7 +28,6 @@ template <class T, int D> struct SameFormat {
   using Product = T;  // type of the operands of products
   using Row = Rows<D * 2>;
   static constexpr int kBytes = 2;
-  static constexpr int kColumns = 2;  // neighbouring values of the head that a lane has of a pair of column tiles
 
   // Of 16 keys and 16 values of the head: operands b0, b1 of the first eight keys, then of the others.
   static __device__ __forceinline__ void keys(u32 rows, int row, int step, int lane, u32 (&b)[4]) {
@@ -91,7 +90,6 @@ template <int D> struct E4m3Format {
   using Product = Fp16;
   using Row = Rows<D>;
   static constexpr int kBytes = 1;
-  static constexpr int kColumns = 4;
 
   // Steps whose values of a key a lane has side by side: of rows of 64 bytes four, a vector of 16. Lane 4 g + t has
   // values 4 kSteps t ... of each 16 kSteps of key g, four of them a step.

@@ -29,7 +29,7 @@ template <int N> struct WgmmaAttention;
 #define JITMX_TRANSPOSED(N, kind, i0, i1, i2, i3, i4) \
   asm volatile(JITMX_TEXT(N, kind, "eq", "{" i0 ", " i1 ", " i2 ", " i3 "}, " i4, ", 1") \
                : JITMX_SUMS_##N("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_matrix))
-#define JITMX_WGMMA_MORE(N, i0, i1, i2, i3, i4) \
+#define JITMX_WGMMA_ATTENTION(N, i0, i1, i2, i3, i4) \
   template <> struct WgmmaAttention<N> { \
     /* D = A B, both by descriptors of matrix_descriptor. */ \
     template <class T> static __device__ __forceinline__ void first(float (&d)[N / 2], u64 a_matrix, u64 b_matrix) {  \
@@ -48,10 +48,10 @@ template <int N> struct WgmmaAttention;
     } \
   }
 
-JITMX_WGMMA_MORE(64, "%32", "%33", "%34", "%35", "%36");
-JITMX_WGMMA_MORE(128, "%64", "%65", "%66", "%67", "%68");
+JITMX_WGMMA_ATTENTION(64, "%32", "%33", "%34", "%35", "%36");
+JITMX_WGMMA_ATTENTION(128, "%64", "%65", "%66", "%67", "%68");
 
-#undef JITMX_WGMMA_MORE
+#undef JITMX_WGMMA_ATTENTION
 #undef JITMX_TRANSPOSED
 #undef JITMX_FIRST
 #undef JITMX_TEXT
