@@ -108,7 +108,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     found = []
     for rows in (64, 128, 192) if narrow else (128, 64, 192):
         for keys in (64, 128):
-            for stages, blocks in ((3, 2), (3, 1), (4, 1)):
+            for stages, blocks in ((3, 2), (4, 2), (3, 1), (4, 1)):
                 knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
                 if WGMMA.legal(arch, **given, **knobs):
                     found.append(knobs)

@@ -16,6 +16,10 @@ template <int Bytes> struct Rows {
   static __device__ __forceinline__ u32 at(u32 row, u32 v) {
     return row * Bytes + (v ^ row / (8 / kCycle) % kCycle) * 16;
   }
+  // From the address of a vector of the first `Step` rows, a power of two, to that of a row `rows` on, a multiple of it.
+  static __device__ __forceinline__ u32 below(u32 address, int rows) {
+    return (address ^ u32(rows / (8 / kCycle) % kCycle * 16)) + u32(rows * Bytes);
+  }
   // From the address of a vector, in rows that begin at a multiple of 128 bytes, to that of the one which has the bits
   // of `v` too, and is `rows` later, a multiple of 8: by constants, where the compiler would take addresses anew.
   static __device__ __forceinline__ u32 from(u32 address, int rows, int v) {

@@ -60,26 +60,31 @@ template <int Tiles, int D, int Keys> struct RowSoftmax {
       }
   }
 
-  // Takes the largest logits of a tile; sums are scaled anew where the base has to follow.
-  __device__ __forceinline__ void raise(const float (&most)[Tiles][2]) {
+  // Takes the largest logits of a tile. True where the base of a row of the warp has to follow: sums of powers are then
+  // scaled anew, and weighed values are to be, by `factors`.
+  __device__ __forceinline__ bool raise(const float (&most)[Tiles][2], float (&factors)[Tiles][2]) {
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < Tiles; ++m) grown |= most[m][0] > base[m][0] + kSlack || most[m][1] > base[m][1] + kSlack;
-    if (!__any_sync(kFullWarp, grown)) return;
+    if (!__any_sync(kFullWarp, grown)) return false;
 #pragma unroll
     for (int m = 0; m < Tiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float next = most[m][half] > base[m][half] + kSlack ? most[m][half] : base[m][half];
-        const float factor = exp2_fast(base[m][half] - base_of(next));
+        factors[m][half] = exp2_fast(base[m][half] - base_of(next));
         base[m][half] = next;
-        sum[m][half] *= factor;
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
-          out[m][j][2 * half] *= factor;
-          out[m][j][2 * half + 1] *= factor;
-        }
+        sum[m][half] *= factors[m][half];
       }
+    return true;
+  }
+  __device__ __forceinline__ void scale(const float (&factors)[Tiles][2]) {
+#pragma unroll
+    for (int m = 0; m < Tiles; ++m)
+#pragma unroll
+      for (int j = 0; j < D / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[m][j][e] *= factors[m][e / 2];
   }
 
   // Logits become powers, which join the sum.

@@ -14,6 +14,7 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
   static constexpr int kPieces = Keys / 16;                // of 16 tokens
   static constexpr bool kHalves = Warps >= 2 * kPieces;    // a warp takes the keys or the values of a piece
   static constexpr int kRounds = kHalves ? 1 : (kPieces + Warps - 1) / Warps;
+  static constexpr bool kWhole = 32 % kVectors == 0;  // a copy of a warp is of whole tokens
   static_assert(Keys % 16 == 0 && Page % 16 == 0 && 16 * kVectors % 32 == 0, "a piece is whole copies of a warp");
 
  public:
@@ -22,11 +23,21 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
   template <class Arguments>
   __device__ __forceinline__ TileRing(const Arguments& args, int request, int head, int begin, int end, u32 ring,
                                       int warp, int lane)
-      : keys_(static_cast<const u8*>(args.k_cache) + head * args.head_stride * Format::kBytes),
-        values_(static_cast<const u8*>(args.v_cache) + head * args.head_stride * Format::kBytes),
-        pages_(args.block_table + request * args.table_stride), block_stride_(args.block_stride * Format::kBytes),
+      : pages_(args.block_table + request * args.table_stride), block_stride_(args.block_stride * Format::kBytes),
         token_stride_(u32(args.token_stride) * Format::kBytes), ring_(ring), lane_(lane), begin_(begin), end_(end),
-        piece_(kHalves ? warp % kPieces : warp), half_(kHalves ? warp / kPieces : 0) {
+        piece_(kHalves ? warp % kPieces : warp), idle_(kHalves && warp >= 2 * kPieces) {
+    const u8* const keys = static_cast<const u8*>(args.k_cache) + head * args.head_stride * Format::kBytes;
+    const u8* const values = static_cast<const u8*>(args.v_cache) + head * args.head_stride * Format::kBytes;
+    const bool takes_values = kHalves && warp >= kPieces;
+    from_[0] = takes_values ? values : keys;
+    if constexpr (!kHalves) from_[1] = values;
+    at_ = takes_values ? kTileBytes : 0;
+    if constexpr (kWhole) {  // where the lane's vector of the first copy comes from, and goes
+      const u32 row = lane / kVectors, vector = lane % kVectors;
+#pragma unroll
+      for (const u8*& from : from_) from += row * token_stride_ + vector * 16;
+      at_ += Row::at(row, vector);
+    }
     find(0);
   }
 
@@ -47,8 +58,10 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
       for (int i = 0; i < kRounds; ++i) {
         if (kRounds * Warps > kPieces && !kHalves && piece_ + i * Warps >= kPieces) break;
         const int left = end_ - first(step, i);
-        if (!kHalves || half_ == 0) copy(keys_ + from[i], keys(slot), piece_ + i * Warps, left);
-        if (!kHalves || half_ == 1) copy(values_ + from[i], values(slot), piece_ + i * Warps, left);
+        if (kHalves && Warps > 2 * kPieces && idle_) break;
+        const u32 to = keys(slot) + at_ + Row::at(16 * (piece_ + i * Warps), 0);
+        copy(from_[0] + from[i], to, left);
+        if constexpr (!kHalves) copy(from_[1] + from[i], to + kTileBytes, left);
       }
     }
     copy_commit();
@@ -64,32 +77,30 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
   }
 
   // 16 tokens, of which `left` are there.
-  __device__ __forceinline__ void copy(const u8* from, u32 tile, int piece, int left) const {
-    if constexpr (32 % kVectors == 0) {
+  __device__ __forceinline__ void copy(const u8* from, u32 to, int left) const {
+    if constexpr (kWhole) {
       constexpr int kStep = 32 / kVectors;  // tokens of a copy
-      const u32 row = lane_ / kVectors, vector = lane_ % kVectors;
-      from += row * token_stride_ + vector * 16;
+      left -= int(lane_) / kVectors;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        copy_16_part(tile + Row::at(16 * piece + i * kStep + row, vector), from, int(i * kStep + row) < left ? 16 : 0);
+        copy_16_part(Row::below(to, i * kStep), from, i * kStep < left ? 16 : 0);
         from += kStep * token_stride_;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const u32 index = i * 32 + lane_, row = index / kVectors, vector = index % kVectors;
-        copy_16_part(tile + Row::at(16 * piece + row, vector), from + (row * token_stride_ + vector * 16),
-                     int(row) < left ? 16 : 0);
+        copy_16_part(to + Row::at(row, vector), from + (row * token_stride_ + vector * 16), int(row) < left ? 16 : 0);
       }
     }
   }
 
-  const u8* keys_;
-  const u8* values_;
+  const u8* from_[kHalves ? 1 : 2];  // keys or values, or both
   const int* pages_;
   long long block_stride_;
-  u32 token_stride_, ring_, lane_;  // 16 tokens lie within 2 GiB
-  int begin_, end_, piece_, half_;
+  u32 token_stride_, ring_, at_, lane_;  // 16 tokens lie within 2 GiB
+  int begin_, end_, piece_;
+  bool idle_;
   int page_[kRounds];
 };
 

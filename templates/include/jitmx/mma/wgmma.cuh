@@ -1,6 +1,6 @@
 // Products of a warpgroup (wgmma, sm_90a), what they read, and where their sums go.
 #pragma once
-#include "jitmx/types.cuh"
+#include "jitmx/ptx/convert.cuh"
 
 namespace jitmx {
 
@@ -28,6 +28,11 @@ template <int Count> __device__ __forceinline__ void fence_operand(float (&sums)
 // Descriptor of a K-major matrix with the 128-byte swizzle: rows of 128 bytes, eight to an atom of 1024 bytes.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address) {
   return u64(1) << 62 | u64(1024 / 16) << 32 | u64(1) << 16 | (address & 0x3FFFFu) / 16;
+}
+
+// That of what lies `bytes` on: addresses fill the low half, whose 14 bits hold all of shared memory.
+__device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
+  return join(u32(descriptor) + bytes / 16, u32(matrix_descriptor(0u) >> 32));
 }
 
 }  // namespace jitmx
