@@ -13,6 +13,7 @@ import mutations_far
 import mutations_linear_more
 import mutations_order
 import mutations_products
+import mutations_prompts
 import mutations_sequences
 import mutations_streams
 import mutations_values
@@ -23,6 +24,7 @@ _CATALOGUES = (
     mutations_attention,
     mutations_streams,
     mutations_products,
+    mutations_prompts,
     mutations_warpgroups,
     mutations_linear_more,
     mutations_experts,

@@ -361,8 +361,10 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((step, 1), (3, new)), 1, window=window, beyond=True), 8, on(7))
     far = ((knobs.page_size + 1, 1), (3, 1))
-    yield case(knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True), 5, on(7))
-    yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True), 6, on(7))
+    yield case(
+        knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True, large=0.1), 5, on(7)
+    )
+    yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True, large=0.1), 6, on(7))
     if knobs.reduction == "global":
         yield case(knobs, Asked("many blocks a request", ((12 * share - 7, 1),), 1, window=12 * share), 3, on(12))
         # Rounds are counted by lanes, 32 requests at a time, of which most have nothing new.
@@ -394,9 +396,11 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1))
     yield case(
         knobs,
-        Asked("ragged", ragged + edges, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
+        Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
         0, launch,
     )  # fmt: skip
+    # Weights are about the same, so that a key too many or too few shows in every row.
+    yield case(knobs, Asked("edges", edges, 1, window=window, sinks=(0.0, -2.0), large=0.1), 5, launch)
     page = knobs.page_size
     chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
     large = 16.0 if knobs.qk == "qk_fp32" else 4.0  # powers of logits are beyond fp32, but relative to the largest
@@ -406,5 +410,8 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
               large=large, soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
         1, launch,
     )  # fmt: skip
-    yield case(knobs, Asked("a window of one", ((keys + 2, 1), (0, 3)), 1, window=1, sinks=(-np.inf,)), 2, launch)
+    one = ((keys + 2, 1), (0, 3), (20, tokens + 1))  # of which the last row's keys begin tiles behind the first's
+    yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,)), 2, launch)
+    if knobs.cache == "e4m3" and knobs.dtype == "bf16":
+        yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
     yield case(knobs, Asked("pages far apart", ((keys + 15, 2),), 1, window=keys, far=True), 3, launch)

@@ -247,7 +247,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
         {"warps": warps * team, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl}
         for warps, keys, stages in (
             (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2), (5, 16, 2),
-            (4, 64, 3), (1, 32, 3), (1, 16, 4),
+            (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5),
         )
         for blocks in (1, 2, 4)
     ]  # fmt: skip

@@ -37,6 +37,13 @@ def test_it_is_right(knobs: dict[str, Any], simulated: Callable[[Variant], Verdi
     assert not simulated(variant(**knobs)).untouched
 
 
+def test_powers_are_made_before_the_wait_for_weighed_values() -> None:
+    (listing,) = listings(keep_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, blocks_per_sm=2)]))
+    begin = max(i for i, line in enumerate(listing) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
+    behind = (i for i, line in enumerate(listing) if i > begin and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
+    assert sum("MUFU.EX2" in line for line in listing[begin : next(behind)]) >= 32
+
+
 def test_the_machine_code_spills_nothing_and_does_not_wait_between_the_products_of_a_tile() -> None:
     """Those of keys and those of values are under way together; only then come waits, for one group and for all."""
     built = keep_contracts(variant(**knobs) for knobs in KNOBS)

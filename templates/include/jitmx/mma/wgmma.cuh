@@ -13,6 +13,11 @@ template <int Pending> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
 }
 
+// The same, which compilers do not take for the wait of the other side of a branch, and so leave where it is.
+template <int Pending> __device__ __forceinline__ void wgmma_wait_apart() {
+  asm volatile("wgmma.wait_group.sync.aligned  %0;" :: "n"(Pending) : "memory");
+}
+
 // Keeps what products under way read in its registers up to here.
 template <int Count> __device__ __forceinline__ void fence_operand(const u32 (&fragment)[Count]) {
 #pragma unroll
