@@ -104,8 +104,9 @@ def most_registers(knobs: DecodeKnobs) -> int:
 def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
-    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (12 if knobs.rows > 16 else 0)
-    return need + 6 * knobs.soft_cap + 6 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
+    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (22 if knobs.rows > 16 else 0)
+    need += 6 * knobs.soft_cap + 6 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
+    return max(need, 208) if knobs.head_dim == 256 else need
 
 
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
@@ -133,6 +134,7 @@ DECODE = KernelSpec(
     knobs=DecodeKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=most_registers(knobs),
+        max_spill_bytes=shared.spilled(knobs),
         require=(r"\bHMMA\.16816\.F", r"\bLDGSTS\.E\..*128", r"\bLDSM\b"),
     ),
     check=_check,

@@ -74,7 +74,8 @@ def _registers(knobs: PrefillKnobs) -> int:
     """Registers that a thread needs: sums, logits, operands of Q, and all else, by what compilers took."""
     held = knobs.tiles * knobs.head_dim <= HELD
     each = knobs.head_dim // 2 + knobs.keys * 5 // 8 + (knobs.head_dim // 4 if held else 20)
-    return knobs.tiles * each + 66
+    wide = knobs.keys * 3 // 4 if knobs.cache == "e4m3" and knobs.head_dim >= 128 else 0
+    return knobs.tiles * each + wide + 66
 
 
 def _check(knobs: PrefillKnobs, arch: Arch) -> None:
@@ -93,6 +94,7 @@ PREFILL = KernelSpec(
     knobs=PrefillKnobs,
     contract=lambda knobs, arch: Contract(
         max_registers=most_registers(knobs),
+        max_spill_bytes=shared.spilled(knobs),
         require=(r"\bHMMA\.16816\.F", r"\bLDGSTS\.E\..*128", r"\bLDSM\b"),
     ),
     check=_check,
@@ -133,7 +135,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     found = []
     for rows in (128, 64) if blocks >= 2 * 128 * multiprocessors else (64, 128):
         for tiles in (2, 1) if problem.head_dim <= 64 and rows == 128 else (1, 2):
-            for keys in sorted((32, 48, 64, 80, 96, 128), key=lambda keys: _waste(problem, rows, keys)):
+            for keys in sorted((16, 32, 48, 64, 80, 96, 128), key=lambda keys: _waste(problem, rows, keys)):
                 for stages in (2, 3):
                     knobs = {"rows": rows, "tiles": tiles, "keys": keys, "stages": stages, "blocks_per_sm": 1}
                     knobs["pdl"] = "pdl" in arch.features

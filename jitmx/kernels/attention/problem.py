@@ -103,6 +103,11 @@ def with_defaults(knobs: object) -> dict[str, Any]:
     return {**absent, **vars(knobs)}
 
 
+def spilled(knobs: Any) -> int:
+    """Bytes a thread that may go to local memory: addresses, before the loop, of the widest heads in E4M3."""
+    return 64 if knobs.head_dim == 256 and knobs.cache == "e4m3" else 0
+
+
 def check_shared(knobs: object, arch: Arch) -> None:
     """Raise KnobError where knobs that every kernel has do not fit each other or the target."""
     values = with_defaults(knobs)
