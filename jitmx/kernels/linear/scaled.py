@@ -15,7 +15,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import MOST_THREADS, require_grid, require_plain, require_resident, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
@@ -320,25 +320,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
-    knobs = variant.knobs
     k = (knobs.split_k - 1) * CHUNK * TILE_K + 96
-    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
-    rows = far.far_rows(columns + knobs.tile_n, knobs.split_k, knobs.tile_m)
-    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
-    for (first_row, some_rows), (first, some) in (((rows, 3), (columns, 9)), ((0, 3), (features, 24))):
-        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
-        tiles = geometry.blocks // knobs.split_k
-        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
-        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles // 32) * 128 + (tiles - 1) * size, size))
-        yield far.far_case(
-            variant, geometry, (first_row, some_rows), (first, some), k,
-            range(geometry.blocks - knobs.split_k, geometry.blocks), places if knobs.split_k > 1 else (),
-        )  # fmt: skip
+    yield from far.far_tiles(variant, launch, k, knobs.split_k, lambda tiles: -(-tiles // 32) * 128)
 
 
 _RARER: tuple[dict[str, Any], ...] = (

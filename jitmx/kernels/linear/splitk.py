@@ -15,12 +15,12 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import far, warpgroups
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
+from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -197,20 +197,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X."""
-    knobs = variant.knobs
-    k = max(2, knobs.split_k) * TILE_K - 32
-    wide = knobs.groups * GROUP_ROWS
-    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
-    for first_row, most in ((rows, 1 << 25), (0, far.far_features(packed_tiles(1, k)[1]))):
-        features = most // wide * wide
-        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 132)
-        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
-        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
+    yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 25)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:

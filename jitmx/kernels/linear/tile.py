@@ -13,7 +13,7 @@ from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
-from jitmx.kernels.linear.layout import CODE_BYTES, ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import CODE_BYTES, ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import (
     REACH,
     has_clusters,
@@ -237,29 +237,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
-    knobs = variant.knobs
     parts = knobs.split_k if knobs.exchange == "memory" else 1
     k = (knobs.split_k - 1) * knobs.tile_k + 96
-    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
-    rows = far.far_rows(columns + knobs.tile_n, parts, knobs.tile_m)
-    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
-    for (first_row, some_rows), (first, some) in (
-        ((rows, 3), (columns, 9)),
-        ((0, 3), (features, min(24, knobs.tile_n))),
-    ):
-        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
-        tiles = geometry.blocks // knobs.split_k
-        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
-        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles * 4 // 16) * 16 + (tiles - 1) * size, size))
-        yield far.far_case(
-            variant, geometry, (first_row, some_rows), (first, some), k,
-            range(geometry.blocks - knobs.split_k, geometry.blocks), places if parts > 1 else (),
-        )  # fmt: skip
+    yield from far.far_tiles(variant, launch, k, parts, lambda tiles: -(-tiles * 4 // 16) * 16)
 
 
 # Blocks that a heuristic weighs: rows of W, warps over them, warps over tokens. 16 or 32 rows a warp.

@@ -17,7 +17,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import far, warpgroups
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
@@ -268,24 +268,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
+    # Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
+    # many tiles as there are; their Y is stored by the same code.
     if knobs.deal == "tiles" and knobs.x == "tensor":
-        yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X.
-
-    Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
-    many tiles as there are; their Y is stored by the same code.
-    """
-    knobs = variant.knobs
-    k, wide = max(2, knobs.split_k) * TILE_K - 32, knobs.groups * GROUP_ROWS
-    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
-    for first_row, most in ((rows, 1 << 20), (0, far.far_features(packed_tiles(1, k)[1]))):
-        features = most // wide * wide
-        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 1 << 30)
-        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
-        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
+        yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 20)
 
 
 def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
