@@ -152,11 +152,9 @@ def _mul24(t: Translator, ins: Instruction) -> None:
     check(t, ins, "lo", "hi")
     signed = kind_of(ins) == "s32"
     d, a, b, *c = operands(ins, 3, 4)
-    wide = "i8" if signed else "u8"
     value = f"{t.const(_product24)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {signed}, {'hi' in ins.opcode})"
     if c:
         value = f"add({value}, {t.read(c[0], 'u4')})"
-    assert wide
     t.write(d, value, "u4")
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
 
 Array = npt.NDArray[Any]
-_LANE = np.arange(32)
 _EVERY = np.uint32(0xFFFFFFFF)
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
