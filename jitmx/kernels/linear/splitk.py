@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
@@ -63,17 +64,14 @@ def multiplying_registers(knobs: SplitKKnobs) -> int:
     return min(240, pool // (knobs.groups * 128) // 8 * 8)
 
 
-def _part_bytes(knobs: SplitKKnobs) -> int:
-    """A warp's sums of 16 rows of W by 8 of X on their way to another block: 24 bits each, or all where Y is a pair."""
-    return 512 if knobs.residual == "pair" else 384
-
-
 def shared_bytes(knobs: SplitKKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     steps, warps, columns = knobs.chunk * knobs.ring, knobs.groups * 4, knobs.tile_m // 8
     size = steps * (knobs.tile_m * 128 + 24) + warps * (steps * CODE_BYTES + knobs.ring * 8)
     if knobs.split_k > 1:
-        size += warps * ((knobs.split_k - 1) * -(-columns // knobs.split_k) * _part_bytes(knobs) + 8)
+        # A warp's sums of 16 rows of W by 8 of X on their way to another block: 24 bits each, or all where Y is a pair.
+        part = 512 if knobs.residual == "pair" else 384
+        size += warps * ((knobs.split_k - 1) * -(-columns // knobs.split_k) * part + 8)
     return -(-size // 1024) * 1024
 
 
@@ -132,10 +130,7 @@ def launch(knobs: SplitKKnobs, problem: LinearProblem, multiprocessors: int) -> 
     return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
-def _fixed(problem: LinearProblem) -> dict[str, Any]:
-    """What weight and tensors bring with them."""
-    return warpgroups.fixed("splitk", problem)
-
+_fixed = partial(warpgroups.fixed, "splitk")
 
 # Clusters of so many blocks that find no place where all multiprocessors are asked for: those of a part of the chip are
 # not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
@@ -176,15 +171,6 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     return [tuned for _, tuned in sorted(found, key=lambda item: item[0])]
 
 
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    return _ranked(problem, arch, multiprocessors)[0]
-
-
-def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Tiles and depths by rising time that they should take."""
-    return _ranked(problem, arch, multiprocessors)[:40]
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
     knobs = variant.knobs
@@ -200,11 +186,6 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 25)
 
 
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """A tile of m rows of X by n of W; steps of k are always 64."""
-    return warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2}
-
-
 _RARER: tuple[dict[str, Any], ...] = (
     {"bias": True, "residual": True, "groups": 2, "tile_m": 16, "chunk": 2, "split_k": 2},
     {"residual": "pair", "groups": 2, "tile_m": 16, "chunk": 2, "split_k": 3, "encoding": "nibble"},
@@ -216,11 +197,11 @@ KERNEL = Kernel(
     max_rows=MAX_ROWS,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    heuristic=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[0],
     cases=_cases,
     check=warpgroups.check_problem,
-    candidates=_candidates,
+    candidates=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[:40],
     runs_on=warpgroups.runs_on,
-    tile=_tile,
+    tile=lambda m, n, k, stages: warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2},
     rarer=_RARER,
 )

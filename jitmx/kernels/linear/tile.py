@@ -278,11 +278,6 @@ def _fitting(knobs: TileKnobs, arch: Arch) -> int:
     return max(1, min(by_registers, by_memory))
 
 
-def _resident(knobs: TileKnobs, arch: Arch) -> int:
-    """Blocks that the model lets share a multiprocessor."""
-    return min(_RESIDENT, _fitting(knobs, arch))
-
-
 def _weighed(
     problem: LinearProblem, arch: Arch, multiprocessors: int, exchange: str = "memory"
 ) -> list[tuple[float, dict[str, Any]]]:
@@ -307,7 +302,7 @@ def _weighed(
         plain = TileKnobs(**fixed, **knobs)
         if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
             continue
-        resident = most_blocks(warps_n * warps_m, _resident(plain, arch), _least_registers(plain))
+        resident = most_blocks(warps_n * warps_m, min(_RESIDENT, _fitting(plain, arch)), _least_registers(plain))
         crowded = sums_per_thread(plain) > 96
         late = crowded and resident == 1 and threads(plain) == 256
         if late and stages == 3:  # the one copy under way would start too late
@@ -329,11 +324,6 @@ def _weighed(
             cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
             found.append((cost, {**knobs, "split_k": split_k, **({"exchange": exchange} if clustered else {})}))
     return sorted(found, key=lambda pair: pair[0])
-
-
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """What the cost model (tile_cost.py) holds for fastest."""
-    return _weighed(problem, arch, multiprocessors)[0][1]
 
 
 _CLOSE = 16  # of what the model holds for fastest: as many are tried with what it knows nothing of
@@ -420,7 +410,8 @@ KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    # What the cost model (tile_cost.py) holds for fastest.
+    heuristic=lambda problem, arch, multiprocessors: _weighed(problem, arch, multiprocessors)[0][1],
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
@@ -86,14 +87,11 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
     return -(-size // 1024) * 1024
 
 
-def _needed_registers(knobs: WgmmaKnobs) -> int:
-    """Sums, decoded fragments, and what addresses, decoding and the other block of a cluster take."""
-    return knobs.tile_m // 2 + 8 * knobs.buffers + (40 if knobs.x == "tensor" else 32) + 8 * knobs.split_k
-
-
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     warpgroups.require_wgmma("wgmma", arch)
-    need, have = _needed_registers(knobs), multiplying_registers(knobs)
+    # Sums, decoded fragments, and what addresses, decoding and the other block of a cluster take.
+    need = knobs.tile_m // 2 + 8 * knobs.buffers + (40 if knobs.x == "tensor" else 32) + 8 * knobs.split_k
+    have = multiplying_registers(knobs)
     if need > have:
         legal = (knobs.tile_m - 2 * (need - have)) // 16 * 16
         raise KnobError(
@@ -171,10 +169,7 @@ def launch(knobs: WgmmaKnobs, problem: LinearProblem, multiprocessors: int) -> L
     return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
-def _fixed(problem: LinearProblem) -> dict[str, Any]:
-    """What weight and tensors bring with them."""
-    return warpgroups.fixed("wgmma", problem)
-
+_fixed = partial(warpgroups.fixed, "wgmma")
 
 # Warpgroups, rows of X a tile, and blocks that share one: what is worth trying.
 _SHAPES = (
@@ -233,10 +228,6 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     ]  # fmt: skip
 
 
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    return _ranked(problem, arch, multiprocessors)[0]
-
-
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """The tile shapes, best guesses first, each also with steps shared, more fragments, and X brought another way."""
     found: list[dict[str, Any]] = []
@@ -274,11 +265,6 @@ def _cases(variant: Variant) -> Iterator[Case]:
         yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 20)
 
 
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """A tile of m rows of X by n of W; steps of k are always 64."""
-    return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
-
-
 _RARER: tuple[dict[str, Any], ...] = (
     {"bias": True, "residual": True, "groups": 2, "tile_m": 48, "stages": 2, "ring": 2},
     {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 3, "ring": 3, "split_k": 2, "buffers": 3,
@@ -293,11 +279,11 @@ KERNEL = Kernel(
     max_rows=MAX_ROWS,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    heuristic=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[0],
     cases=_cases,
     check=warpgroups.check_problem,
     candidates=_candidates,
     runs_on=warpgroups.runs_on,
-    tile=_tile,
+    tile=lambda m, n, k, stages: warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6},
     rarer=_RARER,
 )

@@ -101,13 +101,6 @@ def check_product(knobs: Any, arch: Arch) -> None:
         raise KnobError("reduction='atomic' needs sm_90 or newer", f"on {arch} use reduction='ordered'")
 
 
-def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
-    return Contract(
-        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
-        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
-    )
-
-
 def atomics(knobs: Any) -> tuple[str, ...]:
     """What machine code must have that adds to y: eight values an instruction."""
     return (r"\bREDG\.E\.ADD\.BF16x8\b",) if knobs.reduction == "atomic" else ()
@@ -117,7 +110,10 @@ SPEC = KernelSpec(
     family="moe",
     name="grouped",
     knobs=GroupedKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
+    ),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,

@@ -193,12 +193,6 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return found[:MOST_CANDIDATES]
 
 
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """Knobs for m rows of x by n rows of W a block; a chunk is 128 k, whatever the tile."""
-    named = dense.tile_named("moe.scaled", m, n, k, stages, None)
-    return named | {"blocks_per_sm": 1, "stages": stages or STAGES}
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
     deep = (variant.knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
@@ -222,7 +216,10 @@ KERNEL = Kernel(
     cases=_cases,
     check=grouped.check_reach,
     candidates=_candidates,
-    tile=_tile,
+    # A chunk is 128 k, whatever the tile.
+    tile=lambda m, n, k, stages: (
+        dense.tile_named("moe.scaled", m, n, k, stages, None) | {"blocks_per_sm": 1, "stages": stages or STAGES}
+    ),
     asked=tiles.first_product,
     rarer=_RARER,
 )
