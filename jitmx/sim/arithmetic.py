@@ -57,16 +57,13 @@ class Form:
                     value = flush(value, self.element)
                 values.append(value)
             if self.packed:
-                values = list(np.broadcast_arrays(*[self._pairs(v) for v in values]))
+                values = list(np.broadcast_arrays(*[v.reshape(-1, 2) for v in values]))
             out = self.finish(function(self, *values))
             if self.packed:
                 out = np.ascontiguousarray(out).view("u4")[..., 0]
             return out
 
         return run
-
-    def _pairs(self, values: Array) -> Array:
-        return values.reshape(-1, 2)
 
     def finish(self, bits: Array) -> Array:
         """Result bits flushed, clamped to [0, 1] or at zero, as the opcode says."""

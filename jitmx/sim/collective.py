@@ -307,11 +307,7 @@ def _reduction(mode: str, target: Array, flags: Array) -> Any:
     return complete
 
 
-def _nanosleep(t: Translator, ins: Instruction) -> None:
-    t.emit(f"m.poll(m.active({t.mask}))")
-
-
 HANDLERS: dict[str, Handler] = {
     "shfl": _shfl, "vote": _vote, "match": _match, "redux": _redux, "elect": _elect, "activemask": _activemask,
-    "bar": _bar, "barrier": _bar, "nanosleep": _nanosleep,
+    "bar": _bar, "barrier": _bar, "nanosleep": lambda t, ins: t.emit(f"m.poll(m.active({t.mask}))"),
 }  # fmt: skip

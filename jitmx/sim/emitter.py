@@ -130,9 +130,6 @@ class Emitter:
         if isinstance(operand, Register) and operand.name in self._local:
             self._assign(operand.name, expression, dtype)
             return
-        self._merge(operand, expression, dtype)
-
-    def _merge(self, operand: Operand, expression: str, dtype: str) -> None:
         target = self._target(operand, dtype)
         if self.mask == "None":
             self.emit(f"copyto({target}, {expression}, 'unsafe')")

@@ -207,12 +207,8 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     t.emit(f"{t.const(flight.START)}(m, {t.mask}, {t.const(accumulators)}, {t.const(held)}, {t.line})")
 
 
-def _commit(m: Machine, mask: Any, line: int) -> None:
-    Products.of(m).commit(whole_warps(m, mask, line, "wgmma"))
-
-
-def _wait(m: Machine, mask: Any, count: int, line: int) -> None:
-    Products.of(m).wait(whole_warps(m, mask, line, "wgmma"), count)
+def _groups(m: Machine, mask: Any, verb: str, line: int, *how: int) -> None:
+    getattr(Products.of(m), verb)(whole_warps(m, mask, line, "wgmma"), *how)
 
 
 def _wgmma(t: Translator, ins: Instruction) -> None:
@@ -225,11 +221,11 @@ def _wgmma(t: Translator, ins: Instruction) -> None:
         emit_warps(t)
         t.emit(f"{t.const(flight.FENCE)}(m, {t.mask})")
     elif verb == "commit_group":
-        t.emit(f"{t.const(_commit)}(m, {t.mask}, {t.line})")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, 'commit', {t.line})")
         t.emit(f"{t.const(flight.COMMIT)}(m, {t.mask})")
     else:
         count = immediate(t, ins.operands[0])
-        t.emit(f"{t.const(_wait)}(m, {t.mask}, {count}, {t.line})")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, 'wait', {t.line}, {count})")
         t.emit(f"{t.const(flight.WAIT)}(m, {t.mask}, {count})")
 
 
