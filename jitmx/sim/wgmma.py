@@ -21,7 +21,7 @@ from jitmx.sim import flight
 from jitmx.sim.mma import BITS, Matrix, Words, held, left, rounded, settled, sums, values
 from jitmx.sim.products import Products
 from jitmx.sim.ptx import Instruction, Register, Vector
-from jitmx.sim.swizzle import Addresses, Descriptor
+from jitmx.sim.swizzle import Descriptor
 from jitmx.sim.warps import chosen, emit_planes, emit_warps, immediate, items, plan, whole_warps, write_planes
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ class Wgmma:
     def d_registers(self) -> int:
         """32-bit registers of D that a thread holds."""
         return self.n // 4 if self.d == "f16" else self.n // 2
-
-    def a_addresses(self, descriptor: Descriptor, *, mn_major: bool = False) -> Addresses:
-        """Shared byte addresses [64, k] of A."""
-        return descriptor.addresses(64, self.k, BITS[self.a] // 8, mn_major=mn_major)
-
-    def b_addresses(self, descriptor: Descriptor, *, mn_major: bool = False) -> Addresses:
-        """Shared byte addresses [n, k] of B, column by column."""
-        return descriptor.addresses(self.n, self.k, BITS[self.b] // 8, mn_major=mn_major)
 
     def a_fragment(self, words: Words) -> Matrix:
         """A [groups, 64, k] from registers [4, lanes]."""
