@@ -11,14 +11,14 @@ import dataclasses
 import difflib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from jitmx import layers, resources, setting_text
+from jitmx import resources, setting_text
 from jitmx.errors import SettingError
 from jitmx.quoting import short
 
@@ -27,12 +27,15 @@ MODES = ("auto", "required", "off")
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable: its name, the aliases it honours, how its text is read and what it is for."""
+    """One variable: its name, the aliases it honours, how its text is read and what it is for.
+
+    What it is by default is `default`, or what that gives when called.
+    """
 
     name: str
     field: str
     parse: Callable[[str], Any]
-    default: Callable[[], Any]
+    default: Any
     choices: str
     help: str
     aliases: tuple[str, ...] = ()
@@ -53,15 +56,27 @@ def _folders(text: str) -> tuple[Path, ...]:
     return folders
 
 
+# How a variable's text is read, and its choices in words.
+Reading = tuple[Callable[[str], Any], str]
+
+_DIRECTORY: Reading = setting_text.path, "a directory"
+_DIRECTORIES = "directories, separated by ':'"
+_FLAG: Reading = setting_text.flag, "0 or 1"
+
+
+def _one_of(*choices: str) -> Reading:
+    return setting_text.choice(*choices), f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
 def _of_family(name: str) -> tuple[Setting, Setting]:
     """The variables that override what tables and heuristics choose for a family."""
     of = f"JITMX_{name.upper()}"
     knobs = Setting(
-        f"{of}_KNOBS", f"{name}_knobs", setting_text.knobs, tuple, "knob=value pairs, separated by ','",
+        f"{of}_KNOBS", f"{name}_knobs", setting_text.knobs, (), "knob=value pairs, separated by ','",
         f"knobs of the {name} kernels that override every table, and kernel=NAME for one of them",
     )  # fmt: skip
     tile = Setting(
-        f"{of}_TILE", f"{name}_tile", setting_text.tile_or_auto, lambda: None,
+        f"{of}_TILE", f"{name}_tile", setting_text.tile_or_auto, None,
         "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
         f"tile of those {name} kernels that have one: M rows of the activations by N of the weight, K columns a stage",
         _TILE_ALIASES.get(name, ()),
@@ -69,8 +84,16 @@ def _of_family(name: str) -> tuple[Setting, Setting]:
     return knobs, tile
 
 
-def _flag(name: str, field: str, help: str, *, default: bool = False, aliases: tuple[str, ...] = ()) -> Setting:
-    return Setting(name, field, setting_text.flag, lambda: default, "0 or 1", help, aliases)
+def _setting(reading: Reading, default: Any, help: str, *aliases: str, name: str = "") -> Any:
+    """A field of `Settings`, with what else there is to say of it; `name` is that of its variable if it is another."""
+    parse, choices = reading
+    return field(metadata={"parse": parse, "default": default, "choices": choices, "help": help, "aliases": aliases,
+                           "name": name})  # fmt: skip
+
+
+def _quantizes(layer: str) -> Any:
+    said = f"adds {layer} to the layers that jitmx serves in vLLM (1), takes it away (0) or leaves it as it is (auto)"
+    return _setting((setting_text.switch, "0, 1 or auto"), None, said, f"VLLM_MXFP4_QUANTIZE_{layer.upper()}")
 
 
 _TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
@@ -79,145 +102,95 @@ MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
 MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
 
 
-TABLE: tuple[Setting, ...] = (
-    Setting(
-        "JITMX_CACHE_DIR",
-        "cache_dir",
-        setting_text.path,
-        lambda: Path(platformdirs.user_cache_dir("jitmx")),
-        "a directory",
-        "where compiled kernels are kept",
-    ),
-    Setting(
-        "JITMX_SITE_CACHE",
-        "site_cache",
-        setting_text.paths,
-        tuple,
-        "directories, separated by ':'",
-        "read-only caches that are looked in after the user's own",
-    ),
-    Setting(
-        "JITMX_MODE",
-        "mode",
-        setting_text.choice(*MODES),
-        lambda: "auto",
-        "auto, required or off",
-        "auto compiles on demand; required never compiles while serving; off leaves the disk alone",
-    ),
-    _flag(
-        "JITMX_ALLOW_SHARED_CACHE",
-        "allow_shared_cache",
-        "accept a cache directory that other users can write to",
-    ),
-    Setting(
-        "JITMX_LOCK_TIMEOUT",
-        "lock_timeout",
-        setting_text.seconds,
-        lambda: 120.0,
-        "seconds, 0 to 1e6",
-        "how long to wait for another process that compiles the same kernel before compiling privately",
-    ),
-    Setting(
-        "JITMX_ARCH",
-        "arches",
-        setting_text.arches,
-        tuple,
-        "SM targets such as sm_121, separated by ',' or ' '",
-        "targets that warm-up compiles for where no GPU is present",
-        ("FLASHINFER_CUDA_ARCH_LIST",),
-    ),
-    Setting(
-        "JITMX_JOBS",
-        "jobs",
-        setting_text.jobs,
-        lambda: None,
-        f"a number, 1 to {setting_text.MOST_JOBS}",
-        "compiles at once; by default as many as cores and memory allow",
-        ("FLASHINFER_NVCC_THREADS",),
-    ),
-    Setting(
-        "JITMX_LOG_LEVEL",
-        "log_level",
-        setting_text.log_level,
-        lambda: 2,
-        "0 (silent) to 5 (everything)",
-        "how much jitmx logs, on stderr or as the program says: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
-        ("FLASHINFER_LOGLEVEL",),
-    ),
-    _flag(
-        "JITMX_VERBOSE",
-        "verbose",
-        "log every compile with its time and resource use (on stderr, or as the program says)",
-        aliases=("FLASHINFER_JIT_VERBOSE",),
-    ),
-    Setting(
-        "JITMX_TACTICS",
-        "tactics_dir",
-        setting_text.path,
-        lambda: Path(platformdirs.user_config_dir("jitmx")) / "tactics",
-        "a directory",
-        "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones",
-    ),
-    Setting(
-        "JITMX_FAMILIES",
-        "families",
-        _folders,
-        tuple,
-        "directories, separated by ':'",
-        "folders with kernel families of your own (kernels/, templates/, tactics/); their code is loaded",
-    ),
-    *(setting for family in resources.families() for setting in _of_family(family)),
-    Setting(
-        "JITMX_MXFP4_LAYERS",
-        "mxfp4_layers",
-        setting_text.chosen_layers,
-        lambda: None,
-        "moe, qkv, o, lm_head, separated by ',', each with :mxfp4 or :mxfp8 where that is to be said; or all; or none",
-        "layers of a model in vLLM that jitmx serves; by default moe",
-    ),
-    Setting(
-        "JITMX_MOE_KERNEL",
-        "moe_kernel",
-        setting_text.choice(*MOE_KERNELS),
-        lambda: "auto",
-        "auto, gemm, gemv, marlin or triton",
-        "experts in vLLM: auto, gemm and gemv are jitmx's; marlin and triton hand the layer back to vLLM",
-        ("VLLM_MXFP4_MOE_KERNEL",),
-    ),
-    Setting(
-        "JITMX_MOE_ACTIVATION",
-        "moe_activation",
-        setting_text.choice(*MOE_ACTIVATIONS),
-        lambda: "bf16",
-        "bf16, mxfp8, mxfp4 or fp6",
-        "what the experts' inputs are rounded to in vLLM",
-        ("VLLM_MXFP4_ACTIVATION",),
-    ),
-    _flag(
-        "JITMX_FUSE_NORM",
-        "fuse_norm",
-        "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's",
-        default=True,
-    ),
-    _flag(
-        "JITMX_ALL_SCALES",
-        "all_scales",
-        "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
-    ),
-    *(
-        Setting(
-            f"JITMX_QUANTIZE_{layer.upper()}",
-            f"quantize_{layer}",
-            setting_text.switch,
-            lambda: None,
-            "0, 1 or auto",
-            f"adds {layer} to the layers that jitmx serves in vLLM (1), takes it away (0) or leaves it as it is (auto)",
-            (f"VLLM_MXFP4_QUANTIZE_{layer.upper()}",),
-        )
-        for layer in layers.KINDS[1:]
-    ),
-)
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process: each a variable named after its field, but for a few.
 
+    Attributes:
+        overrides: what overrides choices for families, by field; `value` reads it too.
+    """
+
+    overrides: Mapping[str, Any] = field(hash=False)
+    cache_dir: Path = _setting(  # noqa: RUF009 - it is a field
+        _DIRECTORY, lambda: Path(platformdirs.user_cache_dir("jitmx")), "where compiled kernels are kept"
+    )
+    site_cache: tuple[Path, ...] = _setting(
+        (setting_text.paths, _DIRECTORIES), (), "read-only caches that are looked in after the user's own"
+    )
+    mode: str = _setting(
+        _one_of(*MODES), "auto",
+        "auto compiles on demand; required never compiles while serving; off leaves the disk alone",
+    )  # fmt: skip
+    allow_shared_cache: bool = _setting(_FLAG, False, "accept a cache directory that other users can write to")
+    lock_timeout: float = _setting(
+        (setting_text.seconds, "seconds, 0 to 1e6"), 120.0,
+        "how long to wait for another process that compiles the same kernel before compiling privately",
+    )  # fmt: skip
+    arches: tuple[str, ...] = _setting(
+        (setting_text.arches, "SM targets such as sm_121, separated by ',' or ' '"), (),
+        "targets that warm-up compiles for where no GPU is present", "FLASHINFER_CUDA_ARCH_LIST", name="JITMX_ARCH",
+    )  # fmt: skip
+    jobs: int | None = _setting(
+        (setting_text.jobs, f"a number, 1 to {setting_text.MOST_JOBS}"), None,
+        "compiles at once; by default as many as cores and memory allow", "FLASHINFER_NVCC_THREADS",
+    )  # fmt: skip
+    log_level: int = _setting(
+        (setting_text.log_level, "0 (silent) to 5 (everything)"), 2,
+        "how much jitmx logs, on stderr or as the program says: 1 errors, 2 warnings, 3 information, 4 and 5 debugging",
+        "FLASHINFER_LOGLEVEL",
+    )  # fmt: skip
+    verbose: bool = _setting(
+        _FLAG, False, "log every compile with its time and resource use (on stderr, or as the program says)",
+        "FLASHINFER_JIT_VERBOSE",
+    )  # fmt: skip
+    tactics_dir: Path = _setting(  # noqa: RUF009
+        _DIRECTORY, lambda: Path(platformdirs.user_config_dir("jitmx")) / "tactics",
+        "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones", name="JITMX_TACTICS",
+    )  # fmt: skip
+    families: tuple[Path, ...] = _setting(
+        (_folders, _DIRECTORIES), (),
+        "folders with kernel families of your own (kernels/, templates/, tactics/); their code is loaded",
+    )  # fmt: skip
+    mxfp4_layers: tuple[tuple[str, str], ...] | None = _setting(
+        (setting_text.chosen_layers, "moe, qkv, o, lm_head, separated by ',', each with :mxfp4 or :mxfp8 where that is "
+         "to be said; or all; or none"),
+        None, "layers of a model in vLLM that jitmx serves; by default moe",
+    )  # fmt: skip
+    moe_kernel: str = _setting(
+        _one_of(*MOE_KERNELS), "auto",
+        "experts in vLLM: auto, gemm and gemv are jitmx's; marlin and triton hand the layer back to vLLM",
+        "VLLM_MXFP4_MOE_KERNEL",
+    )  # fmt: skip
+    moe_activation: str = _setting(
+        _one_of(*MOE_ACTIVATIONS), "bf16", "what the experts' inputs are rounded to in vLLM", "VLLM_MXFP4_ACTIVATION"
+    )
+    fuse_norm: bool = _setting(
+        _FLAG, True, "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's"
+    )
+    all_scales: bool = _setting(
+        _FLAG, False,
+        "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
+    )  # fmt: skip
+    quantize_qkv: bool | None = _quantizes("qkv")
+    quantize_o: bool | None = _quantizes("o")
+    quantize_lm_head: bool | None = _quantizes("lm_head")
+
+    def value(self, field: str) -> Any:
+        """The value of a setting by its field."""
+        return self.overrides[field] if field in self.overrides else getattr(self, field)
+
+
+def _table() -> Iterator[Setting]:
+    """Those of jitmx and of its families, which follow the variable that names more of them."""
+    for item in dataclasses.fields(Settings):
+        if item.metadata:
+            about = dict(item.metadata)
+            yield Setting(about.pop("name") or f"JITMX_{item.name.upper()}", item.name, **about)
+        if item.name == "families":
+            yield from (setting for family in resources.families() for setting in _of_family(family))
+
+
+TABLE: tuple[Setting, ...] = tuple(_table())
 _FAMILIES = next(setting for setting in TABLE if setting.field == "families")
 
 
@@ -245,40 +218,6 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     except ValueError as error:
         detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
         raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of one process. Field names are those of `TABLE`.
-
-    Attributes:
-        overrides: what overrides choices for families, by field; `value` reads it too.
-    """
-
-    cache_dir: Path
-    site_cache: tuple[Path, ...]
-    mode: str
-    allow_shared_cache: bool
-    lock_timeout: float
-    arches: tuple[str, ...]
-    jobs: int | None
-    log_level: int
-    verbose: bool
-    tactics_dir: Path
-    families: tuple[Path, ...]
-    mxfp4_layers: tuple[tuple[str, str], ...] | None
-    moe_kernel: str
-    moe_activation: str
-    fuse_norm: bool
-    all_scales: bool
-    quantize_qkv: bool | None
-    quantize_o: bool | None
-    quantize_lm_head: bool | None
-    overrides: Mapping[str, Any] = field(hash=False)
-
-    def value(self, field: str) -> Any:
-        """The value of a setting by its field."""
-        return self.overrides[field] if field in self.overrides else getattr(self, field)
 
 
 # What the program that jitmx runs in chose in place of the environment: field to value, and what says so.
@@ -314,7 +253,8 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     for setting in settings:
         source = origin(setting.field, environ)
         text = "" if source == "default" else environ[source]
-        values[setting.field] = _parsed(setting, source, text) if text else setting.default()
+        usual = setting.default() if callable(setting.default) else setting.default
+        values[setting.field] = _parsed(setting, source, text) if text else usual
     return _settings(values)
 
 

@@ -35,8 +35,11 @@ _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
-def open_directory(root: Path, below: Sequence[str] = (), *, allow_shared: bool, make: int | None = None) -> int:
-    """Descriptor of the directory to which the names `below` lead from `root`, one by one; the caller closes it.
+@contextmanager
+def open_directory(
+    root: Path, below: Sequence[str] = (), *, allow_shared: bool, make: int | None = None
+) -> Iterator[int]:
+    """Descriptor of the directory to which the names `below` lead from `root`, one by one.
 
     It serves for names within it, not for reading or changing the directory itself. Only `root` may be a symbolic link.
 
@@ -59,10 +62,9 @@ def open_directory(root: Path, below: Sequence[str] = (), *, allow_shared: bool,
             here = inner
             if not allow_shared:
                 check(root, below[:depth], os.fstat(here))
-    except BaseException:
+        yield here
+    finally:
         os.close(here)
-        raise
-    return here
 
 
 def _open_root(root: Path, allow_shared: bool) -> int:

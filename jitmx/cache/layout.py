@@ -117,16 +117,12 @@ def check(root: Path, *, allow_shared: bool) -> None:
         CacheError: one of them belongs to another user or can be written by others.
     """
     for below in _FOLDERS:
-        with suppress(OSError):
-            directory = files.open_directory(root, below, allow_shared=allow_shared)
-            try:
-                if below == _OBJECTS and not allow_shared:
-                    for name in files.names(directory):
-                        if _is_folder(below, name):
-                            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                            files.check(root, (*below, name), info)
-            finally:
-                os.close(directory)
+        with suppress(OSError), files.open_directory(root, below, allow_shared=allow_shared) as directory:
+            if below == _OBJECTS and not allow_shared:
+                for name in files.names(directory):
+                    if _is_folder(below, name):
+                        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                        files.check(root, (*below, name), info)
 
 
 def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
@@ -138,47 +134,37 @@ def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
         CacheError: a directory belongs to another user or can be written by others.
     """
     for below in _directories(root, allow_shared):
-        try:
-            directory = files.open_directory(root, below, allow_shared=allow_shared)
-        except OSError:
-            continue
-        try:
+        with suppress(OSError), files.open_directory(root, below, allow_shared=allow_shared) as directory:
             yield from _items(directory, root.joinpath(*below), below, allow_shared)
-        finally:
-            os.close(directory)
 
 
 def _directories(root: Path, allow_shared: bool) -> Iterator[tuple[str, ...]]:
     yield from _FOLDERS
     with suppress(OSError):
-        objects = files.open_directory(root, _OBJECTS, allow_shared=allow_shared)
-        try:
+        with files.open_directory(root, _OBJECTS, allow_shared=allow_shared) as objects:
             found = files.names(objects)
-        finally:
-            os.close(objects)
         yield from ((*_OBJECTS, name) for name in found if _is_folder(_OBJECTS, name))
 
 
 def _items(directory: int, path: Path, below: tuple[str, ...], allow_shared: bool) -> Iterator[Item]:
-    with suppress(OSError):
-        for name in files.names(directory):
-            try:
-                info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            except OSError:
-                continue
-            folder = _is_folder(below, name)
-            if folder and stat.S_ISDIR(info.st_mode):
-                continue
-            kind, digest = ("folder", "") if folder else _classify(below, name)
-            if kind == "foreign" and not below:
-                continue
-            if folder:
-                fault = "something else is in the place of a directory"
-            elif kind in ("foreign", "temporary"):
-                fault = None
-            else:
-                fault = files.unfit(info, LIMITS.get(kind, info.st_size), allow_shared=allow_shared)
-            yield Item(kind, path / name, digest, info.st_size, info.st_mtime, info.st_ctime, fault)
+    for name in files.names(directory):
+        try:
+            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            continue
+        folder = _is_folder(below, name)
+        if folder and stat.S_ISDIR(info.st_mode):
+            continue
+        kind, digest = ("folder", "") if folder else _classify(below, name)
+        if kind == "foreign" and not below:
+            continue
+        if folder:
+            fault = "something else is in the place of a directory"
+        elif kind in ("foreign", "temporary"):
+            fault = None
+        else:
+            fault = files.unfit(info, LIMITS.get(kind, info.st_size), allow_shared=allow_shared)
+        yield Item(kind, path / name, digest, info.st_size, info.st_mtime, info.st_ctime, fault)
 
 
 def _is_folder(below: tuple[str, ...], name: str) -> bool:

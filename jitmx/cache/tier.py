@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,10 @@ class Tier:
         self._complained: set[Path] = set()
         layout.check(self.root, allow_shared=allow_shared)
 
-    @contextmanager
-    def within(self, path: Path, *, make: int | None = None) -> Iterator[int]:
+    def within(self, path: Path, *, make: int | None = None) -> AbstractContextManager[int]:
         """Descriptor of the directory of `path`, a file of the cache; `make` and errors as for `open_directory`."""
         below = os.fspath(path)[self._above :].split("/")[:-1]
-        directory = files.open_directory(self.root, below, allow_shared=self.allow_shared, make=make)
-        try:
-            yield directory
-        finally:
-            os.close(directory)
+        return files.open_directory(self.root, below, allow_shared=self.allow_shared, make=make)
 
     def walk(self) -> Iterator[Item]:
         """Every file of the cache; see `layout.walk`."""

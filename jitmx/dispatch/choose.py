@@ -44,7 +44,8 @@ def choose(
     count = multiprocessors or arch.multiprocessors
     able = family.serving(problem, arch)
     if not able:
-        raise KnobError(_unserved(family, problem, arch))
+        reasons = "; ".join(_refusal(family, problem, spec.name) for spec in family.specs)
+        raise KnobError(f"no kernel of {family.name} on {arch} serves {_text(problem)}: {reasons}")
     # What an override leaves out comes from the best source below it.
     first = able if kernel is None else (kernel,)
     base_sources, kernel, base = _base(family, problem, arch, count, first, kernel)
@@ -55,7 +56,10 @@ def choose(
     named = named or _steered(family, problem, kernel, able)
     if named != kernel:
         with _naming("" if own and "kernel" in own else environment[1]):
-            _require_able(family, problem, arch, able, named)
+            family.spec(named)
+            if named not in able:
+                reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
+                raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
         base_sources, kernel, base = _base(family, problem, arch, count, (named,), named)
     asked = [(name, detail, values and _typed(family, kernel, values, detail)) for name, detail, values in asked]
     tile, asked[1] = _tile(family, problem, kernel, asked[1])
@@ -158,13 +162,6 @@ def _refusal(family: Family, problem: Problem, kernel: str) -> str:
     return "it does not run on this target"
 
 
-def _require_able(family: Family, problem: Problem, arch: Arch, able: tuple[str, ...], named: str) -> None:
-    family.spec(named)
-    if named not in able:
-        reason = f"{_refusal(family, problem, named)}; on {arch} these serve it: {', '.join(able)}"
-        raise KnobError(f"kernel={named} cannot serve {_text(problem)}: {reason}")
-
-
 @contextlib.contextmanager
 def _naming(said: str) -> Iterator[None]:
     """Have a KnobError begin with what asked for the knobs, unless that is empty."""
@@ -174,11 +171,6 @@ def _naming(said: str) -> Iterator[None]:
         if not said:
             raise
         raise KnobError(f"{said}: {error.message}", error.remedy) from error
-
-
-def _unserved(family: Family, problem: Problem, arch: Arch) -> str:
-    reasons = "; ".join(_refusal(family, problem, spec.name) for spec in family.specs)
-    return f"no kernel of {family.name} on {arch} serves {_text(problem)}: {reasons}"
 
 
 def _variant(family: Family, problem: Problem, arch: Arch, kernel: str, knobs: Mapping[str, Any]) -> Variant:

@@ -58,10 +58,6 @@ def _of(kind: Any, entry: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _as_json(fault: Fault) -> dict[str, Any]:
-    return {"reason": fault.reason} | ({"breach": True} if fault.breach else {})
-
-
 class Journal:
     """Timings and finished rows of one run, by text keys.
 
@@ -182,8 +178,10 @@ class Journal:
     def timed(self, task: str, candidate: str, us: float | None, fault: Fault | None = None) -> None:
         """Note a timing of the first pass; None, with the fault, where there is none."""
         self._take((task, candidate), us, fault)
-        entry = {"task": task, "candidate": candidate, "us": us}
-        self._append(entry if fault is None else entry | _as_json(fault))
+        entry: dict[str, Any] = {"task": task, "candidate": candidate, "us": us}
+        if fault is not None:
+            entry |= {"reason": fault.reason} | ({"breach": True} if fault.breach else {})
+        self._append(entry)
 
     def timed_again(self, task: str, candidate: str, us: float) -> None:
         """Note a timing of a later round."""

@@ -252,10 +252,7 @@ def save(path: Path, table: Mapping[str, Any]) -> None:
 @functools.cache
 def tables(family: Family, arch: Arch, user: Path, shipped: tuple[Path, ...]) -> tuple[Table | None, Table | None]:
     """A family's tables for a target, the one in the folder `user` and the first in the folders `shipped`."""
-    own, *ours = (_load_if_there(root / arch.name / f"{family.name}.json", family, arch) for root in (user, *shipped))
-    return own, next(filter(None, ours), None)
-
-
-def _load_if_there(path: Path, family: Family, arch: Arch) -> Table | None:
+    paths = (root / arch.name / f"{family.name}.json" for root in (user, *shipped))
     # Looking may be refused: in the home directory of another user, say.
-    return load(path, family, arch) if files.exists(path) else None
+    own, *ours = (load(path, family, arch) if files.exists(path) else None for path in paths)
+    return own, next(filter(None, ours), None)

@@ -91,31 +91,6 @@ class Decomposition:
     before: tuple[Companion, ...] = ()
 
 
-def _anywhere(problem: Any, variant: Variant, multiprocessors: int) -> bool:
-    """A family whose launches fit cards of a target however many multiprocessors they have."""
-    return True
-
-
-def _alone(problem: Any, variant: Variant) -> tuple[Companion, ...]:
-    """A family whose calls are all of one kind of launch."""
-    return ()
-
-
-def _whole(problem: Any) -> tuple[Decomposition, ...]:
-    """A family whose calls have no unfused step."""
-    return (Decomposition(problem),)
-
-
-def _exact(problem: Any) -> Mapping[str, Sequence[int]]:
-    """A family whose heuristic answers each problem for itself."""
-    return {}
-
-
-def _steered(problem: Any) -> str | None:
-    """A family in which a tile chooses no kernel."""
-    return None
-
-
 @dataclass(frozen=True, eq=False)
 class Family:
     """A set of kernels that together serve one operator.
@@ -131,15 +106,16 @@ class Family:
         axes: fields of a problem, whole numbers, along which rows of its tables have ranges. The first is rows: along
             it a call is split where a kernel takes fewer at once (`Kernel.max_rows`).
         buckets: of a problem, usual values along axes, ascending. Its tuned knobs are those of the next larger ones, so
-            that few variants are compiled; above them all, and along other axes, those of the value itself.
+            that few variants are compiled; above them all, and along other axes, those of the value itself. By default
+            no axis has any.
         candidates: kernels with knobs that tuning tries for a problem, best guesses first; by default what the
             heuristic takes of each kernel, and then the candidates of that.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
-            was made for more of them, and does not, is passed over.
+            was made for more of them, and does not, is passed over. By default all do.
         tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
-        companions: the launches of a call beside that of the variant chosen for it, in order.
+        companions: the launches of a call beside that of the variant chosen for it, in order; by default none.
         decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
-            launch.
+            launch. By default there is one, without an unfused step.
         steps: what each step is that may run unfused, in words.
         tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
         benchmark: what `jitmx bench` measures of it, or None.
@@ -152,12 +128,12 @@ class Family:
     typical: Callable[[Arch], tuple[Problem, ...]]
     heuristic: Callable[[Any, Arch, int], tuple[str, dict[str, Any]]] | None = None
     axes: tuple[str, ...] = ()
-    buckets: Callable[[Any], Mapping[str, Sequence[int]]] = _exact
+    buckets: Callable[[Any], Mapping[str, Sequence[int]]] = lambda problem: {}
     candidates: Callable[[Any, Arch, int], list[tuple[str, dict[str, Any]]]] | None = None
-    fits: Callable[[Any, Variant, int], bool] = _anywhere
-    tiled: Callable[[Any], str | None] = _steered
-    companions: Callable[[Any, Variant], tuple[Companion, ...]] = _alone
-    decompositions: Callable[[Any], Iterable[Decomposition]] = _whole
+    fits: Callable[[Any, Variant, int], bool] = lambda problem, variant, multiprocessors: True
+    tiled: Callable[[Any], str | None] = lambda problem: None
+    companions: Callable[[Any, Variant], tuple[Companion, ...]] = lambda problem, variant: ()
+    decompositions: Callable[[Any], Iterable[Decomposition]] = lambda problem: (Decomposition(problem),)
     steps: Mapping[str, str] = field(default_factory=dict)
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def _unchecked(fields: Mapping[str, Any]) -> None:
-    """A benchmark whose fields all fit each other."""
-
-
 @dataclass(frozen=True, eq=False)
 class Benchmark:
     """What `jitmx bench` measures of a family, and `jitmx tune` times.
@@ -20,7 +16,7 @@ class Benchmark:
         what: what is measured, in words, for `jitmx bench --help`; empty where the module has candidates to time and
             nothing else.
         fields: fields of the family's problems that may be given of what is measured; along axes, several values.
-        check: raises KnobError where those that were given do not fit each other.
+        check: raises KnobError where those that were given do not fit each other; by default all do.
         peers: libraries that it can run beside jitmx.
         drawn: whether it can be plotted.
         device: whether it needs a card.
@@ -29,7 +25,7 @@ class Benchmark:
     module: str
     what: str
     fields: tuple[str, ...] = ()
-    check: Callable[[Mapping[str, Any]], None] = _unchecked
+    check: Callable[[Mapping[str, Any]], None] = lambda fields: None
     peers: tuple[str, ...] = ()
     drawn: bool = False
     device: bool = True

@@ -17,35 +17,6 @@ _Item = TypeVar("_Item")
 Tile = Callable[[int, int, int | None, int | None], dict[str, Any]]
 
 
-def anywhere(arch: Arch) -> bool:
-    """A kernel that has variants for every target."""
-    return True
-
-
-def _fixes_nothing(problem: Any) -> dict[str, Any]:
-    """A kernel that serves every problem, by knobs that are all tuned."""
-    return {}
-
-
-def _defaults(problem: Any, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """A kernel whose tuned knobs stay at their defaults."""
-    return {}
-
-
-def _unchecked(problem: Any, variant: Variant) -> None:
-    """A kernel whose variants serve every problem that they are legal for."""
-
-
-def _none(problem: Any, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """A kernel of which tuning tries what the heuristic takes."""
-    return []
-
-
-def _as_it_is(problem: Any) -> Any:
-    """A kernel that is asked what the call asks."""
-    return problem
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """What a family needs of one kernel.
@@ -53,30 +24,31 @@ class Kernel:
     Attributes:
         spec: the kernel.
         cases: launches with known results, small and ragged.
-        fixed: knobs that a problem decides; KnobError where the kernel cannot serve it.
+        fixed: knobs that a problem decides, by default none; KnobError where the kernel cannot serve it.
         launch: geometry, from knobs, problem and the multiprocessors of the device; None where the operator knows it.
-        heuristic: tuned knobs where no table has a row; KnobError where nothing of it fits the shape.
-        candidates: knobs that tuning tries, best guesses first.
-        check: KnobError where a legal variant cannot serve a problem.
+        heuristic: tuned knobs where no table has a row, others at their defaults; KnobError where nothing of it fits
+            the shape.
+        candidates: knobs that tuning tries beside the heuristic's, best guesses first.
+        check: KnobError where a legal variant cannot serve a problem; by default all can.
         max_rows: rows, the first axis of the family, that one launch takes at most, or None.
-        runs_on: whether the kernel has variants for a target.
+        runs_on: whether the kernel has variants for a target; by default for each.
         tile: knobs for a tile; None where the kernel has none.
-        asked: what of a problem is asked of this kernel: of a layer its first product, say.
+        asked: what of a problem is asked of this kernel: of a layer its first product, say; by default all of it.
         rarer: knobs of variants that `jitmx verify` takes beside those that typical problems choose, so that between
             them they have every branch of the template; a target takes those that are legal there.
     """
 
     spec: KernelSpec
     cases: Callable[[Variant], Iterable[Case]]
-    fixed: Callable[[Any], dict[str, Any]] = _fixes_nothing
+    fixed: Callable[[Any], dict[str, Any]] = lambda problem: {}
     launch: Callable[[Any, Any, int], Launch] | None = None
-    heuristic: Callable[[Any, Arch, int], dict[str, Any]] = _defaults
-    candidates: Callable[[Any, Arch, int], list[dict[str, Any]]] = _none
-    check: Callable[[Any, Variant], None] = _unchecked
+    heuristic: Callable[[Any, Arch, int], dict[str, Any]] = lambda problem, arch, multiprocessors: {}
+    candidates: Callable[[Any, Arch, int], list[dict[str, Any]]] = lambda problem, arch, multiprocessors: []
+    check: Callable[[Any, Variant], None] = lambda problem, variant: None
     max_rows: int | None = None
-    runs_on: Callable[[Arch], bool] = anywhere
+    runs_on: Callable[[Arch], bool] = lambda arch: True
     tile: Tile | None = None
-    asked: Callable[[Any], Any] = _as_it_is
+    asked: Callable[[Any], Any] = lambda problem: problem
     rarer: Sequence[Mapping[str, Any]] = ()
 
 

@@ -14,11 +14,6 @@ class Follow(NamedTuple):
     agree: Mapping[str, Any]
 
 
-def _only_itself(problem: Any, kernel: str) -> Sequence[Any]:
-    """A family whose rows serve what they were measured for."""
-    return ()
-
-
 @dataclass(frozen=True, eq=False)
 class Tuning:
     """How `jitmx tune` goes about a family. What is timed is `Bench` of the module that its benchmark names.
@@ -34,7 +29,7 @@ class Tuning:
         untimed: fields, or field=value, that no timed call has: rows serve calls with and without.
         refused: fields that are not given, since tuning sets them.
         follows: what is tuned once kernel and knobs of a problem's row are known.
-        serves: further problems that the row of a problem with this kernel serves.
+        serves: further problems that the row of a problem with this kernel serves; by default none.
         beside: families whose templates a timed call runs too.
     """
 
@@ -48,5 +43,5 @@ class Tuning:
     untimed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     follows: Callable[[Any, str, Mapping[str, Any]], Sequence[Follow]] | None = None
-    serves: Callable[[Any, str], Sequence[Any]] = _only_itself
+    serves: Callable[[Any, str], Sequence[Any]] = lambda problem, kernel: ()
     beside: tuple[str, ...] = ()

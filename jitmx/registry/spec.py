@@ -172,15 +172,6 @@ def _fitting_stages(knobs: Knobs, shared_bytes: Callable[[Any], int], arch: Arch
     return 0
 
 
-def _static(knobs: Any) -> int:
-    """A kernel without dynamic shared memory."""
-    return 0
-
-
-def _unchecked(knobs: Any, arch: Arch) -> None:
-    """A kernel whose knobs all fit each other."""
-
-
 @dataclass(frozen=True)
 class KernelSpec:
     """One template and what may be made of it.
@@ -204,9 +195,9 @@ class KernelSpec:
     contract: Callable[[Any, Arch], Contract]
     threads: Callable[[Any], int]
     arguments: Callable[[Any], Arguments]
-    shared_bytes: Callable[[Any], int] = _static
+    shared_bytes: Callable[[Any], int] = lambda knobs: 0
     entry: str = ""
-    check: Callable[[Any, Arch], None] = _unchecked
+    check: Callable[[Any, Arch], None] = lambda knobs, arch: None
 
     def __post_init__(self) -> None:
         if not self.entry:

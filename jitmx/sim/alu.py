@@ -152,11 +152,9 @@ def _mul24(t: Translator, ins: Instruction) -> None:
     check(t, ins, "lo", "hi")
     signed = kind_of(ins) == "s32"
     d, a, b, *c = operands(ins, 3, 4)
-    wide = "i8" if signed else "u8"
     value = f"{t.const(_product24)}({t.read(a, 'u4')}, {t.read(b, 'u4')}, {signed}, {'hi' in ins.opcode})"
     if c:
         value = f"add({value}, {t.read(c[0], 'u4')})"
-    assert wide
     t.write(d, value, "u4")
 
 
@@ -169,13 +167,17 @@ def _product24(a: Array, b: Array, signed: bool, high: bool) -> Array:
     return (product >> 16 if high else product).astype(np.uint32)
 
 
-def _simple(function: Any, count: int, result: str = "", *, floats: bool = False) -> Handler:
-    """An instruction that is one function of `count` operands of its type, with a result of that type or `result`."""
+def _simple(function: Any, count: int, result: str = "", *, floats: Handler | None = None) -> Handler:
+    """An instruction that is one function of `count` operands of its type, with a result of that type or `result`.
+
+    Args:
+        floats: handles the instruction where its type is one of floats.
+    """
 
     def handler(t: Translator, ins: Instruction) -> None:
         kind = kind_of(ins)
         if floats and kind in FLOATS:
-            arithmetic.unary(t, ins)
+            floats(t, ins)
             return
         check(t, ins)
         d, *sources = operands(ins, count + 1)
@@ -187,13 +189,6 @@ def _simple(function: Any, count: int, result: str = "", *, floats: bool = False
             t.write(d, f"{t.const(function)}({', '.join(listed)})", result or dtype)
 
     return handler
-
-
-def _div(t: Translator, ins: Instruction) -> None:
-    if kind_of(ins) in FLOATS:
-        arithmetic.binary(t, ins)
-        return
-    _simple(integers.divide, 2)(t, ins)
 
 
 def _logical(function: str) -> Handler:
@@ -311,8 +306,9 @@ HANDLERS: dict[str, Handler] = {
     "add": _binary("add"), "sub": _binary("subtract"), "addc": _binary("add"), "subc": _binary("subtract"),
     "min": _binary("minimum"), "max": _binary("maximum"),
     "mul": _mul, "mad": _mad, "madc": _mad, "mul24": _mul24, "mad24": _mul24,
-    "div": _div, "rem": _simple(integers.remainder, 2), "sad": _simple(integers.absolute_difference, 3),
-    "abs": _simple("absolute", 1, floats=True), "neg": _simple("negative", 1, floats=True),
+    "div": _simple(integers.divide, 2, floats=arithmetic.binary), "rem": _simple(integers.remainder, 2),
+    "sad": _simple(integers.absolute_difference, 3),
+    "abs": _simple("absolute", 1, floats=arithmetic.unary), "neg": _simple("negative", 1, floats=arithmetic.unary),
     "popc": _simple(integers.population, 1, "u4"), "clz": _simple(integers.leading_zeros, 1, "u4"),
     "brev": _simple(integers.reverse, 1), "bfind": _bfind, "fns": _fns,
     "bfe": _bits(integers.extract), "bfi": _bits(integers.insert), "dp4a": _dot, "dp2a": _dot,

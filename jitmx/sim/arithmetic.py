@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx.sim import exact, rounding
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Operand, Pair, operands
+from jitmx.sim.ptx import SIZES, Instruction, Operand, Pair, operands
 from jitmx.sim.translate import Handler, Translator
 
 Array = npt.NDArray[Any]
@@ -57,16 +57,13 @@ class Form:
                     value = flush(value, self.element)
                 values.append(value)
             if self.packed:
-                values = list(np.broadcast_arrays(*[self._pairs(v) for v in values]))
+                values = list(np.broadcast_arrays(*[v.reshape(-1, 2) for v in values]))
             out = self.finish(function(self, *values))
             if self.packed:
                 out = np.ascontiguousarray(out).view("u4")[..., 0]
             return out
 
         return run
-
-    def _pairs(self, values: Array) -> Array:
-        return values.reshape(-1, 2)
 
     def finish(self, bits: Array) -> Array:
         """Result bits flushed, clamped to [0, 1] or at zero, as the opcode says."""
@@ -90,13 +87,7 @@ def flush(values: Array, kind: str) -> Array:
 
 
 def _emit(t: Translator, form: Form, function: Any, destination: Operand, *sources: Operand) -> None:
-    t.call(destination, form.word, form.wrap(function), *(_word(t, form, source) for source in sources))
-
-
-def _word(t: Translator, form: Form, operand: Operand) -> str:
-    if isinstance(operand, Immediate) and form.kind in ("f32", "f64"):
-        return f"{t.read(operand, 'f' + form.word[1])}.view({form.word!r})"
-    return t.read(operand, form.word)
+    t.call(destination, form.word, form.wrap(function), *(t.word(source, form.kind, form.word) for source in sources))
 
 
 def _native(function: str) -> Any:
@@ -251,7 +242,7 @@ def unary(t: Translator, ins: Instruction) -> None:
 
         _emit(t, form, run, d, a)
         return
-    value = _word(t, form, a)
+    value = t.word(a, form.kind, form.word)
     if ins.opcode[0] == "neg":
         t.ufunc(d, form.word, "bitwise_xor", value, t.scalar(sign, form.word))
     else:
@@ -286,7 +277,7 @@ def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:
     form = Form(t, ins, how, "and", "or", "xor")
     if how not in ("num", "nan") and how.removesuffix("u") not in _COMPARE:
         raise t.error(f".{how} is not known")
-    return f"{t.const(_comparator(form, how))}({_word(t, form, a)}, {_word(t, form, b)})"
+    return f"{t.const(_comparator(form, how))}({t.word(a, form.kind, form.word)}, {t.word(b, form.kind, form.word)})"
 
 
 def halves(t: Translator, ins: Instruction, a: Operand, b: Operand) -> tuple[str, str]:
@@ -345,7 +336,7 @@ def _copysign(t: Translator, ins: Instruction) -> None:
     form = Form(t, ins)
     d, a, b = operands(ins, 3)
     sign = t.scalar(1 << 8 * int(form.bits[1]) - 1, form.bits)
-    t.write(d, f"{_word(t, form, b)} & ~{sign} | {_word(t, form, a)} & {sign}", form.bits)
+    t.write(d, f"{t.word(b, form.kind, form.word)} & ~{sign} | {t.word(a, form.kind, form.word)} & {sign}", form.bits)
 
 
 _TESTS: dict[str, Any] = {

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jitmx.sim import arithmetic, order, rounding
 from jitmx.sim.access import groups
 from jitmx.sim.memory import Space
-from jitmx.sim.ptx import SIZES, Immediate, Instruction, Sink, Vector
+from jitmx.sim.ptx import SIZES, Instruction, Sink, Vector
 from jitmx.sim.translate import Handler, Translator
 from jitmx.sim.warps import chosen
 
@@ -138,7 +138,7 @@ def _atomic(t: Translator, ins: Instruction) -> None:
     dtype = f"u{SIZES[kind]}"
     address, offset = t.address(target)
     items = [item for source in sources for item in (source.items if isinstance(source, Vector) else (source,))]
-    values = ", ".join(_word(t, item, kind, dtype) for item in items)
+    values = ", ".join(t.word(item, kind, dtype) for item in items)
     if ins.opcode[0] == "atom":
         t.emit(f"m.poll(m.active({t.mask}))")  # a reduction tells its lanes nothing that they could wait for
     t.emit(
@@ -147,12 +147,6 @@ def _atomic(t: Translator, ins: Instruction) -> None:
     )
     for i, item in enumerate(result.items if isinstance(result, Vector) else (result,)):
         t.scatter(item, f"v[:, {i}]", dtype)
-
-
-def _word(t: Translator, item: Any, kind: str, dtype: str) -> str:
-    if isinstance(item, Immediate) and kind in ("f32", "f64"):
-        return f"{t.read(item, 'f' + dtype[1])}.view({dtype!r})"
-    return t.read(item, dtype)
 
 
 HANDLERS: dict[str, Handler] = {"atom": _atomic, "red": _atomic}

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jitmx.sim.machine import Machine
 
 Array = npt.NDArray[Any]
-_LANE = np.arange(32)
 _EVERY = np.uint32(0xFFFFFFFF)
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
@@ -308,11 +307,7 @@ def _reduction(mode: str, target: Array, flags: Array) -> Any:
     return complete
 
 
-def _nanosleep(t: Translator, ins: Instruction) -> None:
-    t.emit(f"m.poll(m.active({t.mask}))")
-
-
 HANDLERS: dict[str, Handler] = {
     "shfl": _shfl, "vote": _vote, "match": _match, "redux": _redux, "elect": _elect, "activemask": _activemask,
-    "bar": _bar, "barrier": _bar, "nanosleep": _nanosleep,
+    "bar": _bar, "barrier": _bar, "nanosleep": lambda t, ins: t.emit(f"m.poll(m.active({t.mask}))"),
 }  # fmt: skip

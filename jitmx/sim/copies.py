@@ -39,12 +39,8 @@ def _start(m: Machine, mask: Array | None, target: Array, source: Array, size: i
     Copies.of(m).start(lanes, target, source, size, wanted, line)
 
 
-def _commit(m: Machine, mask: Array | None) -> None:
-    Copies.of(m).commit(m.active(mask))
-
-
-def _wait(m: Machine, mask: Array | None, groups: int | None) -> None:
-    Copies.of(m).wait(m.active(mask), groups)
+def _groups(m: Machine, mask: Array | None, verb: str, *how: Any) -> None:
+    getattr(Copies.of(m), verb)(m.active(mask), *how)
 
 
 def _arrive(m: Machine, mask: Array | None, address: Array, increments: bool, line: int) -> None:
@@ -60,19 +56,9 @@ def _bulk_load(
     Copies.of(m).load(lanes, given[0], given[1], given[2], given[3], given[4], line)
 
 
-def _bulk_ask(m: Machine, mask: Any, source: Array, size: Array, line: int) -> None:
-    for lane, origin, count in _each(m, mask, source, size):
-        Copies.of(m).ask(lane, origin, count, line)
-
-
-def _bulk_pass(m: Machine, mask: Any, target: Array, source: Array, size: Array, barrier: Array, line: int) -> None:
-    for lane, to, origin, count, mbarrier in _each(m, mask, target, source, size, barrier):
-        Copies.of(m).pass_on(lane, to, origin, count, mbarrier, line)
-
-
-def _bulk_store(m: Machine, mask: Any, target: Array, source: Array, size: Array, line: int) -> None:
-    for lane, to, origin, count in _each(m, mask, target, source, size):
-        Copies.of(m).store(lane, to, origin, count, line)
+def _bulk_each(m: Machine, mask: Any, verb: str, line: int, *columns: Array) -> None:
+    for values in _each(m, mask, *columns):
+        getattr(Copies.of(m), verb)(*values, line)
 
 
 def _box_load(
@@ -105,14 +91,6 @@ def _fitting(m: Machine, lane: int, address: int, coordinates: list[int], line: 
     except SimulationError as error:
         m.fault(line, lane, str(error))
     return found
-
-
-def _commit_bulk(m: Machine, mask: Array | None) -> None:
-    Copies.of(m).commit_bulk(m.active(mask))
-
-
-def _wait_bulk(m: Machine, mask: Array | None, count: int, reading: bool) -> None:
-    Copies.of(m).wait_bulk(m.active(mask), count, reading)
 
 
 _HINTS = {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"}
@@ -152,7 +130,8 @@ def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> 
     where = f"m, {t.mask}"
     if names[:1] == ["prefetch"]:
         if not tensor:
-            t.emit(f"{t.const(_bulk_ask)}({where}, {_address(t, given[0])}, {t.read(given[1], 'u4')}, {t.line})")
+            source, size = _address(t, given[0]), t.read(given[1], "u4")
+            t.emit(f"{t.const(_bulk_each)}({where}, 'ask', {t.line}, {source}, {size})")
         return
     many = "multicast::cluster" in names and names[:1] == ["shared::cluster"]
     names = [name for name in names if not many or name != "multicast::cluster"]
@@ -169,7 +148,7 @@ def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> 
     elif names == ["shared::cluster", "shared::cta", "mbarrier::complete_tx::bytes"] and not tensor and not many:
         target, source, barrier = (_address(t, given[k]) for k in (0, 1, 3))
         size = t.read(given[2], "u4")
-        t.emit(f"{t.const(_bulk_pass)}({where}, {target}, {source}, {size}, {barrier}, {t.line})")
+        t.emit(f"{t.const(_bulk_each)}({where}, 'pass_on', {t.line}, {target}, {source}, {size}, {barrier})")
     elif names == ["global", "shared::cta", "bulk_group"]:
         if tensor:
             box, at = _box(t, given[0])
@@ -177,7 +156,7 @@ def _bulk(t: Translator, parts: tuple[str, ...], given: tuple[Operand, ...]) -> 
         else:
             size = t.read(given[2], "u4")
             target, source = _address(t, given[0]), _address(t, given[1])
-            t.emit(f"{t.const(_bulk_store)}({where}, {target}, {source}, {size}, {t.line})")
+            t.emit(f"{t.const(_bulk_each)}({where}, 'store', {t.line}, {target}, {source}, {size})")
     else:
         raise t.error("it is not known")
 
@@ -198,15 +177,13 @@ def _cp(t: Translator, ins: Instruction) -> None:
     bulk = parts[2] == "bulk"
     verb = parts[3] if bulk else parts[2]
     if verb == "commit_group":
-        t.emit(f"{t.const(_commit_bulk if bulk else _commit)}(m, {t.mask})")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, {'commit_bulk' if bulk else 'commit'!r})")
     elif verb == "wait_all":
-        t.emit(f"{t.const(_wait)}(m, {t.mask}, None)")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, 'wait', None)")
     elif verb == "wait_group":
         count = immediate(t, given[0])
-        if bulk:
-            t.emit(f"{t.const(_wait_bulk)}(m, {t.mask}, {count}, {'read' in parts})")
-        else:
-            t.emit(f"{t.const(_wait)}(m, {t.mask}, {count})")
+        how = f"'wait_bulk', {count}, {'read' in parts}" if bulk else f"'wait', {count}"
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, {how})")
     elif bulk:
         _bulk(t, parts[3:], given)
     elif verb in ("ca", "cg", "mbarrier"):

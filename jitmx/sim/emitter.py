@@ -116,6 +116,12 @@ class Emitter:
             return f"~{expression}" if operand.negated else expression
         raise self.error(f"{operand} cannot be read")
 
+    def word(self, operand: Operand, kind: str, dtype: str) -> str:
+        """Expression of the bits of `operand`, of a PTX type, as an unsigned array."""
+        if isinstance(operand, Immediate) and kind in ("f32", "f64"):
+            return f"{self.read(operand, 'f' + dtype[1])}.view({dtype!r})"
+        return self.read(operand, dtype)
+
     def write(self, operand: Operand, expression: str, dtype: str) -> None:
         """Assign `expression`, an array of `dtype`, to a register where the instruction is active."""
         if isinstance(operand, Sink):
@@ -124,9 +130,6 @@ class Emitter:
         if isinstance(operand, Register) and operand.name in self._local:
             self._assign(operand.name, expression, dtype)
             return
-        self._merge(operand, expression, dtype)
-
-    def _merge(self, operand: Operand, expression: str, dtype: str) -> None:
         target = self._target(operand, dtype)
         if self.mask == "None":
             self.emit(f"copyto({target}, {expression}, 'unsafe')")

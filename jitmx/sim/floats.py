@@ -28,8 +28,6 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 Bits = npt.NDArray[np.unsignedinteger]
 
-ROUNDINGS = ("rn", "rna", "rz", "rm", "rp")
-
 
 @dataclass(frozen=True)
 class FloatFormat:

@@ -71,11 +71,6 @@ def _prefetch(t: Translator, ins: Instruction) -> None:
         raise t.error(f"{ins.operands[0]} is no address")
 
 
-def _createpolicy(t: Translator, ins: Instruction) -> None:
-    """A cache policy, whose bits nobody but the cache looks at."""
-    t.write(ins.operands[0], t.scalar(0, "u8"), "u8")
-
-
 def _griddepcontrol(t: Translator, ins: Instruction) -> None:
     _known(t, ins, {"launch_dependents", "wait"})
     if "wait" in ins.opcode:
@@ -129,7 +124,8 @@ HANDLERS: dict[str, Handler] = {
     "prefetch": _prefetch,
     "prefetchu": _prefetch,
     "applypriority": _prefetch,
-    "createpolicy": _createpolicy,
+    # A cache policy, whose bits nobody but the cache looks at.
+    "createpolicy": lambda t, ins: t.write(ins.operands[0], t.scalar(0, "u8"), "u8"),
     "griddepcontrol": _griddepcontrol,
     "setmaxnreg": _setmaxnreg,
 }

@@ -38,8 +38,6 @@ from jitmx.sim.shadow import Shadow
 from jitmx.sim.specials import special
 
 Array = npt.NDArray[Any]
-_READY = INIT | WRITABLE | ALLOCATED
-
 _FILLER = 0xA5  # a byte of a register that nothing sets
 
 

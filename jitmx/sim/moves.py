@@ -59,15 +59,8 @@ def _selp(t: Translator, ins: Instruction) -> None:
     d, a, b, p = operands(ins, 4)
     kind = kind_of(ins)
     dtype = "u" + str(SIZES[kind])
-    x, y = (_bits_of(t, item, kind) for item in (a, b))
+    x, y = (t.word(item, kind, dtype) for item in (a, b))
     t.write(d, f"where({t.read(p, 'b1')}, {x}, {y})", dtype)
-
-
-def _bits_of(t: Translator, item: Operand, kind: str) -> str:
-    dtype = "u" + str(SIZES[kind])
-    if isinstance(item, Immediate) and kind in ("f32", "f64"):
-        return f"{t.read(item, 'f' + dtype[1])}.view({dtype!r})"
-    return t.read(item, dtype)
 
 
 def _slct(t: Translator, ins: Instruction) -> None:
@@ -81,7 +74,7 @@ def _slct(t: Translator, ins: Instruction) -> None:
         chosen = f"{value} > {t.scalar(-(2.0**-126), 'f4')}" if "ftz" in ins.opcode else f"{value} >= 0"
     else:
         chosen = f"{t.read(c, 'i4')} >= 0"
-    t.write(d, f"where({chosen}, {_bits_of(t, a, kind)}, {_bits_of(t, b, kind)})", dtype)
+    t.write(d, f"where({chosen}, {t.word(a, kind, dtype)}, {t.word(b, kind, dtype)})", dtype)
 
 
 def comparison(t: Translator, ins: Instruction, a: Operand, b: Operand) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.sim.floats import BF16, F16, F32, FloatFormat, encode, flush
+from jitmx.sim.floats import BF16, F16, F32, FloatFormat, encode
 
 Array = npt.NDArray[Any]
 
@@ -139,11 +139,6 @@ def divide(a: Array, b: Array, kind: str, rounding: str) -> Array:
     return narrow(a.astype("f8") / b.astype("f8"), kind, rounding)
 
 
-def square_root(a: Array, kind: str, rounding: str) -> Array:
-    """Bits of the square root."""
-    return narrow(np.sqrt(a.astype("f8")), kind, rounding)
-
-
 def minimum(a: Array, b: Array, *, nan: bool, largest: bool = False, magnitude: bool = False) -> Array:
     """min or max: -0 below +0; a NaN gives way to a number, or with `nan` wins."""
     x, y = (np.abs(a), np.abs(b)) if magnitude else (a, b)
@@ -154,8 +149,3 @@ def minimum(a: Array, b: Array, *, nan: bool, largest: bool = False, magnitude: 
     if nan:
         out = np.where(np.isnan(a) | np.isnan(b), np.full((), np.nan, out.dtype), out)
     return canonical(out)
-
-
-def flush_any(values: Array) -> Array:
-    """float32 with subnormals made zero."""
-    return flush(values)

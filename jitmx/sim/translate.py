@@ -137,7 +137,9 @@ class Translator(Emitter):
                 ended = self._instruction(body[i], watch) or ended
             self._flush()
         self._batching = False
-        return self._end(form, ended)
+        if not ended:
+            self.emit(f"return {self.next}")
+        return f"def {form}(m, M, n):\n" + "\n".join(self._lines) + "\n"
 
     def _members(self, block: Block) -> None:
         """What lanes a warp-wide instruction at the head of a block waits for."""
@@ -190,11 +192,6 @@ class Translator(Emitter):
         self._lines = []
         self._types.clear()
         self.next = last.index + 1 if last.last < len(self.entry.body) else EXIT
-
-    def _end(self, form: str, ended: bool) -> str:
-        if not ended:
-            self.emit(f"return {self.next}")
-        return f"def {form}(m, M, n):\n" + "\n".join(self._lines) + "\n"
 
     def _analyse(self, block: Block) -> None:
         """Find what the instructions of a block do with registers."""

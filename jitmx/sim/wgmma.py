@@ -21,7 +21,7 @@ from jitmx.sim import flight
 from jitmx.sim.mma import BITS, Matrix, Words, held, left, rounded, settled, sums, values
 from jitmx.sim.products import Products
 from jitmx.sim.ptx import Instruction, Register, Vector
-from jitmx.sim.swizzle import Addresses, Descriptor
+from jitmx.sim.swizzle import Descriptor
 from jitmx.sim.warps import chosen, emit_planes, emit_warps, immediate, items, plan, whole_warps, write_planes
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ class Wgmma:
     def d_registers(self) -> int:
         """32-bit registers of D that a thread holds."""
         return self.n // 4 if self.d == "f16" else self.n // 2
-
-    def a_addresses(self, descriptor: Descriptor, *, mn_major: bool = False) -> Addresses:
-        """Shared byte addresses [64, k] of A."""
-        return descriptor.addresses(64, self.k, BITS[self.a] // 8, mn_major=mn_major)
-
-    def b_addresses(self, descriptor: Descriptor, *, mn_major: bool = False) -> Addresses:
-        """Shared byte addresses [n, k] of B, column by column."""
-        return descriptor.addresses(self.n, self.k, BITS[self.b] // 8, mn_major=mn_major)
 
     def a_fragment(self, words: Words) -> Matrix:
         """A [groups, 64, k] from registers [4, lanes]."""
@@ -207,12 +199,8 @@ def _mma_async(t: Translator, ins: Instruction) -> None:
     t.emit(f"{t.const(flight.START)}(m, {t.mask}, {t.const(accumulators)}, {t.const(held)}, {t.line})")
 
 
-def _commit(m: Machine, mask: Any, line: int) -> None:
-    Products.of(m).commit(whole_warps(m, mask, line, "wgmma"))
-
-
-def _wait(m: Machine, mask: Any, count: int, line: int) -> None:
-    Products.of(m).wait(whole_warps(m, mask, line, "wgmma"), count)
+def _groups(m: Machine, mask: Any, verb: str, line: int, *how: int) -> None:
+    getattr(Products.of(m), verb)(whole_warps(m, mask, line, "wgmma"), *how)
 
 
 def _wgmma(t: Translator, ins: Instruction) -> None:
@@ -225,11 +213,11 @@ def _wgmma(t: Translator, ins: Instruction) -> None:
         emit_warps(t)
         t.emit(f"{t.const(flight.FENCE)}(m, {t.mask})")
     elif verb == "commit_group":
-        t.emit(f"{t.const(_commit)}(m, {t.mask}, {t.line})")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, 'commit', {t.line})")
         t.emit(f"{t.const(flight.COMMIT)}(m, {t.mask})")
     else:
         count = immediate(t, ins.operands[0])
-        t.emit(f"{t.const(_wait)}(m, {t.mask}, {count}, {t.line})")
+        t.emit(f"{t.const(_groups)}(m, {t.mask}, 'wait', {t.line}, {count})")
         t.emit(f"{t.const(flight.WAIT)}(m, {t.mask}, {count})")
 
 

@@ -93,14 +93,10 @@ def _build(needed: Needed) -> dict[str, Built]:
         progress.step(result)
         # Refused where the interpreter ends, which would wait for kernels that nobody will launch.
         assert _worker is not None
-        _worker.submit(_nothing)
+        _worker.submit(lambda: None)
 
     results = batch.build_all(missing, allow_compile=None, strict=False, on_result=step)
     return {result.variant.identity: result for result in results if isinstance(result, Built)}
-
-
-def _nothing() -> None:
-    pass
 
 
 class Progress:

@@ -96,10 +96,6 @@ def run_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
     return compose.pair(x.float() + more.float(), x.dtype)
 
 
-def _fake_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((2, *x.shape))
-
-
 def run_experts(
     stream: torch.Tensor, norm: torch.Tensor, epsilon: float, router: torch.Tensor, router_bias: torch.Tensor | None,
     words13: torch.Tensor, scales13: torch.Tensor, words2: torch.Tensor, scales2: torch.Tensor, hidden: int,
@@ -135,10 +131,6 @@ def run_experts(
     )  # fmt: skip
 
 
-def _fake_experts(stream: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return torch.empty_like(stream)
-
-
 custom.define(
     "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
     "Tensor? residual_lo, Tensor? norm, float epsilon, Tensor? prefetch_words=None, Tensor? prefetch_scales=None) "
@@ -151,6 +143,6 @@ custom.define(
     "Tensor scales13, Tensor words2, Tensor scales2, int hidden, int intermediate, str layout13, str layout2, "
     "Tensor? b13, Tensor? b2, int top, str scoring, str x_format) -> Tensor",
     run_experts,
-    _fake_experts,
+    lambda stream, *rest: torch.empty_like(stream),
 )
-custom.define("vllm_pair(Tensor x, Tensor more) -> Tensor", run_pair, _fake_pair)
+custom.define("vllm_pair(Tensor x, Tensor more) -> Tensor", run_pair, lambda x, more: x.new_empty((2, *x.shape)))

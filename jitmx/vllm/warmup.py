@@ -13,7 +13,6 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import batch, build, settings
-from jitmx.errors import JitmxError
 from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
@@ -111,7 +110,10 @@ def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.B
     for result in failed:
         logger.error("jitmx: %s", result.error)
     if failed:
-        raise _of_many(failed[0].error, len(failed), len(missing))
+        error = failed[0].error
+        if len(failed) > 1:
+            error.message += f" ({len(failed)} of {len(missing)} kernels failed; each is in the log)"
+        raise error
     found |= {result.variant.identity: result for result in results if isinstance(result, build.Built)}
     with monitor.warming():
         for kernel in missing:
@@ -123,13 +125,6 @@ def _prepare(kernels: Iterable[Kernel], started: float, built: dict[str, build.B
         missing[0].variant.arch, time.perf_counter() - started,
         sum(found[kernel.identity].status == "compiled" for kernel in missing), settings.current().cache_dir,
     )  # fmt: skip
-
-
-def _of_many(error: JitmxError, failed: int, asked: int) -> JitmxError:
-    """The first error, with how many there were."""
-    if failed > 1:
-        error.message += f" ({failed} of {asked} kernels failed; each is in the log)"
-    return error
 
 
 class _JitmxKernels(VllmJitKernel[Kernel]):  # type: ignore[misc]

@@ -73,7 +73,7 @@ def write(
     files, nbytes = [], 0
     for number, shard in enumerate(shards):
         tensors = {name: tensor for entry in shard for name, tensor in draw(entry, seed, on_grid).items()}
-        file = _file(number, len(shards))
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         save_file(tensors, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, file)
         nbytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -208,10 +208,6 @@ def _split(drawn: list[Drawn], limit: int) -> list[list[Drawn]]:
             shards.append([])
         shards[-1].append(entry)
     return shards
-
-
-def _file(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
 def _key(seed: int, name: str) -> int:

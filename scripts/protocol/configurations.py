@@ -102,7 +102,10 @@ class Configuration:
         from jitmx import settings
 
         kept = dict(os.environ if base is None else base)
-        for name in (*_choosing(settings), "VLLM_PLUGINS"):
+        # Variables, with their aliases, that change which kernels serve what.
+        fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_")
+        choosing = [item for item in settings.TABLE if item.field.startswith(fields)]
+        for name in ("VLLM_PLUGINS", *(name for item in choosing for name in (item.name, *item.aliases))):
             kept.pop(name, None)
         kept["VLLM_PLUGINS"] = ",".join(plugins(with_jitmx=bool(self.layers)))
         if self.activation != "bf16":
@@ -114,12 +117,6 @@ class Configuration:
     def as_dict(self) -> dict[str, Any]:
         """Name and fields, for a report."""
         return {"name": self.name, **asdict(self)}
-
-
-def _choosing(settings: Any) -> list[str]:
-    """Variables of jitmx, with their aliases, that change which kernels serve what."""
-    fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_")
-    return [name for item in settings.TABLE if item.field.startswith(fields) for name in (item.name, *item.aliases)]
 
 
 def layers(text: str) -> tuple[str, ...]:

@@ -187,7 +187,8 @@ def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
 def is_own(path: Path, *, allow_shared: bool) -> bool:
     """Whether there is a directory that can be opened; one that somebody else could write to is an error."""
     try:
-        os.close(files.open_directory(path, allow_shared=allow_shared))
+        with files.open_directory(path, allow_shared=allow_shared):
+            pass
     except OSError:
         return False
     return True

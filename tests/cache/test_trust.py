@@ -184,7 +184,8 @@ def test_a_link_in_the_place_of_a_directory_within_the_cache_is_not_followed(
 def is_own(path: Path, *, allow_shared: bool) -> bool:
     """Whether there is a directory that can be opened; one that somebody else could write to is an error."""
     try:
-        os.close(files.open_directory(path, allow_shared=allow_shared))
+        with files.open_directory(path, allow_shared=allow_shared):
+            pass
     except OSError:
         return False
     return True

@@ -177,8 +177,8 @@ def check_product(a: str, b: str, span: int, a_major: bool, b_major: bool) -> No
     b_word = lay_out(right, span, shared, 1 << 15, b_major)
     d = "s32" if a == "s8" else "f32"
     run = instruction(f"m64n{n}k{k}", d, a, b)
-    a_values = run.a_values(take(shared, run.a_addresses(a_word, mn_major=a_major), size))
-    b_values = run.b_values(take(shared, run.b_addresses(b_word, mn_major=b_major), size))
+    a_values = run.a_values(take(shared, a_word.addresses(64, run.k, size, mn_major=a_major), size))
+    b_values = run.b_values(take(shared, b_word.addresses(n, run.k, size, mn_major=b_major), size))
     old = rng.normal(0, 1, (64, n)).astype(np.float32) if d == "f32" else rng.integers(-9, 9, (64, n)).astype(np.int32)
     words = np.zeros((n // 2, 128), np.uint32)
     for lane in range(128):

@@ -13,10 +13,6 @@ from jitmx.cli.cache.entries import select
 from jitmx.cli.options import arch_option, json_option
 
 
-def _day(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-
-
 @click.command(
     "show",
     short_help="One entry in full, with --sass its machine code.",
@@ -51,19 +47,24 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
         output.emit({"record": record.as_dict(), **paths, **({"sass": lines} if sass else {})})
     else:
         inputs, outputs = record.inputs, record.outputs
+        created = datetime.datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "seconds")
         rows = (
             ("name", record.name),
             ("target", record.arch),
             ("key", record.key),
             ("knobs", " ".join(f"{name}={output.knob(value)}" for name, value in record.knobs.items())),
-            ("resources", _resources(record.outputs["registers"], outputs["spill_bytes"], outputs["shared_bytes"])),
+            (
+                "resources",
+                f"{outputs['registers']} registers and {outputs['spill_bytes']} B spilled a thread, "
+                f"{outputs['shared_bytes']} B of static shared memory a block",
+            ),
             ("contract", "; ".join(outputs["breaches"]) or "met"),
             ("object", f"{image_path or 'damaged or gone'} ({output.size(outputs['size'])})"),
             ("source", source_path or "not kept"),
             ("headers", ", ".join(sorted(inputs["headers"])) or "none"),
             ("options", " ".join(inputs["options"])),
             ("compiler", f"NVRTC {inputs['nvrtc']} ({inputs['nvrtc_digest'][:12]}), {outputs['compile_ms']:.0f} ms"),
-            ("created", f"{_day(record.created)} by jitmx {record.jitmx}"),
+            ("created", f"{created} by jitmx {record.jitmx}"),
         )
         for name, value in rows:
             output.say(f"{name:<10} {value}")
@@ -71,9 +72,3 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
             output.say(line)
     if entry is None:
         raise click.exceptions.Exit(1)
-
-
-def _resources(registers: int, spill_bytes: int, shared_bytes: int) -> str:
-    return (
-        f"{registers} registers and {spill_bytes} B spilled a thread, {shared_bytes} B of static shared memory a block"
-    )

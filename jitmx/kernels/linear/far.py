@@ -11,12 +11,14 @@ refused (`limits.require_reach`), and its heuristic takes narrower ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from jitmx.kernels.linear.arguments import make_case
-from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.kernels.linear.layout import TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -38,6 +40,28 @@ def far_rows(columns: int, parts: int, unit: int) -> int:
     """Rows, a multiple of `unit`, past which Y and X are far; fewer where parts of so many columns take too much."""
     most = FAR_ROWS if parts < 2 else min(FAR_ROWS, _ROOM // (columns * parts * 4))
     return most // unit * unit
+
+
+def far_tiles(
+    variant: Variant, launch: Callable[[Any, Any, int], Launch], k: int, parts: int, counters: Callable[[int], int]
+) -> Iterator[Case]:
+    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far.
+
+    Args:
+        launch: geometry by knobs, problem and multiprocessors, tile after tile.
+        parts: blocks that leave parts of a tile in the workspace.
+        counters: bytes there before the parts of so many tiles.
+    """
+    knobs = variant.knobs
+    columns = -(-FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
+    rows = far_rows(columns + knobs.tile_n, parts, knobs.tile_m)
+    features = far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
+    for first_row, first, some in ((rows, columns, 9), (0, features, min(24, knobs.tile_n))):
+        geometry = launch(knobs, LinearProblem(first_row + 3, first + some, k), 1)
+        tiles, size = geometry.blocks // knobs.split_k, knobs.split_k * knobs.tile_n * knobs.tile_m * 4
+        places = (((tiles - 1) * 4 // 16 * 16, 16), (counters(tiles) + (tiles - 1) * size, size))
+        blocks = range(geometry.blocks - knobs.split_k, geometry.blocks)
+        yield far_case(variant, geometry, (first_row, 3), (first, some), k, blocks, places if parts > 1 else ())
 
 
 def far_case(

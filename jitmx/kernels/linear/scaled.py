@@ -15,7 +15,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE
-from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import ENCODINGS, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import MOST_THREADS, require_grid, require_plain, require_resident, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.case import Case
@@ -178,10 +178,6 @@ def check_geometry(knobs: Geometry) -> None:
         )
 
 
-def _contract(knobs: ScaledKnobs, arch: Arch) -> Contract:
-    return contract(knobs, knobs.atom)
-
-
 def contract(knobs: Geometry, atom: str, *more: str) -> Contract:
     """What the machine code of a product by an atom must be; `more` are instructions that it must have besides."""
     require = {"twin": r"\bHMMA\.16816\.F32\.BF16", "mxf8f6f4": r"\bQMMA\.SF\.16832", "mxf4": r"\bOMMA\.SF\.16864"}
@@ -196,7 +192,7 @@ SPEC = KernelSpec(
     family="linear",
     name="scaled",
     knobs=ScaledKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: contract(knobs, knobs.atom),
     check=_check,
     shared_bytes=shared_bytes,
     threads=lambda knobs: knobs.threads,
@@ -274,21 +270,6 @@ def microseconds(knobs: ScaledKnobs, problem: LinearProblem, arch: Arch, multipr
     return max(clocks / CLOCK_MHZ, dram / (arch.memory_gbps * 1e3)) + clocks / CLOCK_MHZ / 20
 
 
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """What the model finds fastest: it rests on published rates, not on measurements of a card."""
-    return _geometries(problem, arch, multiprocessors)[0][1].pick(*TUNED)
-
-
-def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """The forty that the model likes best."""
-    return [knobs.pick(*TUNED) for _, knobs in _geometries(problem, arch, multiprocessors)[:40]]
-
-
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """Knobs for m tokens by n features a block; a chunk is 128 k in two stages, whatever the tile."""
-    return tile_named("linear.scaled", m, n, k, stages, 2)
-
-
 def tile_named(kernel: str, m: int, n: int, k: int | None, stages: int | None, only: int | None) -> dict[str, Any]:
     """The geometry with a tile; KnobError where there is none, or not with so many k and, where `only` some, stages."""
     shapes = {(tile_m, tile_n): (warps_n, warps_m) for tile_n, tile_m, warps_n, warps_m in reversed(GEOMETRIES)}
@@ -320,25 +301,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
-    knobs = variant.knobs
     k = (knobs.split_k - 1) * CHUNK * TILE_K + 96
-    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
-    rows = far.far_rows(columns + knobs.tile_n, knobs.split_k, knobs.tile_m)
-    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
-    for (first_row, some_rows), (first, some) in (((rows, 3), (columns, 9)), ((0, 3), (features, 24))):
-        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
-        tiles = geometry.blocks // knobs.split_k
-        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
-        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles // 32) * 128 + (tiles - 1) * size, size))
-        yield far.far_case(
-            variant, geometry, (first_row, some_rows), (first, some), k,
-            range(geometry.blocks - knobs.split_k, geometry.blocks), places if knobs.split_k > 1 else (),
-        )  # fmt: skip
+    yield from far.far_tiles(variant, launch, k, knobs.split_k, lambda tiles: -(-tiles // 32) * 128)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -351,10 +315,14 @@ KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    # What the model finds fastest: it rests on published rates, not on measurements of a card.
+    heuristic=lambda problem, arch, multiprocessors: _geometries(problem, arch, multiprocessors)[0][1].pick(*TUNED),
     cases=_cases,
     check=_check_problem,
-    candidates=_candidates,
-    tile=_tile,
+    candidates=lambda problem, arch, multiprocessors: [
+        knobs.pick(*TUNED) for _, knobs in _geometries(problem, arch, multiprocessors)[:40]
+    ],
+    # A chunk is 128 k in two stages, whatever the tile.
+    tile=lambda m, n, k, stages: tile_named("linear.scaled", m, n, k, stages, 2),
     rarer=_RARER,
 )

@@ -196,11 +196,6 @@ def _x_registers(scaling: str, m: int, tiles: int) -> int:
     return tiles * (4 if scaling in ("bare", "post") and m <= 4 else 8 * -(-m // 8))
 
 
-def _runs_on(arch: Arch) -> bool:
-    """Targets with room for two blocks' weights a multiprocessor; on the others few weights would fit."""
-    return arch.shared_bytes >= 128 * 1024
-
-
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Knobs from the shape; KnobError where a block cannot hold its weights whatever they are."""
     found = next(_ways(problem, arch, multiprocessors), None)
@@ -290,6 +285,6 @@ KERNEL = Kernel(
     cases=_cases,
     check=checker(_misfit),
     candidates=_candidates,
-    runs_on=_runs_on,
+    runs_on=lambda arch: arch.shared_bytes >= 128 * 1024,  # two blocks' weights; in less, few would fit
     rarer=_RARER,
 )

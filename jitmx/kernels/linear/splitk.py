@@ -10,17 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import far, warpgroups
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
+from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -63,17 +64,14 @@ def multiplying_registers(knobs: SplitKKnobs) -> int:
     return min(240, pool // (knobs.groups * 128) // 8 * 8)
 
 
-def _part_bytes(knobs: SplitKKnobs) -> int:
-    """A warp's sums of 16 rows of W by 8 of X on their way to another block: 24 bits each, or all where Y is a pair."""
-    return 512 if knobs.residual == "pair" else 384
-
-
 def shared_bytes(knobs: SplitKKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     steps, warps, columns = knobs.chunk * knobs.ring, knobs.groups * 4, knobs.tile_m // 8
     size = steps * (knobs.tile_m * 128 + 24) + warps * (steps * CODE_BYTES + knobs.ring * 8)
     if knobs.split_k > 1:
-        size += warps * ((knobs.split_k - 1) * -(-columns // knobs.split_k) * _part_bytes(knobs) + 8)
+        # A warp's sums of 16 rows of W by 8 of X on their way to another block: 24 bits each, or all where Y is a pair.
+        part = 512 if knobs.residual == "pair" else 384
+        size += warps * ((knobs.split_k - 1) * -(-columns // knobs.split_k) * part + 8)
     return -(-size // 1024) * 1024
 
 
@@ -132,10 +130,7 @@ def launch(knobs: SplitKKnobs, problem: LinearProblem, multiprocessors: int) -> 
     return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
-def _fixed(problem: LinearProblem) -> dict[str, Any]:
-    """What weight and tensors bring with them."""
-    return warpgroups.fixed("splitk", problem)
-
+_fixed = partial(warpgroups.fixed, "splitk")
 
 # Clusters of so many blocks that find no place where all multiprocessors are asked for: those of a part of the chip are
 # not a multiple of their size. Of 132 multiprocessors of an H200, 39 clusters of 3 have one.
@@ -176,15 +171,6 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     return [tuned for _, tuned in sorted(found, key=lambda item: item[0])]
 
 
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    return _ranked(problem, arch, multiprocessors)[0]
-
-
-def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Tiles and depths by rising time that they should take."""
-    return _ranked(problem, arch, multiprocessors)[:40]
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
     knobs = variant.knobs
@@ -197,25 +183,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X."""
-    knobs = variant.knobs
-    k = max(2, knobs.split_k) * TILE_K - 32
-    wide = knobs.groups * GROUP_ROWS
-    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
-    for first_row, most in ((rows, 1 << 25), (0, far.far_features(packed_tiles(1, k)[1]))):
-        features = most // wide * wide
-        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 132)
-        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
-        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
-
-
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """A tile of m rows of X by n of W; steps of k are always 64."""
-    return warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2}
+    yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 25)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -229,11 +197,11 @@ KERNEL = Kernel(
     max_rows=MAX_ROWS,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    heuristic=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[0],
     cases=_cases,
     check=warpgroups.check_problem,
-    candidates=_candidates,
+    candidates=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[:40],
     runs_on=warpgroups.runs_on,
-    tile=_tile,
+    tile=lambda m, n, k, stages: warpgroups.tile("splitk", m, n, k) | {"chunk": 2, "ring": (stages or 6) // 2},
     rarer=_RARER,
 )

@@ -13,7 +13,7 @@ from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SCALE_RANGE
-from jitmx.kernels.linear.layout import CODE_BYTES, ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import CODE_BYTES, ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.limits import (
     REACH,
     has_clusters,
@@ -237,29 +237,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
-    yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y where rows are many, and where features are: X, Y, W, scales, bias and parts are far."""
-    knobs = variant.knobs
     parts = knobs.split_k if knobs.exchange == "memory" else 1
     k = (knobs.split_k - 1) * knobs.tile_k + 96
-    columns = -(-far.FAR_COLUMNS // knobs.tile_n) * knobs.tile_n
-    rows = far.far_rows(columns + knobs.tile_n, parts, knobs.tile_m)
-    features = far.far_features(packed_tiles(1, k)[1]) // knobs.tile_n * knobs.tile_n
-    for (first_row, some_rows), (first, some) in (
-        ((rows, 3), (columns, 9)),
-        ((0, 3), (features, min(24, knobs.tile_n))),
-    ):
-        geometry = launch(knobs, LinearProblem(first_row + some_rows, first + some, k), 1)
-        tiles = geometry.blocks // knobs.split_k
-        size = knobs.split_k * knobs.tile_n * knobs.tile_m * 4
-        places = (((tiles - 1) * 4 // 16 * 16, 16), (-(-tiles * 4 // 16) * 16 + (tiles - 1) * size, size))
-        yield far.far_case(
-            variant, geometry, (first_row, some_rows), (first, some), k,
-            range(geometry.blocks - knobs.split_k, geometry.blocks), places if parts > 1 else (),
-        )  # fmt: skip
+    yield from far.far_tiles(variant, launch, k, parts, lambda tiles: -(-tiles * 4 // 16) * 16)
 
 
 # Blocks that a heuristic weighs: rows of W, warps over them, warps over tokens. 16 or 32 rows a warp.
@@ -298,11 +278,6 @@ def _fitting(knobs: TileKnobs, arch: Arch) -> int:
     return max(1, min(by_registers, by_memory))
 
 
-def _resident(knobs: TileKnobs, arch: Arch) -> int:
-    """Blocks that the model lets share a multiprocessor."""
-    return min(_RESIDENT, _fitting(knobs, arch))
-
-
 def _weighed(
     problem: LinearProblem, arch: Arch, multiprocessors: int, exchange: str = "memory"
 ) -> list[tuple[float, dict[str, Any]]]:
@@ -327,7 +302,7 @@ def _weighed(
         plain = TileKnobs(**fixed, **knobs)
         if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
             continue
-        resident = most_blocks(warps_n * warps_m, _resident(plain, arch), _least_registers(plain))
+        resident = most_blocks(warps_n * warps_m, min(_RESIDENT, _fitting(plain, arch)), _least_registers(plain))
         crowded = sums_per_thread(plain) > 96
         late = crowded and resident == 1 and threads(plain) == 256
         if late and stages == 3:  # the one copy under way would start too late
@@ -349,11 +324,6 @@ def _weighed(
             cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
             found.append((cost, {**knobs, "split_k": split_k, **({"exchange": exchange} if clustered else {})}))
     return sorted(found, key=lambda pair: pair[0])
-
-
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """What the cost model (tile_cost.py) holds for fastest."""
-    return _weighed(problem, arch, multiprocessors)[0][1]
 
 
 _CLOSE = 16  # of what the model holds for fastest: as many are tried with what it knows nothing of
@@ -440,7 +410,8 @@ KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    # What the cost model (tile_cost.py) holds for fastest.
+    heuristic=lambda problem, arch, multiprocessors: _weighed(problem, arch, multiprocessors)[0][1],
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.linear import far
 from jitmx.kernels.linear.layout import TILE_K, packed_tiles
 from jitmx.kernels.linear.limits import require_plain, require_slices
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.registry.case import Case
+from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 from jitmx.registry.tensor_map import TensorMap
 
@@ -68,6 +72,23 @@ def x_map(m: int, k: int, rows: int) -> TensorMap:
 def tiles(knobs: Tiled, m: int, n: int) -> int:
     """Tiles of Y."""
     return -(-n // (knobs.groups * GROUP_ROWS)) * -(-m // knobs.tile_m)
+
+
+def far_cases(variant: Variant, launch: Callable[[Any, Any, int], Launch], max_rows: int, many: int) -> Iterator[Case]:
+    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X.
+
+    Args:
+        launch: geometry by knobs, problem and multiprocessors.
+        many: features beside as many rows as a launch takes.
+    """
+    knobs = variant.knobs
+    k, wide = max(2, knobs.split_k) * TILE_K - 32, knobs.groups * GROUP_ROWS
+    rows = (max_rows - 3) // knobs.tile_m * knobs.tile_m
+    for first_row, most in ((rows, many), (0, far.far_features(packed_tiles(1, k)[1]))):
+        features = most // wide * wide
+        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 1 << 30)
+        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
+        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
 
 
 def tile(kernel: str, m: int, n: int, k: int | None) -> dict[str, Any]:

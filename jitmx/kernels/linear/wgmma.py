@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
-from jitmx.kernels.linear import far, warpgroups
+from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
@@ -86,14 +87,11 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
     return -(-size // 1024) * 1024
 
 
-def _needed_registers(knobs: WgmmaKnobs) -> int:
-    """Sums, decoded fragments, and what addresses, decoding and the other block of a cluster take."""
-    return knobs.tile_m // 2 + 8 * knobs.buffers + (40 if knobs.x == "tensor" else 32) + 8 * knobs.split_k
-
-
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     warpgroups.require_wgmma("wgmma", arch)
-    need, have = _needed_registers(knobs), multiplying_registers(knobs)
+    # Sums, decoded fragments, and what addresses, decoding and the other block of a cluster take.
+    need = knobs.tile_m // 2 + 8 * knobs.buffers + (40 if knobs.x == "tensor" else 32) + 8 * knobs.split_k
+    have = multiplying_registers(knobs)
     if need > have:
         legal = (knobs.tile_m - 2 * (need - have)) // 16 * 16
         raise KnobError(
@@ -171,10 +169,7 @@ def launch(knobs: WgmmaKnobs, problem: LinearProblem, multiprocessors: int) -> L
     return Launch(blocks, shared_bytes(knobs), knobs.split_k, maps=maps)
 
 
-def _fixed(problem: LinearProblem) -> dict[str, Any]:
-    """What weight and tensors bring with them."""
-    return warpgroups.fixed("wgmma", problem)
-
+_fixed = partial(warpgroups.fixed, "wgmma")
 
 # Warpgroups, rows of X a tile, and blocks that share one: what is worth trying.
 _SHAPES = (
@@ -233,10 +228,6 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     ]  # fmt: skip
 
 
-def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    return _ranked(problem, arch, multiprocessors)[0]
-
-
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """The tile shapes, best guesses first, each also with steps shared, more fragments, and X brought another way."""
     found: list[dict[str, Any]] = []
@@ -268,29 +259,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
+    # Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
+    # many tiles as there are; their Y is stored by the same code.
     if knobs.deal == "tiles" and knobs.x == "tensor":
-        yield from _far_cases(variant)
-
-
-def _far_cases(variant: Variant) -> Iterator[Case]:
-    """The last tile of Y, of many rows and of many features: Y, W, scales and bias are far; a tensor map reads X.
-
-    Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
-    many tiles as there are; their Y is stored by the same code.
-    """
-    knobs = variant.knobs
-    k, wide = max(2, knobs.split_k) * TILE_K - 32, knobs.groups * GROUP_ROWS
-    rows = (MAX_ROWS - 3) // knobs.tile_m * knobs.tile_m
-    for first_row, most in ((rows, 1 << 20), (0, far.far_features(packed_tiles(1, k)[1]))):
-        features = most // wide * wide
-        geometry = launch(knobs, LinearProblem(first_row + 3, features + 24, k), 1 << 30)
-        last = range(geometry.blocks - knobs.split_k, geometry.blocks)
-        yield far.far_case(variant, geometry, (first_row, 3), (features, 24), k, last)
-
-
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """A tile of m rows of X by n of W; steps of k are always 64."""
-    return warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6}
+        yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 20)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -307,11 +279,11 @@ KERNEL = Kernel(
     max_rows=MAX_ROWS,
     fixed=_fixed,
     launch=launch,
-    heuristic=_heuristic,
+    heuristic=lambda problem, arch, multiprocessors: _ranked(problem, arch, multiprocessors)[0],
     cases=_cases,
     check=warpgroups.check_problem,
     candidates=_candidates,
     runs_on=warpgroups.runs_on,
-    tile=_tile,
+    tile=lambda m, n, k, stages: warpgroups.tile("wgmma", m, n, k) | {"stages": stages or 6},
     rarer=_RARER,
 )

@@ -122,11 +122,6 @@ def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) 
     return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
 
 
-def _first_product(problem: MoeProblem, kernel: str) -> tuple[MoeProblem, ...]:
-    """The row of a layer in several launches is that of its first product too."""
-    return (replace(problem, product="up"),) if _in_launches(problem, kernel) else ()
-
-
 TUNING = Tuning(
     sizes=("experts", "top", "hidden", "intermediate"),
     values=lambda problem: {"m": TUNED_ROWS},
@@ -137,7 +132,8 @@ TUNING = Tuning(
     untimed=("residual", "routing", "scoring"),
     refused=("product",),
     follows=_second_product,
-    serves=_first_product,
+    # The row of a layer in several launches is that of its first product too.
+    serves=lambda problem, kernel: (replace(problem, product="up"),) if _in_launches(problem, kernel) else (),
     beside=("routing",),
 )
 

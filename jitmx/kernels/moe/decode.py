@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,6 @@ def launch(knobs: DecodeKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
     blocks = max(multiprocessors // knobs.cluster, 1) * knobs.cluster
     workspace = COUNTER_BYTES + problem.m * problem.top * problem.intermediate * 2
     return Launch(blocks, shared_bytes(knobs, problem, blocks), knobs.cluster, workspace)
-
-
-def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    return layer.fixed("decode", problem)
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -218,7 +215,7 @@ _RARER: tuple[dict[str, Any], ...] = (
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
-    fixed=_fixed,
+    fixed=partial(layer.fixed, "decode"),
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,

@@ -7,7 +7,7 @@ be is not known on the host: the grid is for as many as there can be, and blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +101,6 @@ def check_product(knobs: Any, arch: Arch) -> None:
         raise KnobError("reduction='atomic' needs sm_90 or newer", f"on {arch} use reduction='ordered'")
 
 
-def _contract(knobs: GroupedKnobs, arch: Arch) -> Contract:
-    return Contract(
-        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
-        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
-    )
-
-
 def atomics(knobs: Any) -> tuple[str, ...]:
     """What machine code must have that adds to y: eight values an instruction."""
     return (r"\bREDG\.E\.ADD\.BF16x8\b",) if knobs.reduction == "atomic" else ()
@@ -117,7 +110,10 @@ SPEC = KernelSpec(
     family="moe",
     name="grouped",
     knobs=GroupedKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: Contract(
+        max_registers=min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm)),
+        require=(r"HMMA\.16816\.F32\.BF16", r"\bLDS\.128\b", r"\bLDGSTS\.E\..*128", *atomics(knobs)),
+    ),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
@@ -257,19 +253,31 @@ def _check_problem(problem: MoeProblem, variant: Variant) -> None:
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row; a full tile, a ragged one, experts without rows, ids of none, ragged features, and the ring."""
     knobs = variant.knobs
-    around = (knobs.stages + 1) * TILE_K - 32
+
+    def inner(features: int) -> int:
+        return -(-features // 32) * 32 if knobs.activation in UNGATED else max(32, -(-features // 64) * 32)
+
+    return scheduled_cases(variant, launch, knobs.tile_n + 32, (knobs.stages + 1) * TILE_K - 32, inner)
+
+
+def scheduled_cases(
+    variant: Variant, launch: Callable[[Any, Any, int], Launch], n: int, k: int, inner: Callable[[int], int]
+) -> Iterator[Case]:
+    """A row of its own to each of some experts; rows of tiles that are full, ragged and empty; and far ones.
+
+    Args:
+        launch: geometry by knobs, problem and multiprocessors.
+        n, k: output and input features of the second.
+        inner: features of h that the first product has for so many of its own.
+    """
+    knobs = variant.knobs
     alone = np.arange(knobs.group + 2, dtype=np.int32)[:, None]
     spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
     spread[1] = 3, 0
     spread[-1] = -1, 7
-    ragged = knobs.tile_n + 32
-    for seed, (experts, n, k, ids) in enumerate(((len(alone), 32, 32, alone), (4, ragged, around, spread))):
-        up = knobs.product == "up"
-        inner = -(-n // 32) * 32 if knobs.activation in UNGATED else max(32, -(-n // 64) * 32)
-        hidden, intermediate = (k, inner) if up else (n, k)
-        problem = MoeProblem(
-            len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
-        )
+    for seed, (experts, features, columns, ids) in enumerate(((len(alone), 32, 32, alone), (4, n, k, spread))):
+        sizes = (columns, inner(features)) if knobs.product == "up" else (features, columns)
+        problem = MoeProblem(len(ids), experts, ids.shape[1], *sizes, knobs.activation, product=knobs.product)
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
     yield from far.far_products(variant, launch)
 

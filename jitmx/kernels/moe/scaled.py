@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
@@ -26,9 +24,8 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import scaled as dense
 from jitmx.kernels.linear.layout import ENCODINGS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.linear.problem import LinearProblem
-from jitmx.kernels.moe import far, grouped, tiles
-from jitmx.kernels.moe.arguments import Routing
-from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, product_case
+from jitmx.kernels.moe import grouped, tiles
+from jitmx.kernels.moe.grouped_arguments import ARGUMENTS
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
 from jitmx.registry.case import Case
@@ -196,27 +193,10 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return found[:MOST_CANDIDATES]
 
 
-def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
-    """Knobs for m rows of x by n rows of W a block; a chunk is 128 k, whatever the tile."""
-    named = dense.tile_named("moe.scaled", m, n, k, stages, None)
-    return named | {"blocks_per_sm": 1, "stages": stages or STAGES}
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
-    knobs = variant.knobs
-    deep = (knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
-    alone = np.arange(knobs.group + 2, dtype=np.int32)[:, None]
-    spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
-    spread[1] = 3, 0
-    spread[-1] = -1, 7
-    for seed, (experts, n, k, ids) in enumerate(((len(alone), 32, 32, alone), (4, knobs.tile_n + 32, deep, spread))):
-        hidden, intermediate = (k, n) if knobs.product == "up" else (n, k)  # h of a row is several chunks
-        problem = MoeProblem(
-            len(ids), experts, ids.shape[1], hidden, intermediate, knobs.activation, product=knobs.product
-        )
-        yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
-    yield from far.far_products(variant, launch)
+    deep = (variant.knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
+    return grouped.scheduled_cases(variant, launch, variant.knobs.tile_n + 32, deep, lambda n: n)  # h: several chunks
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -236,7 +216,10 @@ KERNEL = Kernel(
     cases=_cases,
     check=grouped.check_reach,
     candidates=_candidates,
-    tile=_tile,
+    # A chunk is 128 k, whatever the tile.
+    tile=lambda m, n, k, stages: (
+        dense.tile_named("moe.scaled", m, n, k, stages, None) | {"blocks_per_sm": 1, "stages": stages or STAGES}
+    ),
     asked=tiles.first_product,
     rarer=_RARER,
 )

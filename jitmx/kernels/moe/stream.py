@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,10 +144,6 @@ def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
     return Launch(multiprocessors, shared_bytes(knobs, problem, multiprocessors), 1, workspace)
 
 
-def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    return layer.fixed("stream", problem)
-
-
 def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
     small = few_rows(problem)
     blocks = min(multiprocessors, arch.multiprocessors)  # with fewer, a block has to do with more items
@@ -251,7 +248,7 @@ _RARER: tuple[dict[str, Any], ...] = (
 KERNEL = Kernel(
     spec=SPEC,
     max_rows=MAX_ROWS,
-    fixed=_fixed,
+    fixed=partial(layer.fixed, "stream"),
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,

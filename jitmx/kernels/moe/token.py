@@ -159,11 +159,6 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     return knobs
 
 
-def _check_problem(problem: MoeProblem, variant: Variant) -> None:
-    """Activations fit shared memory beside the rings."""
-    require_room(problem, variant, lambda knobs: shared_bytes(knobs, variant.arch.multiprocessors), "chunk")
-
-
 def _cases(variant: Variant) -> Iterator[Case]:
     """All slots with an expert, one twice; ids that are no expert's; a map, a count; no expert at all.
 
@@ -217,7 +212,10 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,
-    check=_check_problem,
+    # Activations fit shared memory beside the rings.
+    check=lambda problem, variant: require_room(
+        problem, variant, lambda knobs: shared_bytes(knobs, variant.arch.multiprocessors), "chunk"
+    ),
     candidates=_candidates,
     runs_on=lambda arch: "tma" in arch.features,
     rarer=_RARER,

@@ -77,17 +77,13 @@ def multiplying_registers(knobs: WgmmaKnobs) -> int:
     return (launch_registers(knobs) * (groups + 1) - _SPARE_REGISTERS) // groups // 8 * 8
 
 
-def _item_bytes(knobs: WgmmaKnobs) -> int:
-    size = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if knobs.product == "down" else 0)
-    return -(-size // 8) * 8
-
-
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     pitch = (64 if knobs.product == "up" else 128) + 16
     size = knobs.stages * knobs.tile_m * LINE_BYTES
     size += _groups(knobs) * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * pitch)
-    size += _ITEMS * (_item_bytes(knobs) + 16) + 16 * knobs.stages
+    item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if knobs.product == "down" else 0)
+    size += _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
     return -(-size // 1024) * 1024
 
 
@@ -135,14 +131,10 @@ SPEC = KernelSpec(
 )
 
 
-def _features(problem: MoeProblem, product: str) -> int:
-    return 2 * problem.intermediate if product == "up" else problem.hidden
-
-
 def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, or one for each item that there can be at most."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
-    items = tiles * -(-_features(problem, knobs.product) // knobs.tile_n)
+    items = tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n)
     return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs))
 
 

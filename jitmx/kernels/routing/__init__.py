@@ -23,7 +23,7 @@ Floor of `route` for few tokens: bytes of W over the bandwidth, and the dependen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,6 @@ from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing.arguments import ARGUMENTS
 from jitmx.kernels.routing.problem import DTYPES, FEW_TOKENS, LOGIT_DTYPES, MAPPED, TILE, TILES, RoutingProblem
 from jitmx.models import NAMED
-from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
@@ -249,7 +248,7 @@ def _fixed_many(problem: RoutingProblem) -> dict[str, Any]:
     for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
         if getattr(problem, name) != plain:
             raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}", "use routing.route")
-    return {"experts": problem.experts, "k": problem.k, "bias": problem.bias, "scoring": problem.scoring}
+    return problem.pick("experts", "k", "bias", "scoring")
 
 
 def _fixed_sort(problem: RoutingProblem) -> dict[str, Any]:
@@ -259,20 +258,18 @@ def _fixed_sort(problem: RoutingProblem) -> dict[str, Any]:
 
 def _fixed_topk(problem: RoutingProblem) -> dict[str, Any]:
     _require_source("topk", problem, "logits")
-    return _lists(problem) | {"dtype": problem.dtype, "scoring": problem.scoring}
+    return _lists(problem) | problem.pick("dtype", "scoring")
 
 
 def _fixed_route(problem: RoutingProblem) -> dict[str, Any]:
     _require_source("route", problem, "hidden")
     if problem.dtype not in DTYPES:
         raise KnobError(f"routing.route takes hidden states in {' or '.join(DTYPES)}, not {problem.dtype}")
-    hidden = ("dtype", "scoring", "bias", "norm", "normalized")
-    return _lists(problem) | {name: getattr(problem, name) for name in hidden}
+    return _lists(problem) | problem.pick("dtype", "scoring", "bias", "norm", "normalized")
 
 
 def _lists(problem: RoutingProblem) -> dict[str, Any]:
-    mapped = problem.mapped and problem.tile > 0
-    return {"experts": problem.experts, "k": problem.k, "mapped": mapped, "tile": problem.tile}
+    return problem.pick("experts", "k", "tile") | {"mapped": problem.mapped and problem.tile > 0}
 
 
 def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
@@ -349,10 +346,6 @@ def _check_problem(problem: RoutingProblem, variant: Variant) -> None:
         )
 
 
-def _cases(variant: Variant) -> Iterable[Case]:
-    return cases.cases(variant, launch)
-
-
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
     """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
     found = []
@@ -365,11 +358,6 @@ def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
         found.append(routed(1, source="logits", tile=64))
         found.append(routed(8192, source="ids", tile=64))
     return tuple(found)
-
-
-def _launch(spec: KernelSpec) -> Callable[[Any, RoutingProblem, int], Launch]:
-    """Geometry where all experts are local."""
-    return lambda knobs, problem, multiprocessors: _geometry(spec, knobs, problem.m, problem.experts)
 
 
 _RARER: dict[str, tuple[dict[str, Any], ...]] = {
@@ -404,9 +392,15 @@ def _kernel(
     heuristic: Callable[[RoutingProblem, Arch, int], dict[str, Any]],
 ) -> Kernel:
     return Kernel(
-        spec, _cases, fixed=fixed, launch=_launch(spec), heuristic=heuristic, check=_check_problem,
+        spec,
+        lambda variant: cases.cases(variant, launch),
+        fixed=fixed,
+        # Where all experts are local.
+        launch=lambda knobs, problem, multiprocessors: _geometry(spec, knobs, problem.m, problem.experts),
+        heuristic=heuristic,
+        check=_check_problem,
         rarer=_RARER[spec.name],
-    )  # fmt: skip
+    )
 
 
 FAMILY = Family(

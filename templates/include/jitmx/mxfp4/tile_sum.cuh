@@ -45,6 +45,7 @@ template <class T, class Encoding, bool Folded> class TileSum {
     }
   }
 
+ protected:
   float sum_[2][4] = {};
 };
 
