@@ -49,6 +49,8 @@ Examples:
   jitmx bench routing -m 1,64             gpt-oss-120b's routers alone, beside torch's linear, topk and softmax
   jitmx bench moe --plot moe.png          gpt-oss-120b's experts, from router logits to the combined output
   jitmx bench moe --model gpt-oss-20b -m 1,16 x_format=mxfp8 --seed 7
+  jitmx bench attention --peers fa3       gpt-oss-120b's attention: decoding, verification, prompts; beside FA3
+  jitmx bench attention batch=1,16 context=2048,65536 cache=e4m3 window=0
   jitmx bench launch --json               host time of a warm call
 
 \b

@@ -40,6 +40,8 @@ Examples:
   jitmx tune linear -n 5120 -k 2880 activation=mxfp8 --out tuned.json
   jitmx tune moe --model gpt-oss-120b -m 1,16,64,512
   jitmx tune moe experts=256 top=8 hidden=2048 intermediate=512 activation=silu bias=0
+  jitmx tune attention --model gpt-oss-120b batch=1,16,64 context=2048,65536 queries=1
+  jitmx tune attention kv_heads=8 group=4 head_dim=128 --seconds 3600
   jitmx tune linear --model gpt-oss-120b --compile-only --arch sm_90
 
 \b
@@ -99,7 +101,8 @@ def command(
     """Time the legal variants of OP on the present card and write a tuning table of the fastest.
 
     FIELD=VALUE are sizes and further fields of the calls, as `jitmx explain` takes them: n, k, dtype, activation; -n 64
-    is short for n=64. Rows may have several values, -m 1,16 (default: powers of two up to 8192).
+    is short for n=64. Along the axes of a table (m; of attention batch, context and queries) a field may have several
+    values, -m 1,16, and a row is measured for each; by default for those that suit the family.
     """
     from jitmx import kernels
 

@@ -24,8 +24,8 @@ def test_a_benchmark_has_what_the_verb_calls(name: str) -> None:
         assert set(benchmark.fields) <= {*kernels.family(name).problem.__dataclass_fields__}
 
 
-def test_linear_and_moe_are_tuned() -> None:
-    assert TUNED == ["linear", "moe"]
+def test_attention_linear_and_moe_are_tuned() -> None:
+    assert TUNED == ["attention", "linear", "moe"]
 
 
 @pytest.mark.parametrize("name", TUNED)

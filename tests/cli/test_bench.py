@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jitmx import bench as benchmarks
-from jitmx.bench import benchmark, linear, moe_inputs, moe_peers, roofline
+from jitmx.bench import attention_peers, benchmark, linear, moe_inputs, moe_peers, roofline
 from jitmx.bench import moe as benchmarks_moe
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmark import Ceilings
@@ -149,7 +149,12 @@ def test_default_rows_reach_prefill_except_for_an_output_layer() -> None:
 
 def test_libraries_are_chosen_by_name() -> None:
     known = benchmarks.known()
-    there = {"linear": tuple(PEERS), "moe": moe_peers.PEERS, "routing": tuple(benchmarks_routing.PEERS)}
+    there = {
+        "attention": tuple(attention_peers.PEERS),
+        "linear": tuple(PEERS),
+        "moe": moe_peers.PEERS,
+        "routing": tuple(benchmarks_routing.PEERS),
+    }
     assert {name: one.peers for name, one in known.items() if one.peers} == there
     assert set(bench._peers("all", known)) == {name for names in there.values() for name in names}
     assert bench._peers("none", known) == () and bench._peers("marlin,humming,marlin", known) == ("marlin", "humming")
@@ -165,11 +170,14 @@ def test_libraries_are_chosen_by_name() -> None:
         (("routing", "quantize", "n=64"), "'n=64' is no field=value of routing, quantize; fields: m"),
         (("moe", "x_format=int8"), "x_format='int8' is not one of bf16, mxfp8, mxfp6, mxfp4"),
         (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
-        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of humming, marlin, triton_kernels, triton"),
+        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of fa3, triton, flashinfer, sdpa, humming"),
         (("moe", "--model", "gpt-5"), "gpt-oss-120b"),
+        (("attention", "queries=300", "context=256"), "context=256 is less than its queries=300"),
+        (("attention", "cache=fp8"), "cache='fp8' is not one of same, e4m3"),
+        (("attention", "head_dim=64"), "'head_dim=64' is no field=value of attention; fields: batch, context"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of linear, moe, quantize, routing, launch"),
+        (("gemm",), "'gemm' is not one of attention, linear, moe, quantize, routing, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:

@@ -12,18 +12,23 @@ are in fp32 (`qk_fp16`: of q k in fp16). New keys are attended to as the cache k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from jitmx.arch import Arch
+from jitmx.errors import KnobError
 from jitmx.kernels import Companion, Family
 from jitmx.kernels.attention import append, decode, prefill, wgmma
 from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
-from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.kernels.attention.problem import CACHES, AttentionProblem
+from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.tuning import Tuning
+from jitmx.models import NAMED, Model
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import Variant
+from jitmx.registry.spec import MAX_SIZE, Variant
 
 
 def _decode_cases(variant: Variant) -> Iterable[Case]:
@@ -68,6 +73,54 @@ def _companions(problem: AttentionProblem, variant: Variant) -> tuple[Companion,
     return (Companion("attention", replace(problem, step="append"), {}, {}, "append"),)
 
 
+def _values(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
+    """What is measured along the axes: of a layer with a window all contexts are alike."""
+    contexts = (MAX_SIZE,) if problem.window else (1024, 8192, 65536)
+    return {"batch": (1, 16, 64), "context": contexts, "queries": (1, 8, 2048)}
+
+
+def _described(problem: AttentionProblem) -> str:
+    heads = f"{problem.kv_heads * problem.group} heads of {problem.head_dim} on {problem.kv_heads}"
+    return f"{heads}, {f'window {problem.window}' if problem.window else 'no window'}, cache {problem.cache}"
+
+
+def _of_model(model: Model) -> list[dict[str, Any]]:
+    """Layers with and without a window, over a cache of q's type and one in E4M3."""
+    sizes = {"kv_heads": model.kv_heads, "group": model.heads // model.kv_heads, "head_dim": model.head_dim}
+    common = {**sizes, "sinks": "sinks_bf16", "rope": "neox"}
+    return [common | {"window": window, "cache": cache} for window in (0, model.window) for cache in CACHES]
+
+
+def _require_places(fields: Mapping[str, Any]) -> None:
+    """Raise KnobError where requests have fewer tokens than new ones, or a mask fewer bits."""
+    queries, context = fields.get("queries", (1,)), fields.get("context", (8192,))
+    if max(queries) > min(context):
+        raise KnobError(f"context={min(context)} is less than its queries={max(queries)}", "it counts new tokens too")
+    if 0 < fields.get("mask", 0) < max(queries):
+        raise KnobError(f"mask={fields['mask']} bits are fewer than queries={max(queries)}", "use mask=64")
+
+
+TUNING = Tuning(
+    sizes=("kv_heads", "group", "head_dim"),
+    values=_values,
+    described=_described,
+    models={name: _of_model(model) for name, model in NAMED.items()},
+    named=("dtype", "cache", "qk", "append", "step"),
+    nameless=("sinks", "soft_cap", "rope", "rotary", "table"),
+    refused=("step",),
+)
+
+BENCHMARK = Benchmark(
+    "jitmx.bench.attention",
+    "a layer's attention with sinks, rotary embedding and cache write in CUDA graphs of dependent calls over caches "
+    "that rotate past the L2: steps of decoding, verification of drafted tokens in a tree, prompts and a chunk of one, "
+    "with and without a window, beside the attention of vLLM (FlashAttention 3, Triton), FlashInfer and torch; the "
+    "floor is the bytes of keys and values that are seen at the read rate, or the operations at the matmul rate",
+    fields=("batch", "context", "queries", "window", "cache", "mask"),
+    check=_require_places,
+    peers=("fa3", "triton", "flashinfer", "sdpa"),
+)
+
 FAMILY = Family(
     name="attention",
     summary="attention to a paged cache, with rotary embedding and cache write",
@@ -110,5 +163,7 @@ FAMILY = Family(
     typical=_typical,
     axes=("batch", "context", "queries"),
     companions=_companions,
+    tuning=TUNING,
+    benchmark=BENCHMARK,
     steps={"append": "new keys and values are written to the cache by a launch before that of attention"},
 )

@@ -61,7 +61,7 @@ class Call:
     Attributes:
         problem: what is asked.
         tokens: new ones, of all requests.
-        capacity: tokens that a row of the block table has room for.
+        contexts: tokens of a request, at least and at most, of calls that the same launches serve.
         scale: of q k.
         soft_cap: of the logits; 0 for none.
         strides: of k_cache (pages, tokens, heads), the block table, q, k_new, v_new and out, in elements.
@@ -72,7 +72,7 @@ class Call:
 
     problem: AttentionProblem
     tokens: int
-    capacity: int
+    contexts: tuple[int, int]
     scale: float
     soft_cap: float
     strides: tuple[int, ...]
@@ -120,6 +120,7 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     if given.out is not None:
         _check_rows("out", given.out, (tokens, heads, head_dim), rows.dtype, place)
     scale, soft_cap = _check_numbers(numbers, head_dim)
+    contexts = _contexts(given, numbers, capacity)
     context = rounded_up(numbers.max_seq_len) if numbers.max_seq_len is not None else capacity
     mask = 0 if given.mask is None else given.mask.shape[1] * _MASK_BITS
     problem = AttentionProblem(
@@ -151,7 +152,7 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     own = tuple(sorted((knobs or {}).items()))
     tokens = tokens if batch else 0
     return Call(
-        problem, tokens, capacity, scale, soft_cap, strides, int(scales > 1), card.number(place), own
+        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), own
     )  # fmt: skip
 
 
@@ -301,18 +302,21 @@ def _check_requests(given: Tensors, numbers: Numbers, page_size: int, place: tor
             continue
         if type(most) is not int or most < 1:
             raise InputError(f"{name}={most!r} is not a whole number of 1 or more")
-    if numbers.max_seq_len is not None:
-        require_room(numbers.max_seq_len, capacity)
+    if numbers.max_seq_len is not None and numbers.max_seq_len > capacity:
+        raise InputError(
+            f"max_seq_len={numbers.max_seq_len} is over the {capacity} tokens that a row of block_table has pages for",
+            "pass a wider block_table",
+        )
     return batch, capacity
 
 
-def require_room(max_seq_len: int, capacity: int) -> None:
-    """Raise InputError where a row of the block table is too short."""
-    if max_seq_len > capacity:
-        raise InputError(
-            f"max_seq_len={max_seq_len} is over the {capacity} tokens that a row of block_table has pages for",
-            "pass a wider block_table",
-        )
+def _contexts(given: Tensors, numbers: Numbers, capacity: int) -> tuple[int, int]:
+    """What `max_seq_len` may be in calls that the same launches serve: up to the next power of two and the room."""
+    if numbers.max_seq_len is None:
+        return 1, capacity
+    most = rounded_up(numbers.max_seq_len)
+    room = capacity if given.rope is None or given.positions is not None else min(capacity, given.rope.shape[0])
+    return most // 2 + 1, min(most, room)
 
 
 def _check_extras(given: Tensors, numbers: Numbers, shape: tuple[int, int, int], place: torch.device) -> None:

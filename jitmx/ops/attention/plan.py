@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,30 +20,42 @@ ADDRESSES = (
     "q", "k", "v", "k_cache", "v_cache", "block_table", "seq_lens", "query_start", "slots", "positions", "sinks",
     "rope", "mask", "k_scale", "v_scale", "out",
 )  # fmt: skip
+# What is the same in all calls of a plan.
 NUMBERS = (
     "block_stride", "token_stride", "head_stride", "table_stride", "q_stride", "k_stride", "v_stride", "out_stride",
     "scale", "soft_cap", "window",
 )  # fmt: skip
-TAKES = (*ADDRESSES, *NUMBERS)
 
 
 class Plan(plan.Plan):
     """Launches of one kind of call.
 
     Attributes:
-        numbers: what `NUMBERS` are in it.
-        capacity: tokens that a row of the block table has room for.
+        run: all launches, with the addresses of the tensors in `ADDRESSES`; None where there is nothing to launch.
+        least, most: tokens of a request, at most, that it is for, where calls say how many.
         shape: of the output.
     """
 
     def __init__(self, call: Call, only_append: bool = False) -> None:
         problem = call.problem
-        self.numbers = (*call.strides, call.scale, call.soft_cap, problem.window)
-        self.capacity = call.capacity
+        self.least, self.most = call.contexts
         self.shape = call.tokens, problem.kv_heads * problem.group, problem.head_dim
         if call.tokens:
             made = [(append_only(call), problem)] if only_append else variants(call)
             self.steps = tuple(_step(variant, asked, call) for variant, asked in made)
+        self.run = _in_order(tuple(step.run for step in self.steps))
+
+
+def _in_order(runs: tuple[Callable[..., None], ...]) -> Callable[..., None] | None:
+    """Launches as one function."""
+    if len(runs) < 2:
+        return runs[0] if runs else None
+
+    def run(*addresses: int) -> None:
+        for each in runs:
+            each(*addresses)
+
+    return run
 
 
 def append_only(call: Call) -> Variant:
@@ -91,7 +103,6 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
     }  # fmt: skip
     if variant.spec.name not in ("decode", "append"):
         fixed["least_queries"] = short_requests(problem) + 1 if problem.batch > 1 else 1
-    known = variant.arguments.fields
+    fixed |= dict(zip(NUMBERS, (*call.strides, call.scale, call.soft_cap, problem.window), strict=True))
     geometry = FAMILY.launch(variant, problem, card.multiprocessors(call.device))
-    own = {name: value for name, value in fixed.items() if name in known}
-    return Step(variant, call.device, geometry, own, TAKES)
+    return Step(variant, call.device, geometry, fixed, ADDRESSES)
