@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -62,16 +63,16 @@ def assert_legal_and_serving(kernel: Kernel, problem: LinearProblem, arch: Arch,
         kernel.check(problem, kernel.spec.variant(arch, **knobs, **fixed))
 
 
-def values(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """Every legal value of one knob."""
+def values(item: dataclasses.Field[Any]) -> Sequence[Any]:
+    """Every legal value of one knob, of which there may be a million."""
     if isinstance(item.default, bool):
         return tuple(item.metadata["choices"] or (False, True))
     if item.metadata["choices"] is not None:
         return tuple(item.metadata["choices"])
-    return tuple(range(item.metadata["low"], item.metadata["high"] + 1))
+    return range(item.metadata["low"], item.metadata["high"] + 1)
 
 
-def sampled(item: dataclasses.Field[Any]) -> tuple[Any, ...]:
+def sampled(item: dataclasses.Field[Any]) -> Sequence[Any]:
     """Values of one knob that tests take each of: all, but of a range of thousands its end and powers of two."""
     low, high = item.metadata["low"], item.metadata["high"]
     if item.metadata["choices"] is None and not isinstance(item.default, bool) and high - low > 4096:

@@ -152,6 +152,24 @@ def test_a_case_more_or_less_is_another_proof(ptx: str, cases: list[Case]) -> No
     assert len({proof(ONE, ptx, some) for some in (cases, cases[1:], [*cases, cases[0]], cases[::-1])}) == 4
 
 
+# What files mean and import by their texts: most are the same in every copy of the package.
+_MEANT: dict[bytes, Any] = {}
+_IMPORTED: dict[bytes, Any] = {}
+
+
+def _remembering(read: Callable[[Path], Any], found: dict[bytes, Any]) -> Callable[[Path], Any]:
+    """`read`, asked once for each text."""
+    read = getattr(read, "__wrapped__", read)
+
+    def once(path: Path) -> Any:
+        text = path.read_bytes()
+        if text not in found:
+            found[text] = read(path)
+        return found[text]
+
+    return once
+
+
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], None]]:
     """Edits a file of a copy of the package: `copied("sim/alu.py", old, new)`."""
@@ -161,9 +179,11 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(path.read_text())
     monkeypatch.setattr(proving, "_PACKAGE", package)
+    for name, found in (("_imported", _IMPORTED), ("_meaning", _MEANT)):
+        monkeypatch.setattr(proving, name, _remembering(getattr(proving, name), found))
 
     def forget() -> None:
-        for cached in (proving._code, proving._parsed, proving._meaning):
+        for cached in (proving._code, proving._parsed):
             cached.cache_clear()
 
     def edit(name: str, old: str, new: str) -> None:
