@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from jitmx.bench import timing
+from jitmx.bench.attention_inputs import Layer, Workload
 from jitmx.bench.benchmark import Asked, Ceilings, Table
 from jitmx.bench.linear import random_weight
+from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.ops import checks
+from jitmx.ops.attention import attention
 from jitmx.ops.linear import linear, operand
 from jitmx.ops.linear.packed import pack_weight
 from jitmx.ops.linear.plan import Plan
@@ -24,11 +27,22 @@ def bench(asked: Asked) -> list[dict[str, Any]]:
     pointers = x.data_ptr(), out.data_ptr()
     packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
     traced = torch.ops.jitmx.linear.default
+    layer = Layer(Workload(AttentionProblem(context=256, window=128, sinks="sinks_bf16", rope="neox", rotary=64)))
+    q, k, v = layer.split(layer.inputs())
+    table, slots, y = layer.tables[0], layer.slots[0], torch.empty_like(q)
+
+    def attend() -> None:
+        attention(
+            q, k, v, layer.k_cache, layer.v_cache, table, layer.seq_lens, layer.starts, max_query_len=1,
+            max_seq_len=256, window=128, sinks=layer.sinks, rope=layer.rope, slot_mapping=slots, out=y,
+        )  # fmt: skip
+
     calls = {
         "jitmx.linear(x, weight, out=out)": lambda: linear(x, weight, out=out),
         "jitmx.linear(x, weight, bias, out=out)": lambda: linear(x, weight, bias, out=out),
         "jitmx.linear(x, weight)": lambda: linear(x, weight),
         "torch.ops.jitmx.linear(x, ...)": lambda: traced(x, *packed, None, None, None, 1e-5, None),
+        "jitmx.attention(q, k, v, ..., out=out)": attend,
         "launch alone": lambda: plan(*pointers),
         "torch.add(x, x, out=x)": lambda: torch.add(x, x, out=x),
     }

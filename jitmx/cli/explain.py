@@ -28,6 +28,8 @@ Examples:
   JITMX_LINEAR_TILE=64x128x128s4 jitmx explain linear --arch sm_121 -m 512 -n 5120 -k 2880
   jitmx explain moe --arch sm_121 -m 16
   JITMX_MOE_TILE=64x128 jitmx explain moe --arch sm_121 -m 16 experts=32
+  jitmx explain attention --arch sm_90 batch=64 context=8192 window=128 cache=e4m3
+  jitmx explain attention --arch sm_90 batch=4 queries=2048
 
 \b
 Order of precedence: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
@@ -53,7 +55,7 @@ def command(
     m=4. A tile in the environment also decides that a call runs on a kernel that has one.
 
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
-    explains the launch of what is left.
+    explains the launch of what is left. Other launches that the same call makes are listed last.
     """
     from jitmx import kernels
     from jitmx.dispatch.call import explain

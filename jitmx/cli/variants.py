@@ -56,6 +56,7 @@ def _evidence_words(evidence: dict[str, Any]) -> str:
     epilog="""\b
 Examples:
   jitmx variants --arch sm_121
+  jitmx variants attention --arch sm_90       the same as --family attention
   jitmx variants --arch sm_90 --family linear
   jitmx variants --arch sm_90 --json | jq -r '.variants[] | select(.evidence.kind == "hardware") | .name'
 
@@ -65,17 +66,22 @@ It belongs to the exact code: an edited template or header loses it. Registers a
 the kernel is not compiled here yet. SHARED is bytes a block, of the smallest problem where it grows with the problem.
 """,
 )
+@click.argument("op", nargs=-1)
 @arch_option()
 @family_option
 @json_option
-def command(targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_json: bool) -> None:
-    """List the default kernels of a target with their knobs, resource use and evidence."""
+def command(op: tuple[str, ...], targets_asked: tuple[Arch, ...], family_names: tuple[str, ...], as_json: bool) -> None:
+    """List the default kernels of a target with their knobs, resource use and evidence.
+
+    With OP, those of these families only.
+    """
     from jitmx import ledger
     from jitmx.cache import store
 
     records: dict[tuple[str, str], Record] = {}
     for record in sorted(store.current().records(), key=lambda record: record.created):
         records[record.identity, record.inputs["source_digest"]] = record
+    family_names = tuple(dict.fromkeys((*op, *family_names)))
     arches = targets.resolve(targets_asked)
     book = ledger.known()
     rows = [_row(variant, records, book) for variant in targets.default_variants(arches, family_names)]

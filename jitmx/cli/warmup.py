@@ -140,6 +140,7 @@ Examples:
   jitmx warmup --arch sm_121
   jitmx warmup --arch sm_90,sm_120 --family linear --jobs 2
   jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
+  jitmx warmup --arch sm_90 attention batch=1,16,64 context=2048,8192 queries=1 sinks=sinks_bf16
   jitmx warmup --arch sm_90 --model gpt-oss-120b --layers moe,qkv,o,lm_head
   jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
@@ -186,7 +187,8 @@ def command(
     """Compile kernels of a target into the cache, and check their contracts.
 
     Without OP, every default kernel: what the typical calls of each operator take. With OP, what its calls with these
-    fields take, read as `jitmx explain` reads them; -m 4 is short for m=4, and rows may have several values, -m 1,4.
+    fields take, read as `jitmx explain` reads them; -m 4 is short for m=4, and rows, of attention also context and
+    queries, may have several values, -m 1,4.
     With --variant, that kernel with these knobs and no other. With --model, everything that vLLM loads when it serves
     the model, so that JITMX_MODE=required serves from this cache.
 

@@ -40,6 +40,25 @@ def test_experts_that_another_launch_chooses_from_logits_are_said_to_be_chosen_t
     assert read("explain", "moe", "--arch", "sm_90", "-m", "1", "routing=bf16")["apart"] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "launched"),
+    [
+        (("batch=4", "queries=512"), ["wgmma", "append", "decode"]),
+        (("batch=1", "queries=512"), ["wgmma", "append"]),
+        (("batch=4", "queries=512", "append=0"), ["wgmma", "decode"]),
+        (("batch=4",), ["decode"]),
+    ],
+)
+def test_every_launch_of_a_mixed_batch_is_listed(words, launched, run, read) -> None:
+    said = read("explain", "attention", "--arch", "sm_90", *words)
+    kernels_of = [said["kernel"], *(other["kernel"] for other in said["following"])]
+    assert [name.split(".")[1] for name in kernels_of] == launched
+    told = run("explain", "attention", "--arch", "sm_90", *words).stdout
+    names = [line.split()[0] for line in told.partition("the same call also launches:")[2].splitlines() if line.strip()]
+    assert [name.split(".")[1].rstrip(",") for name in names] == launched[1:]
+    assert ("requests of few new tokens in the batch are left to" in told) == ("decode" in launched[1:])
+
+
 def test_fields_are_read_as_their_types(read) -> None:
     words = ("n=5120", "k=2880", "m=4", "bias=1", "dtype=fp16")
     said = read("explain", "linear", "--arch", "sm_90", *words)
@@ -89,3 +108,9 @@ def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:
 )
 def test_a_bad_question_is_a_usage_error_that_names_the_choices(run, arguments, said) -> None:
     assert said in run("explain", *arguments, "--arch", "sm_121", code=2).stderr
+
+
+def test_variants_takes_a_family_as_other_verbs_do(run, read) -> None:
+    words = ("--arch", "sm_121")
+    assert read("variants", "quantize", *words) == read("variants", "--family", "quantize", *words)
+    assert "'gemm' is not a kernel family" in run("variants", "gemm", *words, code=2).stderr

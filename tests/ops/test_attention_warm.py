@@ -12,6 +12,7 @@ import torch
 
 import jitmx
 from jitmx import settings
+from jitmx.dispatch.call import explain
 from jitmx.errors import CaptureError, InputError, JitmxError
 from jitmx.ops.attention import calls
 from jitmx.runtime import alike, card
@@ -270,6 +271,37 @@ def test_settings_that_change_and_another_card_are_heard_by_warm_calls(
         jitmx.attention(**given)
         assert another.calls == [before]
     assert card.current() is noting
+
+
+def mixed() -> dict[str, Any]:
+    """Three requests of 40 new tokens at most, some of them of one."""
+    given = inputs(3)
+    rows = {"q": 8, "k_new": 2, "v_new": 2, "out": 8}
+    given |= {name: torch.zeros(42, heads, 64, dtype=BF16) for name, heads in rows.items()}
+    return {**given, "slot_mapping": torch.zeros(42, dtype=torch.int64), "max_query_len": 40}
+
+
+@pytest.mark.parametrize("knobs", ["", "kernel=prefill,rows=64,tiles=1", "kernel=wgmma,pdl=0"])
+def test_a_mixed_batch_launches_what_explain_says_whatever_knobs_are_set(
+    knobs: str, noting: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Knobs are for the kernel of long requests: those of short ones have none of them."""
+    monkeypatch.setenv("JITMX_ATTENTION_KNOBS", knobs)
+    settings.reload()
+    try:
+        launched = [launch["kernel"] for launch in outcome(noting, mixed())]
+        fields = {"batch": 3, "context": 64, "queries": 40, "kv_heads": 2, "group": 4, "sinks": "sinks_bf16"}
+        said = explain("attention", noting.target, multiprocessors=4, **fields, rope="neox", rotary=64)
+        first, write, short = (launch.choice.variant.name for launch in said.launches)
+        assert launched == [write, first, short]
+        assert [name.split(".")[1] for name in launched] == [
+            "append",
+            "prefill" if "prefill" in knobs else "wgmma",
+            "decode",
+        ]
+    finally:
+        monkeypatch.delenv("JITMX_ATTENTION_KNOBS")
+        settings.reload()
 
 
 def test_a_target_s_plan_is_found_again_behind_a_call_of_another_shape(noting: Noting) -> None:

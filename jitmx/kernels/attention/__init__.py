@@ -21,7 +21,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels import Companion, Family
 from jitmx.kernels.attention import append, decode, prefill, wgmma
 from jitmx.kernels.attention.cases import append_cases, decode_cases, prefill_cases
-from jitmx.kernels.attention.problem import CACHES, AttentionProblem
+from jitmx.kernels.attention.problem import CACHES, AttentionProblem, short_queries
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.tuning import Tuning
@@ -67,10 +67,22 @@ def _typical(arch: Arch) -> tuple[AttentionProblem, ...]:
 
 
 def _companions(problem: AttentionProblem, variant: Variant) -> tuple[Companion, ...]:
-    """The cache write that prefill leaves to a launch before it."""
-    if variant.spec not in (prefill.PREFILL, wgmma.WGMMA) or not problem.append:
+    """The cache write that kernels of many new tokens leave to a launch before them, and the requests with few new
+    tokens, which they leave to one behind them where there may be some."""
+    if variant.spec not in (prefill.PREFILL, wgmma.WGMMA):
         return ()
-    return (Companion("attention", replace(problem, step="append"), {}, {}, "append"),)
+    found = []
+    if problem.append:
+        found.append(Companion("attention", replace(problem, step="append"), {}, {}, "append"))
+    if problem.batch > 1:
+        short = replace(problem, append=False, queries=short_queries(problem.group), step="short")
+        found.append(Companion("attention", short, {}, {}, "short"))
+    return tuple(found)
+
+
+def _whole(problem: AttentionProblem) -> AttentionProblem:
+    """What `decode` is asked for short requests: attention to a cache that has the new tokens."""
+    return replace(problem, step="attend") if problem.step == "short" else problem
 
 
 def _values(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
@@ -132,6 +144,7 @@ FAMILY = Family(
             launch=decode.launch,
             heuristic=decode.heuristic,
             candidates=decode.candidates,
+            asked=_whole,
             rarer=decode.RARER,
         ),
         Kernel(
@@ -165,5 +178,8 @@ FAMILY = Family(
     companions=_companions,
     tuning=TUNING,
     benchmark=BENCHMARK,
-    steps={"append": "new keys and values are written to the cache by a launch before that of attention"},
+    steps={
+        "append": "new keys and values are written to the cache by a launch before that of attention",
+        "short": "requests of few new tokens in the batch are left to a launch of attention.decode behind it",
+    },
 )

@@ -17,7 +17,7 @@ SINKS = ("no_sinks", "sinks_bf16", "sinks_fp16", "sinks_fp32")
 ROPES = ("no_rope", "neox", "interleaved")
 TABLES = ("table_bf16", "table_fp16", "table_fp32")
 MASKS = (0, 32, 64)
-STEPS = ("attend", "append")
+STEPS = ("attend", "append", "short")
 HEAD_DIMS = (64, 96, 128, 256)
 
 # Knobs that a problem decides, the same in every kernel.
@@ -67,7 +67,7 @@ class AttentionProblem(Problem):
     table: str = TABLE
     mask: int = MASK
     append: bool = APPEND
-    step: str = knob("attend", choices=STEPS, doc="attention, or writing new k and v to the cache alone")
+    step: str = knob("attend", choices=STEPS, doc="all, the cache write alone, or short requests of a mixed batch")
 
     @property
     def windowed(self) -> bool:
@@ -76,7 +76,7 @@ class AttentionProblem(Problem):
 
     @property
     def overridable(self) -> bool:
-        """Whether knobs in the environment are meant for it: those of attention, not of the write before it."""
+        """Whether knobs in the environment are meant for it: not of the launches beside that of attention."""
         return self.step == "attend"
 
     @property
@@ -86,6 +86,11 @@ class AttentionProblem(Problem):
         if self.rope == "no_rope":
             return found | {"rotary": 0, "table": "table_bf16"}
         return found | {"rotary": self.rotary or self.head_dim}
+
+
+def short_queries(group: int) -> int:
+    """New tokens up to which a request of a mixed batch is left to `attention.decode`: those of its narrowest tile."""
+    return max(1, 16 // group)
 
 
 def fixed_for(knobs: type[Knobs], problem: AttentionProblem, step: str = "attend") -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.attention import FAMILY
-from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.kernels.attention.problem import AttentionProblem, short_queries
 from jitmx.ops.attention.checks import Call
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card, plan
@@ -25,6 +25,8 @@ NUMBERS = (
     "block_stride", "token_stride", "head_stride", "table_stride", "q_stride", "k_stride", "v_stride", "out_stride",
     "scale", "soft_cap", "window",
 )  # fmt: skip
+
+_ORDER = ("append", "attend", "short")  # of the launches of a call, by what they are asked
 
 
 class Plan(plan.Plan):
@@ -67,28 +69,19 @@ def append_only(call: Call) -> Variant:
     return _chosen(call, replace(call.problem, step="append"), call.knobs).variant
 
 
-def variants(call: Call) -> Iterator[tuple[Variant, AttentionProblem]]:
+def variants(call: Call) -> list[tuple[Variant, AttentionProblem]]:
     """Kernels of a call, in order, each with what it is asked: one launch where `decode` takes all new tokens.
 
     Else a kernel of many tokens finds new keys in the cache, where its companion writes them first, and of a mixed
-    batch the short requests are left to `decode`.
+    batch the short requests are left to another companion, `decode`.
 
     Raises:
         KnobError: no kernel serves the problem.
     """
-    problem = call.problem
-    chosen = _chosen(call, problem, call.knobs)
-    for before in companions(chosen):
-        yield before.variant, problem
-    yield chosen.variant, problem
-    if chosen.variant.spec.name != "decode" and problem.batch > 1:
-        short = replace(problem, append=False, queries=short_requests(problem))
-        yield _chosen(call, short, (("kernel", "decode"),)).variant, short
-
-
-def short_requests(problem: AttentionProblem) -> int:
-    """New tokens up to which a request of a mixed batch is left to `decode`: those of its narrowest tile."""
-    return max(1, 16 // problem.group)
+    chosen = _chosen(call, call.problem, call.knobs)
+    made = [(one.variant, one.problem) for one in (chosen, *companions(chosen))]
+    asked = [(variant, problem) for variant, problem in made if isinstance(problem, AttentionProblem)]
+    return sorted(asked, key=lambda one: _ORDER.index(one[1].step))
 
 
 def _chosen(call: Call, problem: AttentionProblem, knobs: tuple[tuple[str, Any], ...] = ()) -> Choice:
@@ -102,7 +95,7 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
         "parts": getattr(variant.knobs, "parts", 1),
     }  # fmt: skip
     if variant.spec.name not in ("decode", "append"):
-        fixed["least_queries"] = short_requests(problem) + 1 if problem.batch > 1 else 1
+        fixed["least_queries"] = short_queries(problem.group) + 1 if problem.batch > 1 else 1
     fixed |= dict(zip(NUMBERS, (*call.strides, call.scale, call.soft_cap, problem.window), strict=True))
     geometry = FAMILY.launch(variant, problem, card.multiprocessors(call.device))
     return Step(variant, call.device, geometry, fixed, ADDRESSES)
