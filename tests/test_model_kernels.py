@@ -48,9 +48,12 @@ def kernels_of(name: str, target: str, tokens: int, **asked: Any) -> list[tuple[
         ("gpt-oss-120b", "sm_90", 300, {"ranks": 2}),
         ("gpt-oss-120b", "sm_90", 96, {"lora": True}),
         ("gpt-oss-20b", "sm_90", 1, {}),
-        ("gpt-oss-20b", "sm_121", 700, {}),
+        ("gpt-oss-20b", "sm_121", 70, {}),
         ("gpt-oss-120b", "sm_121", 40, {"options": {"moe_activation": "mxfp8"}}),
-        ("gpt-oss-120b", "sm_80", 200, {}),
+        ("gpt-oss-120b", "sm_80", 20, {}),
+        # Half a minute each.
+        pytest.param("gpt-oss-20b", "sm_121", 700, {}, marks=pytest.mark.nightly),
+        pytest.param("gpt-oss-120b", "sm_80", 200, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_what_is_remembered_changes_no_kernel(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts
+from contracts import keep_contracts, some
 from jitmx import arch, formats, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -236,13 +236,13 @@ def test_a_footprint_among_the_candidates_admits_an_even_spread_of_one_launch_or
 
 
 @pytest.mark.parametrize("m", [16, 64])
-def test_the_first_candidates_keep_their_contract(m: int) -> None:
+def test_the_first_candidates_keep_their_contract(m: int, nightly: bool) -> None:
     """What tuning meets first does not spill, whatever was added to it since."""
     chip = arch.parse("sm_90a")
     problem = LinearProblem.on(chip, m=m, n=5120, k=2880)
-    keep_contracts(
-        SPEC.variant(chip, **KERNEL.fixed(problem), **knobs) for knobs in KERNEL.candidates(problem, chip, 132)[:12]
-    )
+    candidates = KERNEL.candidates(problem, chip, 132)[:12]
+    first = (SPEC.variant(chip, **KERNEL.fixed(problem), **knobs) for knobs in candidates)
+    keep_contracts(some(first, nightly))
 
 
 def test_what_only_clusters_can_do_is_refused_elsewhere() -> None:
@@ -434,9 +434,10 @@ def modelled(target: str, **fields: Any) -> Variant:
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
-def test_the_machine_code_of_heuristics_keeps_its_contract(target: str) -> None:
+def test_the_machine_code_of_heuristics_keeps_its_contract(target: str, nightly: bool) -> None:
     kinds: list[dict[str, Any]] = [{}, {"weight": "mxfp8", "bias": True}]
-    keep_contracts(modelled(target, m=m, **kind) for m in (1, 16, 64, 512, 8192) for kind in kinds)
+    swept = [modelled(target, m=m, **kind) for m in (1, 16, 64, 512, 8192) for kind in kinds]
+    keep_contracts(some(swept, nightly))
 
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_89", "sm_100a"])
@@ -461,13 +462,13 @@ def test_three_or_four_parts_beside_a_residual_keep_the_contract(
 
 
 @pytest.mark.parametrize("target", ["sm_120a", "sm_121a"])
-def test_products_in_fp16_keep_their_contracts_where_a_table_is_for_bf16(target: str) -> None:
+def test_products_in_fp16_keep_their_contracts_where_a_table_is_for_bf16(target: str, nightly: bool) -> None:
     here = arch.parse(target)
     problems = [
         LinearProblem.on(here, m=m, n=n, k=k, dtype="fp16", bias=True)
         for m in (96, 200, 512, 1024) for n, k in ((5120, 2880), (2880, 4096))
     ]  # fmt: skip
-    keep_contracts(choose("linear", problem, here).variant for problem in problems)
+    keep_contracts(some((choose("linear", problem, here).variant for problem in problems), nightly))
 
 
 def test_the_family_knows_it() -> None:

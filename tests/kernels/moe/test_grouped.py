@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts
+from contracts import keep_contracts, some
 from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -118,13 +118,13 @@ def test_what_a_target_runs_by_default_passes_its_cases(
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
-def test_the_machine_code_keeps_its_contract(target: str) -> None:
+def test_the_machine_code_keeps_its_contract(target: str, nightly: bool) -> None:
     chip = arch.parse(target)
     problems = [
         MoeProblem.on(chip, m=m, product=product, scale_range=scales)
         for product in PRODUCTS for m, scales in ((65, "normal"), (8192, "normal"), (8192, "full"))
     ]  # fmt: skip
-    keep_contracts(choose("moe", problem, chip).variant for problem in problems)
+    keep_contracts(some((choose("moe", problem, chip).variant for problem in problems), nightly, every=4))
 
 
 def test_weights_of_the_wrong_expert_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
