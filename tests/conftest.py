@@ -34,7 +34,8 @@ from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import headers
 
 # A deadline for one example measures the machine, and what else runs on it.
-hypothesis.settings.register_profile("jitmx", deadline=None)
+hypothesis.settings.register_profile("jitmx", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("jitmx")
 
 _PROBE = Path(__file__).parent / "probe"
@@ -44,6 +45,11 @@ _PACKAGE = Path(jitmx.__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run also what takes hours: the fuzzing of .ci/nightly")
     parser.addoption("--all-evidence", action="store_true", help="simulate also what a ledger has the same evidence of")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--nightly"):
+        hypothesis.settings.load_profile("nightly")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
