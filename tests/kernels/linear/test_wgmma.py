@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts, some, listings
+from contracts import keep_contracts, listings, some
 from jitmx import arch, build
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import wgmma
