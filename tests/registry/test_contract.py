@@ -89,7 +89,10 @@ def test_every_variant_promises_registers_that_its_threads_can_have_and_no_spill
     # A router of many experts, or of 64 tokens with RMSNorm, leaves a thread few registers, and five of them spill.
     knobs, routes = variant.knobs.as_dict(), (spec.family, spec.name) == ("routing", "route")
     few = routes and (knobs["experts"] >= 256 or (knobs["norm"] and knobs["tokens"] == 64))
-    assert contract.max_spill_bytes == (20 if few else 0)
+    # Sums of a head of 256 beside operands of E4M3 leave none for addresses that the loop does not need.
+    wide = spec.family == "attention" and spec.name in ("decode", "prefill")
+    wide = wide and knobs["head_dim"] == 256 and knobs["cache"] == "e4m3"
+    assert contract.max_spill_bytes == (20 if few else 64 if wide else 0)
     assert contract.require
     for pattern in (*contract.require, *contract.forbid):
         re.compile(pattern)

@@ -52,7 +52,7 @@ def attention(
 
     Logits are q k times `scale`, capped, then masked; a sink joins the softmax's sum and gives nothing. Sums are in
     fp32. Rotary embedding and cache write are part of it, and a new key counts as the cache keeps it. Where the new
-    tokens of every request times heads / kv_heads are 64 at most (32 of head_dim 96 and 128, 16 of 256), all is one
+    tokens of every request times heads / kv_heads are 128 at most (of head_dim 256: as shared memory holds), all is one
     launch. Lengths stay on the device: nothing is read back or waited for, and a call works under `torch.cuda.graph`
     once its shape has been called before capture.
 
