@@ -204,6 +204,15 @@ TABLE: tuple[Setting, ...] = (
         "all_scales",
         "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
     ),
+    Setting(
+        "JITMX_ATTENTION",
+        "attention",
+        setting_text.switch,
+        lambda: None,
+        "auto, on or off",
+        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: vLLM's for now",
+        ("VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS"),
+    ),
     *(
         Setting(
             f"JITMX_QUANTIZE_{layer.upper()}",
@@ -271,6 +280,7 @@ class Settings:
     moe_activation: str
     fuse_norm: bool
     all_scales: bool
+    attention: bool | None
     quantize_qkv: bool | None
     quantize_o: bool | None
     quantize_lm_head: bool | None
