@@ -20,12 +20,15 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.utils import AttentionGroup, allocate_kv_cache
 
-from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionMetadataBuilder
+from jitmx import model_kernels
+from jitmx.errors import InputError
+from jitmx.vllm import facts
+from jitmx.vllm.attention import JitmxAttentionBackend
 from vllm_world import error
 
 HEADS, KV, DIM = 4, 2, 64
@@ -40,8 +43,9 @@ class Batch:
 
     Attributes:
         requests: (old, new) of each.
-        rows, slots_of: requests and tokens that a graph pads to.
-        uniform: whether new tokens are said to be as many, for a graph of decodes.
+        pad_requests, pad_tokens: that a graph has beyond them.
+        null_below: window; pages that no new token attends to are vLLM's null block then.
+        max_query_len, max_seq_len: upper bounds, where they are not those of the requests.
     """
 
     requests: Sequence[tuple[int, int]]
@@ -50,7 +54,6 @@ class Batch:
     null_below: int = 0
     max_query_len: int | None = None
     max_seq_len: int | None = None
-    capture: bool = False
 
     @property
     def news(self) -> list[int]:
@@ -131,7 +134,8 @@ class Served:
             lengths[request] = old + new
             used = -(-(old + new) // self.page_size)
             table[request, :used] = self.table[request, :used]
-            table[request, : max(0, old - batch.null_below) // self.page_size if batch.null_below else 0] = NULL
+            unseen = max(0, old - batch.null_below + 1) // self.page_size if batch.null_below else 0
+            table[request, :unseen] = NULL
             at = torch.arange(old, old + new)
             own = self.table[request][at // self.page_size].long() * self.page_size + at % self.page_size
             slots[starts[request] : starts[request + 1]] = own
@@ -139,7 +143,6 @@ class Served:
         metadata = build_attn_metadata(
             [[self.group]], rows, batch.tokens, starts, starts.clone(), batch.max_query_len or most, lengths,
             batch.max_seq_len or int(lengths.max()), [table], slots[None], self.caches,
-            for_cudagraph_capture=batch.capture,
         )  # fmt: skip
         context = set_forward_context(metadata, self.config, num_tokens=tokens, slot_mapping={name: slots})
         with vllm_world.world(), torch.no_grad(), context:
@@ -173,17 +176,21 @@ class Served:
 @contextlib.contextmanager
 def served(
     host: Any, batch: Batch, *, target: str = "sm_90a", window: int | None = None, sinks: bool = True,
-    layout: str = "LBHNC", pages: int = 16, more: int = 4, **engine: Any,
+    layout: str = "LBHNC", pages: int = 16, more: int = 4, given: Any = None, **engine: Any,
 ) -> Iterator[tuple[Served, simulated_card.Simulated]]:  # fmt: skip
     """A layer with jitmx's backend, its cache allocated by vLLM, on a simulated card."""
     options = {"hf_overrides": {"head_dim": DIM}, "block_size": pages, "max_num_batched_tokens": 256} | engine
     config = host.config(max_model_len=256, **options)
     name = "model.layers.1.attn.attn"
-    with vllm_world.world(), set_current_vllm_config(config), simulated_card.on_cpu(target) as card:
+    with (
+        vllm_world.world(), set_current_vllm_config(config), simulated_card.on_cpu(target) as card,
+        pytest.MonkeyPatch.context() as patch,
+    ):  # fmt: skip
+        patch.setattr(facts, "target", lambda: (card.target, ""))
         made = torch.nn.Parameter(SINKS.bfloat16(), requires_grad=False) if sinks else None
         layer = Attention(
             HEADS, DIM, DIM**-0.5, num_kv_heads=KV, cache_config=config.cache_config, prefix=name, sinks=made,
-            per_layer_sliding_window=window, attn_backend=JitmxAttentionBackend,
+            per_layer_sliding_window=window, attn_backend=JitmxAttentionBackend, **(given or {}),
         )  # fmt: skip
         if layer.kv_cache_dtype.startswith("fp8"):
             layer._k_scale.fill_(0.5)
@@ -192,7 +199,8 @@ def served(
         width = -(-256 // spec.block_size)
         requests = len(batch.requests) + more
         blocks, page = requests * width + 1, spec.page_size_bytes
-        tensor = KVCacheTensor(size=blocks * page, layers=[name], layer_stride=blocks * page, block_stride=page)
+        strides = compute_layout_strides(spec, blocks, 1, KVCacheLayout[layout])
+        tensor = KVCacheTensor(size=blocks * page, layers=[name], layer_stride=strides[0], block_stride=strides[1])
         caches = KVCacheConfig(blocks, [tensor], [KVCacheGroupSpec([name], spec)])
         layer.kv_cache = allocate_kv_cache(caches, torch.device("cpu"), KVCacheLayout[layout])[name]
         layer.kv_cache.view(torch.uint8).fill_(0)
@@ -203,6 +211,9 @@ def served(
         made_ = Served(layer, group, caches, config, spec.block_size, table)
         made_.fill(batch)
         yield made_, card
+        (needed,) = host.warmed
+        ready = {variant.identity for variant in model_kernels.variants(needed, card.multiprocessors(0))}
+        assert {variant.identity for variant in card.launched} <= ready  # the builder had every kernel loaded
 
 
 BATCHES = {
@@ -221,20 +232,201 @@ BATCHES = {
 }
 
 
+def check_cache(made: Served, requests: int) -> None:
+    """The cache has the keys and values of these requests to the bit, and nothing else."""
+    cache = made.layer.kv_cache
+    owned = torch.zeros(cache.shape[:3:2], dtype=torch.bool)
+    for request in range(requests):
+        scales = made.layer._k_scale, made.layer._v_scale
+        for kept, wanted, scale in zip(made.at(request), (made.keys, made.values), scales, strict=True):
+            if made.quantized:
+                wanted_bytes = (wanted[request] / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+                assert torch.equal(kept.view(torch.uint8), wanted_bytes)
+            else:
+                assert torch.equal(kept, wanted[request].bfloat16())
+        tokens = torch.arange(len(made.keys[request]))
+        owned[made.table[request][tokens // made.page_size].long(), tokens % made.page_size] = True
+    assert not cache.view(torch.uint8).transpose(1, 2)[~owned].any()
+
+
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_comes_out_as_transformers_make_it_and_the_cache_has_exactly_its_keys(
     host: Any, name: str, window: int | None
 ) -> None:
     batch = BATCHES[name]
-    with served(host, batch, window=window) as (made, card):
+    with served(host, batch, window=window, target="sm_121a") as (made, card):
         found, right = made.step(batch)
         assert {kernel.partition(".")[0] for kernel in card.kernels} == {"attention"}
+        few = max(batch.max_query_len or 0, *batch.news) <= 8
+        assert card.kernels == ["attention.decode"] or (not few and card.kernels[0] == "attention.append")
         assert error(found, right) < GATE
-        owned = torch.zeros(made.layer.kv_cache.shape[:3:2], dtype=torch.bool)
-        for request in range(len(batch.requests)):
-            for kept, wanted in zip(made.at(request), (made.keys[request], made.values[request]), strict=True):
-                assert torch.equal(kept, wanted.bfloat16())
-            tokens = torch.arange(len(made.keys[request]))
-            owned[made.table[request][tokens // made.page_size].long(), tokens % made.page_size] = True
-        assert not made.layer.kv_cache.transpose(1, 2)[~owned].any()  # and nothing else is written
+        check_cache(made, len(batch.requests))
+
+
+@pytest.mark.parametrize("name", ["decodes", "decodes beside chunks", "a graph of drafts, padded"])
+def test_on_sm_90_they_come_out_the_same(host: Any, name: str) -> None:
+    batch = BATCHES[name]
+    with served(host, batch) as (made, _):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+        check_cache(made, len(batch.requests))
+
+
+@pytest.mark.parametrize("layout", [one.name for one in KVCacheLayout])
+def test_every_layout_of_vllms_caches_is_served(host: Any, layout: str) -> None:
+    batch = BATCHES["drafts of several lengths"]
+    with served(host, batch, target="sm_121a", layout=layout) as (made, _):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+        check_cache(made, len(batch.requests))
+
+
+@pytest.mark.parametrize("pages", [32, 48, 128])
+def test_pages_of_other_sizes_are_served(host: Any, pages: int) -> None:
+    batch = BATCHES["drafts of several lengths"]
+    with served(host, batch, target="sm_121a", pages=pages) as (made, card):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+        check_cache(made, len(batch.requests))
+        assert [variant.knobs.as_dict()["page_size"] for variant in card.launched] == [pages]
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("name", ["decodes", "decodes beside chunks"])
+def test_an_fp8_cache_has_new_tokens_by_its_scales_and_they_count_as_it_keeps_them(
+    host: Any, name: str, dtype: str
+) -> None:
+    batch = BATCHES[name]
+    with served(host, batch, target="sm_121a", kv_cache_dtype=dtype) as (made, _):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+        check_cache(made, len(batch.requests))
+
+
+def test_layers_that_skip_fp8_keep_the_type_of_their_keys(host: Any) -> None:
+    batch = BATCHES["decodes"]
+    engine = {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["sliding_window"]}
+    with served(host, batch, target="sm_121a", window=24, **engine) as (made, card):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+        assert [variant.knobs.as_dict()["cache"] for variant in card.launched] == ["same"]
+
+
+def test_pages_below_a_window_may_be_the_null_block_whatever_it_holds(host: Any) -> None:
+    batch = Batch([(100, 1), (70, 3)], null_below=24)
+    with served(host, batch, target="sm_121a", window=24) as (made, _):
+        made.layer.kv_cache[NULL] = float("nan")
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+
+
+def test_a_layer_without_sinks_with_a_cap_is_served(host: Any) -> None:
+    batch = BATCHES["decodes"]
+    with served(host, batch, target="sm_121a", sinks=False, given={"logits_soft_cap": 1e4}) as (made, card):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE  # a cap far above every logit changes nothing
+        knobs = card.launched[0].knobs.as_dict()
+        assert (knobs["sinks"], knobs["soft_cap"]) == ("no_sinks", True)
+
+
+def test_requests_go_on_from_chunk_to_chunk_and_from_token_to_token(host: Any) -> None:
+    first = Batch([(0, 20), (0, 1)])
+    with served(host, first, target="sm_121a") as (made, _):
+        for batch in (first, Batch([(20, 21), (1, 1)]), Batch([(41, 1), (2, 1)]), Batch([(42, 1), (3, 1)])):
+            found, right = made.step(batch)
+            assert error(found, right) < GATE
+        check_cache(made, 2)
+
+
+def test_tokens_after_rejected_drafts_take_their_places(host: Any) -> None:
+    first = Batch([(30, 4)])
+    with served(host, first, target="sm_121a") as (made, _):
+        made.step(first)
+        for kept in (made.keys, made.values):
+            kept[0] = kept[0][:32]  # one draft of three was right
+        found, right = made.step(Batch([(32, 4)]))
+        assert error(found, right) < GATE
+        check_cache(made, 1)
+
+
+def test_requests_may_share_the_pages_of_a_prefix(host: Any) -> None:
+    batch = Batch([(32, 1), (32, 18)])
+    with served(host, batch, target="sm_121a") as (made, _):
+        made.table[1, :2] = made.table[0, :2]
+        for kept in (made.keys, made.values):
+            kept[1] = kept[0].clone()
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+
+
+def test_what_the_host_knows_of_lengths_is_a_bound_and_the_device_decides(host: Any) -> None:
+    batch = Batch([(37, 2), (64, 3)], max_query_len=4, max_seq_len=256)
+    with served(host, batch, target="sm_121a") as (made, _):
+        found, right = made.step(batch)
+        assert error(found, right) < GATE
+
+
+def test_a_layer_that_shares_anothers_cache_writes_nothing(host: Any) -> None:
+    batch = Batch([(37, 1), (20, 2)])
+    with served(host, batch, target="sm_121a") as (made, card):
+        made.step(batch)
+        made.layer.impl.kv_sharing_target_layer_name = "model.layers.0.attn.attn"
+        before = made.layer.kv_cache.clone()
+        for kept in (made.keys, made.values):
+            kept[0], kept[1] = kept[0][:37], kept[1][:20]
+        # Its own keys and values, random anew, count for nothing: those of the cache do.
+        at = [made.at(request) for request in range(2)]
+        found, _ = made.step(batch)
+        assert torch.equal(made.layer.kv_cache, before) and not card.launched[-1].knobs.as_dict()["append"]
+        assert found.isfinite().all() and at
+        card.launched.pop()
+
+
+def test_memory_is_measured_without_a_batch(host: Any) -> None:
+    with served(host, BATCHES["decodes"], target="sm_121a") as (made, card):
+        x = torch.ones(3, (HEADS + 2 * KV) * DIM, dtype=torch.bfloat16)
+        q, k, v = x.split([HEADS * DIM, KV * DIM, KV * DIM], dim=1)
+        with vllm_world.world(), set_forward_context(None, made.config, num_tokens=3, slot_mapping={}):
+            assert not made.layer(q, k, v).any()
+        assert card.kernels == []
+
+
+def test_a_batch_that_is_not_causal_is_refused(host: Any) -> None:
+    batch = BATCHES["decodes"]
+    with served(host, batch, target="sm_121a") as (made, _):
+        zeros = torch.zeros(2, dtype=torch.int32)
+        with pytest.raises(InputError, match="not causal"):
+            build_attn_metadata(
+                [[made.group]], 1, 1, zeros, zeros, 1, zeros[:1], 1, [zeros[None]], zeros[None].long(), made.caches,
+                causal=False,
+            )  # fmt: skip
+
+
+def test_an_output_that_is_to_be_quantized_is_refused(host: Any) -> None:
+    with served(host, BATCHES["decodes"], target="sm_121a") as (made, _):
+        x = torch.zeros(1, HEADS, DIM, dtype=torch.bfloat16)
+        with pytest.raises(InputError, match="quantized output"):
+            made.layer.impl.forward(made.layer, x, x, x, made.layer.kv_cache, None, x, output_scale=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"alibi_slopes": [0.5] * HEADS}, "ALiBi"),
+        ({"attn_type": "encoder_only"}, "encoder_only"),
+        ({"chunk_lookback": 3}, "knows nothing of chunk_lookback|Triton"),
+    ],
+)
+def test_what_no_kernel_has_is_refused_where_the_layer_is_built(host: Any, given: dict[str, Any], said: str) -> None:
+    with (
+        pytest.raises((InputError, AssertionError), match=said),
+        served(host, BATCHES["decodes"], target="sm_121a", given=given),
+    ):
+        pass
+
+
+def test_more_than_sixteen_query_heads_a_kv_head_are_refused(host: Any) -> None:
+    config = host.config(hf_overrides={"head_dim": DIM})
+    with vllm_world.world(), set_current_vllm_config(config), pytest.raises(InputError, match="17 query heads"):
+        Attention(17, DIM, 0.125, num_kv_heads=1, prefix="model.layers.0.x", attn_backend=JitmxAttentionBackend)
