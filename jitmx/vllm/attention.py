@@ -26,6 +26,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import jitmx
 from jitmx.errors import InputError
+from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import HEAD_DIMS, AttentionProblem
 from jitmx.model_kernels import Attention as Kernels
 from jitmx.model_kernels import Needed
@@ -101,28 +102,42 @@ def _target() -> tuple[str | None, str]:
     return None if found is None else found.name, reason
 
 
+@dataclass(frozen=True)
+class Part:
+    """Requests of a batch that one call takes.
+
+    Attributes:
+        requests, tokens: which of the batch; tokens is None for all.
+        block_table, seq_lens: theirs, as in the batch.
+        query_start_loc: int32 [requests + 1], from the first of `tokens`.
+        max_query_len: new tokens of one, at most.
+    """
+
+    requests: slice
+    tokens: slice | None
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    max_query_len: int
+
+
 @dataclass
 class JitmxAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
     """One batch, for the layers of one group of the cache.
 
     Attributes:
-        query_start_loc: int32 [requests + 1].
-        seq_lens: int32 [requests], 0 of padding.
-        block_table: int32 [requests, pages of a request].
+        parts: one; or decodes and chunks of prompts apart, outside of graphs.
         slot_mapping: int64 [tokens], -1 of padding.
-        max_query_len, max_seq_len: of a request, at most.
+        max_seq_len: tokens of a request, at most.
     """
 
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
+    parts: tuple[Part, ...]
     slot_mapping: torch.Tensor
-    max_query_len: int
     max_seq_len: int
 
 
 class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetadata]):  # type: ignore[misc]
-    """Hands a batch's tensors on, as they are. Made once the size of pages is known, it has the kernels loaded.
+    """Hands a batch's tensors on. Made once the size of pages is known, it has the kernels loaded.
 
     Args:
         kv_cache_spec: of the group; its block_size is that of pages.
@@ -148,6 +163,11 @@ class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetad
         found = (impl.needed(vllm_config, device, self.page_size) for impl in own)
         for needed in dict.fromkeys(item for item in found if item is not None):
             warmup.prepare(needed)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        group = max((impl.num_heads // impl.num_kv_heads for impl in own), default=1)
+        # New tokens up to which a request is put apart from longer ones, and up to which it need not be.
+        self._short = max(decode.ROWS[0] // group, self.reorder_batch_threshold, 1)
+        self._few = max(decode.ROWS[-1] // group, self._short)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -157,20 +177,46 @@ class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetad
         Raises:
             InputError: tokens that attend to later ones.
         """
-        given = common_attn_metadata
+        return self._batch(common_attn_metadata, self._decodes(common_attn_metadata))
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> JitmxAttentionMetadata:
+        """The same in one part: what comes first in a batch is not what a graph is captured for."""
+        return self._batch(common_attn_metadata, 0)
+
+    def _decodes(self, given: Any) -> int:
+        """How many requests of few tokens go before longer ones: 0 where there are only such, or none is first.
+
+        A call has as many blocks for each request as its longest one needs.
+        """
+        if given.max_query_len <= self._few:
+            return 0
+        starts = given.query_start_loc_cpu
+        longer = ((starts[1:] - starts[:-1]) > self._short).nonzero()
+        return int(longer[0]) if len(longer) else 0
+
+    def _batch(self, given: Any, decodes: int) -> JitmxAttentionMetadata:
         if given.causal is not True:
-            raise InputError("a batch is not causal, and jitmx's attention is", "serve with --attention-backend auto")
-        table = given.block_table_tensor
-        return JitmxAttentionMetadata(
-            given.query_start_loc, given.seq_lens, table, given.slot_mapping, int(given.max_query_len),
-            min(int(given.max_seq_len), table.shape[1] * self.page_size),
-        )  # fmt: skip
+            raise InputError("a batch is not causal, and jitmx's attention is", _REMEDY)
+        table, lengths, starts = given.block_table_tensor, given.seq_lens, given.query_start_loc
+        most = int(given.max_query_len)
+        if decodes:
+            tokens, first, rest = int(given.query_start_loc_cpu[decodes]), slice(decodes), slice(decodes, None)
+            after = starts[rest]
+            parts: tuple[Part, ...] = (
+                Part(first, slice(tokens), table[first], lengths[first], starts[: decodes + 1], self._short),
+                Part(rest, slice(tokens, None), table[rest], lengths[rest], after - after[:1], most),
+            )
+        else:
+            parts = (Part(slice(None), None, table, lengths, starts, most),)
+        longest = min(int(given.max_seq_len), table.shape[1] * self.page_size)
+        return JitmxAttentionMetadata(parts, given.slot_mapping, longest)
 
     def update_block_table(
         self, metadata: JitmxAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> JitmxAttentionMetadata:
         """The same batch for a group whose pages are others."""
-        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+        parts = tuple(replace(part, block_table=blk_table[part.requests]) for part in metadata.parts)
+        return replace(metadata, parts=parts, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: JitmxAttentionMetadata) -> None:
         """Nothing: buffers that a draft's graph advances are those that metadata has."""
@@ -280,23 +326,27 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
         given = attn_metadata
         if self.kv_sharing_target_layer_name is not None:
             key = value = None
-        slots: torch.Tensor | None = given.slot_mapping
-        tokens = min(query.shape[0], given.slot_mapping.shape[0])
-        out = output
-        if query.shape[0] != tokens:
-            query, out = query[:tokens], output[:tokens]
-            key, value = (None if new is None else new[:tokens] for new in (key, value))
-        elif given.slot_mapping.shape[0] != tokens:
-            slots = given.slot_mapping[:tokens]
         keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=3)
-        scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale} if self.quantized else {}
-        jitmx.attention(
-            query, key, value, keys, values, given.block_table, given.seq_lens, given.query_start_loc,
-            max_query_len=given.max_query_len, max_seq_len=given.max_seq_len, scale=self.scale,
-            sinks=None if self.sinks is None else self.sinks.data, window=self.window, soft_cap=self.soft_cap,
-            rope=rope, rope_style="neox" if self.rope is None else _style(self.rope),
-            slot_mapping=None if key is None else slots, out=out, **scales,
-        )  # fmt: skip
+        settled: dict[str, Any] = {
+            "max_seq_len": given.max_seq_len, "scale": self.scale, "window": self.window, "soft_cap": self.soft_cap,
+            "sinks": None if self.sinks is None else self.sinks.data, "rope": rope,
+            "rope_style": "neox" if self.rope is None else _style(self.rope),
+        }  # fmt: skip
+        if self.quantized:
+            settled |= {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        new = query, key, value, given.slot_mapping, output
+        tokens = min(query.shape[0], given.slot_mapping.shape[0])  # of a piecewise graph, or of the batch
+        whole = query.shape[0] == given.slot_mapping.shape[0]
+        for part in given.parts:
+            if part.tokens is None and whole:
+                q, k, v, slots, out = new
+            else:
+                rows = slice(*(part.tokens or slice(None)).indices(tokens))
+                q, k, v, slots, out = (None if tensor is None else tensor[rows] for tensor in new)
+            jitmx.attention(
+                q, k, v, keys, values, part.block_table, part.seq_lens, part.query_start_loc,
+                max_query_len=part.max_query_len, slot_mapping=None if k is None else slots, out=out, **settled,
+            )  # fmt: skip
         return output
 
 

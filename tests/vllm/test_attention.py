@@ -20,6 +20,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
@@ -367,20 +368,41 @@ def test_what_the_host_knows_of_lengths_is_a_bound_and_the_device_decides(host: 
         assert error(found, right) < GATE
 
 
-def test_a_layer_that_shares_anothers_cache_writes_nothing(host: Any) -> None:
-    batch = Batch([(37, 1), (20, 2)])
+def test_decodes_before_a_long_chunk_are_a_call_of_their_own_but_for_a_graph(host: Any) -> None:
+    batch = Batch([(20, 1), (5, 2), (16, 70)], pad_tokens=2)
     with served(host, batch, target="sm_121a") as (made, card):
-        made.step(batch)
+        found, right = made.step(batch)
+        assert card.kernels == ["attention.decode", "attention.append", "attention.prefill"]
+        assert error(found, right) < GATE
+        check_cache(made, 3)
+        builder = made.group.get_metadata_builder(0)
+        starts, lengths = torch.tensor([0, 1, 3, 73], dtype=torch.int32), torch.tensor([21, 7, 86], dtype=torch.int32)
+        common = CommonAttentionMetadata(
+            query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=lengths, num_reqs=3, num_actual_tokens=73,
+            max_query_len=70, max_seq_len=86, block_table_tensor=torch.zeros(3, 16).int(), slot_mapping=torch.zeros(73),
+        )  # fmt: skip
+        apart = builder.build(0, common)
+        assert [part.query_start_loc.tolist() for part in apart.parts] == [[0, 1, 3], [0, 70]]
+        assert len(builder.build_for_cudagraph_capture(common).parts) == 1
+        assert len(builder.build(0, common.replace(max_query_len=64)).parts) == 1
+        other = torch.arange(48).int().view(3, 16)
+        moved = builder.update_block_table(apart, other, common.slot_mapping)
+        assert [part.block_table.tolist() for part in moved.parts] == [other[:2].tolist(), other[2:].tolist()]
+        assert all(not part.block_table.any() for part in apart.parts)
+
+
+def test_a_layer_that_shares_anothers_cache_reads_it_and_writes_nothing(host: Any) -> None:
+    with served(host, Batch([(38, 0), (22, 0)]), target="sm_121a") as (made, card):
         made.layer.impl.kv_sharing_target_layer_name = "model.layers.0.attn.attn"
-        before = made.layer.kv_cache.clone()
-        for kept in (made.keys, made.values):
-            kept[0], kept[1] = kept[0][:37], kept[1][:20]
-        # Its own keys and values, random anew, count for nothing: those of the cache do.
-        at = [made.at(request) for request in range(2)]
-        found, _ = made.step(batch)
-        assert torch.equal(made.layer.kv_cache, before) and not card.launched[-1].knobs.as_dict()["append"]
-        assert found.isfinite().all() and at
-        card.launched.pop()
+        olds, before = (37, 20), made.layer.kv_cache.clone()
+        written = iter([kept[i][old:] for i, old in enumerate(olds) for kept in (made.keys, made.values)])
+        made.kept = lambda *_: next(written)  # type: ignore[method-assign]
+        for i, old in enumerate(olds):
+            made.keys[i], made.values[i] = made.keys[i][:old], made.values[i][:old]
+        found, right = made.step(Batch([(37, 1), (20, 2)]))
+        assert error(found, right) < GATE and torch.equal(made.layer.kv_cache, before)
+        assert not card.launched[-1].knobs.as_dict()["append"]
+        card.launched.clear()  # the builder took the layer for one with a cache of its own
 
 
 def test_memory_is_measured_without_a_batch(host: Any) -> None:

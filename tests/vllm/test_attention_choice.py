@@ -345,5 +345,4 @@ def test_graphs_of_any_batch_may_be_captured_and_draft_loops_as_well() -> None:
     builder = JitmxAttentionMetadataBuilder
     assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.ALWAYS
     assert builder.supports_draft_decode_metadata_update and builder.supports_update_block_table
-    assert builder.reorder_batch_threshold is None  # kernels tell decodes from prompts by their lengths
     assert JitmxAttentionBackend.forward_includes_kv_cache_update
