@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitmx import arch as arches
-from jitmx import kernels, settings
+from jitmx import attention_kernels, kernels, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import MoeProblem
@@ -51,6 +52,11 @@ class Needed(ABC):
     @abstractmethod
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Every launch of a call with m tokens."""
+
+    def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """Every launch of every call."""
+        for m in _rows(self.rows):
+            yield from self.launches(m, arch, multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,26 @@ class Experts(Needed):
             yield RoutingProblem(m, self.experts, self.top, 8, "ids", mapped=mapped, tile=tile)
 
 
+@dataclass(frozen=True)
+class Attention(Needed):
+    """A layer's attention to a paged cache.
+
+    Attributes:
+        problem: any call of it; `batch` requests and `context` tokens of one are the most there are.
+    """
+
+    problem: AttentionProblem
+
+    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """Those of any requests with m new tokens in all."""
+        for problem in attention_kernels.problems(self.problem, m):
+            yield from attention_kernels.launches(problem, arch, multiprocessors)
+
+    def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """Those of the most tokens: calls of fewer are among them."""
+        return self.launches(self.rows, arch, multiprocessors)
+
+
 def of_linear(
     arch: Arch,
     device: int | None,
@@ -237,6 +263,7 @@ def of_model(
     fuse_norm: bool = True,
     all_scales: bool = False,
     x_format: str = "bf16",
+    attention: AttentionProblem | None = None,
 ) -> list[Needed]:
     """What the layers of a gpt-oss model need as vLLM builds them, each once.
 
@@ -248,6 +275,7 @@ def of_model(
         fuse_norm: norms and residuals go into the products of blocks, where that gains.
         all_scales: kernels for all scales, whatever the weights have.
         x_format: what the experts' inputs are rounded to, as in `MoeProblem`.
+        attention: where jitmx serves it, requests and tokens of one at most, and the cache's type and page size.
 
     Raises:
         InputError: sizes that the ranks do not divide.
@@ -275,6 +303,13 @@ def of_model(
             hidden=model.hidden, intermediate=shard.intermediate, bias=True, scale_range=scales,
             scoring="softmax_topk", routing="ids" if lora else "hidden", router_bias=not lora, x_format=x_format,
         )  # fmt: skip
+    if attention is not None:
+        rope: dict[str, Any] = {"rope": "neox", "rotary": model.head_dim} if fused else {}
+        layer = replace(
+            attention, kv_heads=shard.kv_heads, group=shard.heads // shard.kv_heads, head_dim=model.head_dim,
+            sinks="sinks_bf16", **rope,
+        )  # fmt: skip
+        found += [Attention(arch.name, None, tokens, replace(layer, window=window)) for window in (model.window, 0)]
     return list(dict.fromkeys(found))
 
 
@@ -331,9 +366,8 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
     arch = arches.parse(needed.arch)
     count = multiprocessors or (arch.multiprocessors if needed.device is None else _multiprocessors(needed.device))
     found: dict[str, Variant] = {}
-    for m in _rows(needed.rows):
-        for variant in needed.launches(m, arch, count):
-            found.setdefault(variant.name, variant)
+    for variant in needed.every(arch, count):
+        found.setdefault(variant.name, variant)
     return tuple(found.values())
 
 

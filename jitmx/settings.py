@@ -171,6 +171,11 @@ class Settings:
         _FLAG, False,
         "layers in vLLM take kernels for all scales from the start, so that weights loaded again are never refused",
     )  # fmt: skip
+    attention: bool | None = _setting(
+        (setting_text.switch, "auto, on or off"), None,
+        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: vLLM's for now",
+        "VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS",
+    )  # fmt: skip
     quantize_qkv: bool | None = _quantizes("qkv")
     quantize_o: bool | None = _quantizes("o")
     quantize_lm_head: bool | None = _quantizes("lm_head")

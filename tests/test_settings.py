@@ -56,6 +56,7 @@ READ: dict[str, list[tuple[str, Any]]] = {
     "moe_activation": [("mxfp8", "mxfp8"), ("fp6", "fp6"), ("BF16", "bf16")],
     "fuse_norm": [("off", False), ("1", True)],
     "all_scales": [("on", True), ("0", False)],
+    "attention": [("on", True), ("true", True), ("1", True), ("off", False), ("False", False), ("auto", None)],
     "quantize_qkv": [("1", True), ("0", False), ("auto", None)],
     "quantize_o": [("1", True), ("0", False), ("AUTO", None)],
     "quantize_lm_head": [("yes", True), ("0", False), ("auto", None)],
@@ -91,6 +92,7 @@ REFUSED: dict[str, list[str]] = {
     "moe_activation": ["fp8", "bfloat16"],
     "fuse_norm": ["auto", "2"],
     "all_scales": ["auto", "full"],
+    "attention": ["sinks", "2"],
     "quantize_qkv": ["2", "maybe"],
     "quantize_o": ["mxfp4"],
     "quantize_lm_head": ["2"],
@@ -119,7 +121,7 @@ def test_names_are_those_that_scripts_already_have() -> None:
     assert {alias for setting in TABLE for alias in setting.aliases} == {
         "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_NVCC_THREADS", "FLASHINFER_LOGLEVEL", "FLASHINFER_JIT_VERBOSE",
         "FLASHINFER_MOE_TILE", "VLLM_MXFP4_MOE_KERNEL", "VLLM_MXFP4_ACTIVATION", "VLLM_MXFP4_QUANTIZE_QKV",
-        "VLLM_MXFP4_QUANTIZE_O", "VLLM_MXFP4_QUANTIZE_LM_HEAD",
+        "VLLM_MXFP4_QUANTIZE_O", "VLLM_MXFP4_QUANTIZE_LM_HEAD", "VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS",
     }  # fmt: skip
     assert len(set(IDS)) == len(IDS)
 
@@ -217,7 +219,7 @@ def test_defaults_follow_the_platform() -> None:
     assert (read.log_level, read.verbose) == (2, False)
     assert set(read.overrides.values()) == {(), None}
     assert (read.mxfp4_layers, read.moe_kernel, read.moe_activation, read.fuse_norm) == (None, "auto", "bf16", True)
-    assert read.all_scales is False
+    assert read.all_scales is False and read.attention is None
     assert (read.quantize_qkv, read.quantize_o, read.quantize_lm_head) == (None, None, None)
 
 

@@ -55,6 +55,33 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
+def reference(checkpoint: tuple[Path, dict[str, torch.Tensor]], prompts: torch.Tensor) -> Any:
+    """What transformers makes of prompts in float64, with the weights of QKV and O rounded to MXFP4."""
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssModel
+
+    import jitmx
+
+    folder, tensors = checkpoint
+    config = GptOssConfig.from_pretrained(folder)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = GptOssModel(config).double()
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("model.") or name.endswith(("_blocks", "_scales")):
+            continue
+        if name.endswith("_proj.weight"):
+            tensor = jitmx.dequantize(jitmx.quantize(tensor, "mxfp4"))
+        state[name.removeprefix("model.")] = tensor.double()
+    for layer in range(2):
+        for name in ("gate_up_proj", "down_proj"):
+            own = f"layers.{layer}.mlp.experts.{name}"
+            state[own] = decoded(tensors, f"model.{own}").transpose(1, 2)
+    model.load_state_dict(state)
+    with torch.no_grad():
+        return model(prompts, output_hidden_states=True)
+
+
 @contextlib.contextmanager
 def world(rank: int = 0, size: int = 1, meeting: str | None = None, config: VllmConfig | None = None) -> Iterator[None]:
     """One of so many ranks over gloo, unless there is one already; bf16 is the default dtype in it.

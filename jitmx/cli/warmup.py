@@ -82,10 +82,15 @@ def _lost(results: list[Built | Failed]) -> tuple[int, int]:
 
 
 def _served(
-    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool
+    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any]
 ) -> list[Variant]:
-    """The variants that vLLM asks for when it serves a model with jitmx."""
+    """The variants that vLLM asks for when it serves a model with jitmx.
+
+    Args:
+        cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
+    """
     from jitmx import model_kernels, models
+    from jitmx.kernels.attention.problem import AttentionProblem
     from jitmx.layers import parse
     from jitmx.vllm import policy
 
@@ -96,7 +101,7 @@ def _served(
     asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
     how: dict[str, Any] = {
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
-        "x_format": asked.x_format,
+        "x_format": asked.x_format, "attention": AttentionProblem(**cache) if asked.serves_attention else None,
     }  # fmt: skip
     model, served = models.find(name), asked.served(lora)
     return targets.served_variants(arches, [model_kernels.of_model(model, arch, served, **how) for arch in arches])
@@ -105,8 +110,9 @@ def _served(
 def _require_no_model_option() -> None:
     """Without a model nothing reads the options that say how it is served."""
     context = click.get_current_context()
-    for name in ("layers", "tokens", "ranks", "lora"):
+    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            name = name.replace("_", "-")
             raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
 
 
@@ -165,6 +171,30 @@ failed "error" and "remedy"; with several targets also "arch".
 )  # fmt: skip
 @click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
 @click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
+@click.option(
+    "--requests",
+    type=Count(1, 1 << 16),
+    default=1024,
+    show_default=True,
+    help="Of its attention, where JITMX_ATTENTION is on: vLLM's max_num_seqs.",
+)
+@click.option(
+    "--context",
+    type=Count(1, 1 << 24),
+    default=131072,
+    show_default=True,
+    help="Of its attention: tokens of a request at most (vLLM's max_model_len).",
+)
+@click.option(
+    "--block-size",
+    type=Count(16, 1 << 16),
+    default=16,
+    show_default=True,
+    help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
+)
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
+)
 @arch_option()
 @family_option
 @jobs_option
@@ -178,6 +208,10 @@ def command(
     tokens: int,
     ranks: int,
     lora: bool,
+    requests: int,
+    context: int,
+    block_size: int,
+    kv_cache_dtype: str,
     targets_asked: tuple[Arch, ...],
     family_names: tuple[str, ...],
     jobs: int | None,
@@ -204,7 +238,9 @@ def command(
     else:
         if words or kernel or family_names:
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
-        variants = _served(arches, model, layers, tokens, ranks, lora)
+        stored = "e4m3" if kv_cache_dtype == "fp8" else "same"
+        cache = {"batch": requests, "context": context, "page_size": block_size, "cache": stored}
+        variants = _served(arches, model, layers, tokens, ranks, lora, cache)
     from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:

@@ -13,6 +13,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     moe.py           the experts
     linear.py        QKV and O
     lm_head.py       the language-model head
+    attention.py     attention to the paged cache, as a backend of vLLM
     router.py        the router's product, taken into the experts' call
     block.py         the transformer block, whose norms and residual are in its products
     products.py      those products, as operators

@@ -27,14 +27,17 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
+from jitmx.vllm import ahead, attention, compiled
+from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
-from jitmx.vllm.policy import Block
+from jitmx.vllm.policy import Block, Decision
 
 # What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
 _KNOWN = {
     "TransformerBlock.forward": "12ed1cc7a6681579",
     "OAIAttention.forward": "72860069ec1f5c48",
+    "OAIAttention._build_attention": "abc7e35a6fa053b8",
     "MLPBlock.forward": "cd4a9fcbc7b58fc0",
     "GptOssModel.forward": "b8e01dce8a29f3a1",
 }
@@ -42,13 +45,37 @@ _KNOWN = {
 _WORDS = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
 
 _decide: Callable[[Block], bool] | None = None
+_decide_attention: Callable[..., Decision] | None = None
 
 # The fused block that was made last: whose model's configuration, which may be gone, and which layer.
 _made: tuple[weakref.ref[Any], int] | None = None
 
 
+class JitmxAttention(gpt_oss.OAIAttention):  # type: ignore[misc]
+    """vLLM's attention of a block, whose inner layer has jitmx's backend where the policy says so."""
+
+    def _build_attention(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner layer. Arguments are those of vLLM."""
+        given = inspect.signature(gpt_oss.OAIAttention._build_attention).bind(self, *args, **kwargs).arguments
+        window = given["config"].sliding_window if self.layer_idx % 2 == 0 else None
+        decision = None if _decide_attention is None else _decide_attention(self, window, given["cache_config"])
+        if decision is None or decision.format is None:
+            return super()._build_attention(*args, **kwargs)
+        return gpt_oss.Attention(
+            self.num_local_attention_heads, self.head_dim, self.scaling, num_kv_heads=self.num_local_key_value_heads,
+            cache_config=given["cache_config"], quant_config=given["quant_config"], per_layer_sliding_window=window,
+            prefix=f"{given['prefix']}.attn", sinks=self.sinks, attn_backend=JitmxAttentionBackend,
+        )  # fmt: skip
+
+
 class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
-    """vLLM's block; with its norms in its products where the policy says so. Arguments are those of vLLM's."""
+    """vLLM's block; with its norms in its products where the policy says so. Arguments are those of vLLM's.
+
+    Attributes:
+        jitmx_rotates: rotary embedding is left to the launch of attention.
+    """
+
+    attention_cls = JitmxAttention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         global _made
@@ -69,6 +96,22 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         for layer in layers:
             if isinstance(layer.quant_method, JitmxLinearMethod | JitmxMoEMethod):
                 layer.quant_method.begin(layer)
+        self.jitmx_rotates = self._take_rope(config)
+
+    def _take_rope(self, config: Any) -> bool:
+        """Begin with the kernels of attention, where it is jitmx's, and have it rotate in a block with fused norms."""
+        impl = self.attn.attn.impl
+        if not isinstance(impl, JitmxAttentionImpl):
+            return False
+        rope = self.attn.rotary_emb
+        against = attention.rotates(rope, impl.head_size, config.model_config.max_model_len)
+        if self.jitmx_fused and not against:
+            impl.rope = rope
+        needed = impl.needed(config, torch.get_default_device(), config.cache_config.block_size or 16)
+        if needed is not None:
+            ahead.begin(needed)
+        compiled.add(config, "rope", None if impl.rope is None else "attention")
+        return impl.rope is not None
 
     def forward(
         self, hidden_states: torch.Tensor, positions: torch.Tensor, residual: torch.Tensor | None
@@ -91,7 +134,8 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
             attn.qkv_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
         )
         q, k, v = qkv.split([attn.q_size, attn.kv_size, attn.kv_size], dim=-1)
-        q, k = attn.rotary_emb(positions, q, k)
+        if not self.jitmx_rotates:
+            q, k = attn.rotary_emb(positions, q, k)
         stream = attn.o_proj.quant_method.apply_in_block(
             attn.o_proj, attn.attn(q, k, v), residual=x, residual_lo=residual_lo
         )
@@ -101,10 +145,15 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
         return x, residual_lo
 
 
-def install(decide: Callable[[Block], bool]) -> None:
-    """Have vLLM build gpt-oss of these blocks, each fused where `decide` says so. Another plugin's block stays."""
-    global _decide
-    _decide = decide
+def install(decide: Callable[[Block], bool], decide_attention: Callable[..., Decision] | None = None) -> None:
+    """Have vLLM build gpt-oss of these blocks. Another plugin's block stays.
+
+    Args:
+        decide: whether a block is fused.
+        decide_attention: who serves its attention, by vLLM's module for it, the window and the CacheConfig.
+    """
+    global _decide, _decide_attention
+    _decide, _decide_attention = decide, decide_attention
     if gpt_oss.GptOssModel.block_cls is gpt_oss.TransformerBlock:
         gpt_oss.GptOssModel.block_cls = JitmxTransformerBlock
 
@@ -127,7 +176,7 @@ def _facts(block: Any) -> Block:
         hidden=attn.hidden_size,
         other=next((reason for fine, reason in (
             (type(block) is JitmxTransformerBlock, "the block is of another class"),
-            (type(attn) is gpt_oss.OAIAttention and type(mlp) is gpt_oss.MLPBlock, "its parts are of other classes"),
+            (type(attn) is JitmxAttention and type(mlp) is gpt_oss.MLPBlock, "its parts are of other classes"),
             (all(type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None for norm in norms),
              "its RMSNorm is another than vLLM's"),
             (not attn.qkv_proj.skip_bias_add and not attn.o_proj.skip_bias_add, "a bias is added elsewhere"),

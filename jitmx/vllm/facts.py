@@ -7,8 +7,10 @@ from typing import Any
 
 from jitmx import arch
 from jitmx.errors import ArchError
-from jitmx.vllm.policy import Facts
+from jitmx.vllm.policy import OWN_BACKEND, Facts
 
+# The backend that the plugin registers with vLLM.
+ATTENTION = "jitmx.vllm.attention.JitmxAttentionBackend"
 # What vLLM calls the part of a process that is no draft model.
 _TARGET_MODEL = "backbone"
 
@@ -68,6 +70,43 @@ def draft() -> bool:
     from vllm.compilation import backends
 
     return bool(backends.model_tag != _TARGET_MODEL)
+
+
+def attention_backend(config: Any, windowed: bool) -> str:
+    """The attention backend that the user chose for layers with a window, or for those without; else an empty text."""
+    kind = "sliding_window" if windowed else "full_attention"
+    chosen = config.attention_config.backend_per_kind.get(kind, config.attention_config.backend)
+    if chosen is None:
+        return ""
+    path = chosen.get_path()
+    return str(chosen.name) if chosen.name != OWN_BACKEND or path == ATTENTION else f"another plugin's backend, {path}"
+
+
+def cache_dtype(cache: Any, layer: int, windowed: bool) -> str:
+    """What vLLM keeps the cache of a layer in, by its kv_cache_dtype: "auto" is the type of the model.
+
+    Args:
+        cache: a CacheConfig, or None.
+        layer: its number.
+        windowed: its tokens attend to the last ones only.
+    """
+    if cache is None:
+        return "auto"
+    skipped = cache.kv_cache_dtype_skip_layers
+    return "auto" if str(layer) in skipped or (windowed and "sliding_window" in skipped) else str(cache.cache_dtype)
+
+
+def against_attention(config: Any) -> str:
+    """What jitmx's attention cannot do of what `config`, a VllmConfig, asks for, in words; empty where it can."""
+    parallel, model = config.parallel_config, config.model_config
+    checks = (
+        (parallel.decode_context_parallel_size == 1, "ranks share the cache of a request (decode context parallel)"),
+        (parallel.prefill_context_parallel_size == 1, "ranks share a prompt (prefill context parallel)"),
+        (not config.attention_config.use_non_causal, "attention is not causal (attention_config.use_non_causal)"),
+        (model is None or not model.is_mm_prefix_lm, "tokens of an image attend to later ones"),
+        (model is None or model.rswa_window is None, "the model keeps its prompt beside a window (R-SWA)"),
+    )
+    return next((reason for fine, reason in checks if not fine), "")
 
 
 def against_moe(layer: Any) -> str:

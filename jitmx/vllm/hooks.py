@@ -43,6 +43,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm.config": {
         "get_current_vllm_config": "",
         "get_current_vllm_config_or_none": "",
+        "get_layers_from_vllm_config": "vllm_config layer_type layer_names",
         "LoRAConfig": "target_modules",
     },
     "vllm.config.offload": {
@@ -63,9 +64,67 @@ _TABLE: dict[str, dict[str, str]] = {
         "GptOssModel.block_cls": "",
         "GptOssModel.forward": "self input_ids positions intermediate_tensors inputs_embeds",
         "TransformerBlock.__init__": "self vllm_config",
+        "TransformerBlock.attention_cls": "",
+        "OAIAttention._build_attention": "self config cache_config quant_config prefix",
+        "Attention": "",
         "OAIAttention.forward": "self hidden_states positions",
         "TransformerBlock.forward": "self hidden_states positions residual",
     },
+    "vllm.model_executor.layers.attention": {
+        "Attention.__init__": (
+            "num_heads head_size scale num_kv_heads cache_config quant_config per_layer_sliding_window prefix "
+            "attn_backend extra_impl_args"
+        ),
+        "Attention.process_weights_after_loading": "self act_dtype",
+    },
+    "vllm.model_executor.layers.rotary_embedding.base": {
+        "RotaryEmbedding.__init__": "head_size rotary_dim is_neox_style dtype",
+        "RotaryEmbedding.forward_cuda": "positions query key",
+        "RotaryEmbedding.forward_native": "positions query key",
+        "RotaryEmbedding.forward_static": "cos_sin_cache",
+    },
+    "vllm.v1.attention.backend": {
+        "AttentionBackend.forward_includes_kv_cache_update": "",
+        "AttentionBackend.supports_kv_cache_update_bypass": "",
+        "AttentionBackend.validate_configuration": (
+            "head_size dtype kv_cache_dtype block_size has_sink attn_type has_sliding_window use_dcp"
+        ),
+        "AttentionBackend.supports_combination": "head_size dtype kv_cache_dtype block_size",
+        "AttentionBackend.supported_kv_cache_layouts": "",
+        "AttentionBackend.get_supported_kernel_block_sizes": "kv_cache_spec",
+        "AttentionCGSupport.ALWAYS": "",
+        "AttentionImpl.__init__": (
+            "num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype logits_soft_cap "
+            "attn_type kv_sharing_target_layer_name"
+        ),
+        "AttentionImpl.forward": (
+            "layer query key value kv_cache attn_metadata output output_scale output_block_scale"
+        ),
+        "AttentionImpl.process_weights_after_loading": "act_dtype",
+        "AttentionMetadata": "",
+        "AttentionMetadataBuilder.__init__": "kv_cache_spec layer_names vllm_config device",
+        "AttentionMetadataBuilder.build": "common_prefix_len common_attn_metadata fast_build",
+        "AttentionMetadataBuilder.build_for_cudagraph_capture": "common_attn_metadata",
+        "AttentionMetadataBuilder.supports_draft_decode_metadata_update": "",
+        "AttentionMetadataBuilder.update_draft_decode_metadata": "metadata",
+        "AttentionMetadataBuilder.update_block_table": "metadata blk_table slot_mapping",
+        "AttentionType.DECODER": "",
+        "CommonAttentionMetadata.__init__": (
+            "query_start_loc seq_lens max_query_len max_seq_len block_table_tensor slot_mapping causal"
+        ),
+        "MultipleOf": "base",
+    },
+    "vllm.v1.attention.backends.registry": {
+        "AttentionBackendEnum.CUSTOM": "",
+        "AttentionBackendEnum.get_path": "",
+        "AttentionBackendEnum.is_overridden": "",
+        "register_backend": "backend class_path",
+    },
+    "vllm.v1.kv_cache_layout": {
+        f"KVCacheLayout.{name}": "" for name in ("LBHNC", "BLHNC", "LBNHC", "BLNHC", "LHBNC", "BHLNC")
+    },
+    "vllm.config.attention": {"AttentionConfig": "backend backend_per_kind use_non_causal"},
+    "vllm.config.cache": {"CacheConfig": "block_size cache_dtype kv_cache_dtype_skip_layers"},
     "vllm.model_executor.warmup.jit_warmup": {
         "VllmJitKernel.get_warmup_keys": "self",
         "VllmJitKernel.compile": "self compile_key",

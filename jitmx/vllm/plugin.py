@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from jitmx.vllm import versions
+from jitmx.vllm import facts, versions
 from jitmx.vllm.log import logger
 
 NAME = "gpt_oss_mxfp4"
@@ -54,12 +54,20 @@ class GptOssOnJitmx(QuantizationConfig):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Take the place of vLLM's configuration for gpt-oss, where this vLLM is one that jitmx was written for."""
+    """Take the place of vLLM's configuration for gpt-oss, and be its backend CUSTOM for attention, where this vLLM is
+    one that jitmx was written for."""
     refused = versions.refusal()
     if refused:
         _say_once(refused)
         return
     register_quantization_config(NAME)(GptOssOnJitmx)
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    custom = AttentionBackendEnum.CUSTOM
+    if not custom.is_overridden():
+        register_backend(custom, facts.ATTENTION)
+    elif custom.get_path() != facts.ATTENTION:
+        logger.debug("jitmx: --attention-backend CUSTOM is another plugin's, %s", custom.get_path())
 
 
 @functools.cache

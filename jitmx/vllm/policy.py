@@ -9,15 +9,24 @@ from typing import Any
 
 from jitmx import layers, settings
 from jitmx.errors import SettingError
+from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales")}
-FLAGS = ("fuse_norm", "all_scales")  # of these, what may also be true or false
+KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
+                                      "attention")}  # fmt: skip
+FLAGS = ("fuse_norm", "all_scales", "attention")  # of these, what may also be true or false
+# Whether attention that nobody asked for or against is jitmx's.
+ATTENTION_BY_DEFAULT = False
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
 X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6"}
+
+# Caches that attention takes beside those of the type of its keys.
+OWN_BACKEND = "CUSTOM"  # jitmx's attention among vLLM's backends
+CACHES = ("auto", "fp8", "fp8_e4m3")
+_MOST_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Decision:
     """What a layer is served in, and why.
 
     Attributes:
-        format: of the weights in jitmx, or None where the layer stays with vLLM.
+        format: of the weights in jitmx, or of the cache, or None where the layer stays with vLLM.
         reason: in words, for the log.
         all_scales: by kernels for all scales, whatever the weights have.
     """
@@ -42,8 +51,8 @@ class Request:
     Attributes:
         layers: the format of each layer asked for.
         said: by kind of layer, and for what else there is, where that was said.
-        moe_kernel, moe_activation, fuse_norm, all_scales: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM
-            and JITMX_ALL_SCALES.
+        moe_kernel, moe_activation, fuse_norm, all_scales, attention: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION,
+            JITMX_FUSE_NORM, JITMX_ALL_SCALES and JITMX_ATTENTION.
     """
 
     layers: Mapping[str, str]
@@ -52,6 +61,12 @@ class Request:
     moe_activation: str = "bf16"
     fuse_norm: bool = True
     all_scales: bool = False
+    attention: bool | None = None
+
+    @property
+    def serves_attention(self) -> bool:
+        """Whether attention is to be jitmx's where nothing stands against it."""
+        return ATTENTION_BY_DEFAULT if self.attention is None else self.attention
 
     @property
     def x_format(self) -> str:
@@ -136,6 +151,31 @@ class Block:
         return self.served.keys() >= set(layers.OF_BLOCK)
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Attention of one layer to a paged cache.
+
+    Attributes:
+        heads, kv_heads, head_dim: of this rank.
+        dtype: of q and new keys, as torch names it.
+        cache: kv_cache_dtype of the layer, as vLLM names it.
+        page_size: tokens of a block that the user chose, or None.
+        draft: it is of a draft model.
+        backend: that the user chose for it, or an empty text.
+        other: what else stands against it, in words; empty where nothing.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "bfloat16"
+    cache: str = "auto"
+    page_size: int | None = None
+    draft: bool = False
+    backend: str = ""
+    other: str = ""
+
+
 def request(options: Any = None, read: Settings | None = None, environ: Mapping[str, str] | None = None) -> Request:
     """What was asked for: by `options` where they say it, else by the environment.
 
@@ -207,14 +247,61 @@ def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) 
     return block.other or kernels(block.served["qkv"])
 
 
-def _against(layer: Layer, asked: Request, facts: Facts) -> str:
-    """What stands against jitmx serving a layer that it was asked for, or an empty text."""
+def decide_attention(layer: Attention, asked: Request, facts: Facts, kernels: Callable[[], str]) -> Decision:
+    """Who serves the attention of a layer; the format of what jitmx serves is that of its cache.
+
+    Args:
+        kernels: what kernels lack for it on the target, in words; empty where nothing.
+    """
+    said, wanted = asked.said["attention"], asked.serves_attention
+    if layer.backend == OWN_BACKEND:
+        said, wanted = f"attention_config's {OWN_BACKEND}", True
+    if not wanted:
+        return Decision(None, f"not asked for ({said})")
+    against = "it is of a draft model" if layer.draft else ""
+    if not against and layer.backend not in ("", OWN_BACKEND):
+        against = f"attention_config asks for {layer.backend}"
+    against = against or against_any(facts) or against_attention(layer) or kernels()
+    if against:
+        return Decision(None, against)
+    return Decision(cache_format(layer), "by default" if said == "default" else f"by {said}")
+
+
+def against_attention(layer: Attention) -> str:
+    """What of a layer's own stands against jitmx's attention, or an empty text."""
+    if layer.head_dim not in HEAD_DIMS:
+        return f"head_dim={layer.head_dim} is none of {', '.join(map(str, HEAD_DIMS))}"
+    if layer.heads % layer.kv_heads or layer.heads // layer.kv_heads > _MOST_GROUP:
+        return f"{layer.heads} query heads are no multiple of {layer.kv_heads} KV heads by 1 to {_MOST_GROUP}"
+    if layer.dtype not in ("bfloat16", "float16"):
+        return f"{layer.dtype} is neither bfloat16 nor float16; pass --dtype bfloat16"
+    if layer.cache not in CACHES and layer.cache != layer.dtype:
+        return f"--kv-cache-dtype {layer.cache} is none of {', '.join(CACHES)} and {layer.dtype}, the type of new keys"
+    if layer.page_size is not None and layer.page_size % 16:
+        return f"--block-size {layer.page_size} is no multiple of 16"
+    return layer.other
+
+
+def cache_format(layer: Attention) -> str:
+    """What the cache of a layer is kept in: "e4m3" or the type of its keys."""
+    return "e4m3" if layer.cache.startswith("fp8") else layer.dtype
+
+
+def against_any(facts: Facts) -> str:
+    """What stands against jitmx serving anything, or an empty text."""
     if facts.target is None:
         return facts.no_target or "no device of this process is known"
     if facts.batch_invariant:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch"
     if facts.ubatches:
         return "two halves of a batch run on two streams, and blocks of jitmx's kernels wait for one another"
+    return ""
+
+
+def _against(layer: Layer, asked: Request, facts: Facts) -> str:
+    """What stands against jitmx serving a layer that it was asked for, or an empty text."""
+    if against := against_any(facts):
+        return against
     if facts.offloaded and layer.kind in layers.OF_BLOCK:
         return (
             "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads "

@@ -13,10 +13,11 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
-from jitmx import layers, model_kernels, settings
+from jitmx import attention_kernels, layers, model_kernels, settings
+from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.vllm import compiled, facts, hooks, policy, router
 from jitmx.vllm.log import logger
-from jitmx.vllm.policy import Block, Decision, Layer
+from jitmx.vllm.policy import Attention, Block, Decision, Layer
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
 
@@ -118,13 +119,55 @@ def decide_block(found: Block) -> bool:
     return not against
 
 
+def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
+    """Who serves the attention of a layer; said in the log when it is the first of its kind.
+
+    Args:
+        module: vLLM's OAIAttention, which has the numbers of heads.
+        window: tokens that a token attends to, or None for all.
+        cache: a CacheConfig, or None.
+    """
+    from jitmx.vllm import block
+
+    config = get_current_vllm_config()
+    asked, found = _asked(config), facts.read(config)
+    other = "" if "OAIAttention._build_attention" not in block.changed() else "vLLM's code that builds it has changed"
+    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    layer = Attention(
+        module.num_local_attention_heads, module.num_local_key_value_heads, module.head_dim, dtype,
+        facts.cache_dtype(cache, module.layer_idx, window is not None),
+        cache.block_size if cache is not None and cache.user_specified_block_size else None, facts.draft(),
+        facts.attention_backend(config, window is not None), other or facts.against_attention(config),
+    )  # fmt: skip
+
+    def lacking() -> str:
+        arch, _ = facts.target()
+        assert arch is not None, "no layer is served without a target"
+        problem = AttentionProblem(
+            kv_heads=layer.kv_heads, dtype="fp16" if dtype == "float16" else "bf16", head_dim=layer.head_dim,
+            cache="e4m3" if policy.cache_format(layer) == "e4m3" else "same", sinks="sinks_bf16", window=window or 0,
+            group=layer.heads // layer.kv_heads, page_size=layer.page_size or 16,
+        )  # fmt: skip
+        return attention_kernels.lacking(problem, arch)
+
+    decision = policy.decide_attention(layer, asked, found, lacking)
+    if layer.draft:
+        _announce_draft("attention", asked.serves_attention)
+    else:
+        kind = f"attention{'' if window is None else ' within a window'}"
+        wanted = asked.serves_attention or layer.backend == policy.OWN_BACKEND
+        _announce(kind, decision, wanted, found.target)
+        compiled.add(config, "attention", decision.format)
+    return decision
+
+
 def install() -> None:
     """Put jitmx's classes in the place of vLLM's where a layer asks for no configuration. Again, it changes nothing."""
     from jitmx.vllm import block, lm_head
 
     router.install()
     lm_head.register(decide_lm_head)
-    block.install(decide_block)
+    block.install(decide_block, decide_attention)
 
 
 def _asked(config: Any) -> policy.Request:

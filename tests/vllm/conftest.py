@@ -39,7 +39,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-def tensors(seed: int = 0) -> dict[str, Any]:
+def tensors(seed: int = 0, head_dim: int = 32) -> dict[str, Any]:
     """A checkpoint's tensors, as Hugging Face's gpt-oss names and lays them out."""
     import torch
 
@@ -55,9 +55,9 @@ def tensors(seed: int = 0) -> dict[str, Any]:
              "lm_head.weight": bf16(VOCABULARY, HIDDEN)}  # fmt: skip
     for layer in range(LAYERS):
         own: dict[str, torch.Tensor] = {}
-        for name, rows in (("q", 128), ("k", 64), ("v", 64)):
+        for name, rows in (("q", 4 * head_dim), ("k", 2 * head_dim), ("v", 2 * head_dim)):
             own |= {f"self_attn.{name}_proj.weight": bf16(rows, HIDDEN), f"self_attn.{name}_proj.bias": bf16(rows)}
-        own |= {"self_attn.o_proj.weight": bf16(HIDDEN, 128), "self_attn.o_proj.bias": bf16(HIDDEN)}
+        own |= {"self_attn.o_proj.weight": bf16(HIDDEN, 4 * head_dim), "self_attn.o_proj.bias": bf16(HIDDEN)}
         own |= {"self_attn.sinks": bf16(4), "input_layernorm.weight": bf16(HIDDEN) + 1}
         own |= {"post_attention_layernorm.weight": bf16(HIDDEN) + 1}
         own |= {"mlp.router.weight": bf16(EXPERTS, HIDDEN, scale=1.0), "mlp.router.bias": bf16(EXPERTS)}
@@ -72,16 +72,32 @@ def tensors(seed: int = 0) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder with a gpt-oss in MXFP4, and its tensors."""
-    vllm_world = pytest.importorskip("vllm_world")
+    pytest.importorskip("vllm_world")
+    folder, found = tmp_path_factory.mktemp("gpt-oss"), tensors()
+    write(folder, found)
+    return folder, found
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One whose heads are as wide as those of jitmx's attention, and whose window is of four tokens."""
+    pytest.importorskip("vllm_world")
+    folder, found = tmp_path_factory.mktemp("gpt-oss-wide"), tensors(head_dim=64)
+    write(folder, found, head_dim=64, sliding_window=4)
+    return folder, found
+
+
+def write(folder: Path, found: dict[str, Any], **more: Any) -> None:
+    """A checkpoint of these tensors; `more` is of its config.json."""
     from safetensors.torch import save_file
 
-    folder, found = tmp_path_factory.mktemp("gpt-oss"), tensors()
+    import vllm_world
+
     changes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_local_experts": EXPERTS,
                "num_experts_per_tok": TOP, "experts_per_token": TOP, "num_hidden_layers": LAYERS,
                "quantization_config": {"quant_method": "mxfp4"}}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(vllm_world.GPT_OSS | changes))
+    (folder / "config.json").write_text(json.dumps(vllm_world.GPT_OSS | changes | more))
     save_file(found, str(folder / "model.safetensors"))
-    return folder, found
 
 
 @dataclass

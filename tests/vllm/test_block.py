@@ -17,8 +17,6 @@ import simulated_card
 vllm_world = pytest.importorskip("vllm_world")
 
 from torch.library import opcheck
-from transformers import GptOssConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssModel as Reference
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.models import gpt_oss
 
@@ -29,7 +27,7 @@ from jitmx.model_kernels import Experts, Linear
 from jitmx.ops.linear import operand
 from jitmx.ops.routing.plan import Routing
 from jitmx.vllm import block, facts, products
-from vllm_world import decoded, error
+from vllm_world import error, reference
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
 ALL = {"mxfp4_layers": "moe,qkv,o"}
@@ -67,28 +65,6 @@ def run(model: Any, tokens: torch.Tensor) -> Any:
     """What the model makes of a prompt, before its head."""
     with vllm_world.world(), torch.no_grad(), set_forward_context(None, model.vllm_config, num_tokens=len(tokens)):
         return model.model(tokens, torch.arange(len(tokens)), None)
-
-
-def reference(checkpoint: Checkpoint, prompts: torch.Tensor) -> Any:
-    """What transformers makes of prompts in float64, with the weights of QKV and O rounded to MXFP4."""
-    folder, tensors = checkpoint
-    config = GptOssConfig.from_pretrained(folder)
-    config._attn_implementation = config._experts_implementation = "eager"
-    model = Reference(config).double()
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if not name.startswith("model.") or name.endswith(("_blocks", "_scales")):
-            continue
-        if name.endswith("_proj.weight"):
-            tensor = jitmx.dequantize(jitmx.quantize(tensor, "mxfp4"))
-        state[name.removeprefix("model.")] = tensor.double()
-    for layer in range(2):
-        for name in ("gate_up_proj", "down_proj"):
-            own = f"layers.{layer}.mlp.experts.{name}"
-            state[own] = decoded(tensors, f"model.{own}").transpose(1, 2)
-    model.load_state_dict(state)
-    with torch.no_grad():
-        return model(prompts, output_hidden_states=True)
 
 
 def launches(card: simulated_card.Card) -> list[str]:

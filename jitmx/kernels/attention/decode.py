@@ -63,7 +63,8 @@ def rows_for(problem: AttentionProblem) -> int:
     """Rows that a problem needs; KnobError where no variant has as many."""
     need = problem.queries * problem.group
     if problem.mask and problem.queries > problem.mask:
-        raise KnobError(f"mask={problem.mask} bits are fewer than {problem.queries} new tokens", "use mask=64")
+        remedy = "use mask=64" if problem.queries <= 64 else "no mask has more than 64; give fewer new tokens"
+        raise KnobError(f"mask={problem.mask} bits are fewer than {problem.queries} new tokens", remedy)
     if need > ROWS[-1]:
         said = f"attention.decode takes {ROWS[-1]} rows, and {problem.queries} new tokens of"
         raise KnobError(f"{said} group={problem.group} are {need}", "use attention.prefill")

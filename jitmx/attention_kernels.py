@@ -1,0 +1,87 @@
+"""The kernels that calls of a layer's attention launch, whatever requests a batch is made of.
+
+A call is chosen for by its requests, the longest of their contexts and the most new tokens of one. Each of these is
+asked for at numbers that lie a factor of 1.5 to 4 apart; what is chosen at two of them is taken to be chosen between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jitmx.arch import Arch
+from jitmx.dispatch import choose
+from jitmx.errors import KnobError
+from jitmx.kernels.attention import decode
+from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.registry.spec import Variant
+
+_OF_DECODE = "decode"
+
+
+def launches(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    """Every launch of one call, as `jitmx.attention` plans it: one, or the cache write and two where tokens are many.
+
+    Raises:
+        KnobError: no kernel serves the problem.
+    """
+    chosen = choose.choose("attention", problem, arch, multiprocessors=multiprocessors)
+    yield from (before.variant for before in choose.companions(chosen))
+    yield chosen.variant
+    if chosen.variant.spec.name != _OF_DECODE and problem.batch > 1:
+        short = replace(problem, append=False, queries=max(1, decode.ROWS[0] // problem.group))
+        own = {"kernel": _OF_DECODE}
+        yield choose.choose("attention", short, arch, multiprocessors=multiprocessors, knobs=own).variant
+
+
+def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]:
+    """Calls of a layer, of every kind that differs.
+
+    Args:
+        layer: whose `batch` and `context` are the most there are.
+        tokens: new ones of all requests, at most.
+    """
+    contexts = [1 << bits for bits in range(6, 33, 2) if 1 << bits < 4 * layer.context]
+    few = [rows // layer.group for rows in decode.ROWS if rows >= layer.group]
+    few = list(dict.fromkeys((1, *(queries for queries in few if queries <= tokens))))
+    many = [queries for queries in (few[-1] + 1, *(1 << bits for bits in range(5, 25))) if few[-1] < queries]
+    many = [queries for queries in many if queries < 2 * tokens]
+    for batch in _upwards(layer.batch):
+        yield from (replace(layer, batch=batch, context=context, queries=q) for context in contexts for q in few)
+        # How long a context is decides among the kernels of few tokens only, to which short requests are left.
+        of_many = contexts if batch > 1 else contexts[-1:]
+        yield from (replace(layer, batch=batch, context=context, queries=q) for context in of_many for q in many[:1])
+        yield from (replace(layer, batch=batch, context=contexts[-1], queries=q) for q in many[1::2])
+    for batch in _captured(layer.batch):  # CUDA graphs are captured for the longest context that there may be
+        yield replace(layer, batch=batch, context=contexts[-1], queries=1)
+
+
+def _upwards(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12 and on to the first that is not below `most`."""
+    yield 1
+    step = 1
+    while step < most:
+        yield 2 * step
+        if 2 * step < most:
+            yield 3 * step
+        step *= 2
+
+
+def _captured(most: int) -> Iterator[int]:
+    """Requests that vLLM captures CUDA graphs for by default."""
+    yield from (size for size in (*range(8, 256, 8), *range(256, 1025, 16)) if size <= most)
+
+
+def lacking(layer: AttentionProblem, arch: Arch) -> str:
+    """What kernels lack for a layer on a target, in words; empty where they serve it.
+
+    Args:
+        layer: any call of it.
+    """
+    try:
+        for queries in (1, 4096):
+            problem = replace(layer, queries=queries, batch=2)
+            assert all(launches(problem, arch, arch.multiprocessors))
+    except KnobError as error:
+        return f"no kernel serves it on {arch}: {error}"
+    return ""

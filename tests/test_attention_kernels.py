@@ -1,0 +1,79 @@
+"""Kernels of attention that are known ahead of calls: whatever requests a call has, its kernels are among them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jitmx import arch as arches
+from jitmx import attention_kernels
+from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.model_kernels import Attention, Needed, of_model, variants
+from jitmx.models import GPT_OSS_120B
+from jitmx.registry.spec import Variant
+
+TARGETS = ("sm_90", "sm_121")
+
+
+@functools.cache
+def layers(
+    target: str, ranks: int = 1, requests: int = 1024, context: int = 131072, tokens: int = 16384
+) -> list[Needed]:
+    """The attention of gpt-oss-120b: within a window, and without."""
+    most = AttentionProblem(batch=requests, context=context)
+    found = of_model(GPT_OSS_120B, arches.parse(target), {}, tokens=tokens, ranks=ranks, attention=most)
+    assert all(isinstance(layer, Attention) for layer in found) and len(found) == 2
+    return found
+
+
+def names(found: tuple[Variant, ...]) -> set[str]:
+    return {variant.name for variant in found}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    target=st.sampled_from(TARGETS),
+    ranks=st.sampled_from([1, 2]),
+    full=st.booleans(),
+    batch=st.integers(1, 1024),
+    context=st.integers(0, 17).map(lambda bits: 1 << bits) | st.integers(1, 131072),
+    queries=st.integers(1, 64) | st.integers(6, 14).map(lambda bits: 1 << bits),
+)
+def test_the_kernels_of_any_call_are_known(
+    target: str, ranks: int, full: bool, batch: int, context: int, queries: int
+) -> None:
+    if batch + queries - 1 > 16384:
+        return
+    layer, arch = layers(target, ranks)[full], arches.parse(target)
+    assert isinstance(layer, Attention)
+    call = replace(layer.problem, batch=batch, context=context, queries=queries)
+    made = tuple(attention_kernels.launches(call, arch, arch.multiprocessors))
+    assert names(made) <= names(variants(layer))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "less", [{"requests": 200}, {"context": 10000}, {"tokens": 3000}, {"requests": 8, "tokens": 64}]
+)
+def test_an_engine_of_fewer_asks_for_none_that_one_of_more_has_not(target: str, less: dict[str, int]) -> None:
+    for few, many in zip(layers(target, **less), layers(target), strict=True):
+        assert names(variants(few)) <= names(variants(many))
+
+
+def test_long_prompts_of_several_requests_are_written_attended_to_and_leave_short_ones_to_decode() -> None:
+    arch = arches.parse("sm_90")
+    for batch, wanted in ((1, ["append", "wgmma"]), (3, ["append", "wgmma", "decode"])):
+        call = AttentionProblem(batch=batch, queries=256)
+        made = list(attention_kernels.launches(call, arch, arch.multiprocessors))
+        assert [variant.spec.name for variant in made] == wanted
+    assert made[-1].knobs.as_dict()["append"] is False
+
+
+def test_what_a_target_lacks_is_said() -> None:
+    assert attention_kernels.lacking(AttentionProblem(), arches.parse("sm_90")) == ""
+    said = attention_kernels.lacking(AttentionProblem(cache="e4m3"), arches.parse("sm_80"))
+    assert said.startswith("no kernel serves it on sm_80: cache=e4m3 needs sm_89")
