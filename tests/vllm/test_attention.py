@@ -160,21 +160,20 @@ class Served:
         self, batch: Batch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
         out = []
-        impl = self.layer.impl
         for request, (old, new) in enumerate(batch.requests):
             own = slice(int(starts[request]), int(starts[request + 1]))
             assert len(self.keys[request]) == old
             self.keys[request] = torch.cat([self.keys[request], self.kept(k[own], self.layer._k_scale)])
             self.values[request] = torch.cat([self.values[request], self.kept(v[own], self.layer._v_scale)])
             apart = torch.arange(old, old + new)[:, None] - torch.arange(old + new)[None]
-            seen = (apart >= 0) & (apart < (impl.window or old + new + 1))
+            seen = (apart >= 0) & (apart < (self.layer.sliding_window or old + new + 1))
             module = torch.nn.Module()
             module.num_key_value_groups = HEADS // KV
-            sinks = torch.full((HEADS,), -1e30) if impl.sinks is None else impl.sinks.float().clamp_min(-1e30)
+            sinks = (SINKS if self.layer.has_sink else torch.full((HEADS,), -torch.inf)).clamp_min(-1e30)
             module.sinks = torch.nn.Parameter(sinks.double(), requires_grad=False)
             given = (x.double().transpose(0, 1)[None] for x in (q[own], self.keys[request], self.values[request]))
             bias = torch.where(seen, 0.0, torch.finfo(torch.float64).min).double()[None, None]
-            found, _ = eager_attention_forward(module.eval(), *given, bias, impl.scale)
+            found, _ = eager_attention_forward(module.eval(), *given, bias, DIM**-0.5)
             out.append(found[0])
         return torch.cat(out)
 
