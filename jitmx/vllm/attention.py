@@ -45,7 +45,6 @@ class JitmxAttentionBackend(AttentionBackend):  # type: ignore[misc]
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update = True
-    supports_kv_cache_update_bypass = True
 
     @staticmethod
     def get_name() -> str:

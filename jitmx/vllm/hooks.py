@@ -85,7 +85,6 @@ _TABLE: dict[str, dict[str, str]] = {
     },
     "vllm.v1.attention.backend": {
         "AttentionBackend.forward_includes_kv_cache_update": "",
-        "AttentionBackend.supports_kv_cache_update_bypass": "",
         "AttentionBackend.validate_configuration": (
             "head_size dtype kv_cache_dtype block_size has_sink attn_type has_sliding_window use_dcp"
         ),

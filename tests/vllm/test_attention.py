@@ -47,6 +47,7 @@ class Batch:
         pad_requests, pad_tokens: that a graph has beyond them.
         null_below: window; pages that no new token attends to are vLLM's null block then.
         max_query_len, max_seq_len: upper bounds, where they are not those of the requests.
+        dummy: as vLLM captures graphs and fills ranks: every page is the null block, and nothing has a slot.
     """
 
     requests: Sequence[tuple[int, int]]
@@ -55,6 +56,7 @@ class Batch:
     null_below: int = 0
     max_query_len: int | None = None
     max_seq_len: int | None = None
+    dummy: bool = False
 
     @property
     def news(self) -> list[int]:
@@ -139,8 +141,11 @@ class Served:
             table[request, :unseen] = NULL
             at = torch.arange(old, old + new)
             own = self.table[request][at // self.page_size].long() * self.page_size + at % self.page_size
-            slots[starts[request] : starts[request + 1]] = own
+            if not batch.dummy:
+                slots[starts[request] : starts[request + 1]] = own
         most, name = max(batch.news), self.layer.layer_name
+        if batch.dummy:
+            table.fill_(NULL)
         metadata = build_attn_metadata(
             [[self.group]], rows, batch.tokens, starts, starts.clone(), batch.max_query_len or most, lengths,
             batch.max_seq_len or int(lengths.max()), [table], slots[None], self.caches,
@@ -155,21 +160,20 @@ class Served:
         self, batch: Batch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
         out = []
-        impl = self.layer.impl
         for request, (old, new) in enumerate(batch.requests):
             own = slice(int(starts[request]), int(starts[request + 1]))
             assert len(self.keys[request]) == old
             self.keys[request] = torch.cat([self.keys[request], self.kept(k[own], self.layer._k_scale)])
             self.values[request] = torch.cat([self.values[request], self.kept(v[own], self.layer._v_scale)])
             apart = torch.arange(old, old + new)[:, None] - torch.arange(old + new)[None]
-            seen = (apart >= 0) & (apart < (impl.window or old + new + 1))
+            seen = (apart >= 0) & (apart < (self.layer.sliding_window or old + new + 1))
             module = torch.nn.Module()
             module.num_key_value_groups = HEADS // KV
-            sinks = torch.full((HEADS,), -1e30) if impl.sinks is None else impl.sinks.float().clamp_min(-1e30)
+            sinks = (SINKS if self.layer.has_sink else torch.full((HEADS,), -torch.inf)).clamp_min(-1e30)
             module.sinks = torch.nn.Parameter(sinks.double(), requires_grad=False)
             given = (x.double().transpose(0, 1)[None] for x in (q[own], self.keys[request], self.values[request]))
             bias = torch.where(seen, 0.0, torch.finfo(torch.float64).min).double()[None, None]
-            found, _ = eager_attention_forward(module.eval(), *given, bias, impl.scale)
+            found, _ = eager_attention_forward(module.eval(), *given, bias, DIM**-0.5)
             out.append(found[0])
         return torch.cat(out)
 
@@ -403,6 +407,14 @@ def test_a_layer_that_shares_anothers_cache_reads_it_and_writes_nothing(host: An
         assert error(found, right) < GATE and torch.equal(made.layer.kv_cache, before)
         assert not card.launched[-1].knobs.as_dict()["append"]
         card.launched.clear()  # the builder took the layer for one with a cache of its own
+
+
+@pytest.mark.parametrize("news", [1, 70])
+def test_a_dummy_batch_writes_nothing_to_the_null_block(host: Any, news: int) -> None:
+    batch = Batch([(0, news), (0, 1)], dummy=True)
+    with served(host, batch, target="sm_121a") as (made, card):
+        found, _ = made.step(batch)
+        assert card.kernels and found.isfinite().all() and not made.layer.kv_cache.view(torch.uint8).any()
 
 
 def test_memory_is_measured_without_a_batch(host: Any) -> None:

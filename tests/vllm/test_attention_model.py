@@ -18,6 +18,7 @@ vllm_world = pytest.importorskip("vllm_world")
 from click.testing import CliRunner
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.model_loader import reload
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from jitmx import settings
@@ -98,6 +99,32 @@ def test_prompts_and_tokens_after_them_come_out_as_transformers_make_them(
         right = reference(wide, TOKENS).last_hidden_state
     found = torch.stack([torch.cat(parts) for parts in zip(first, second, third, strict=True)])
     assert error(found, right) < 0.03
+
+
+def test_weights_and_sinks_that_are_loaded_again_serve_in_the_places_of_the_first(host: Any, wide: Checkpoint) -> None:
+    host.folder = wide[0]
+    changed = {name: t + 1 if name.endswith("sinks") else t for name, t in wide[1].items()}
+    with simulated_card.on_cpu("sm_90a"):
+        model = host.build(load=True, additional_config={"jitmx": ASKED})
+        layers = [layer.attn for layer in model.model.layers]
+
+        def places() -> list[int]:
+            tables = [layer.rotary_emb.jitmx_rope_bf16 for layer in layers]
+            assert all(torch.equal(t, layers[0].rotary_emb.cos_sin_cache.bfloat16()) for t in tables)
+            return [x.data_ptr() for x in (*tables, *(layer.attn.impl.sinks for layer in layers))]
+
+        before = places()
+        assert before[0] == before[1]  # layers share one table
+        with vllm_world.world(), set_current_vllm_config(model.vllm_config), torch.no_grad():
+            reload.initialize_layerwise_reload(model)
+            model.load_weights(iter(changed.items()))
+            reload.finalize_layerwise_reload(model, model.vllm_config.model_config)
+        assert places() == before
+        found = torch.stack(Steps(model).run([TOKENS[0, :3], TOKENS[1, :3]], [0, 0]))
+        errors = [
+            error(found, reference((wide[0], one), TOKENS[:, :3]).last_hidden_state) for one in (changed, wide[1])
+        ]
+    assert errors[0] < 0.03 and errors[1] > 2 * errors[0]
 
 
 def test_one_token_is_five_launches_a_block(host: Any, wide: Checkpoint) -> None:
