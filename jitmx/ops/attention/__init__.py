@@ -66,8 +66,8 @@ def attention(
         block_table: int32 [requests, pages a request]. Pages wholly before a window are not read.
         seq_lens: int32 [requests], tokens of a request with its new ones. Fewer than its new ones, such as 0, is
             padding: zeros come out, and nothing is written to the cache.
-        query_start_loc: int32 [requests + 1]: where the new tokens of each request start. Rows of q from the last on
-            belong to no request, and of out they are not written.
+        query_start_loc: int32 [requests + 1]: where the new tokens of each request start, from 0 on. Rows of q from
+            the last on belong to no request, and of out they are not written.
         max_query_len: new tokens of a request, at most.
         max_seq_len: tokens of a request, at most; by default as many as a row of block_table has pages for. It decides
             which kernel is quick, and nothing else; plans are kept by its next power of two.
