@@ -34,7 +34,7 @@ KNOBS: tuple[dict[str, Any], ...] = (
     {"head_dim": 128, "group": 5, "dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "tiles": 2, "keys": 16},
     {"head_dim": 96, "group": 16, "cache": "e4m3", "page_size": 48, "keys": 48, "stages": 4, "sinks": "sinks_fp32"},
     {"head_dim": 256, "group": 3, "keys": 32, "rows": 32, "rope": "interleaved", "rotary": 128, "table": "table_fp32"},
-    {"head_dim": 256, "group": 2, "cache": "e4m3", "keys": 32, "rows": 64, "windowed": True, "rope": "neox",
+    {"head_dim": 256, "group": 2, "cache": "e4m3", "keys": 16, "rows": 64, "windowed": True, "rope": "neox",
      "rotary": 256},
     {"dtype": "fp16", "group": 7, "keys": 128, "rows": 32, "windowed": True, "soft_cap": True, "sinks": "sinks_fp16"},
     {"head_dim": 96, "dtype": "fp16", "group": 4, "rope": "interleaved", "rotary": 32, "table": "table_fp16",
