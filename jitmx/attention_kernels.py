@@ -13,25 +13,22 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import decode
-from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.kernels.attention.problem import ORDER, AttentionProblem
 from jitmx.registry.spec import Variant
-
-_OF_DECODE = "decode"
 
 
 def launches(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
-    """Every launch of one call, as `jitmx.attention` plans it: one, or the cache write and two where tokens are many.
+    """Every launch of one call, in the order that `jitmx.attention` has them: one, or up to three of many tokens.
 
     Raises:
         KnobError: no kernel serves the problem.
     """
     chosen = choose.choose("attention", problem, arch, multiprocessors=multiprocessors)
-    yield from (before.variant for before in choose.companions(chosen))
-    yield chosen.variant
-    if chosen.variant.spec.name != _OF_DECODE and problem.batch > 1:
-        short = replace(problem, append=False, queries=max(1, decode.ROWS[0] // problem.group))
-        own = {"kernel": _OF_DECODE}
-        yield choose.choose("attention", short, arch, multiprocessors=multiprocessors, knobs=own).variant
+    made = [(ORDER.index(problem.step), chosen.variant)]
+    for other in choose.companions(chosen):
+        assert isinstance(other.problem, AttentionProblem)
+        made.append((ORDER.index(other.problem.step), other.variant))
+    yield from (variant for _, variant in sorted(made, key=lambda one: one[0]))
 
 
 def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]:

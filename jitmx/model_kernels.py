@@ -252,6 +252,11 @@ def of_experts(
     )
 
 
+def cached(batch: int, context: int, page_size: int, cache: str) -> AttentionProblem:
+    """Calls of a model's attention: requests and tokens of one at most, tokens of a page, and the cache's type."""
+    return AttentionProblem(batch=batch, context=context, page_size=page_size, cache=cache)
+
+
 def of_model(
     model: Model,
     arch: Arch,

@@ -22,6 +22,7 @@ SEVERAL = {
     "mbarrier.test_wait.parity.shared::cta.b64": "a wait where try_wait is missing, and a question",
     "ld.global.nc.L1::no_allocate.L2::256B.v4.b32": "a load, and one that may be left out",
     "cp.async.ca.shared.global": "a copy, and one that may be cut short",
+    "wgmma.wait_group.sync.aligned": "a wait, and one that compilers do not take for it",
     "cvt.rn.satfinite.e2m1x2.f32": "four in one wrapper of eight values",
 }
 # Auxiliaries within a wrapper of something else.

@@ -90,7 +90,6 @@ def _served(
         cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
     """
     from jitmx import model_kernels, models
-    from jitmx.kernels.attention.problem import AttentionProblem
     from jitmx.layers import parse
     from jitmx.vllm import policy
 
@@ -101,10 +100,12 @@ def _served(
     asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
     how: dict[str, Any] = {
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
-        "x_format": asked.x_format, "attention": AttentionProblem(**cache) if asked.serves_attention else None,
+        "x_format": asked.x_format,
     }  # fmt: skip
+    most = model_kernels.cached(**cache) if asked.serves_attention else None
     model, served = models.find(name), asked.served(lora)
-    return targets.served_variants(arches, [model_kernels.of_model(model, arch, served, **how) for arch in arches])
+    needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
+    return targets.served_variants(arches, needed)
 
 
 def _require_no_model_option() -> None:

@@ -22,6 +22,7 @@ FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of
 NOWHERE = 1 << 30  # a page that is read only by mistake
 FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
 FP16_MAX = 65504.0
+SHIFT = 3  # of positions that are given: they need not count from a request's first token
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -165,7 +166,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     rope_table = None
     if knobs.rope != "no_rope":
         table_type = knobs.table.removeprefix("table_")
-        angles = generator.uniform(-np.pi, np.pi, (max(old + new for old, new in asked.requests), knobs.rotary // 2))
+        places = max(old + new for old, new in asked.requests) + SHIFT
+        angles = generator.uniform(-np.pi, np.pi, (places, knobs.rotary // 2))
         rope_table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
             np.float32 if table_type == "fp32" else STORED[table_type]
         )
@@ -205,6 +207,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
             bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
             for w in range(words):
                 mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
+        elif asked.explicit and not window:
+            at = at + SHIFT
         positions[rows] = at
         if window:
             table[r, : max(old - window + 1, 0) // page] = NOWHERE

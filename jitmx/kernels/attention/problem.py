@@ -18,6 +18,7 @@ ROPES = ("no_rope", "neox", "interleaved")
 TABLES = ("table_bf16", "table_fp16", "table_fp32")
 MASKS = (0, 32, 64)
 STEPS = ("attend", "append", "short")
+ORDER = ("append", "attend", "short")  # of the launches of a call
 HEAD_DIMS = (64, 96, 128, 256)
 
 # Knobs that a problem decides, the same in every kernel.

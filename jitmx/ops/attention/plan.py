@@ -9,7 +9,7 @@ from typing import Any
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.attention import FAMILY
-from jitmx.kernels.attention.problem import AttentionProblem, short_queries
+from jitmx.kernels.attention.problem import ORDER, AttentionProblem, short_queries
 from jitmx.ops.attention.checks import Call
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card, plan
@@ -25,8 +25,6 @@ NUMBERS = (
     "block_stride", "token_stride", "head_stride", "table_stride", "q_stride", "k_stride", "v_stride", "out_stride",
     "scale", "soft_cap", "window",
 )  # fmt: skip
-
-_ORDER = ("append", "attend", "short")  # of the launches of a call, by what they are asked
 
 
 class Plan(plan.Plan):
@@ -81,7 +79,7 @@ def variants(call: Call) -> list[tuple[Variant, AttentionProblem]]:
     chosen = _chosen(call, call.problem, call.knobs)
     made = [(one.variant, one.problem) for one in (chosen, *companions(chosen))]
     asked = [(variant, problem) for variant, problem in made if isinstance(problem, AttentionProblem)]
-    return sorted(asked, key=lambda one: _ORDER.index(one[1].step))
+    return sorted(asked, key=lambda one: ORDER.index(one[1].step))
 
 
 def _chosen(call: Call, problem: AttentionProblem, knobs: tuple[tuple[str, Any], ...] = ()) -> Choice:

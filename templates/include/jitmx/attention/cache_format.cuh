@@ -16,7 +16,7 @@ template <int Bytes> struct Rows {
   static __device__ __forceinline__ u32 at(u32 row, u32 v) {
     return row * Bytes + (v ^ row / (8 / kCycle) % kCycle) * 16;
   }
-  // From the address of a vector of the first `Step` rows, a power of two, to that of a row `rows` on, a multiple of it.
+  // From the address of a vector of the first rows, a power of two, to that of a row `rows` on, a multiple of it.
   static __device__ __forceinline__ u32 below(u32 address, int rows) {
     return (address ^ u32(rows / (8 / kCycle) % kCycle * 16)) + u32(rows * Bytes);
   }
