@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import tempfile
@@ -93,7 +92,6 @@ def world(rank: int = 0, size: int = 1, meeting: str | None = None, config: Vllm
     dtype = torch.get_default_dtype()
     with set_current_vllm_config(config or VllmConfig()):
         if made:
-            gc.freeze()  # what vLLM and torch are of; the end of a world collects garbage, which took most of a second
             file = meeting or tempfile.mktemp()
             parallel_state.init_distributed_environment(size, rank, f"file://{file}", rank, "gloo")
             parallel_state.initialize_model_parallel(config.parallel_config.tensor_parallel_size if config else size, 1)
