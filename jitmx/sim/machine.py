@@ -372,23 +372,29 @@ class Machine:
         if mask is None or n == self.lanes:
             return None, n
         block = self.program.blocks[pc]
-        here = mask.reshape(-1, block.width) if self.lanes % block.width == 0 else mask.reshape(-1, 32)
+        here = self._grouped(mask, block.width)
         if not np.count_nonzero(here != here[:, :1]):
             return mask, n
         members = np.broadcast_to(eval(block.members, self.names, {"m": self}), mask.shape)
         if block.width != 32:
-            short = (self.alive & ~mask).reshape(here.shape).any(1)
+            short = self._grouped(self.alive & ~mask, block.width).any(1)
         else:
             wanted = (members[:, None] >> np.arange(32, dtype="u4") & 1).astype(bool)
             around = (self.alive & ~mask).reshape(-1, 32)
             lacking = (wanted.reshape(-1, 32, 32) & around[:, None, :]).any(2)
             short = (lacking & here).any(1)
-        late = mask & np.repeat(short, here.shape[1])
+        late = mask & np.repeat(short, here.shape[1]).reshape(len(self.blocks), -1)[:, : self.width].reshape(-1)
         k = int(np.count_nonzero(late))
         if k == 0:
             return mask, n
         self.parked[pc] = late, k
         return (mask & ~late, n - k) if n - k else (None, 0)
+
+    def _grouped(self, lanes: Array, width: int) -> Array:
+        """Lanes [groups, width]: warps or warpgroups of blocks, of which the last is filled up with none."""
+        if self.width % width == 0:
+            return lanes.reshape(-1, width)
+        return np.pad(lanes.reshape(-1, self.width), ((0, 0), (0, -self.width % width))).reshape(-1, width)
 
     # Threads that cannot go on
     def waits(self) -> str:

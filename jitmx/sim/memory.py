@@ -32,7 +32,8 @@ SHARED_WINDOW = 0x0100_0000_0000
 LOCAL_WINDOW = 0x0200_0000_0000
 PARAM_WINDOW = 0x0300_0000_0000
 SHARED_START = 1024  # as on hardware, where the system keeps the first KiB
-_RED_ZONE = 256
+_RED_ZONE = 256  # around an allocation, bytes, at least
+_WIDE = 1 << 16  # at most; else as wide as it, so that what misses by a row or a page ends in no other
 _FAR = 1 << 34  # of far allocations, bytes from the base; what a sign or a carry misses by ends in no other
 _FAR_GAP = 1 << 33
 _DEVICE_END = GLOBAL_BASE + (1 << 40)
@@ -277,7 +278,7 @@ class Memory(Space):
 
     def __init__(self) -> None:
         super().__init__("global", 1 << 16, GLOBAL_BASE)
-        self.used = _RED_ZONE
+        self._end, self.used = 0, _RED_ZONE  # of the last allocation, and of the red zone behind it
         self.allocations: dict[int, tuple[int, str]] = {}
         self._segments = Segments()
         self._beyond_far = _FAR  # where the next far allocation starts
@@ -291,9 +292,13 @@ class Memory(Space):
     def allocate(self, size: int, name: str = "", *, writable: bool = True, anew: bool = False) -> int:
         """The address of `size` fresh bytes, uninitialised; `anew`: where no launch has written."""
         freed = None if anew else self._freed.get(size)
-        start = freed.pop() if freed else self.used
-        if start == self.used:
-            self.used = -(-(start + size + _RED_ZONE) // _RED_ZONE) * _RED_ZONE
+        if freed:
+            start = freed.pop()
+        else:
+            around = -(-min(max(size, _RED_ZONE), _WIDE) // _RED_ZONE) * _RED_ZONE
+            start = max(self.used, self._end + around)
+            self._end = -(-(start + size) // _RED_ZONE) * _RED_ZONE
+            self.used = self._end + around
         if self.used > self.extent:
             self._hold(max(self.used, 2 * self.extent))
         self.state[start : start + size] = ALLOCATED | (WRITABLE if writable else 0)

@@ -35,14 +35,12 @@ from jitmx.vllm.policy import Block, Decision
 
 # What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
 _KNOWN = {
-    "TransformerBlock.forward": "12ed1cc7a6681579",
-    "OAIAttention.forward": "72860069ec1f5c48",
-    "OAIAttention._build_attention": "abc7e35a6fa053b8",
-    "MLPBlock.forward": "cd4a9fcbc7b58fc0",
-    "GptOssModel.forward": "b8e01dce8a29f3a1",
+    "TransformerBlock.forward": "861ddff41826f934",
+    "OAIAttention.forward": "e17af60a4f4d1621",
+    "OAIAttention._build_attention": "aacdd44cd186d5f2",
+    "MLPBlock.forward": "cf449f16e6b527ce",
+    "GptOssModel.forward": "192486690d25e780",
 }
-
-_WORDS = (tokenize.NAME, tokenize.NUMBER, tokenize.OP, tokenize.STRING)
 
 _decide: Callable[[Block], bool] | None = None
 _decide_attention: Callable[..., Decision] | None = None
@@ -192,10 +190,14 @@ def changed() -> tuple[str, ...]:
 
 
 def digest_of(name: str) -> str:
-    """Of the code of a function of vLLM's gpt-oss, whatever its comments and line breaks."""
+    """Of the code of a function of vLLM's gpt-oss, whatever its comments and spaces."""
     found: Any = gpt_oss
     for part in name.split("."):
         found = getattr(found, part)
-    lines = io.StringIO(textwrap.dedent(inspect.getsource(found)))
-    words = [token.string for token in tokenize.generate_tokens(lines.readline) if token.type in _WORDS]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    source = textwrap.dedent(inspect.getsource(found))
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:  # the last of its line; other kinds of tokens differ between Pythons
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return hashlib.sha256("".join("".join(lines).split()).encode()).hexdigest()[:16]

@@ -49,7 +49,15 @@ def _wgmma_cases(variant: Variant) -> Iterable[Case]:
     def launch(problem: AttentionProblem) -> Launch:
         return wgmma.launch(variant.knobs, replace(problem, group=variant.knobs.group), 7)
 
-    return prefill_cases(variant.knobs, launch)
+    for case in prefill_cases(variant.knobs, launch):
+        yield _mapped(case, variant.knobs)
+
+
+def _mapped(case: Case, knobs: wgmma.WgmmaKnobs) -> Case:
+    """A case whose launch shows the cache to tensor copies."""
+    launch = replace(case.launch, maps=wgmma.maps(knobs, case.values))
+    again = case.again
+    return replace(case, launch=launch, again=(lambda: _mapped(again(), knobs)) if again else None)
 
 
 def _append_cases(variant: Variant) -> Iterable[Case]:

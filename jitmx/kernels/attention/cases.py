@@ -397,7 +397,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     window = keys * knobs.stages + keys // 2 + 5
     # Beside requests as they come: tiles of which a row sees all keys but the last or but the first, or the last alone.
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
-    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1))
+    # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
+    old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
+    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (old, tokens + 1))
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),

@@ -1,13 +1,15 @@
 """`attention.wgmma`: what `attention.prefill` does, by products of warpgroups (sm_90a), for 16-bit caches.
 
 A warpgroup takes 64 rows. Q, K and V are read from shared memory, V with its columns side by side; weights come from
-registers. The values of a tile of keys are weighed beside the softmax of the next one.
+registers. The values of a tile of keys are weighed beside the softmax of the next one. One more warp brings keys and
+values by tensor copies, so that warpgroups wait for nothing but them.
 
 Floor: as for prefill, over the rate of wgmma; at head_dim 64 powers take as long as products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,10 @@ from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
+from jitmx.registry.tensor_map import TensorMap
+
+MAPPED = ARGUMENTS.with_maps(k_map="k_cache", v_map="v_cache")
+_PAGES = 1 << 31  # of a map: more than a cache has
 
 
 @dataclass(frozen=True)
@@ -44,19 +50,37 @@ class WgmmaKnobs(Knobs):
 
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
-    return knobs.head_dim * 2 * (knobs.stages * 2 * knobs.keys + knobs.rows)
+    size = knobs.head_dim * 2 * (knobs.stages * 2 * knobs.keys + knobs.rows) + 16 * knobs.stages
+    return -(-size // 1024) * 1024
+
+
+def threads(knobs: WgmmaKnobs) -> int:
+    """Threads of a block: warpgroups, and the warp that brings keys."""
+    return knobs.rows * 2 + 32
+
+
+def maps(knobs: WgmmaKnobs, values: Mapping[str, Any]) -> dict[str, TensorMap]:
+    """The cache as tensor copies see it, 16 tokens of a head at a time.
+
+    Args:
+        values: `kv_heads` and the strides of the cache in elements, by field.
+    """
+    strides = tuple(2 * int(values[name]) for name in ("token_stride", "head_stride", "block_stride"))
+    sizes = knobs.head_dim, knobs.page_size, int(values["kv_heads"]), _PAGES
+    shown = TensorMap(knobs.dtype, sizes, (64, 16, 1, 1), strides, swizzle=128)
+    return {field.name: shown for field in MAPPED.maps}
 
 
 def most_registers(knobs: WgmmaKnobs) -> int:
     """Registers that a thread may take."""
-    return min(255, 65536 // (knobs.rows * 2 * knobs.blocks_per_sm) // 8 * 8)
+    return min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8)
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     shared.check_shared(knobs, arch)
     if "wgmma" not in arch.features:
         raise KnobError(f"attention.wgmma needs products of warpgroups; {arch} has none", "use attention.prefill")
-    need, most = knobs.head_dim // 2 + knobs.keys * 3 // 4 + 44, most_registers(knobs)
+    need, most = knobs.head_dim // 2 + knobs.keys * 3 // 4 + 29, most_registers(knobs)
     if need > most:
         said = f"keys={knobs.keys} of head_dim={knobs.head_dim} take {need} registers a thread, over {most}"
         raise KnobError(said, "lower keys, rows or blocks_per_sm")
@@ -67,12 +91,12 @@ WGMMA = KernelSpec(
     name="wgmma",
     knobs=WgmmaKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=most_registers(knobs), require=(r"\bHGMMA\.64x", r"\bLDGSTS\.E\..*128")
+        max_registers=most_registers(knobs), require=(r"\bHGMMA\.64x", r"\bUTMALDG\.4D\b")
     ),
     check=_check,
     shared_bytes=shared_bytes,
-    threads=lambda knobs: knobs.rows * 2,
-    arguments=lambda knobs: ARGUMENTS,
+    threads=threads,
+    arguments=lambda knobs: MAPPED,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
-from jitmx.kernels.attention import FAMILY
+from jitmx.kernels.attention import FAMILY, wgmma
 from jitmx.kernels.attention.problem import ORDER, AttentionProblem, short_queries
 from jitmx.ops.attention.checks import Call
 from jitmx.registry.spec import Variant
@@ -96,4 +96,6 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
         fixed["least_queries"] = short_queries(problem.group) + 1 if problem.batch > 1 else 1
     fixed |= dict(zip(NUMBERS, (*call.strides, call.scale, call.soft_cap, problem.window), strict=True))
     geometry = FAMILY.launch(variant, problem, card.multiprocessors(call.device))
+    if variant.arguments.maps:
+        geometry = replace(geometry, maps=wgmma.maps(variant.knobs, fixed))
     return Step(variant, call.device, geometry, fixed, ADDRESSES)

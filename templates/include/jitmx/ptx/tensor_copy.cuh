@@ -1,4 +1,4 @@
-// Bulk tensor copies (sm_90 and newer): boxes of a matrix in device memory, as a map of the host's describes it.
+// Bulk tensor copies (sm_90 and newer): boxes of a tensor in device memory, as a map of the host's describes it.
 #pragma once
 #include "jitmx/ptx/tensor_map.cuh"
 #include "jitmx/types.cuh"
@@ -9,10 +9,17 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-// The box whose first element is that of a column and a row; what lies outside the matrix becomes zero.
+// The box whose first element lies at these coordinates, from the innermost; what lies outside the tensor becomes zero.
 __device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& map, int column, int row, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                :: "r"(destination), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& map, int x, int y, int z, int w,
+                                            u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+               "[%1, {%2, %3, %4, %5}], [%6];"
+               :: "r"(destination), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
 }
 
 }  // namespace jitmx
