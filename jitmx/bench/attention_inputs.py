@@ -125,9 +125,12 @@ class Layer:
         self.work, self.device, self.dtype = work, torch.device(device), TYPES[problem.dtype]
         count = work.copies * batch * work.pages
         stored = torch.float8_e4m3fn if problem.cache == "e4m3" else self.dtype
-        shape = count + 1, size, problem.kv_heads, problem.head_dim
+        # As vLLM has them: tokens of a head side by side, K and V of a token too.
+        both = torch.empty(count + 1, problem.kv_heads, size, 2 * problem.head_dim, dtype=stored, device=device)
+        self.k_cache, self.v_cache = both.transpose(1, 2).split(problem.head_dim, -1)
         self.scales = None if problem.cache == "same" else tuple(torch.full((1,), x, device=device) for x in SCALES)
-        self.k_cache, self.v_cache = (_random(shape, stored, scale, generator) for scale in SCALES)
+        for cache, scale in zip((self.k_cache, self.v_cache), SCALES, strict=True):
+            _draw(cache, scale, generator)
         order = 1 + torch.randperm(count, generator=generator, device=device).to(torch.int32)
         tables = torch.zeros(work.copies, batch, width, dtype=torch.int32, device=device)
         tables[:, :, work.first_page :] = order.view(work.copies, batch, work.pages)
@@ -184,12 +187,17 @@ class Layer:
         """Write new keys and values of a flat buffer to the cache, as a call with such would have."""
         _, k, v = self.split(x)
         for cache, stored in zip((self.k_cache, self.v_cache), self.stored(k, v), strict=True):
-            _bytes(cache).flatten(0, 1)[self.slots[copy]] = _bytes(stored)
+            _bytes(cache)[self._places(copy)] = _bytes(stored)
 
     def written(self, copy: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the cache has where new keys and values go."""
-        k, v = (_bytes(x).flatten(0, 1)[self.slots[copy]].view(x.dtype) for x in (self.k_cache, self.v_cache))
+        k, v = (_bytes(x)[self._places(copy)].view(x.dtype) for x in (self.k_cache, self.v_cache))
         return k, v
+
+    def _places(self, copy: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages of the new tokens, and places in them."""
+        size = self.work.problem.page_size
+        return self.slots[copy] // size, self.slots[copy] % size
 
     def stored(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """New keys, rotated, and new values as the cache has them."""
@@ -264,14 +272,12 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, scale: float, generator: torch.Generator) -> torch.Tensor:
-    """Normal values of deviation 1 in a cache, divided by the scale of E4M3."""
-    made = torch.empty(shape, dtype=dtype, device=generator.device)
-    factor = 1 / scale if dtype is torch.float8_e4m3fn else 1.0
-    for part in made.view(-1).split(_CHUNK):
-        drawn = torch.randn(part.numel(), generator=generator, device=generator.device).mul_(factor)
-        part.copy_(drawn.clamp_(-E4M3_MAX, E4M3_MAX).to(dtype))
-    return made
+def _draw(cache: torch.Tensor, scale: float, generator: torch.Generator) -> None:
+    """Fill a cache with normal values of deviation 1, divided by the scale of E4M3."""
+    factor = 1 / scale if cache.dtype is torch.float8_e4m3fn else 1.0
+    for part in cache.split(max(1, _CHUNK // cache[0].numel())):
+        drawn = torch.randn(part.shape, generator=generator, device=cache.device).mul_(factor)
+        part.copy_(drawn.clamp_(-E4M3_MAX, E4M3_MAX).to(cache.dtype))
 
 
 def _angles(problem: AttentionProblem, positions: int) -> torch.Tensor:

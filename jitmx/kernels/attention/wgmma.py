@@ -20,10 +20,11 @@ from jitmx.kernels.attention.arguments import ARGUMENTS
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
 MAPPED = ARGUMENTS.with_maps(k_map="k_cache", v_map="v_cache")
+SPARE_REGISTERS = 32  # of a thread that has no rows
 _PAGES = 1 << 31  # of a map: more than a cache has
 
 
@@ -41,7 +42,7 @@ class WgmmaKnobs(Knobs):
     rope: str = shared.ROPE
     rotary: int = knob(0, low=0, high=256, doc="first values of a head that are rotated; 0: none")
     table: str = shared.TABLE
-    rows: int = knob(128, choices=(64, 128, 192), doc="new tokens x group that a block takes, 64 a warpgroup")
+    rows: int = knob(192, choices=(64, 128, 192, 256), doc="new tokens x group that a block takes, 64 a warpgroup")
     keys: int = knob(64, choices=(64, 128), doc="tokens of the cache that a block takes at a time")
     stages: int = knob(3, low=3, high=6, doc="of these, in shared memory")
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that the registers of a multiprocessor must suffice for")
@@ -55,8 +56,8 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
 
 
 def threads(knobs: WgmmaKnobs) -> int:
-    """Threads of a block: warpgroups, and the warp that brings keys."""
-    return knobs.rows * 2 + 32
+    """Threads of a block: warpgroups with rows, and one of which a warp brings keys."""
+    return knobs.rows * 2 + 128
 
 
 def maps(knobs: WgmmaKnobs, values: Mapping[str, Any]) -> dict[str, TensorMap]:
@@ -71,9 +72,15 @@ def maps(knobs: WgmmaKnobs, values: Mapping[str, Any]) -> dict[str, TensorMap]:
     return {field.name: shown for field in MAPPED.maps}
 
 
+def launched_registers(knobs: WgmmaKnobs) -> int:
+    """Registers that a thread is launched with."""
+    return 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8
+
+
 def most_registers(knobs: WgmmaKnobs) -> int:
-    """Registers that a thread may take."""
-    return min(255, 65536 // (threads(knobs) * knobs.blocks_per_sm) // 8 * 8)
+    """Registers that a thread with rows may take, once those of the others are given back."""
+    groups = knobs.rows // 64
+    return min(240, (launched_registers(knobs) * (groups + 1) - SPARE_REGISTERS) // groups // 8 * 8)
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
@@ -91,7 +98,7 @@ WGMMA = KernelSpec(
     name="wgmma",
     knobs=WgmmaKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=most_registers(knobs), require=(r"\bHGMMA\.64x", r"\bUTMALDG\.4D\b")
+        max_registers=launched_registers(knobs), require=(r"\bHGMMA\.64x", r"\bUTMALDG\.4D\b")
     ),
     check=_check,
     shared_bytes=shared_bytes,
@@ -127,13 +134,19 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Two blocks a multiprocessor where registers suffice: one has products while the other has powers."""
+    """As many warpgroups a multiprocessor as registers suffice for; small blocks where a row sees few keys."""
     given, narrow = fixed(problem), 0 < problem.window <= 512
+    wide = [(256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1)]
+    small = [(64, 64, 3), (64, 64, 2), (64, 128, 2)]
     found = []
-    for rows in (64, 128, 192) if narrow else (128, 64, 192):
-        for keys in (64, 128):
-            for stages, blocks in ((3, 2), (4, 2), (3, 1), (4, 1)):
-                knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
-                if WGMMA.legal(arch, **given, **knobs):
-                    found.append(knobs)
+    for rows, keys, blocks in small + wide if narrow else wide + small:
+        for stages in (4, 5, 3, 6):
+            knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
+            if WGMMA.legal(arch, **given, **knobs) and _fit(WGMMA.variant(arch, **given, **knobs), arch):
+                found.append(knobs)
     return found
+
+
+def _fit(variant: Variant, arch: Arch) -> bool:
+    """Whether shared memory holds as many blocks as registers are shared out for."""
+    return variant.knobs.blocks_per_sm * (shared_bytes(variant.knobs) + 1024) <= arch.shared_bytes + 1024

@@ -19,9 +19,10 @@ from jitmx.sim.verify import Verdict
 HOPPER = arch.parse("sm_90")
 KNOBS: tuple[dict[str, Any], ...] = (
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "keys": 128},
-    {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "windowed": True, "blocks_per_sm": 2},
+    {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "windowed": True, "rows": 64, "blocks_per_sm": 3},
+    {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "rows": 256},
     {"head_dim": 128, "group": 3, "dtype": "fp16", "soft_cap": True, "page_size": 48, "rows": 64, "stages": 5},
-    {"head_dim": 128, "group": 16, "windowed": True, "keys": 128, "rope": "interleaved", "rotary": 96,
+    {"head_dim": 128, "group": 16, "windowed": True, "rows": 128, "keys": 128, "rope": "interleaved", "rotary": 96,
      "table": "table_fp32", "sinks": "sinks_fp32"},
     {"group": 1, "rows": 192, "windowed": True, "page_size": 32, "stages": 4, "pdl": False},
     {"group": 5, "dtype": "fp16", "sinks": "sinks_fp16", "keys": 128, "stages": 4, "rope": "neox", "rotary": 32},
@@ -38,7 +39,7 @@ def test_it_is_right(knobs: dict[str, Any], simulated: Callable[[Variant], Verdi
 
 
 def test_powers_are_made_before_the_wait_for_weighed_values() -> None:
-    (listing,) = listings(keep_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, blocks_per_sm=2)]))
+    (listing,) = listings(keep_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, rows=256)]))
     begin = max(i for i, line in enumerate(listing) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
     behind = (i for i, line in enumerate(listing) if i > begin and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
     assert sum("MUFU.EX2" in line for line in listing[begin : next(behind)]) >= 32
@@ -86,7 +87,7 @@ def test_what_another_kernel_takes_is_refused(fields: dict[str, Any], said: str)
 def test_a_target_without_products_of_warpgroups_and_too_few_registers_are_refused() -> None:
     with pytest.raises(KnobError, match="needs products of warpgroups; sm_120a has none; use attention"):
         wgmma.WGMMA.variant(arch.parse("sm_120"))
-    with pytest.raises(KnobError, match="keys=128 of head_dim=64 take 157 registers a thread, over 112"):
+    with pytest.raises(KnobError, match="keys=128 of head_dim=64 take 157 registers a thread, over 72"):
         variant(keys=128, blocks_per_sm=2)
     with pytest.raises(KnobError, match="page_size=40 is not a multiple of 16; the nearest legal value is 48"):
         variant(page_size=40)
