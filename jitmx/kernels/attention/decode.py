@@ -44,7 +44,8 @@ class DecodeKnobs(Knobs):
     table: str = shared.TABLE
     mask: int = shared.MASK
     append: bool = shared.APPEND
-    rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most; 16 a warp")
+    rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most")
+    group_split: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share a KV head's rows, 16 a warp")
     keys: int = knob(32, choices=(16, 32, 64), doc="old tokens that warps of all rows take at a time")
     stages: int = knob(3, low=2, high=8, doc="of these, under way")
     warps: int = knob(4, low=1, high=16, doc="a block, a multiple of rows / 16")
@@ -71,26 +72,30 @@ def rows_for(problem: AttentionProblem) -> int:
     return next(rows for rows in ROWS if rows >= need)
 
 
+def _block_rows(knobs: DecodeKnobs) -> int:
+    return knobs.rows // knobs.group_split
+
+
 def _row_bytes(knobs: DecodeKnobs) -> int:
     return knobs.head_dim * (1 if knobs.cache == "e4m3" else 2)
 
 
 def _partial_bytes(knobs: DecodeKnobs) -> int:
-    return knobs.rows * (knobs.head_dim + 4) * 4
+    return _block_rows(knobs) * (knobs.head_dim + 4) * 4
 
 
 def _rings(knobs: DecodeKnobs) -> int:
-    return knobs.warps // (knobs.rows // 16)
+    return knobs.warps // (_block_rows(knobs) // 16)
 
 
 def shared_bytes(knobs: DecodeKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
     ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), _partial_bytes(knobs))
-    size = _rings(knobs) * ring + knobs.rows * knobs.head_dim * 2
+    size = _rings(knobs) * ring + _block_rows(knobs) * knobs.head_dim * 2
     if knobs.append:
         size += 2 * -(-most_queries(knobs) // 16) * 16 * _row_bytes(knobs)
     if knobs.reduction == "cluster":
-        size += (knobs.rows + knobs.parts) * (knobs.head_dim + 4) * 4 + 8
+        size += (_block_rows(knobs) + knobs.parts) * (knobs.head_dim + 4) * 4 + 8
     elif knobs.reduction == "global":
         size += 24 + 4  # the scheduler, and whether this block is the last
     size += 48 + 4  # what it works on, and whether there is work
@@ -105,20 +110,24 @@ def most_registers(knobs: DecodeKnobs) -> int:
 def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
-    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (22 if knobs.rows > 16 else 0)
+    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
     need += 6 * knobs.soft_cap + 6 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
     return 208 if knobs.head_dim == 256 and knobs.keys == 16 else need  # operands are loaded as they are needed
 
 
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
+    team = _block_rows(knobs) // 16
+    if knobs.group % knobs.group_split or not team:
+        said = f"group_split={knobs.group_split} of group={knobs.group} and rows={knobs.rows} leaves no whole 16 rows"
+        raise KnobError(said, "lower group_split")
     shared.check_shared(knobs, arch)
     need, most = _registers(knobs), most_registers(knobs)
     if need > most:
         said = f"keys={knobs.keys} of head_dim={knobs.head_dim} take {need} registers a thread, over {most}"
         raise KnobError(said, "lower keys, warps or blocks_per_sm")
-    if knobs.warps % (knobs.rows // 16):
-        said = f"warps={knobs.warps} are not whole teams: rows={knobs.rows} take {knobs.rows // 16} warps each"
-        raise KnobError(said, f"use a multiple of {knobs.rows // 16}")
+    if knobs.warps % team:
+        said = f"warps={knobs.warps} are not whole teams: {_block_rows(knobs)} rows take {team} warps each"
+        raise KnobError(said, f"use a multiple of {team}")
     if knobs.group > knobs.rows:
         raise KnobError(f"rows={knobs.rows} hold no token of group={knobs.group}", f"use rows={knobs.group}")
     if (knobs.reduction == "cluster") != (knobs.parts > 1):
@@ -163,7 +172,7 @@ def fixed(problem: AttentionProblem) -> dict[str, Any]:
 
 def launch(knobs: DecodeKnobs, problem: AttentionProblem, multiprocessors: int) -> Launch:
     """Geometry for a problem's requests; with `global`, whole multiples of them, near what the device runs at once."""
-    items = problem.batch * problem.kv_heads
+    items = problem.batch * problem.kv_heads * knobs.group_split
     if knobs.reduction != "global":
         return Launch(items * knobs.parts, shared_bytes(knobs), knobs.parts)
     blocks = items * max(1, multiprocessors * knobs.blocks_per_sm // items)
@@ -201,21 +210,17 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"keys": 16, "blocks_per_sm": 4}, stages=2)
         if not problem.window:
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
-        if full:
-            return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 2}, stages=2)
-        return _within(problem, arch, knobs | {"warps": 5, "blocks_per_sm": 1}, stages=2)
+        return _within(problem, arch, knobs | {"warps": 8, "keys": 16, "blocks_per_sm": 1}, stages=2)
     if "cluster" in arch.features and items * 8 <= multiprocessors and problem.context <= _LONG:
         wide = problem.context > _LONG // 4 and team == 1
-        knobs |= {"reduction": "cluster", "parts": 8, "blocks_per_sm": 1}
-        return _within(problem, arch, knobs | {"warps": 8 if wide else 4}, stages=2 if wide else 3)
-    knobs |= {"reduction": "global", "blocks_per_sm": 2 if full else 1}
-    if problem.cache == "e4m3" and team == 1:
-        return _within(problem, arch, knobs | {"keys": 64}, stages=3)
-    if crowded:
+        knobs |= {"reduction": "cluster", "parts": 8, "blocks_per_sm": 1, "warps": 8 if wide else 4}
+        if team == 2 and problem.group % 2 == 0 and items * 16 <= multiprocessors:
+            knobs |= {"group_split": 2}
+        return _within(problem, arch, knobs, stages=3)
+    knobs |= {"reduction": "global"}
+    if crowded and problem.cache == "same":
         return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
-    if not full and problem.context > _LONG:
-        return _within(problem, arch, knobs | {"warps": 8}, stages=2)
-    return _within(problem, arch, knobs, stages=3)
+    return _within(problem, arch, knobs | {"warps": 8 if team == 1 else 4, "blocks_per_sm": 1}, stages=3)
 
 
 def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
@@ -231,7 +236,7 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
 
     There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them.
     """
-    team = rows_for(problem) // 16
+    team = rows_for(problem) // 16 // knobs.get("group_split", 1)
     most = max(1, min(knobs["warps"], 16 // team))
     for teams in sorted({most, min(most, 2), 1}, reverse=True):
         for blocks in sorted({knobs.get("blocks_per_sm", 1), 1}, reverse=True):
@@ -245,14 +250,16 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Knobs that tuning tries."""
-    pdl, team = "pdl" in arch.features, rows_for(problem) // 16
+    pdl, whole = "pdl" in arch.features, rows_for(problem) // 16
     shapes = [
-        {"warps": warps * team, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl}
+        {"warps": warps * whole // split, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl,
+         "group_split": split}
         for warps, keys, stages in (
-            (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2), (5, 16, 2),
-            (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5),
+            (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2),
+            (5, 16, 2), (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5),
         )
         for blocks in (1, 2, 4)
+        for split in (1, 2, 4) if whole % split == 0
     ]  # fmt: skip
     reductions: list[dict[str, Any]] = [{"reduction": "global", "parts": 1}, {"reduction": "none", "parts": 1}]
     if "cluster" in arch.features:

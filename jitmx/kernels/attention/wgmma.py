@@ -20,7 +20,7 @@ from jitmx.kernels.attention.arguments import ARGUMENTS
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
-from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
+from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 from jitmx.registry.tensor_map import TensorMap
 
 MAPPED = ARGUMENTS.with_maps(k_map="k_cache", v_map="v_cache")
@@ -129,24 +129,25 @@ def launch(knobs: WgmmaKnobs, problem: AttentionProblem, multiprocessors: int) -
 
 
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """The first of the candidates."""
-    return candidates(problem, arch, multiprocessors)[0]
+    """As many warpgroups a multiprocessor as registers suffice for; blocks of one where there are few rows."""
+    offered = candidates(problem, arch, multiprocessors)
+    few = launch(WgmmaKnobs(**offered[0]), problem, multiprocessors).blocks < 2 * multiprocessors
+    return next((knobs for knobs in offered if few and knobs["rows"] == 64), offered[0])
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """As many warpgroups a multiprocessor as registers suffice for; small blocks where a row sees few keys."""
-    given, narrow = fixed(problem), 0 < problem.window <= 512
-    wide = [(256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1)]
-    small = [(64, 64, 3), (64, 64, 2), (64, 128, 2)]
-    found = []
-    for rows, keys, blocks in small + wide if narrow else wide + small:
+    """Blocks that fit a multiprocessor as often as registers are shared out for."""
+    given, found = fixed(problem), []
+    for rows, keys, blocks in (
+        (256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1), (64, 64, 3), (64, 64, 2), (64, 128, 2),
+    ):  # fmt: skip
         for stages in (4, 5, 3, 6):
             knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
-            if WGMMA.legal(arch, **given, **knobs) and _fit(WGMMA.variant(arch, **given, **knobs), arch):
+            if WGMMA.legal(arch, **given, **knobs) and _fit(WgmmaKnobs(**given, **knobs), arch):
                 found.append(knobs)
     return found
 
 
-def _fit(variant: Variant, arch: Arch) -> bool:
-    """Whether shared memory holds as many blocks as registers are shared out for."""
-    return variant.knobs.blocks_per_sm * (shared_bytes(variant.knobs) + 1024) <= arch.shared_bytes + 1024
+def _fit(knobs: WgmmaKnobs, arch: Arch) -> bool:
+    """Whether shared memory holds as many blocks as registers are shared out for; each takes 1 KiB more."""
+    return knobs.blocks_per_sm * (shared_bytes(knobs) + 1024) <= arch.shared_bytes + 1024

@@ -48,6 +48,7 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
         "page_size": 32,
         "table": "table_fp16",
     },
+    "query heads of a KV head in two blocks": {"rows": 32, "group_split": 2, "rope": "neox", "mask": 32},
 }
 SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "a head of 96": ("sm_121a", {"head_dim": 96, "group": 1, "rope": "interleaved", "rotary": 24, "page_size": 48}),
@@ -56,6 +57,10 @@ SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "a head of 256, E4M3": (
         "sm_120a",
         {"head_dim": 256, "cache": "e4m3", "group": 4, "warps": 1, "soft_cap": True, "windowed": True},
+    ),
+    "query heads in four blocks": (
+        "sm_90a",
+        {"rows": 128, "group": 8, "group_split": 4, "cache": "e4m3", "rope": "interleaved", **CLUSTER},
     ),
     "two rows of 16": ("sm_80", {"rows": 32, "group": 5, "windowed": True, "keys": 32, **GRID}),
     "32 rows of a head of 128": ("sm_121a", {"rows": 32, "group": 8, "head_dim": 128, "stages": 3}),
@@ -180,7 +185,9 @@ def test_what_warm_up_compiles_keeps_its_contracts(target: str) -> None:
         (lambda: decode("sm_80", **CLUSTER), "reduction=cluster needs clusters; sm_80 has none; use reduction=global"),
         (lambda: decode("sm_90a", reduction="cluster"), "parts=1 with reduction=cluster; use parts > 1 with cluster"),
         (lambda: decode("sm_90a", parts=4), "parts=4 with reduction=none; use .*parts=1 else"),
-        (lambda: decode("sm_90a", rows=64), "warps=2 are not whole teams: rows=64 take 4 warps .*multiple of 4"),
+        (lambda: decode("sm_90a", rows=64), "warps=2 are not whole teams: 64 rows take 4 warps .*multiple of 4"),
+        (lambda: decode("sm_90a", group_split=2), "group_split=2 of group=4 and rows=16 leaves no .*lower group_split"),
+        (lambda: decode("sm_90a", rows=128, group_split=8), "group_split=8 of group=4 and rows=128 leaves no whole"),
         (lambda: decode("sm_90a", keys=64, cache="e4m3", head_dim=256), "registers a thread, over 255; lower keys"),
         (lambda: decode("sm_90a", group=17), "group=17 is above its limit; the nearest legal value is 16"),
         (lambda: decode("sm_90a", head_dim=80), "head_dim=80 is not one of 64, 96, 128, 256; the nearest is"),

@@ -63,7 +63,7 @@ def test_all_candidates_are_legal_and_their_blocks_have_all_rows(queries: int, w
     problem = AttentionProblem(queries=queries, window=window, head_dim=head_dim, append=False)
     assert "wgmma" in kernels.family("attention").serving(problem, HOPPER)
     tried = wgmma.candidates(problem, HOPPER, 132)
-    assert tried[0] == wgmma.heuristic(problem, HOPPER, 132)
+    assert wgmma.heuristic(problem, HOPPER, 132) in tried
     for knobs in tried:
         one = variant(**knobs, **wgmma.fixed(problem))
         assert wgmma.launch(one.knobs, problem, 132).blocks * one.knobs.rows >= 8 * queries * problem.group
