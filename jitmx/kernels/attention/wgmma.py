@@ -143,7 +143,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     ):  # fmt: skip
         for stages in (4, 5, 3, 6):
             knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
-            if WGMMA.legal(arch, **given, **knobs) and _fit(WgmmaKnobs(**given, **knobs), arch):
+            if WGMMA.legal(arch, **given, **knobs) and _fit(WgmmaKnobs(**{**given, **knobs}), arch):
                 found.append(knobs)
     return found
 

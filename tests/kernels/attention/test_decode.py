@@ -48,7 +48,7 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
         "page_size": 32,
         "table": "table_fp16",
     },
-    "query heads of a KV head in two blocks": {"rows": 32, "group_split": 2, "rope": "neox", "mask": 32},
+    "query heads of a KV head in two blocks": {"group": 8, "rows": 32, "group_split": 2, "rope": "neox", "mask": 32},
 }
 SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "a head of 96": ("sm_121a", {"head_dim": 96, "group": 1, "rope": "interleaved", "rotary": 24, "page_size": 48}),
