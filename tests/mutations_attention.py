@@ -28,6 +28,10 @@ VARIANTS = {
         "attention", "decode", "sm_120a", rows=64, reduction="global", sinks="sinks_bf16",
         **_SMALL | {"warps": 8, "keys": 64, "group": 8},
     ),
+    "attention-split": variant(
+        "attention", "decode", "sm_90a", rows=32, group_split=2, reduction="cluster", parts=2, rope="neox", rotary=64,
+        cache="e4m3", **_SMALL | {"group": 8},
+    ),
 }  # fmt: skip
 
 _JOIN = "merged.join(__ldg(static_cast<const float*>(args.sinks) + head) * kLog2E);"
@@ -94,8 +98,8 @@ _TREE = (
      "return request.old + other >= low[half];"),
     ("neighbours turn the other way", "v.x[2 * i] = fmaf(-b,", "v.x[2 * i] = fmaf(b,"),
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
-    ("a token without a slot is written", "if (slot >= 0) *Format::in_cache",
-     "if (true) *Format::in_cache"),
+    ("a token without a slot is written", "const bool writes = slot >= 0",
+     "const bool writes = slot >= -1"),
     ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
      "const long long at = slot / 16 * args.block_stride + slot % 16"),
 )  # fmt: skip
@@ -125,8 +129,8 @@ _WINDOW = (
     ("the cap is of one side", "return cap * (1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f));",
      "return cap * fmaxf(1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f), -0.5f);"),
     ("warps meet before they have written",
-     "to[kD + 1] = sum;\n          }\n        }\n      }\n    __syncthreads();\n",
-     "to[kD + 1] = sum;\n          }\n        }\n      }\n"),
+     "to[kD + 1] = sum;\n        }\n      }\n    }\n    __syncthreads();\n",
+     "to[kD + 1] = sum;\n        }\n      }\n    }\n"),
     ("padding attends to its new tokens", "if (length < found.queries) found.old = -1;", ""),
 )  # fmt: skip
 
@@ -136,8 +140,8 @@ _PRESENT = (
      "kAppend ? request.old : request.old + token + 2;"),
     ("a token does not see itself", "high[half] = kAppend ? request.old : request.old + token + 1;",
      "high[half] = request.old + token;"),
-    ("a page is taken for its neighbour", "page_[i] = token < end_ ? __ldg(pages_ + token / kPage) : 0;",
-     "page_[i] = token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
+    ("a page is taken for its neighbour", "page_[j] = token < end_ ? __ldg(pages_ + token / kPage) : 0;",
+     "page_[j] = token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
     ("sums are not rescaled", "    state.sum[half] *= factor;\n", ""),
     ("values are not rescaled", "      state.out[j][2 * half] *= factor;\n", ""),
     ("lanes' sums are not added", "const float sum = quad_sum(state.sum[half]);",
@@ -163,6 +167,29 @@ _TEAM = (
      "const bool is_value = member_ % 2 != 0; if (member_ * 16 >= 8) { copy_commit(); return; }"),
 )  # fmt: skip
 
+_SPLIT = (
+    ("a part of the query heads has a KV head of its own", "(args.k_cache) + work.head / kSplit * args.head_stride",
+     "(args.k_cache) + work.head * args.head_stride"),
+    ("new keys are those of the next KV head", "args.k_stride + work.head / kSplit * kD",
+     "args.k_stride + work.head * kD"),
+    ("new values are those of the next KV head", "args.v_stride + work.head / kSplit * kD",
+     "args.v_stride + work.head * kD"),
+    ("all parts have the query heads of the first", "(work.head * kGroup + task.row % kGroup) * kD",
+     "(work.head / kSplit * kSplit * kGroup + task.row % kGroup) * kD"),
+    ("all parts write the output of the first", "const int head = work.head * kGroup + row % kGroup;",
+     "const int head = work.head / kSplit * kSplit * kGroup + row % kGroup;"),
+    ("no part but the last writes the cache", "slot >= 0 && work.head % kSplit == 0;",
+     "slot >= 0 && work.head % kSplit == kSplit;"),
+    ("new tokens go to the cache of the next head", "work.head / kSplit * args.head_stride + task.d;",
+     "work.head * args.head_stride + task.d;"),
+    ("blocks count KV heads alone", "args.window, args.parts, args.kv_heads * kSplit, shared.work)",
+     "args.window, args.parts, args.kv_heads, shared.work)"),
+    ("a part has the scale of the next KV head's keys", "args.k_scale + work.head / kSplit * args.scale_stride",
+     "args.k_scale + work.head * args.scale_stride"),
+    ("a part has the scale of the next KV head's values", "args.v_scale + work.head / kSplit * args.scale_stride",
+     "args.v_scale + work.head * args.scale_stride"),
+)  # fmt: skip
+
 _FAULTS = {
     "attention-grid": _GRID,
     "attention-cluster": _CLUSTER,
@@ -170,6 +197,7 @@ _FAULTS = {
     "attention-window": _WINDOW,
     "attention-present": _PRESENT,
     "attention-team": _TEAM,
+    "attention-split": _SPLIT,
 }
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 

@@ -184,8 +184,9 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
     return -(-blocks * 4 // 16) * 16 + blocks * 2 * _partial_bytes(knobs)
 
 
-# Contexts below this are over before an uneven share of them counts.
-_SHORT = 1024
+# Contexts below the first are over before an uneven share of them counts. Up to the second, requests of other lengths,
+# which clusters do not help, take little longer.
+_SHORT, _EVEN = 1024, 4096
 # Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
 _LONG = 16384
 # Of old tokens that a block reads: three quarters of what blocks of an H200 do.
@@ -211,16 +212,30 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
         if not problem.window:
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
         return _within(problem, arch, knobs | {"warps": 8, "keys": 16, "blocks_per_sm": 1}, stages=2)
-    if "cluster" in arch.features and items * 8 <= multiprocessors and problem.context <= _LONG:
-        wide = problem.context > _LONG // 4 and team == 1
-        knobs |= {"reduction": "cluster", "parts": 8, "blocks_per_sm": 1, "warps": 8 if wide else 4}
-        if team == 2 and problem.group % 2 == 0 and items * 16 <= multiprocessors:
-            knobs |= {"group_split": 2}
-        return _within(problem, arch, knobs, stages=3)
+    if shared_out := _cluster(problem, arch, multiprocessors):
+        return _within(problem, arch, knobs | shared_out, stages=3)
     knobs |= {"reduction": "global"}
     if crowded and problem.cache == "same":
         return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
     return _within(problem, arch, knobs | {"warps": 8 if team == 1 else 4, "blocks_per_sm": 1}, stages=3)
+
+
+def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any] | None:
+    """Clusters that keep most multiprocessors busy, where a few requests leave them room."""
+    items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
+    split = team if team in (2, 4) and problem.group % team == 0 and items * team * 2 <= multiprocessors else 1
+    fit = [parts for parts in (2, 4, 8) if items * split * parts <= multiprocessors]
+    if "cluster" not in arch.features or not fit:
+        return None
+    parts = min(fit[-1], 4 if split > 1 else 8)
+    if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN):
+        return None
+    found = {"reduction": "cluster", "parts": parts, "group_split": split, "blocks_per_sm": 1}
+    if split > 1:
+        return found | {"warps": 8 if split == 2 else 4, "keys": 16 if split == 2 and parts == 4 else 32}
+    narrow = problem.cache == "e4m3" and team == 1 and parts == 8 and problem.context <= _EVEN
+    wide = team == 1 and (parts == 2 or problem.context > _EVEN)
+    return found | {"warps": 8 if wide else 4, "keys": 64 if narrow else 32}
 
 
 def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:

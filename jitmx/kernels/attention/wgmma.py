@@ -141,7 +141,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     for rows, keys, blocks in (
         (256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1), (64, 64, 3), (64, 64, 2), (64, 128, 2),
     ):  # fmt: skip
-        for stages in (4, 5, 3, 6):
+        for stages in (6, 5, 4, 3):
             knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
             if WGMMA.legal(arch, **given, **knobs) and _fit(WgmmaKnobs(**{**given, **knobs}), arch):
                 found.append(knobs)
