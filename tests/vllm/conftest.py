@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
+from vllm_ranks import Ranks
 
 REQUIRED = bool(os.environ.get("REQUIRE_VLLM"))
 EXPERTS, HIDDEN, INNER, TOP, VOCABULARY = 4, 64, 96, 2, 100
@@ -67,6 +68,15 @@ def tensors(seed: int = 0, head_dim: int = 32) -> dict[str, Any]:
             own[f"mlp.experts.{name}_bias"] = bf16(EXPERTS, n)
         found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in own.items()}
     return found
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Ranks of vLLM, each a process of its own."""
+    pytest.importorskip("vllm_world")
+    made = Ranks()
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="session")

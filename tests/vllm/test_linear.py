@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +37,7 @@ from jitmx.kernels.linear.mxfp8 import pack_mxfp8
 from jitmx.ops.linear import operand
 from jitmx.vllm import linear
 from jitmx.vllm.linear import JitmxLinearMethod, refusal
+from vllm_ranks import TESTS, Ranks
 
 HIDDEN, HEAD, HEADS, KV_HEADS = 96, 32, 4, 2
 ROWS = {"q": HEADS * HEAD, "k": KV_HEADS * HEAD, "v": KV_HEADS * HEAD}
@@ -444,18 +443,12 @@ with vllm_world.world(rank, 2, str(folder / "meeting")):
 """
 
 
-def test_two_ranks_share_the_heads_and_add_the_bias_once(tmp_path: Path) -> None:
-    tensors, tests = checkpoint(9), Path(simulated_card.__file__).parent
+def test_two_ranks_share_the_heads_and_add_the_bias_once(ranks: Ranks, tmp_path: Path) -> None:
+    tensors = checkpoint(9)
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(9)).bfloat16()
     torch.save(x, tmp_path / "x.pt")
-    script = _RANK.format(tests=str(tests), here=str(tests / "vllm"))
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, err = rank.communicate(timeout=240)
-        assert rank.returncode == 0, err[-3000:]
+    script = _RANK.format(tests=str(TESTS), here=str(TESTS / "vllm"))
+    ranks.run(script, [[str(rank), str(tmp_path)] for rank in range(2)], tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for format in FORMATS:
         qkv = expected(x, whole(tensors, "qkv", "weight"), whole(tensors, "qkv", "bias"), format)
