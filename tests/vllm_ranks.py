@@ -71,6 +71,7 @@ def _import() -> None:
     import vllm.model_executor.models.gpt_oss
 
     import jitmx.vllm
+    import kept_ptx
     import simulated_card
     import vllm_world
 
@@ -93,9 +94,11 @@ def _run(script: str, arguments: list[str], log: str, environment: dict[str, str
         os.environ.update(environment)
         sys.argv = ["-c", *arguments]
         from jitmx import settings
+        from kept_ptx import keeping
 
         settings.reload()
-        exec(compile(script, "<rank>", "exec"), {"__name__": "__main__"})
+        with keeping():
+            exec(compile(script, "<rank>", "exec"), {"__name__": "__main__"})
         status = 0
     except BaseException:
         traceback.print_exc()

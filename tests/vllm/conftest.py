@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
+from kept_ptx import kept_ptx
 from vllm_ranks import Ranks
 
 REQUIRED = bool(os.environ.get("REQUIRE_VLLM"))
@@ -68,6 +69,11 @@ def tensors(seed: int = 0, head_dim: int = 32) -> dict[str, Any]:
             own[f"mlp.experts.{name}_bias"] = bf16(EXPERTS, n)
         found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in own.items()}
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from kept_ptx(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
