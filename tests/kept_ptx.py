@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,13 +14,19 @@ from jitmx.toolchain import headers, library, nvrtc
 
 
 def kept_ptx(factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`nvrtc.compile_ptx` takes what any process of this run compiled of the same source, headers and options.
-
-    The body of a fixture. The folder is $KEPT_PTX, or lies beside the temporary folders of all workers of the run.
-    """
+    """The body of a fixture: the folder is $KEPT_PTX, or lies beside the temporary folders of all workers."""
     base = factory.getbasetemp()
     beside = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = Path(os.environ.get("KEPT_PTX", beside / "ptx"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEPT_PTX", os.environ.get("KEPT_PTX", str(beside / "ptx")))  # for processes of tests, too
+        with keeping():
+            yield
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """`nvrtc.compile_ptx` takes what any process of this run compiled of the same source, headers and options."""
+    folder = Path(os.environ["KEPT_PTX"])
     folder.mkdir(exist_ok=True)
     path = library.locate()
     compiler = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}".encode()

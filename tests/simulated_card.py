@@ -66,7 +66,8 @@ class Storages:
                 self._by_start[storage.data_ptr()] = storage
 
     def _at(self, address: int) -> tuple[int, torch.UntypedStorage] | None:
-        start = max((at for at in self._by_start if at <= address), default=0)
+        # Most are where one starts.
+        start = address if address in self._by_start else max((at for at in self._by_start if at <= address), default=0)
         storage = self._by_start.get(start)
         return (start, storage) if storage is not None and address < start + storage.nbytes() else None
 

@@ -11,6 +11,7 @@ A fault takes the process's context with it, and the kernels behind it; `scripts
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,16 +56,17 @@ def usual(arch: Arch) -> Iterator[tuple[str, Variant]]:
                 yield f"{variant.spec.family}.{variant.spec.name}", variant
 
 
-def ways(arch: Arch) -> Iterator[tuple[str, Variant]]:
+@functools.cache
+def ways(arch: Arch) -> tuple[tuple[str, Variant], ...]:
     """The first usual variant of each way of each kernel on `arch` that has a case, with the way's name."""
     first: dict[str, frozenset[str]] = {}
-    seen: set[str] = set()
+    found: dict[str, Variant] = {}
     for kernel, variant in usual(arch):
         made_of = parts(variant)
         way = kernel + difference(first.setdefault(kernel, made_of), made_of)
-        if way not in seen and any(True for _ in kernels.family(variant.spec.family).cases(variant)):
-            seen.add(way)
-            yield way, variant
+        if way not in found and any(True for _ in kernels.family(variant.spec.family).cases(variant)):
+            found[way] = variant
+    return tuple(found.items())
 
 
 def parts(variant: Variant) -> frozenset[str]:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from jitmx import arch, settings
+from kept_ptx import kept_ptx
+from vllm_ranks import Ranks
 
 REQUIRED = bool(os.environ.get("REQUIRE_VLLM"))
 EXPERTS, HIDDEN, INNER, TOP, VOCABULARY = 4, 64, 96, 2, 100
@@ -67,6 +69,20 @@ def tensors(seed: int = 0, head_dim: int = 32) -> dict[str, Any]:
             own[f"mlp.experts.{name}_bias"] = bf16(EXPERTS, n)
         found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in own.items()}
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from kept_ptx(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Ranks of vLLM, each a process of its own."""
+    pytest.importorskip("vllm_world")
+    made = Ranks()
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from jitmx.model_kernels import Experts, Linear, Packer
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm import moe, packing
 from jitmx.vllm.packing import make_room, pack_layer
+from vllm_ranks import TESTS, Ranks
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
 
@@ -229,19 +228,11 @@ with vllm_world.world(rank, 2, meeting), set_current_vllm_config(config):
 
 
 def test_two_ranks_split_the_experts_by_whole_blocks_whenever_they_are_loaded(
-    host: Any, checkpoint: Checkpoint, tmp_path: Path
+    host: Any, ranks: Ranks, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder, tensors = checkpoint
-    tests = str(Path(__file__).parents[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, tests, str(rank), str(tmp_path / "meeting"), str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    meeting = str(tmp_path / "meeting")
+    ranks.run(_RANK, [[str(TESTS), str(rank), meeting, str(folder)] for rank in range(2)], tmp_path)
     for name in ("loaded", "reloaded"):
         check_shards([torch.load(folder / f"{name}{rank}.pt") for rank in range(2)], tensors)
 

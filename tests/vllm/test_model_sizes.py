@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from jitmx import arch, model_kernels, models, settings
 from jitmx.cli import main
 from jitmx.toolchain import nvrtc
 from jitmx.vllm import monitor, packing, policy, warmup
+from vllm_ranks import TESTS, Ranks
 
 TARGET = arch.parse("sm_90")
 LORA = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj"]}
@@ -95,12 +94,11 @@ open(f"{meeting}.{rank}", "w").write("\\n".join(sorted(set(map(repr, warmed)))))
 """
 
 
-def test_layers_of_two_ranks_by_sizes_are_those_that_vllm_builds_in_two_processes(host: Any, tmp_path: Path) -> None:
-    meeting, tests = str(tmp_path / "meeting"), str(Path(__file__).parents[1])
-    words = [[sys.executable, "-c", _RANK, tests, str(rank), meeting, str(host.folder)] for rank in range(2)]
-    ranks = [subprocess.Popen(word, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for word in words]
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+def test_layers_of_two_ranks_by_sizes_are_those_that_vllm_builds_in_two_processes(
+    host: Any, ranks: Ranks, tmp_path: Path
+) -> None:
+    meeting = str(tmp_path / "meeting")
+    ranks.run(_RANK, [[str(TESTS), str(rank), meeting, str(host.folder)] for rank in range(2)], tmp_path)
     found = {line for rank in range(2) for line in Path(f"{meeting}.{rank}").read_text().splitlines()}
     assert found == set(map(repr, by_sizes(host.folder, ALL, tokens=512, ranks=2))) and len(found) == 6
 

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
 from jitmx.kernels.moe.arguments import GATE
 from jitmx.vllm import facts
+from vllm_ranks import TESTS, Ranks
 from vllm_world import decoded, error
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -86,19 +85,10 @@ torch.save({"found": found, "warmed": repr(warmed[-1]), "local": experts.w13_wei
 """
 
 
-def ranks_of(folder: Path, meeting: Path, size: int, **options: Any) -> list[dict[str, Any]]:
+def ranks_of(ranks: Ranks, folder: Path, meeting: Path, size: int, **options: Any) -> list[dict[str, Any]]:
     """What so many ranks have made of `CALLS`."""
-    tests = str(Path(__file__).parents[1])
     given = [str(meeting), str(folder), json.dumps(options), json.dumps(CALLS)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, tests, str(rank), *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=480)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    ranks.run(_RANK, [[str(TESTS), str(rank), *given] for rank in range(size)], meeting.parent)
     return [torch.load(f"{meeting}.{rank}") for rank in range(size)]
 
 
@@ -130,9 +120,10 @@ def expected(checkpoint: Checkpoint, x: torch.Tensor) -> torch.Tensor:
     ids=["data", "data and experts", "data, tensor and experts"],
 )
 def test_data_parallel_ranks_have_their_own_tokens_back_even_where_some_have_none(
-    host: Any, checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], size: int, local: int, rows: int
-) -> None:
-    for rank in ranks_of(checkpoint[0], tmp_path / "meeting", size, **options):
+    host: Any, ranks: Ranks, checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any], size: int, local: int,
+    rows: int,
+) -> None:  # fmt: skip
+    for rank in ranks_of(ranks, checkpoint[0], tmp_path / "meeting", size, **options):
         assert (rank["method"], rank["local"]) == ("JitmxMoEMethod", local)
         assert f"rows={rows}, experts=4, local={local}, mapped={local < 4}," in rank["warmed"]
         assert "routing='logits'" in rank["warmed"]

@@ -272,7 +272,7 @@ SAMPLE: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
 @pytest.mark.parametrize("engine", ["mma", "fma"])
 @pytest.mark.parametrize("copy", ["bulk", "async"])
-def test_the_machine_code_keeps_its_contract(target: str, engine: str, copy: str) -> None:
+def test_the_machine_code_keeps_its_contract(target: str, engine: str, copy: str, empty_cache: None) -> None:
     chip = arch.parse(target)
     knobs = SAMPLE[engine, copy] | {"engine": engine, "copy": copy, "pdl": "pdl" in chip.features}
     if copy == "bulk" and "tma" not in chip.features:
