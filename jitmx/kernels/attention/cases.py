@@ -138,9 +138,11 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     tokens = sum(news)
     window = asked.window if knobs.windowed else 0
 
-    # Pages in no order, with more that nobody has, of NaN. Those wholly before a window are none of the cache's.
+    # Pages in no order, with more that nobody has, of NaN, as is what lies behind a request's tokens. Those wholly
+    # before a window are none of the cache's. Of far pages the last is the farthest.
     wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
     table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
+    table = np.sort(table) if asked.far else table
     pages = requests * wide + 2
     shape = (pages, page, kv_heads, head_dim)
     scales = [generator.uniform(0.5, 2.0, kv_heads).astype(np.float32) for _ in "kv"]
@@ -150,8 +152,13 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         caches = [to_e4m3(x, scale) for x, scale in zip(caches, per_head, strict=True)]
     else:
         caches = [x.astype(dtype) for x in caches]
+    behind = [
+        (row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, asked.requests, strict=True)
+    ]
     for cache in caches:
         cache[0] = np.nan
+        for row, at in behind:
+            cache[row[at // page], at % page] = np.nan
     q, k, v = (
         generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
     )
