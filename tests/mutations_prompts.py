@@ -14,7 +14,7 @@ VARIANTS = {
     ),
     "prompt-mma": variant(
         "attention", "prefill", "sm_121a", sinks="sinks_fp32", windowed=True, rope="interleaved", rotary=64, rows=64,
-        tiles=2, keys=48, group=1,
+        tiles=2, keys=48, group=1, page_size=32,
     ),
     "prompt-e4m3": variant(
         "attention", "prefill", "sm_120a", cache="e4m3", head_dim=96, rows=32, keys=48, stages=3, group=4
@@ -140,8 +140,9 @@ _WINDOW = (
 _MMA = (
     ("tokens past the end are read", "i * kStep < left ? 16 : 0", "16"),
     ("the last token is not copied", "left -= int(lane_) / kVectors;", "left -= int(lane_) / kVectors + 1;"),
-    ("values are keys", "from_[0] = takes_values ? values : keys;", "from_[0] = keys;"),
-    ("values lie where keys do", "at_ = takes_values ? kTileBytes : 0;", "at_ = 0;"),
+    ("values are keys", "if constexpr (!kHalves) from_[1] = values;", "if constexpr (!kHalves) from_[1] = keys;"),
+    ("values lie where keys do", "copy(from_[1] + from[i], to + kTileBytes, left);",
+     "copy(from_[1] + from[i], to, left);"),
     ("a page is that of the piece before", "__ldg(pages_ + first(step, i) / Page)",
      "__ldg(pages_ + (first(step, i) - 16 * (piece_ % 2)) / Page)"),
     ("the place in a page is left out", "u32(first(step, i)) % Page * u64(token_stride_);", "u64(0);"),

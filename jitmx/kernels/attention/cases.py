@@ -142,7 +142,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     # before a window are none of the cache's. Of far pages the last is the farthest.
     wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
     table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
-    table = np.sort(table) if asked.far else table
+    table = np.sort(table, axis=None).reshape(table.shape) if asked.far else table
     pages = requests * wide + 2
     shape = (pages, page, kv_heads, head_dim)
     scales = [generator.uniform(0.5, 2.0, kv_heads).astype(np.float32) for _ in "kv"]
