@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from filelock import FileLock
 
 from gpu import exchanges, snippets
 from gpu.comparison import beyond_one_place
@@ -44,6 +40,8 @@ VARIANTS = {
     for number, variant in enumerate(default_variants(family, TARGET))
     if variant.spec.family == family
 }
+# One variant of each kernel.
+FAR = {f"{variant.spec.family}.{variant.spec.name}": variant for variant in VARIANTS.values()}
 SNIPPETS = snippets.SNIPPETS | exchanges.SNIPPETS
 POISON = 0xA5
 FLOATS: dict[str, Any] = {
@@ -123,20 +121,26 @@ def test_an_instruction_does_in_the_simulator_what_it_does_on_the_card(name: str
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_kernel_gives_in_the_simulator_what_it_gives_on_the_card(name: str) -> None:
-    variant = VARIANTS[name]
+    compare(VARIANTS[name], far=False)
+
+
+@pytest.mark.alone  # tens of GB, which tests beside it would miss
+@pytest.mark.parametrize("name", FAR)
+def test_far_buffers_are_on_the_card_what_they_are_in_the_simulator(name: str) -> None:
+    compare(FAR[name], far=True)
+
+
+def compare(variant: Variant, *, far: bool) -> None:
+    """Launches of all cases whose buffers lie so, on the card and in the simulator."""
     ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(TARGET))
-    cases = list(kernels.family(variant.spec.family).cases(variant))
-    assert cases
-    far = FileLock(Path(tempfile.gettempdir(), "jitmx-far.lock"))  # one worker at a time has tens of GB
+    cases = [case for case in kernels.family(variant.spec.family).cases(variant) if case.sparse == far]
+    assert cases or far
     for chain in chains(cases):
-        with far if chain[0].sparse else contextlib.nullcontext():
-            if lack := trial.lacks(chain[0], variant):
-                warnings.warn(lack, stacklevel=1)
-                continue
-            launched_outputs = list(trial.sequence(chain, variant))
-            torch.cuda.empty_cache()
+        if lack := trial.lacks(chain[0], variant):
+            warnings.warn(lack, stacklevel=1)
+            continue
         simulated_outputs: dict[int, list[Array]] = {}  # of each case once: a launch leaves the same each time
-        for number, (case, card) in enumerate(zip(chain, launched_outputs, strict=True), 1):
+        for number, (case, card) in enumerate(zip(chain, trial.sequence(chain, variant), strict=True), 1):
             name = f"launch {number} of {len(chain)}, {case.name}"
             if id(case) not in simulated_outputs:
                 simulated_outputs[id(case)] = outputs_of(case, variant, ptx)
