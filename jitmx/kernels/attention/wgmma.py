@@ -1,4 +1,4 @@
-"""`attention.wgmma`: what `attention.prefill` does, by products of warpgroups (sm_90a), for 16-bit caches.
+"""`attention.wgmma`: what `attention.prefill` does, by products of warpgroups (sm_90a).
 
 A warpgroup takes 64 rows. Q, K and V are read from shared memory, V with its columns side by side; weights come from
 registers. The values of a tile of keys are weighed beside the softmax of the next one. One more warp brings keys and
@@ -24,6 +24,7 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 from jitmx.registry.tensor_map import TensorMap
 
 MAPPED = ARGUMENTS.with_maps(k_map="k_cache", v_map="v_cache")
+_CODES = 3  # tiles of E4M3 under way, as the template has them
 SPARE_REGISTERS = 32  # of a thread that has no rows
 _PAGES = 1 << 31  # of a map: more than a cache has
 
@@ -33,6 +34,7 @@ class WgmmaKnobs(Knobs):
     """Compile-time choices of `attention.wgmma`."""
 
     dtype: str = shared.DTYPE
+    cache: str = shared.CACHE
     head_dim: int = knob(64, choices=(64, 128), doc="values a head")
     group: int = shared.GROUP
     page_size: int = shared.PAGE_SIZE
@@ -52,6 +54,8 @@ class WgmmaKnobs(Knobs):
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
     size = knobs.head_dim * 2 * (knobs.stages * 2 * knobs.keys + knobs.rows) + 16 * knobs.stages
+    if knobs.cache == "e4m3":
+        size += _CODES * (2 * knobs.keys * knobs.head_dim + 16)
     return -(-size // 1024) * 1024
 
 
@@ -66,9 +70,11 @@ def maps(knobs: WgmmaKnobs, values: Mapping[str, Any]) -> dict[str, TensorMap]:
     Args:
         values: `kv_heads` and the strides of the cache in elements, by field.
     """
-    strides = tuple(2 * int(values[name]) for name in ("token_stride", "head_stride", "block_stride"))
+    dtype, item = ("e4m3", 1) if knobs.cache == "e4m3" else (knobs.dtype, 2)
+    strides = tuple(item * int(values[name]) for name in ("token_stride", "head_stride", "block_stride"))
     sizes = knobs.head_dim, knobs.page_size, int(values["kv_heads"]), _PAGES
-    shown = TensorMap(knobs.dtype, sizes, (64, 16, 1, 1), strides, swizzle=128)
+    box = (knobs.head_dim if item == 1 else 64), 16, 1, 1
+    shown = TensorMap(dtype, sizes, box, strides, swizzle=0 if item == 1 else 128)
     return {field.name: shown for field in MAPPED.maps}
 
 
@@ -114,7 +120,7 @@ def runs_on(arch: Arch) -> bool:
 
 def fixed(problem: AttentionProblem) -> dict[str, Any]:
     """Knobs that a problem decides; KnobError where prefill alone takes it."""
-    for name, taken in (("mask", (0,)), ("cache", ("same",)), ("qk", ("qk_fp32",)), ("head_dim", (64, 128))):
+    for name, taken in (("mask", (0,)), ("qk", ("qk_fp32",)), ("head_dim", (64, 128))):
         value = getattr(problem, name)
         if value not in taken:
             said = f"attention.wgmma does not take {name}={value}, only {', '.join(map(str, taken))}"

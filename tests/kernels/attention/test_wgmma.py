@@ -21,6 +21,9 @@ KNOBS: tuple[dict[str, Any], ...] = (
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "keys": 128},
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "windowed": True, "rows": 64, "blocks_per_sm": 3},
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "rows": 256},
+    {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "rows": 256, "cache": "e4m3"},
+    {"cache": "e4m3", "dtype": "fp16", "head_dim": 128, "group": 5, "windowed": True, "soft_cap": True,
+     "page_size": 48, "keys": 128, "rows": 128},
     {"head_dim": 128, "group": 3, "dtype": "fp16", "soft_cap": True, "page_size": 48, "rows": 64, "stages": 5},
     {"head_dim": 128, "group": 16, "windowed": True, "rows": 128, "keys": 128, "rope": "interleaved", "rotary": 96,
      "table": "table_fp32", "sinks": "sinks_fp32"},
@@ -72,7 +75,6 @@ def test_all_candidates_are_legal_and_their_blocks_have_all_rows(queries: int, w
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"cache": "e4m3"}, "does not take cache=e4m3, only same; use attention.prefill"),
         ({"head_dim": 96}, "does not take head_dim=96, only 64, 128; use attention.prefill"),
         ({"dtype": "fp16", "qk": "qk_fp16"}, "does not take qk=qk_fp16, only qk_fp32; use attention.prefill"),
         ({"mask": 32}, "does not take mask=32, only 0; use attention.decode"),
