@@ -249,7 +249,8 @@ def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
 def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages: int) -> dict[str, Any]:
     """The knobs, whose `warps` are for 16 rows, for those of the problem: as many teams, until 16 warps make a block.
 
-    There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them.
+    There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them;
+    where they never do, the blocks of a cluster, which take rows of each other, are not one.
     """
     team = rows_for(problem) // 16 // knobs.get("group_split", 1)
     most = max(1, min(knobs["warps"], 16 // team))
@@ -259,6 +260,8 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
                 found = {"keys": keys, "stages": count, "warps": teams * team, "blocks_per_sm": blocks}
                 if DECODE.legal(arch, **fixed(problem), **knobs | found):
                     return knobs | found
+    if knobs["reduction"] == "cluster":
+        return _within(problem, arch, knobs | {"reduction": "global", "parts": 1, "group_split": 1}, stages)
     DECODE.variant(arch, **fixed(problem), **knobs | {"keys": 16, "stages": 2, "warps": team})  # says what does not fit
     return knobs
 

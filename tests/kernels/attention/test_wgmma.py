@@ -23,7 +23,7 @@ KNOBS: tuple[dict[str, Any], ...] = (
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "rows": 256},
     {"sinks": "sinks_bf16", "rope": "neox", "rotary": 64, "rows": 256, "cache": "e4m3"},
     {"cache": "e4m3", "dtype": "fp16", "head_dim": 128, "group": 5, "windowed": True, "soft_cap": True,
-     "page_size": 48, "keys": 128, "rows": 128},
+     "page_size": 48, "rows": 128},
     {"head_dim": 128, "group": 3, "dtype": "fp16", "soft_cap": True, "page_size": 48, "rows": 64, "stages": 5},
     {"head_dim": 128, "group": 16, "windowed": True, "rows": 128, "keys": 128, "rope": "interleaved", "rotary": 96,
      "table": "table_fp32", "sinks": "sinks_fp32"},
