@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,6 +297,18 @@ def test_code_of_vllms_block_that_has_changed_is_left_to_it(host: Any, monkeypat
         block.changed.cache_clear()
     assert not any(layer.jitmx_fused for layer in model.model.layers)
     assert any("another than jitmx knows (MLPBlock.forward)" in line for _, line in host.said)
+
+
+def test_a_digest_is_of_the_text_without_comments_and_spaces_on_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pythons take an f-string apart into other tokens each."""
+
+    def forward(self: Any, x: str) -> str:
+        # Why.
+        return f"{x}.#attn"  # What.
+
+    monkeypatch.setattr(gpt_oss.MLPBlock, "forward", forward)
+    text = 'defforward(self:Any,x:str)->str:returnf"{x}.#attn"'
+    assert block.digest_of("MLPBlock.forward") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_a_block_of_another_plugin_stays(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
