@@ -104,7 +104,8 @@ def test_loading_some_layers_takes_less_than_their_bf16_weights() -> None:
         load(layer, 0)
     bf16 = len(layers) * N * K * 2
     assert torch.cuda.max_memory_allocated() - before < bf16
-    assert torch.cuda.memory_allocated() - before < bf16 * 0.27
+    scratch = 4 << 20  # what one launch leaves, whichever test came first
+    assert torch.cuda.memory_allocated() - before < bf16 * 0.266 + scratch
 
 
 def test_a_head_of_gpt_oss_takes_little_more_than_its_weight_while_it_is_packed() -> None:
