@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jitmx.ops.mx import MXTensor
     from jitmx.ops.quantize import dequantize, quantize
     from jitmx.ops.routing import Routing, group_by_expert, route
+    from jitmx.ops.sampling import greedy_sample
 
 _WHERE = {
     "MXTensor": "jitmx.ops.mx",
@@ -35,6 +36,7 @@ _WHERE = {
     "append_kv": "jitmx.ops.attention",
     "attention": "jitmx.ops.attention",
     "dequantize": "jitmx.ops.quantize",
+    "greedy_sample": "jitmx.ops.sampling",
     "group_by_expert": "jitmx.ops.routing",
     "linear": "jitmx.ops.linear",
     "linear_argmax": "jitmx.ops.linear.argmax",
@@ -46,8 +48,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "append_kv", "attention", "dequantize", "group_by_expert",
-    "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
+    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "append_kv", "attention", "dequantize", "greedy_sample",
+    "group_by_expert", "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
 ]  # fmt: skip
 
 

@@ -176,6 +176,9 @@ class Settings:
         "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: vLLM's for now",
         "VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS",
     )  # fmt: skip
+    greedy_sampler: bool = _setting(
+        _FLAG, True, "tokens of a batch in vLLM whose requests are all greedy are jitmx's to take, in one launch"
+    )
     quantize_qkv: bool | None = _quantizes("qkv")
     quantize_o: bool | None = _quantizes("o")
     quantize_lm_head: bool | None = _quantizes("lm_head")

@@ -89,7 +89,7 @@ def _served(
     Args:
         cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
     """
-    from jitmx import model_kernels, models
+    from jitmx import model_kernels, models, sampling_kernels
     from jitmx.layers import parse
     from jitmx.vllm import policy
 
@@ -105,6 +105,9 @@ def _served(
     most = model_kernels.cached(**cache) if asked.serves_attention else None
     model, served = models.find(name), asked.served(lora)
     needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
+    if asked.samples:
+        for arch, own in zip(arches, needed, strict=True):
+            own.append(sampling_kernels.Sampler(arch.name, None, cache["batch"], model.vocabulary, "bf16"))
     return targets.served_variants(arches, needed)
 
 
@@ -177,7 +180,7 @@ failed "error" and "remedy"; with several targets also "arch".
     type=Count(1, 1 << 16),
     default=1024,
     show_default=True,
-    help="Of its attention, where JITMX_ATTENTION is on: vLLM's max_num_seqs.",
+    help="Of its attention, where JITMX_ATTENTION is on, and its sampler: vLLM's max_num_seqs.",
 )
 @click.option(
     "--context",

@@ -13,11 +13,7 @@ are the high part, which their sum in bf16 rounds to.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import io
-import textwrap
-import tokenize
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +23,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import gpt_oss
 
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear and vllm_experts
-from jitmx.vllm import ahead, attention, compiled
+from jitmx.vllm import ahead, attention, compiled, hooks
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod
@@ -194,10 +190,4 @@ def digest_of(name: str) -> str:
     found: Any = gpt_oss
     for part in name.split("."):
         found = getattr(found, part)
-    source = textwrap.dedent(inspect.getsource(found))
-    lines = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:  # the last of its line; other kinds of tokens differ between Pythons
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    return hashlib.sha256("".join("".join(lines).split()).encode()).hexdigest()[:16]
+    return hooks.digest(found)

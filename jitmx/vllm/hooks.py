@@ -7,8 +7,13 @@ parameters, jitmx is disabled. The contract tests ask the same of the releases t
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,14 +185,54 @@ _TABLE: dict[str, dict[str, str]] = {
     },
 }
 
-HOOKS = tuple(
-    Hook(module, name, tuple(takes.split())) for module, names in _TABLE.items() for name, takes in names.items()
-)
+# What jitmx's sampler relies on: where one of these has changed, it is left out, and nothing else is.
+_SAMPLER_TABLE: dict[str, dict[str, str]] = {
+    "vllm.model_executor.models.gpt_oss": {"GptOssForCausalLM": "vllm_config prefix"},
+    "vllm.v1.worker.gpu.model_states": {"resolve_model_state_cls": "vllm_config model"},
+    "vllm.v1.worker.gpu.model_states.interface": {
+        "ModelState.__init__": "vllm_config model encoder_cache device",
+        "ModelState.custom_sampler": "sampler",
+    },
+    "vllm.v1.worker.gpu.sample.sampler": {
+        "Sampler.__init__": "max_num_reqs enable_trace_replay return_sampling_mask custom_logits_processors",
+        "Sampler.__call__": "logits input_batch",
+        "Sampler.add_request": "req_idx sampling_params",
+    },
+    "vllm.v1.worker.gpu.sample.output": {
+        "SamplerOutput": "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected sampling_mask_tensors",
+    },
+    "vllm.v1.worker.gpu.sample.states": {"NO_LOGPROBS": ""},
+    "vllm.v1.worker.gpu.input_batch": {
+        "InputBatch": "num_reqs idx_mapping idx_mapping_np num_draft_tokens seq_lens",
+        "get_num_sampled_and_rejected": "num_sampled seq_lens cu_num_logits idx_mapping prefill_len",
+    },
+}
 
 
-def moved() -> list[str]:
-    """What is wrong with each hook that is not as it is relied on."""
-    return [problem for hook in HOOKS if (problem := hook.problem())]
+def _hooks(table: Mapping[str, Mapping[str, str]]) -> tuple[Hook, ...]:
+    return tuple(
+        Hook(module, name, tuple(takes.split())) for module, names in table.items() for name, takes in names.items()
+    )
+
+
+HOOKS = _hooks(_TABLE)
+SAMPLER_HOOKS = _hooks(_SAMPLER_TABLE)
+
+
+def moved(hooks: Iterable[Hook] | None = None) -> list[str]:
+    """What is wrong with each hook, by default of `HOOKS`, that is not as it is relied on."""
+    return [problem for hook in (HOOKS if hooks is None else hooks) if (problem := hook.problem())]
+
+
+def digest(found: Any) -> str:
+    """Of the code of a function or class, or of what Triton compiles, whatever its comments and spaces."""
+    source = textwrap.dedent(inspect.getsource(getattr(found, "fn", found)))
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:  # the last of its line; other kinds of tokens differ between Pythons
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return hashlib.sha256("".join("".join(lines).split()).encode()).hexdigest()[:16]
 
 
 @functools.cache

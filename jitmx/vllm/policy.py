@@ -14,8 +14,8 @@ from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
 KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
-                                      "attention")}  # fmt: skip
-FLAGS = ("fuse_norm", "all_scales", "attention")  # of these, what may also be true or false
+                                      "attention", "greedy_sampler")}  # fmt: skip
+FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
 # Whether attention that nobody asked for or against is jitmx's.
 ATTENTION_BY_DEFAULT = False
 DEFAULT = {"moe": "mxfp4"}
@@ -51,8 +51,8 @@ class Request:
     Attributes:
         layers: the format of each layer asked for.
         said: by kind of layer, and for what else there is, where that was said.
-        moe_kernel, moe_activation, fuse_norm, all_scales, attention: as JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION,
-            JITMX_FUSE_NORM, JITMX_ALL_SCALES and JITMX_ATTENTION.
+        moe_kernel, moe_activation, fuse_norm, all_scales, attention, greedy_sampler: as JITMX_MOE_KERNEL,
+            JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM, JITMX_ALL_SCALES, JITMX_ATTENTION and JITMX_GREEDY_SAMPLER.
     """
 
     layers: Mapping[str, str]
@@ -62,6 +62,12 @@ class Request:
     fuse_norm: bool = True
     all_scales: bool = False
     attention: bool | None = None
+    greedy_sampler: bool = True
+
+    @property
+    def samples(self) -> bool:
+        """Whether greedy batches are to be jitmx's: where it is to serve anything else, too."""
+        return self.greedy_sampler and bool(self.layers or self.serves_attention)
 
     @property
     def serves_attention(self) -> bool:
@@ -285,6 +291,13 @@ def against_attention(layer: Attention) -> str:
 def cache_format(layer: Attention) -> str:
     """What the cache of a layer is kept in: "e4m3" or the type of its keys."""
     return "e4m3" if layer.cache.startswith("fp8") else layer.dtype
+
+
+def against_greedy(asked: Request, facts: Facts) -> str:
+    """What stands against jitmx taking the tokens of greedy batches, or an empty text."""
+    if not asked.greedy_sampler:
+        return f"{asked.said['greedy_sampler']} asks for vLLM's sampler"
+    return against_any(facts)
 
 
 def against_any(facts: Facts) -> str:

@@ -161,6 +161,23 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
     return decision
 
 
+def decide_sampler(config: Any, against: str) -> bool:
+    """Whether jitmx takes the tokens of greedy batches; said in the log once.
+
+    Args:
+        config: the VllmConfig of the engine.
+        against: what stands against it, in words; empty where nothing.
+    """
+    if not isinstance(config.quant_config, JitmxGptOssConfig):
+        return False
+    asked, found = _asked(config), facts.read(config)
+    if not (asked.layers or asked.serves_attention):
+        return False
+    against = policy.against_greedy(asked, found) or against
+    _announce_sampler(against, found.target)
+    return not against
+
+
 def install() -> None:
     """Put jitmx's classes in the place of vLLM's where a layer asks for no configuration. Again, it changes nothing."""
     from jitmx.vllm import block, lm_head
@@ -168,6 +185,13 @@ def install() -> None:
     router.install()
     lm_head.register(decide_lm_head)
     block.install(decide_block, decide_attention)
+    moved = hooks.moved(hooks.SAMPLER_HOOKS)
+    if moved:
+        _announce_sampler(f"incompatible vLLM internals: {'; '.join(moved)}", None)
+    else:
+        from jitmx.vllm import sampler
+
+        sampler.install(decide_sampler)
 
 
 def _asked(config: Any) -> policy.Request:
@@ -198,6 +222,15 @@ def _announce_block(against: str, target: str | None) -> None:
         logger.warning("vLLM normalises and adds the residual in launches of its own: %s", against)
     else:
         logger.info("jitmx normalises and adds the residual within the products of a block on %s", target)
+
+
+@functools.cache
+def _announce_sampler(against: str, target: str | None) -> None:
+    """One line on who takes the tokens of greedy batches."""
+    if against:
+        logger.info("vLLM samples the tokens of every batch: %s", against)
+    else:
+        logger.info("jitmx takes the tokens of batches whose requests are all greedy on %s, in one launch", target)
 
 
 assert set(_LINEAR.values()) < set(layers.KINDS)

@@ -14,7 +14,7 @@ from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
-FAMILIES = ("bandwidth", "linear", "pack", "quantize")
+FAMILIES = ("bandwidth", "linear", "pack", "quantize", "sampling")
 RARER = [
     v for target in TARGETS[1::2] for found in kernels.families().values() for v in found.rarer(arch.parse(target))
 ]

@@ -15,6 +15,7 @@ import mutations_linear_more
 import mutations_order
 import mutations_products
 import mutations_prompts
+import mutations_sampling
 import mutations_sequences
 import mutations_streams
 import mutations_values
@@ -36,6 +37,7 @@ _CATALOGUES = (
     mutations_experts_more,
     mutations_far,
     mutations_order,
+    mutations_sampling,
     mutations_sequences,
     mutations_values,
 )

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import simulated_card
 
@@ -19,6 +21,8 @@ from click.testing import CliRunner
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from jitmx import arch, model_kernels, models, settings
 from jitmx.cli import main
@@ -125,7 +129,11 @@ def test_a_cache_that_warmup_filled_by_a_models_name_serves_it_where_nothing_may
     config = host.config(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16, additional_config={"jitmx": ALL})
     registry = JitWarmupRegistry(config)
     with vllm_world.world(), set_current_vllm_config(config), registry.activate(), simulated_card.on_cpu("sm_90a"):
-        get_model(vllm_config=config)
+        model = get_model(vllm_config=config)
+        made = Sampler.__new__(Sampler)
+        made.needs_logits_processing = np.zeros(4, bool)
+        state = resolve_model_state_cls(config, model)(config, model, None, torch.device("cpu"))
+        assert state.custom_sampler(made) is not None
     registry.warmup()
     # Two layers of QKV, O and two weights of experts, and the head.
     (said,) = (message for _, message in host.said if "weights were packed in" in message)

@@ -130,6 +130,7 @@ def test_a_switch_is_named_where_it_decided() -> None:
         ({"moe_activation": "fp8"}, "jitmx.moe_activation='fp8' is not bf16, mxfp8, mxfp4 or fp6"),
         ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
         ({"all_scales": "full"}, "jitmx.all_scales='full' is not 0 or 1"),
+        ({"greedy_sampler": "auto"}, "jitmx.greedy_sampler='auto' is not 0 or 1"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: str) -> None:

@@ -1,0 +1,29 @@
+"""The kernel that takes the tokens of a served model's greedy batches, for who has it made before it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitmx.arch import Arch
+from jitmx.dispatch import choose
+from jitmx.kernels.sampling import SamplingProblem
+from jitmx.model_kernels import Needed
+from jitmx.registry.spec import Variant
+
+
+@dataclass(frozen=True)
+class Sampler(Needed):
+    """The next tokens of a batch of requests; `rows` are the most there are.
+
+    Attributes:
+        vocab, dtype: as in `SamplingProblem`.
+    """
+
+    vocab: int
+    dtype: str
+
+    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """One."""
+        problem = SamplingProblem(m, self.vocab, self.dtype)
+        yield choose.choose("sampling", problem, arch, multiprocessors=multiprocessors).variant
