@@ -97,6 +97,11 @@ class NormProblem(Problem):
     dtype: str = knob("bf16", choices=DTYPES, doc="type of x, weight and y")
 
 
+def takes(hidden: int) -> bool:
+    """Whether the kernel takes rows of so many values."""
+    return 0 < hidden <= MAX_HIDDEN and hidden % VALUES_A_VECTOR == 0
+
+
 def launch(knobs: RmsKnobs, rows: int, multiprocessors: int) -> Launch:
     """A block a row, as far as blocks run side by side; else each takes as many rows as the others, or one less."""
     at_once = multiprocessors * knobs.resident

@@ -10,7 +10,7 @@ from torch import Tensor  # where every call looks it up: torch's own attributes
 
 from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
-from jitmx.kernels.norm import MAX_HIDDEN, MAX_ROWS, VALUES_A_VECTOR, NormProblem, launch, of_rows
+from jitmx.kernels.norm import MAX_HIDDEN, MAX_ROWS, VALUES_A_VECTOR, NormProblem, launch, of_rows, takes
 from jitmx.ops import checks, custom
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
@@ -132,11 +132,6 @@ def run(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5, out: torch
         raise InputError("out overlaps x, and is not x itself", "pass another tensor, or x, where x is contiguous")
     made.launch(pointer, weight_at, target, epsilon)
     return out
-
-
-def takes(hidden: int) -> bool:
-    """Whether the kernel takes rows of so many values."""
-    return 0 < hidden <= MAX_HIDDEN and hidden % VALUES_A_VECTOR == 0
 
 
 def _plan(x: torch.Tensor) -> Plan:

@@ -10,6 +10,7 @@ import torch
 from jitmx.dispatch.call import decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.steps import ABSENT
+from jitmx.kernels.norm import takes
 from jitmx.ops import norm as kernel
 from jitmx.ops.linear.operand import Weight
 from jitmx.ops.linear.plan import problem
@@ -39,7 +40,7 @@ def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tenso
 
     By `norm.rms` where it takes the rows, else by torch.
     """
-    if card.holds(x) and kernel.takes(x.shape[-1]):
+    if card.holds(x) and takes(x.shape[-1]):
         return kernel.run(x, norm, epsilon)
     return torch.nn.functional.rms_norm(x.float(), norm.shape, norm.float(), epsilon).to(x.dtype)
 
