@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jitmx.ops.moe import moe
     from jitmx.ops.moe.experts import PackedExperts, pack_experts
     from jitmx.ops.mx import MXTensor
+    from jitmx.ops.norm import rms_norm
     from jitmx.ops.quantize import dequantize, quantize
     from jitmx.ops.routing import Routing, group_by_expert, route
     from jitmx.ops.sampling import greedy_sample
@@ -44,12 +45,14 @@ _WHERE = {
     "pack_experts": "jitmx.ops.moe.experts",
     "pack_weight": "jitmx.ops.linear.packed",
     "quantize": "jitmx.ops.quantize",
+    "rms_norm": "jitmx.ops.norm",
     "route": "jitmx.ops.routing",
 }
 
 __all__ = [
     "MXTensor", "PackedExperts", "PackedWeight", "Routing", "append_kv", "attention", "dequantize", "greedy_sample",
-    "group_by_expert", "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "route",
+    "group_by_expert", "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "rms_norm",
+    "route",
 ]  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import MoeProblem
 from jitmx.kernels.moe.choice import logits_of, reads
+from jitmx.kernels.norm import NormProblem
+from jitmx.kernels.norm import takes as norm_takes
 from jitmx.kernels.pack import PackProblem, encoding_on
 from jitmx.kernels.quantize import QuantizeProblem
 from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
@@ -79,12 +81,14 @@ class Linear(Needed):
     residual: bool | str = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
-        """One, or several where a kernel takes only some of the rows."""
+        """One, or several where a kernel takes only some of the rows; before them the norm, where they have none."""
         problem = LinearProblem(
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
             residual=self.residual,
         )  # fmt: skip
         problem = fused(problem, arch, multiprocessors)
+        if self.norm and not problem.norm:
+            yield from _norm(self.k, self.dtype, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
 
@@ -155,7 +159,9 @@ class Experts(Needed):
     residual: bool | str = False
 
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
-        """The routing, the lists where the experts read some, and the experts."""
+        """The routing, the lists where the experts read some, and the experts; the norm, where the routing has none."""
+        if self.norm and m > NORMED_ROWS:
+            yield from _norm(self.hidden, "bf16", arch, multiprocessors)
         own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
@@ -377,6 +383,12 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
 
 
 settings.when_changed(variants.cache_clear)
+
+
+def _norm(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    """RMSNorm in a launch of its own; none where torch makes it."""
+    if norm_takes(hidden):
+        yield choose.choose("norm", NormProblem(hidden, dtype), arch, multiprocessors=multiprocessors).variant
 
 
 def _multiprocessors(device: int) -> int:

@@ -44,6 +44,15 @@ def require_layout(name: str, tensor: torch.Tensor) -> None:
     """
     if not tensor.is_contiguous():
         raise InputError(f"{name} is not contiguous (strides {list(tensor.stride())})", f"pass {name}.contiguous()")
+    require_aligned(name, tensor)
+
+
+def require_aligned(name: str, tensor: torch.Tensor) -> None:
+    """`tensor` starts on 16 bytes.
+
+    Raises:
+        InputError: it does not.
+    """
     if tensor.data_ptr() % 16:
         raise InputError(
             f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()})",
@@ -62,3 +71,11 @@ def require_no_grad(name: str, tensor: torch.Tensor) -> None:
             f"{name} requires a gradient, and jitmx has inference kernels only",
             f"call under torch.no_grad() or pass {name}.detach()",
         )
+
+
+def mismatch(name: str, tensor: object, shape: tuple[int, ...], x: torch.Tensor) -> InputError:
+    """What is wrong with a tensor that is to be contiguous, of this shape, and of x's dtype on x's GPU."""
+    found = require_cuda(name, tensor)
+    wanted = f"{str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
+    strides = "" if found.is_contiguous() else f" with strides {list(found.stride())}"
+    return InputError(f"{name} is {describe(found)}{strides}; it must be contiguous {wanted}")

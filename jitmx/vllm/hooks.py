@@ -61,7 +61,6 @@ _TABLE: dict[str, dict[str, str]] = {
     "vllm.model_executor.custom_op": {"op_registry_oot": ""},
     "vllm.model_executor.model_loader.utils": {"configure_quant_config": "quant_config model_class"},
     "vllm.model_executor.utils": {"replace_parameter": "layer param_name new_tensor"},
-    "vllm._custom_ops": {"rms_norm": "out input weight epsilon"},
     "vllm.model_executor.layers.layernorm": {"RMSNorm.__init__": "hidden_size eps var_hidden_size has_weight"},
     "vllm.model_executor.models.gpt_oss": {
         "MLPBlock.forward": "self x",

@@ -1,6 +1,6 @@
 """Products and experts of a transformer block with its RMSNorm and residual, as operators: opaque to torch.compile.
 
-What is fused depends on the number of rows, and traced code does not know it.
+What is fused depends on the number of rows, and traced code does not know it. A norm that is not is `norm.rms`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import linear as torch_linear
-from vllm import _custom_ops
 
 from jitmx import model_kernels, settings
 from jitmx.arch import Arch
@@ -26,15 +25,6 @@ from jitmx.ops.moe.checks import Recipe
 from jitmx.ops.routing import calls as routing_calls
 from jitmx.runtime import card
 from jitmx.vllm import monitor
-
-
-def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """RMSNorm of x over its last dimension, by vLLM's kernel where there is a GPU."""
-    if not x.is_cuda:
-        return compose.rms_norm(x, norm, epsilon)
-    out = torch.empty_like(x)
-    _custom_ops.rms_norm(out, x, norm, epsilon)
-    return out
 
 
 def run_linear(
@@ -53,7 +43,7 @@ def run_linear(
     weight = operand.find(words, scales, n, k, layout)
     fused = _fused(weight, x, bias is not None, residual is not None, norm is not None)
     if norm is not None and not fused.norm:
-        x, norm = rms_norm(x, norm, epsilon), None
+        x, norm = compose.rms_norm(x, norm, epsilon), None
     prefetch = operand.prefetch(*prefetched)
     if residual is None:
         return product.run(x, weight, bias, None, None, norm, epsilon, prefetch=prefetch)
@@ -115,7 +105,7 @@ def run_experts(
     ids: torch.Tensor
     weights: torch.Tensor | None = None
     fuses = 0 < x.shape[0] <= model_kernels.NORMED_ROWS
-    seen = x if fuses else rms_norm(x, norm, epsilon)
+    seen = x if fuses else compose.rms_norm(x, norm, epsilon)
     if 0 < x.shape[0] <= FEW_TOKENS:
         found = routing_calls.run_route(
             seen, router, router_bias, norm if fuses else None, None, top, scoring, epsilon, None, None,

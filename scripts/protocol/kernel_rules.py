@@ -20,6 +20,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "jitmx moe": (r"^jitmx_moe_",),
     "jitmx linear": (r"^jitmx_linear_",),
     "jitmx routing": (r"^jitmx_routing_",),
+    "jitmx norm": (r"^jitmx_norm_",),
     "jitmx quantize": (r"^jitmx_(de)?quantize$",),
     "jitmx other": (r"^jitmx_",),
     "adding norm": (r"\bfused_add_rms_norm_kernel\b", r"^triton_\w*rsqrt"),

@@ -11,6 +11,7 @@ import pytest
 from jitmx import bench as benchmarks
 from jitmx.bench import attention_peers, benchmark, linear, moe_inputs, moe_peers, roofline
 from jitmx.bench import moe as benchmarks_moe
+from jitmx.bench import norm as benchmarks_norm
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.peers import PEERS
@@ -153,6 +154,7 @@ def test_libraries_are_chosen_by_name() -> None:
         "attention": tuple(attention_peers.PEERS),
         "linear": tuple(PEERS),
         "moe": moe_peers.PEERS,
+        "norm": tuple(benchmarks_norm.PEERS),
         "routing": tuple(benchmarks_routing.PEERS),
     }
     assert {name: one.peers for name, one in known.items() if one.peers} == there
@@ -177,7 +179,7 @@ def test_libraries_are_chosen_by_name() -> None:
         (("attention", "head_dim=64"), "'head_dim=64' is no field=value of attention; fields: batch, context"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of attention, linear, moe, quantize, routing, launch"),
+        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jitmx.bench import linear, quantize, timing
+from jitmx.bench import linear, norm, quantize, timing
 from jitmx.bench import routing as benchmarks_routing
 from jitmx.bench.benchmark import Asked
 from jitmx.bench.routing import ALLOWED, Chain, Routers
@@ -45,3 +45,16 @@ def test_routing_of_one_row_takes_3_microseconds_with_its_product_over_routers_t
     routers = Routers(benchmarks_routing.MODELS["gpt-oss-120b"])
     spent, _ = Chain(routers, 1, norm=False).time(benchmarks_routing.jitmx_way(routers, 1, norm=False), ALLOWED)
     assert spent <= 3e-6
+
+
+@pytest.mark.parametrize(("m", "limit"), [(16, 2.0e-6), (64, 2.2e-6)])
+def test_a_norm_of_few_rows_takes_two_microseconds_in_a_chain(m: int, limit: float) -> None:
+    weights = [torch.ones(GPT_OSS_120B.hidden, device="cuda").bfloat16() for _ in range(72)]
+    assert norm.seconds(norm.jitmx_way, m, weights) <= limit
+
+
+def test_a_norm_of_many_rows_runs_at_80_percent_of_a_copy() -> None:
+    copy = timing.copy_bandwidth()
+    weights = [torch.ones(GPT_OSS_120B.hidden, device="cuda").bfloat16() for _ in range(72)]
+    moved = 2 * 8192 * GPT_OSS_120B.hidden * 2
+    assert moved / norm.seconds(norm.jitmx_way, 8192, weights) >= 0.8 * copy

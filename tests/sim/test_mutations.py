@@ -12,6 +12,7 @@ import mutations_experts
 import mutations_experts_more
 import mutations_far
 import mutations_linear_more
+import mutations_norm
 import mutations_order
 import mutations_products
 import mutations_prompts
@@ -36,6 +37,7 @@ _CATALOGUES = (
     mutations_experts,
     mutations_experts_more,
     mutations_far,
+    mutations_norm,
     mutations_order,
     mutations_sampling,
     mutations_sequences,

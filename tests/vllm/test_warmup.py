@@ -95,7 +95,11 @@ def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
     experts = variants(replace(LAYER, norm=True, residual="pair"))
     adding = {variant.spec.name for variant in experts if getattr(variant.knobs, "residual", False) == "pair"}
     assert adding == {"stream", "token", "combine"}
-    # Of one token; more are normalised by vLLM's kernel.
+    # Of one token; more are normalised by a launch before it, one kernel for products and experts.
+    assert [
+        variant.name for needed in (experts, variants(qkv)) for variant in needed if variant.spec.family == "norm"
+    ] == ["norm.rms", "norm.rms"]
+    assert not any("norm.rms" in names(asked) for asked in (LAYER, o, replace(qkv, rows=1)))
     assert {variant.knobs.normalized for variant in experts if variant.spec.name == "route"} == {True, False}
 
 

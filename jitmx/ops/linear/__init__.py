@@ -116,7 +116,7 @@ def run(
     residual_at = norm_at = residual_lo_at = 0
     if residual is not None:
         if not _is(residual, dtype, device, shape):
-            raise _mismatch("residual", residual, shape, x)
+            raise checks.mismatch("residual", residual, shape, x)
         residual_at = residual.data_ptr()
         if residual_at & 15 or residual.requires_grad:
             checks.require_layout("residual", residual)
@@ -136,7 +136,7 @@ def run(
         and out.shape == shape
         and out.is_contiguous()
     ):
-        raise _mismatch("out", out, shape, x)
+        raise checks.mismatch("out", out, shape, x)
     target = out.data_ptr()
     if target & 15:
         checks.require_layout("out", out)
@@ -197,7 +197,7 @@ def _plan(
         raise InputError(f"activation={activation!r} is not one of {', '.join(X_FORMATS)}, or None")
     shape = torch.Size((*x.shape[:-1], weight.n))
     if residual is not None and not _is(residual, x.dtype, x.get_device(), shape):
-        raise _mismatch("residual", residual, shape, x)
+        raise checks.mismatch("residual", residual, shape, x)
     wanted: dict[str, Any] = {"bias": bias is not None, "residual": residual is not None, "norm": norm is not None}
     if residual_lo is not None:
         wanted["residual"] = "pair"
@@ -223,7 +223,7 @@ def require_product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, 
         raise InputError(f"x is on {x.device} and the weight on {weight.device}", "put both on one GPU")
     for name, tensor, count in (("bias", bias, weight.n), ("norm", norm, weight.k)):
         if tensor is not None and not _is(tensor, x.dtype, x.get_device(), (count,)):
-            raise _mismatch(name, tensor, (count,), x)
+            raise checks.mismatch(name, tensor, (count,), x)
 
 
 def require_columns(x: torch.Tensor, n: int, k: int) -> None:
@@ -252,7 +252,7 @@ def vector(name: str, tensor: torch.Tensor, count: int, x: torch.Tensor, dtype: 
         and tensor.dim() == 1
         and tensor.is_contiguous()
     ):
-        raise _mismatch(name, tensor, (count,), x)
+        raise checks.mismatch(name, tensor, (count,), x)
     if tensor.requires_grad:
         checks.require_no_grad(name, tensor)
     address: int = tensor.data_ptr()
@@ -282,7 +282,7 @@ def _low_part(residual_lo: torch.Tensor, residual: torch.Tensor | None) -> int:
     if residual is None:
         raise InputError("residual_lo is the low part of a residual, which is missing", "pass that residual too")
     if not _is(residual_lo, residual.dtype, residual.get_device(), residual.shape):
-        raise _mismatch("residual_lo", residual_lo, tuple(residual.shape), residual)
+        raise checks.mismatch("residual_lo", residual_lo, tuple(residual.shape), residual)
     address: int = residual_lo.data_ptr()
     if address & 15 or residual_lo.requires_grad:
         checks.require_layout("residual_lo", residual_lo)
@@ -298,13 +298,6 @@ def _is(tensor: object, dtype: torch.dtype, device: int, shape: tuple[int, ...])
         and tensor.shape == shape
         and tensor.is_contiguous()
     )
-
-
-def _mismatch(name: str, tensor: object, shape: tuple[int, ...], x: torch.Tensor) -> InputError:
-    found = checks.require_cuda(name, tensor)
-    wanted = f"{str(x.dtype).removeprefix('torch.')} {list(shape)} on {x.device}"
-    strides = "" if found.is_contiguous() else f" with strides {list(found.stride())}"
-    return InputError(f"{name} is {checks.describe(found)}{strides}; it must be contiguous {wanted}")
 
 
 def require_norm(norm: torch.Tensor, address: int, epsilon: float) -> None:
@@ -377,7 +370,7 @@ def _fake_into(
     *others, out = rest[:6]
     y = _fake_operator(x, words, scales, n, k, layout, *others)
     if out.dtype is not y.dtype or out.shape != y.shape:
-        raise _mismatch("out", out, tuple(y.shape), x)
+        raise checks.mismatch("out", out, tuple(y.shape), x)
 
 
 _ARGUMENTS = (

@@ -10,6 +10,8 @@ import torch
 from jitmx.dispatch.call import decomposition
 from jitmx.kernels.linear.arguments import X_FORMATS
 from jitmx.kernels.linear.steps import ABSENT
+from jitmx.kernels.norm import takes
+from jitmx.ops import norm as kernel
 from jitmx.ops.linear.operand import Weight
 from jitmx.ops.linear.plan import problem
 from jitmx.ops.quantize import dequantize, quantize
@@ -34,7 +36,12 @@ def left(extras: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def rms_norm(x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * norm over the last dimension, in fp32, rounded once to x's dtype."""
+    """x / sqrt(mean(x^2) + epsilon) * norm over the last dimension, in fp32, rounded once to x's dtype.
+
+    By `norm.rms` where it takes the rows, else by torch.
+    """
+    if card.holds(x) and takes(x.shape[-1]):
+        return kernel.run(x, norm, epsilon)
     return torch.nn.functional.rms_norm(x.float(), norm.shape, norm.float(), epsilon).to(x.dtype)
 
 

@@ -1,0 +1,91 @@
+"""Faults of RMSNorm: what it waits for, what its warps share, the ends of rows, and its arithmetic (`mutation.py`)."""
+
+from __future__ import annotations
+
+from mutation import catalogue, variant
+
+VARIANTS = {
+    "norm-rms": variant("norm", "rms", "sm_90a"),
+    "norm-rms-two": variant("norm", "rms", "sm_121a", dtype="fp16", block=128, vectors=2),
+    "norm-rms-long": variant("norm", "rms", "sm_90a", block=1024, vectors=2),
+}
+
+_WAIT = "  wait_for_previous();\n"
+_FIRST = "  Vectors x = load(args.x + u64(row) * args.stride, args.vectors);\n"
+_NEXT = "if (more) x = load(args.x + u64(next) * args.stride, args.vectors);"
+_SCALE = "rsqrtf(fmaf(all.x + all.y + (all.z + all.w), args.inverse, args.epsilon))"
+_PRODUCT = "T::low(x) * T::low(weight) * scale, T::high(x) * T::high(weight) * scale"
+
+MUTATIONS = catalogue(VARIANTS, {
+    "norm-rms": (
+        ("the wait is gone", _WAIT, ""),
+        ("x is read before the wait", _WAIT, "  if (args.x[0].x == 7u) return;\n" + _WAIT),
+        ("some blocks do not wait", _WAIT, "  if (blockIdx.x == 0u) wait_for_previous();\n"),
+        ("y is written before the wait", _WAIT, "  if (threadIdx.x == 0u) args.y[blockIdx.x * args.vectors] = Vec4{};\n"
+         + _WAIT),
+        ("sums are read before all are there", "    __syncthreads();\n", "    __syncwarp();\n"),
+        ("sums of two rows share their place", "u32 turn = 0u;; turn ^= 1u", "u32 turn = 0u;; turn ^= 0u"),
+        ("every lane writes a sum", "if (threadIdx.x % 32 == 0) sums[turn]", "sums[turn]"),
+        ("the last four warps are left out", "i < kWarps / 4; ++i) plus", "i < kWarps / 4 - 1; ++i) plus"),
+        ("a warp's sum is that of its halves", "int step = 16; step > 0; step /= 2",
+         "int step = 8; step > 0; step /= 2"),
+        ("a vector past the end of a row is read", "load_or_zero(row + at, at < vectors)",
+         "load_or_zero(row + at, at <= vectors)"),
+        ("the last vector of a row is not read", "load_or_zero(row + at, at < vectors)",
+         "load_or_zero(row + at, at + 1u < vectors)"),
+        ("a vector past the end of a row is written", "if (at < args.vectors) y[at] = out;",
+         "if (at <= args.vectors) y[at] = out;"),
+        ("the last vector of a row is not written", "if (at < args.vectors) y[at] = out;",
+         "if (at + 1u < args.vectors) y[at] = out;"),
+        ("the next row is the neighbour's", "const u32 next = row + gridDim.x;", "const u32 next = row + 1u;"),
+        ("a row more than there are", "const bool more = next < args.rows;", "const bool more = next <= args.rows;"),
+        ("the last row is left out", "const bool more = next < args.rows;", "const bool more = next + 1u < args.rows;"),
+        ("the next row takes the place of this one", "    const Vectors now = x;\n    " + _NEXT + "\n",
+         "    " + _NEXT + "\n    const Vectors now = x;\n"),
+        ("rows of x follow one another", _FIRST, _FIRST.replace("args.stride", "args.vectors")),
+        ("next rows of x follow one another", _NEXT, _NEXT.replace("args.stride", "args.vectors")),
+        ("x starts at 32 bits", _FIRST, _FIRST.replace("u64(row) * args.stride", "row * u32(args.stride)")),
+        ("the next row of x starts at 32 bits", _NEXT,
+         _NEXT.replace("u64(next) * args.stride", "next * u32(args.stride)")),
+        ("y starts at 32 bits", "args.y + u64(row) * args.vectors", "args.y + row * args.vectors"),
+        ("epsilon is a constant", "args.inverse, args.epsilon)", "args.inverse, 1e-5f)"),
+        ("epsilon is left out", "args.inverse, args.epsilon)", "args.inverse, 1e-30f)"),
+        ("epsilon is added to the root", _SCALE,
+         "(1.f / (sqrtf((all.x + all.y + (all.z + all.w)) * args.inverse) + args.epsilon))"),
+        ("squares are added up, their mean is not taken", "args.inverse, args.epsilon)", "1.f / 64, args.epsilon)"),
+        ("the mean is of a whole block's values", "args.inverse, args.epsilon)",
+         "1.f / (kThreads * kVectors * 8), args.epsilon)"),
+        ("a NaN counts as zero", "even = fmaf(T::low(values[j]), T::low(values[j]), even);",
+         "even = fmaxf(fmaf(T::low(values[j]), T::low(values[j]), even), 0.f);"),
+        ("odd values are left out", "warp_sum(even + odd)", "warp_sum(even + even)"),
+        ("the weight has no sign", _PRODUCT,
+         "T::low(x) * fabsf(T::low(weight)) * scale, T::high(x) * fabsf(T::high(weight)) * scale"),
+        ("the weight is one more", _PRODUCT,
+         "T::low(x) * (1.f + T::low(weight)) * scale, T::high(x) * (1.f + T::high(weight)) * scale"),
+        ("rounded before the weight", _PRODUCT,
+         "T::widen(T::round(T::low(x) * scale)) * T::low(weight), "
+         "T::widen(T::round(T::high(x) * scale)) * T::high(weight)"),
+        ("values end at the largest that fp16 holds", _PRODUCT,
+         "fminf(T::low(x), 65504.f) * T::low(weight) * scale, fminf(T::high(x), 65504.f) * T::high(weight) * scale"),
+        ("zeros have no sign", _PRODUCT,
+         "T::low(x) * T::low(weight) * scale + 0.f, T::high(x) * T::high(weight) * scale + 0.f"),
+    ),
+    "norm-rms-two": (
+        ("the wait is gone", _WAIT, ""),
+        ("a thread's second vector is its first", "const u32 at = threadIdx.x + i * kThreads;\n    out",
+         "const u32 at = threadIdx.x;\n    out"),
+        ("vectors of a thread lie side by side", "const u32 at = threadIdx.x + i * kThreads;\n      const Vec4 out",
+         "const u32 at = threadIdx.x * kVectors + i;\n      const Vec4 out"),
+        ("squares overflow in fp16", "even = fmaf(T::low(values[j]), T::low(values[j]), even);",
+         "even += T::low(T::multiply(values[j], values[j]));"),
+        ("the last row is left out", "const bool more = next < args.rows;", "const bool more = next + 1u < args.rows;"),
+    ),
+    "norm-rms-long": (
+        ("the next row is this one again", "    x = load(args.x + u64(row) * args.stride, args.vectors);\n  }",
+         "    x = load(args.x + u64(blockIdx.x) * args.stride, args.vectors);\n  }"),
+        ("the next row of x starts at 32 bits", "    x = load(args.x + u64(row) * args.stride, args.vectors);\n  }",
+         "    x = load(args.x + row * u32(args.stride), args.vectors);\n  }"),
+    ),
+})  # fmt: skip
+
+ESCAPES: tuple[tuple[str, str], ...] = ()
