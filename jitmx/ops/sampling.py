@@ -93,8 +93,8 @@ def sample_requests(
 
     Args:
         logits: [rows, vocab], as for `greedy_sample`.
-        requests: int64 [rows], where in `prompts` each request is.
-        lengths: int32 [rows], tokens of each that have been read behind this step.
+        requests: int64 [rows], where in `prompts` each request is; more behind them are padding.
+        lengths: int32 [rows], tokens of each that have been read behind this step; as above.
         prompts: int32, of any number of requests: tokens that are read before one is sampled. They may lie in memory of
             the host that the GPU reads.
 
@@ -108,15 +108,14 @@ def sample_requests(
     made = _found(logits)
     rows = logits.shape[0]
     if (
-        requests.shape != (rows,) or lengths.shape != (rows,) or requests.dtype is not torch.int64
-        or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
+        logits.dim() != 2 or requests.numel() < rows or lengths.numel() < rows
+        or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
         or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
-        or logits.dim() != 2
     ):  # fmt: skip
         raise InputError(
             f"logits are {checks.describe(logits)}, requests {checks.describe(requests)}, lengths "
-            f"{checks.describe(lengths)} and prompts {checks.describe(prompts)}; they must be [rows, vocab], int64 "
-            "[rows], int32 [rows] and int32, contiguous but for the rows of the logits"
+            f"{checks.describe(lengths)} and prompts {checks.describe(prompts)}; they must be [rows, vocab], int64 and "
+            "int32 of as many rows or more, and int32, contiguous but for the rows of the logits"
         )
     place = logits.device
     tokens = torch.empty((rows, 1), dtype=torch.int64, device=place)

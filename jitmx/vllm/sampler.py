@@ -22,8 +22,10 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 
 from jitmx import sampling_kernels
+from jitmx.errors import InputError
 from jitmx.ops.sampling import DTYPES, sample_requests
 from jitmx.vllm import facts, hooks, warmup
+from jitmx.vllm.log import logger
 
 # What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
 _KNOWN: dict[str, tuple[Any, str]] = {
@@ -83,10 +85,19 @@ class JitmxSampler(Sampler):  # type: ignore[misc]
             or logits.stride(1) != 1
         ):
             return super().__call__(logits, input_batch)
-        tokens, sampled, rejected = sample_requests(
-            logits, input_batch.idx_mapping, input_batch.seq_lens, self.req_states.prefill_len.gpu
-        )
+        try:
+            tokens, sampled, rejected = sample_requests(
+                logits, input_batch.idx_mapping, input_batch.seq_lens, self.req_states.prefill_len.gpu
+            )
+        except InputError as error:  # nothing was launched
+            _say_refused(str(error))
+            return super().__call__(logits, input_batch)
         return SamplerOutput(tokens, None, None, sampled, rejected)
+
+
+@functools.cache
+def _say_refused(why: str) -> None:
+    logger.warning("vLLM samples a greedy batch that jitmx was to: %s", why)
 
 
 class _GreedySampling:

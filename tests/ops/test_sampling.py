@@ -101,7 +101,8 @@ def test_requests_get_what_vllm_gives_them(card: Simulated, rows: int) -> None:
         prompts = torch.randint(1, 50, (rows + 5,), generator=draw, dtype=torch.int32)
         requests = torch.randperm(rows + 5, generator=draw)[:rows]
         lengths = prompts[requests] + torch.randint(-1, 2, (rows,), generator=draw, dtype=torch.int32)
-        found = sampling.sample_requests(given, requests, lengths, prompts)
+        padding = torch.zeros(seed, dtype=torch.int32)
+        found = sampling.sample_requests(given, requests, torch.cat([lengths, padding]), prompts)
         for tensor, right in zip(found, stock(given, requests, lengths, prompts), strict=True):
             assert tensor.dtype == right.dtype and torch.equal(tensor, right)
     assert card.kernels == ["sampling.greedy"] * 3
@@ -112,10 +113,11 @@ def test_requests_that_do_not_go_with_the_logits_are_refused(card: Simulated) ->
     lengths, prompts = torch.ones(2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
     for wrong in (
         (given, requests.int(), lengths, prompts), (given, requests[:1], lengths, prompts),
+        (given, requests, lengths[:1], prompts),
         (given, requests, lengths.long(), prompts), (given, requests, lengths, prompts[::2]),
         (given[None], requests[:1], lengths[:1], prompts),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=r"they must be \[rows, vocab\], int64"):
+        with pytest.raises(InputError, match=r"they must be \[rows, vocab\], int64 and int32 of as many"):
             sampling.sample_requests(*wrong)
     assert not card.launched
 

@@ -14,6 +14,7 @@ import torch
 
 import jitmx
 from jitmx.errors import InputError
+from jitmx.ops import sampling
 from jitmx.ops.linear import operand
 from jitmx.runtime import driver, launch, load
 from simulated_card import Simulated, on_cpu
@@ -228,3 +229,11 @@ def test_launches_are_made_with_the_device_of_x_as_the_current_one(
         entered.clear()
         run()
         assert entered == ([] if current == -1 else [-1])
+
+
+def test_the_tokens_of_requests_cost_twenty_four_calls_at_most_and_those_of_rows_fifteen() -> None:
+    """Of the first ten make outputs and find addresses, five see whether tensors are contiguous."""
+    logits, requests = torch.zeros(2, 64, dtype=BF16), torch.arange(2)
+    lengths, prompts = torch.ones(2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+    assert calls(lambda: sampling.sample_requests(logits, requests, lengths, prompts)) <= 24
+    assert calls(lambda: jitmx.greedy_sample(logits)) <= 15

@@ -69,11 +69,11 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def batch_of(slots: list[int], lengths: list[int] | None = None) -> InputBatch:
-    """Requests in these slots, with one row of logits each."""
+    """Requests in these slots, with one row of logits each; lengths are padded, as for a graph."""
     made = InputBatch.make_dummy(len(slots), len(slots), InputBuffers(SLOTS, 64, HOST))
     return dataclasses.replace(
         made, idx_mapping=torch.tensor(slots), idx_mapping_np=np.array(slots, np.intp),
-        seq_lens=torch.tensor(lengths or [9] * len(slots), dtype=torch.int32),
+        seq_lens=torch.tensor([*(lengths or [9] * len(slots)), 0, 0], dtype=torch.int32),
     )  # fmt: skip
 
 
@@ -112,8 +112,8 @@ def test_a_greedy_batch_gets_what_vllm_gives_it(stock: Callable[..., Any], rows:
             found = ours(logits, batch)
         assert card.kernels == ["sampling.greedy"] and type(found) is SamplerOutput
         # As _gumbel_sample_kernel at temperature 0 and _get_num_sampled_and_rejected_kernel have it.
-        reading = batch.seq_lens < prompts.gpu[batch.idx_mapping]
-        sampled = torch.where(reading, 0, torch.ones_like(batch.seq_lens))
+        reading = batch.seq_lens[:rows] < prompts.gpu[batch.idx_mapping]
+        sampled = torch.where(reading, 0, batch.seq_lens.new_ones(rows))
         rejected = torch.where(reading, 0, batch.cu_num_logits.diff() - sampled)
         tokens = torch.from_numpy(logits.float().numpy().argmax(1)).view(-1, 1)
         for tensor, wanted in ((found.sampled_token_ids, tokens), (found.num_sampled, sampled),
@@ -188,6 +188,17 @@ def test_drafts_other_logits_and_slots_without_a_request_are_vllms(stock: Callab
     with simulated_card.on_cpu("sm_90a"):
         found = ours(padded[:, :VOCAB], batch)
     assert torch.equal(found.sampled_token_ids[:, 0], torch.from_numpy(logits_of(2).float().numpy().argmax(1)))
+
+
+def test_what_the_launch_cannot_take_is_vllms_and_said_once(host: Any, stock: Callable[..., Any]) -> None:
+    ours = JitmxSampler(stock(), torch.bfloat16)
+    ours.add_request(0, GREEDY)
+    sampler._say_refused.cache_clear()
+    for _ in range(2):
+        assert not taken(ours, [0], idx_mapping=torch.zeros(1, dtype=torch.int32))
+    (line,) = [text for level, text in host.said if level == "WARNING"]
+    assert line.startswith("vLLM samples a greedy batch that jitmx was to: logits are bfloat16 [1, 100]")
+    assert taken(ours, [0])
 
 
 def test_it_has_the_state_of_the_sampler_that_vllm_made(stock: Callable[..., Any]) -> None:
