@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import companion, companions, fits_one_launch, split
 from jitmx.errors import KnobError
-from jitmx.kernels import Decomposition, Problem
+from jitmx.kernels import Companion, Decomposition, Problem
 from jitmx.registry.spec import Variant
 
 
@@ -96,12 +96,21 @@ def call(op: str, problem: Problem, arch: Arch, *, multiprocessors: int | None =
     parts = split(op, found.problem, arch, multiprocessors=multiprocessors)
     launches = [Launch(choice, times * found.passes) for choice, times in parts]
     whole = dataclasses.replace(launches[0].choice, problem=problem)
-    launches += [Launch(companion(whole, item), found.passes) for item in found.before]
+    launches += [Launch(companion(whole, item), found.passes) for item in (*_made(problem, found), *found.before)]
     launches += [Launch(choice) for choice in companions(whole)]
     if found.rest is not None:
         launches += call(op, found.rest, arch, multiprocessors=multiprocessors).launches
     named = (*found.unfused, *(item.step for item in family.companions(problem, whole.variant) if item.step))
     return Call(problem, {name: family.steps[name] for name in named}, tuple(launches))
+
+
+def _made(problem: Problem, found: Decomposition) -> Iterator[Companion]:
+    """Launches of other families that make unfused steps."""
+    for name in found.unfused:
+        for other in kernels.families().values():
+            asked = other.makes(name, problem)
+            if asked is not None:
+                yield Companion(other.name, asked, {}, {})
 
 
 def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> Call:

@@ -117,6 +117,8 @@ class Family:
         decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
             launch. By default there is one, without an unfused step.
         steps: what each step is that may run unfused, in words.
+        makes: what it is asked where it makes a step of another family's call that runs unfused, by the step's name and
+            the problem of the call; None where it does not.
         tuning: what `jitmx tune` asks and measures of it; None where nothing is to be tuned.
         benchmark: what `jitmx bench` measures of it, or None.
     """
@@ -135,6 +137,7 @@ class Family:
     companions: Callable[[Any, Variant], tuple[Companion, ...]] = lambda problem, variant: ()
     decompositions: Callable[[Any], Iterable[Decomposition]] = lambda problem: (Decomposition(problem),)
     steps: Mapping[str, str] = field(default_factory=dict)
+    makes: Callable[[str, Any], Problem | None] = lambda step, problem: None
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None
 

@@ -272,6 +272,11 @@ def _check(problem: NormProblem, variant: Variant) -> None:
         )
 
 
+def _makes(step: str, problem: Any) -> NormProblem | None:
+    """RMSNorm of a product's X, where no kernel has it fused; torch makes that of other lengths."""
+    return NormProblem(problem.k, problem.dtype) if step == "norm" and takes(problem.k) else None
+
+
 FAMILY = Family(
     name="norm",
     summary="RMSNorm of rows, launched beside what comes before and after",
@@ -291,5 +296,6 @@ FAMILY = Family(
     ),
     problem=NormProblem,
     typical=lambda arch: (NormProblem(),),
+    makes=_makes,
     benchmark=Benchmark("jitmx.bench.norm", "RMSNorm of 1 to 8192 rows", peers=("torch", "vllm")),
 )

@@ -29,6 +29,7 @@ def test_rmsnorm_that_no_kernel_has_fused_for_so_many_rows_runs_apart(target, ru
     assert said["problem"]["norm"] and not said["launched"]["norm"] and "norm" not in said["kernel"]
     assert [step["step"] for step in said["apart"]] == ["norm"]
     assert "unfused     norm: RMSNorm of X before the product" in run("explain", *words).stdout
+    assert "norm.rms" in [launch["kernel"] for launch in said["following"]]
 
 
 def test_experts_that_another_launch_chooses_from_logits_are_said_to_be_chosen_there(run, read) -> None:

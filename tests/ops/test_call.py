@@ -84,7 +84,8 @@ def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict
 
 def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card: Simulated) -> None:
     found = explain("linear", card.target, m=65, n=5120, k=2880, norm=True)
-    (launch,) = found.launches
+    launch, norm = found.launches
+    assert norm.choice.variant.spec.family == "norm" and norm.choice.problem.hidden == 2880 and norm.times == 1
     assert list(found.unfused) == ["norm"] and found.problem.norm and not launch.choice.problem.norm
     assert not getattr(launch.choice.variant.knobs, "norm", False)
     title, unfused, kernel, *_ = found.lines()

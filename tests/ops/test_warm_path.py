@@ -170,6 +170,22 @@ def test_a_layer_with_another_second_weight_or_residual_has_launches_of_its_own(
     ]
 
 
+def test_a_warm_norm_calls_twenty_two_functions_at_most() -> None:
+    x, weight, out = torch.zeros(3, K, dtype=BF16), torch.ones(K, dtype=BF16), torch.empty(3, K, dtype=BF16)
+    assert calls(lambda: jitmx.rms_norm(x, weight, out=out)) <= 22
+    assert calls(lambda: jitmx.rms_norm(x, weight)) <= 20
+
+
+@pytest.mark.parametrize("how", ["astray", "traced"])
+@pytest.mark.parametrize("name", ["x", "weight"])
+def test_a_warm_norm_refuses_tensors_of_known_shape_that_lie_wrong(name: str, how: str) -> None:
+    change, said = LIES[how]
+    right = {"x": torch.zeros(3, K).bfloat16(), "weight": torch.ones(K).bfloat16()}
+    jitmx.rms_norm(**right)
+    with pytest.raises(InputError, match=f"{name} {said}"):
+        jitmx.rms_norm(**{**right, name: change(right[name])})
+
+
 def attention_inputs() -> dict[str, Any]:
     """What a layer of gpt-oss gives at one token: views of QKV's output and of vLLM's cache."""
     q, k, v = (x.unflatten(1, (-1, 64)) for x in torch.zeros(1, 80 * 64).bfloat16().split([4096, 512, 512], 1))
