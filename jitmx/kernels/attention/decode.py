@@ -47,7 +47,7 @@ class DecodeKnobs(Knobs):
     rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most")
     group_split: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share a KV head's rows, 16 a warp")
     keys: int = knob(32, choices=(16, 32, 64), doc="old tokens that warps of all rows take at a time")
-    stages: int = knob(3, low=2, high=8, doc="of these, under way")
+    stages: int = knob(3, low=1, high=8, doc="of these, under way")
     warps: int = knob(4, low=1, high=16, doc="a block, a multiple of rows / 16")
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that the registers of a multiprocessor must suffice for")
     reduction: str = knob("none", choices=("none", "cluster", "global"), doc="where blocks merge what they have")
@@ -99,6 +99,8 @@ def shared_bytes(knobs: DecodeKnobs) -> int:
     elif knobs.reduction == "global":
         size += 24 + 4  # the scheduler, and whether this block is the last
     size += 48 + 4  # what it works on, and whether there is work
+    if knobs.sinks != "no_sinks":
+        size += knobs.group // knobs.group_split * 4
     return -(-size // 128) * 128
 
 
@@ -128,6 +130,8 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
     if knobs.warps % team:
         said = f"warps={knobs.warps} are not whole teams: {_block_rows(knobs)} rows take {team} warps each"
         raise KnobError(said, f"use a multiple of {team}")
+    if team > 1 and knobs.stages < 2:
+        raise KnobError(f"stages=1 of a team of {team} warps: it fills a stage while it reads another", "use stages=2")
     if knobs.group > knobs.rows:
         raise KnobError(f"rows={knobs.rows} hold no token of group={knobs.group}", f"use rows={knobs.group}")
     if (knobs.reduction == "cluster") != (knobs.parts > 1):
@@ -213,7 +217,9 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
         return _within(problem, arch, knobs | {"warps": 8, "keys": 16, "blocks_per_sm": 1}, stages=2)
     if shared_out := _cluster(problem, arch, multiprocessors):
-        return _within(problem, arch, knobs | shared_out, stages=3)
+        # The ring holds all that a warp has of a short context, and leaves room for blocks of the next launch.
+        stages = 2 if shared_out["group_split"] == 2 and problem.context <= _EVEN else 3
+        return _within(problem, arch, knobs | shared_out, stages)
     knobs |= {"reduction": "global"}
     if crowded and problem.cache == "same":
         return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
@@ -232,7 +238,7 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
         return None
     found = {"reduction": "cluster", "parts": parts, "group_split": split, "blocks_per_sm": 1}
     if split > 1:
-        return found | {"warps": 8 if split == 2 else 4, "keys": 16 if split == 2 and parts == 4 else 32}
+        return found | {"warps": 8 if split == 2 else 4, "keys": 32}
     narrow = problem.cache == "e4m3" and team == 1 and parts == 8 and problem.context <= _EVEN
     wide = team == 1 and (parts == 2 or problem.context > _EVEN)
     return found | {"warps": 8 if wide else 4, "keys": 64 if narrow else 32}
@@ -274,7 +280,7 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
          "group_split": split}
         for warps, keys, stages in (
             (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2),
-            (5, 16, 2), (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5),
+            (5, 16, 2), (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5), (4, 64, 1), (8, 64, 1), (8, 32, 1),
         )
         for blocks in (1, 2, 4)
         for split in (1, 2, 4) if whole % split == 0

@@ -1,6 +1,7 @@
 // How keys and values lie in shared memory, a token a row, and how fragments of m16n8k16 are read from there.
 #pragma once
 #include "jitmx/attention/rope.cuh"
+#include "jitmx/math/divisor.cuh"
 #include "jitmx/math/warp.cuh"
 #include "jitmx/ptx/matrix.cuh"
 #include "jitmx/ptx/shared.cuh"
@@ -62,9 +63,9 @@ template <class T, int D> struct SameFormat {
   // Which value of the head column tile j's elements 2 t and 2 t + 1 are.
   static __device__ __forceinline__ int column(int j, int t, int element) { return 8 * j + 2 * t + element; }
 
-  // What the cache keeps of eight values, where it lies there and in shared memory.
+  // What the cache keeps of eight values of T, where it lies there and in shared memory.
   using Stored = Vec4;
-  static __device__ __forceinline__ Stored stored(const Eight& v, float) { return rounded<T>(v); }
+  template <class> static __device__ __forceinline__ Stored stored(const Vec4& v, const Divisor&) { return v; }
   static __device__ __forceinline__ Stored* in_cache(void* cache, u64 at) {
     return reinterpret_cast<Stored*>(static_cast<u16*>(cache) + at);
   }
@@ -169,12 +170,13 @@ template <int D> struct E4m3Format {
   }
 
   using Stored = uint2;
-  static __device__ __forceinline__ Stored stored(const Eight& v, float scale) {
+  template <class T> static __device__ __forceinline__ Stored stored(const Vec4& values, const Divisor& scale) {
+    const Eight v = widened<T>(values);
     u32 word[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      word[i] = to_e4m3x2(v.x[4 * i] / scale, v.x[4 * i + 1] / scale) |
-                to_e4m3x2(v.x[4 * i + 2] / scale, v.x[4 * i + 3] / scale) << 16;
+      word[i] = to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1])) |
+                to_e4m3x2(scale(v.x[4 * i + 2]), scale(v.x[4 * i + 3])) << 16;
     return make_uint2(word[0], word[1]);
   }
   static __device__ __forceinline__ Stored* in_cache(void* cache, u64 at) {

@@ -17,32 +17,36 @@ template <class T> __device__ __forceinline__ Vec4 rounded(const Eight& v) {
           T::round_pair(v.x[6], v.x[7])};
 }
 
-// `Count` numbers of a table, whose elements are T or, for void, float. The address is a multiple of their bytes.
+// `Count` numbers of a table, whose elements are T or, for void, float, as they lie there: half the registers, and they
+// are widened while what they turn is on its way. The address is a multiple of their bytes.
 template <class T, int Count> struct TableRow {
-  static __device__ __forceinline__ void load(const void* table, u64 at, float (&out)[8]) {
-    const u16* const source = static_cast<const u16*>(table) + at;
+  uint2 words[Count / 4];
+
+  __device__ __forceinline__ void load(const void* table, u64 at) {
+    const uint2* const source = reinterpret_cast<const uint2*>(static_cast<const u16*>(table) + at);
 #pragma unroll
-    for (int i = 0; i < Count; i += 4) {
-      const uint2 four = __ldg(reinterpret_cast<const uint2*>(source + i));
-      out[i] = T::low(four.x);
-      out[i + 1] = T::high(four.x);
-      out[i + 2] = T::low(four.y);
-      out[i + 3] = T::high(four.y);
-    }
+    for (int i = 0; i < Count / 4; ++i) words[i] = __ldg(source + i);
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    const u32 pair = i / 2 % 2 ? words[i / 4].y : words[i / 4].x;
+    return i % 2 ? T::high(pair) : T::low(pair);
   }
 };
 template <int Count> struct TableRow<void, Count> {
-  static __device__ __forceinline__ void load(const void* table, u64 at, float (&out)[8]) {
+  float values[Count];
+
+  __device__ __forceinline__ void load(const void* table, u64 at) {
     const float* const source = static_cast<const float*>(table) + at;
 #pragma unroll
     for (int i = 0; i < Count; i += 4) {
       const float4 four = __ldg(reinterpret_cast<const float4*>(source + i));
-      out[i] = four.x;
-      out[i + 1] = four.y;
-      out[i + 2] = four.z;
-      out[i + 3] = four.w;
+      values[i] = four.x;
+      values[i + 1] = four.y;
+      values[i + 2] = four.z;
+      values[i + 3] = four.w;
     }
   }
+  __device__ __forceinline__ float operator[](int i) const { return values[i]; }
 };
 
 struct NoRope {
@@ -59,15 +63,15 @@ template <class Table, int Rotary> struct Neox {
   static constexpr bool kRotates = true;
   static constexpr int kHalf = Rotary / 2;
   struct Angles {
-    float cos[8], sin[8];
+    TableRow<Table, 8> cos, sin;
   };
   // Of the eight values from `d` on, for a token at `position`.
   static __device__ __forceinline__ Angles angles(const void* table, long long position, int d) {
     Angles found = {};
     if (d < Rotary) {
       const u64 at = u64(position) * Rotary + u32(d < kHalf ? d : d - kHalf);
-      TableRow<Table, 8>::load(table, at, found.cos);
-      TableRow<Table, 8>::load(table, at + kHalf, found.sin);
+      found.cos.load(table, at);
+      found.sin.load(table, at + kHalf);
     }
     return found;
   }
@@ -84,14 +88,14 @@ template <class Table, int Rotary> struct Neox {
 template <class Table, int Rotary> struct Interleaved {
   static constexpr bool kRotates = true;
   struct Angles {
-    float cos[8], sin[8];
+    TableRow<Table, 4> cos, sin;
   };
   static __device__ __forceinline__ Angles angles(const void* table, long long position, int d) {
     Angles found = {};
     if (d < Rotary) {
       const u64 at = u64(position) * Rotary + u32(d) / 2u;
-      TableRow<Table, 4>::load(table, at, found.cos);
-      TableRow<Table, 4>::load(table, at + Rotary / 2, found.sin);
+      found.cos.load(table, at);
+      found.sin.load(table, at + Rotary / 2);
     }
     return found;
   }
