@@ -215,33 +215,38 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"keys": 16, "blocks_per_sm": 4}, stages=2)
         if not problem.window:
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
-        return _within(problem, arch, knobs | {"warps": 8, "keys": 16, "blocks_per_sm": 1}, stages=2)
+        # The ring holds the whole window and the new tokens, where it can: one step.
+        split, one_step = _split(problem, multiprocessors, blocks=1), problem.window <= 8 * 32 - 8
+        knobs |= {"warps": 8, "blocks_per_sm": 1, "group_split": split}
+        return _within(problem, arch, knobs, stages=1) if one_step else _within(problem, arch, knobs | {"keys": 16}, 2)
     if shared_out := _cluster(problem, arch, multiprocessors):
-        # The ring holds all that a warp has of a short context, and leaves room for blocks of the next launch.
-        stages = 2 if shared_out["group_split"] == 2 and problem.context <= _EVEN else 3
-        return _within(problem, arch, knobs | shared_out, stages)
+        return _within(problem, arch, knobs | shared_out, shared_out["stages"])
     knobs |= {"reduction": "global"}
     if crowded and problem.cache == "same":
         return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
     return _within(problem, arch, knobs | {"warps": 8 if team == 1 else 4, "blocks_per_sm": 1}, stages=3)
 
 
-def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any] | None:
-    """Clusters that keep most multiprocessors busy, where a few requests leave them room."""
+def _split(problem: AttentionProblem, multiprocessors: int, blocks: int) -> int:
+    """Blocks that share a KV head's query heads, 16 rows each, where `blocks` of each item leave multiprocessors idle."""
     items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
-    split = team if team in (2, 4) and problem.group % team == 0 and items * team * 2 <= multiprocessors else 1
-    fit = [parts for parts in (2, 4, 8) if items * split * parts <= multiprocessors]
-    if "cluster" not in arch.features or not fit:
-        return None
-    parts = min(fit[-1], 4 if split > 1 else 8)
+    return team if team in (2, 4) and problem.group % team == 0 and items * team * blocks <= multiprocessors else 1
+
+
+def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any] | None:
+    """Clusters on half of the multiprocessors, which read as fast as all with fewer parts to merge; of a few requests."""
+    items, split = problem.batch * problem.kv_heads, _split(problem, multiprocessors, blocks=2)
     if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN):
         return None
-    found = {"reduction": "cluster", "parts": parts, "group_split": split, "blocks_per_sm": 1}
-    if split > 1:
-        return found | {"warps": 8 if split == 2 else 4, "keys": 32}
-    narrow = problem.cache == "e4m3" and team == 1 and parts == 8 and problem.context <= _EVEN
-    wide = team == 1 and (parts == 2 or problem.context > _EVEN)
-    return found | {"warps": 8 if wide else 4, "keys": 64 if narrow else 32}
+    fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
+    if "cluster" not in arch.features or items * split * 2 > multiprocessors:
+        return None
+    found = {"reduction": "cluster", "group_split": split, "blocks_per_sm": 1, "warps": 8, "keys": 32}
+    if not fit:
+        return found | {"parts": 2, "stages": 3 if split == 1 else 2}
+    if problem.context <= 4 * 8 * 64 and 4 in fit:  # all of a short context is one step of four blocks
+        return found | {"parts": 4, "keys": 64, "stages": 1}
+    return found | {"parts": fit[-1], "stages": 3}
 
 
 def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
