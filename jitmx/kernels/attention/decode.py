@@ -228,13 +228,13 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
 
 
 def _split(problem: AttentionProblem, multiprocessors: int, blocks: int) -> int:
-    """Blocks that share a KV head's query heads, 16 rows each, where `blocks` of each item leave multiprocessors idle."""
+    """Blocks that share a KV head's query heads, 16 rows each, where `blocks` of each leave multiprocessors idle."""
     items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
     return team if team in (2, 4) and problem.group % team == 0 and items * team * blocks <= multiprocessors else 1
 
 
 def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any] | None:
-    """Clusters on half of the multiprocessors, which read as fast as all with fewer parts to merge; of a few requests."""
+    """Clusters on half of the multiprocessors, for a few requests: they read as fast, and fewer parts are merged."""
     items, split = problem.batch * problem.kv_heads, _split(problem, multiprocessors, blocks=2)
     if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN):
         return None
