@@ -20,7 +20,7 @@ from jitmx.toolchain import nvrtc
 SEVERAL = {
     "mbarrier.try_wait.parity.shared::cta.b64": "a thread's wait, and that of a warp that goes on together",
     "mbarrier.test_wait.parity.shared::cta.b64": "a wait where try_wait is missing, and a question",
-    "ld.global.nc.L1::no_allocate.L2::256B.v4.b32": "a load, and one that may be left out",
+    "ld.global.L1::no_allocate.L2::256B.v4.b32": "a load, and one that may be left out",
     "cp.async.ca.shared.global": "a copy, and one that may be cut short",
     "wgmma.wait_group.sync.aligned": "a wait, and one that compilers do not take for it",
     "cvt.rn.satfinite.e2m1x2.f32": "four in one wrapper of eight values",

@@ -11,12 +11,13 @@ __device__ __forceinline__ Vec4 load_stream(const Vec4* address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
   return v;
 }
-// The same, or zeros where `inside` is false; the address is not read then.
+// The same, or zeros where `inside` is false; the address is not read then. It is asked for where it is written: ptxas
+// moves loads through .nc behind griddepcontrol.wait.
 __device__ __forceinline__ Vec4 load_stream_or_zero(const Vec4* address, bool inside) {
   Vec4 v;
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-      "@p ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+      "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(address), "r"(u32(inside)));
   return v;
 }
