@@ -80,6 +80,7 @@ def correctness(
             known = found["cached"]["known"]
             wanted = [len(prompt) - 1 for prompt in cached]
             report.check("one token alone", known == wanted, f"{item.name}: {known} tokens were in the cache")
+            report.check_attention(item.name, item.attention_by, found["startup"])
             if item.layers:
                 report.check_warm_up(f"{item.name}, warm-up", found["late"])
     if isinstance(reference, str):
