@@ -26,12 +26,22 @@ from scripts.protocol.report import FAILED, ProtocolError, Report
 @click.option("--layers", "text", default="all", help="What jitmx serves: moe,qkv,o,lm_head, all, or none.")
 @click.option("--backend", type=click.Choice(configurations.STOCK), default="auto", help="vLLM's backend for experts.")
 @click.option("--activation", type=click.Choice(configurations.ACTIVATIONS), default="bf16", help="Of the experts.")
+@click.option("--attention", type=click.Choice(configurations.ATTENTION), default="auto", help="Jitmx's, or vLLM's.")
 @click.option("--passes", type=click.IntRange(1), help="Forward passes in the profile.")
 @click.option("--model-layers", type=click.IntRange(1), help="Transformer layers of the model.")
-def main(profile: Path, text: str, backend: str, activation: str, passes: int | None, model_layers: int | None) -> None:
+def main(
+    profile: Path,
+    text: str,
+    backend: str,
+    activation: str,
+    attention: str,
+    passes: int | None,
+    model_layers: int | None,
+) -> None:
     """Judge the kernels in PROFILE by the rules for a configuration; print one JSON object."""
     try:
-        asked = configurations.Configuration(configurations.layers(text), backend, activation)
+        layers = configurations.layers(text)
+        asked = configurations.Configuration(layers, backend, activation, attention=attention)
         found = profiles.read(profile)
     except ProtocolError as error:
         raise click.UsageError(str(error)) from None

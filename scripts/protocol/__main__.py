@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from jitmx.errors import JitmxError
-from scripts.protocol import configurations, correctness, features, figures, levels, metadata, regression
+from scripts.protocol import configurations, correctness, features, figures, levels, metadata, needle, regression
 from scripts.protocol import reference as references
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.engines import Place
@@ -96,6 +96,10 @@ def _common(level: str) -> Callable[[_F], _F]:
                 ),
                 click.option("--tile", default="auto", help="Tile of jitmx's experts, such as 64x128."),
                 click.option(
+                    "--attention", type=click.Choice(configurations.ATTENTION), default="auto",
+                    help="Jitmx's, vLLM's (off), or what jitmx takes by default.",
+                ),
+                click.option(
                     "--out", type=_FOLDER, default=f"protocol-out/{level}", help="Folder for logs and report.json."
                 ),
                 click.option(
@@ -117,9 +121,8 @@ def _asked(given: dict[str, Any]) -> Any:
     model, preset, out = given.pop("model"), given.pop("synthetic"), given.pop("out").resolve()
     if (model is None) == (preset is None):
         raise ProtocolError("give --model FOLDER or --synthetic PRESET, one of them")
-    ours = Configuration(
-        configurations.layers(given.pop("layers")), given.pop("backend"), given.pop("activation"), given.pop("tile")
-    )
+    fields = {name: given.pop(name) for name in ("backend", "activation", "tile", "attention")}
+    ours = Configuration(configurations.layers(given.pop("layers")), **fields)
     if preset is not None:
         model = out / f"model-{preset}"
         if not (model / "config.json").is_file():
@@ -145,6 +148,9 @@ def _run(level: Callable[..., Report], given: dict[str, Any], **more: Any) -> No
     _finish(report, asked.place.out / "report.json", asked.place.model)
 
 
+_attentions_option = click.option(
+    "--attentions", help="Of on, off and auto, separated by commas, over --attention; each with every choice of layers."
+)
 _stock_option = click.option(
     "--stock", default="triton,marlin", help="Stock backends to compare with, separated by commas."
 )
@@ -152,6 +158,12 @@ _stock_option = click.option(
 
 def _stock(text: str) -> tuple[Configuration, ...]:
     return tuple(Configuration(backend=name.strip()) for name in text.split(","))
+
+
+def _layers_and_attention(given: dict[str, Any], sets: str, attentions: str | None) -> list[tuple[str, str]]:
+    """Every choice of layers with every one of attention."""
+    of = (given["attention"] if attentions is None else attentions).split(",")
+    return [(text, attention.strip()) for text, attention in itertools.product(sets.split(";"), of)]
 
 
 @main.command()
@@ -181,17 +193,24 @@ def level15(**given: Any) -> None:
     default="cpu",
     help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
 )
+@_attentions_option
+@click.option(
+    "--long-tokens",
+    type=click.IntRange(0),
+    show_default=f"{needle.TOKENS} where max_model_len allows",
+    help="Tokens of prompts with a needle; 0: none.",
+)
 @click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")
-def level2(stock: str, sets: str | None, reference: str, **given: Any) -> None:
+def level2(stock: str, sets: str | None, attentions: str | None, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside stock backends and transformers in float32."""
     backends = _stock(stock)
     if len(backends) != 2 or len(set(backends)) != 2:
         raise ProtocolError(f"--stock {stock}: two different backends are wanted; their distance is the measure")
-    first, *more = (given["layers"] if sets is None else sets).split(";")
-    given["layers"] = first
+    pairs = _layers_and_attention(given, given["layers"] if sets is None else sets, attentions)
+    (given["layers"], given["attention"]), *more = pairs
     also = [
-        Configuration(configurations.layers(text), given["backend"], given["activation"], given["tile"])
-        for text in more
+        Configuration(configurations.layers(text), given["backend"], given["activation"], given["tile"], attention)
+        for text, attention in more
     ]
     kept = Path(reference) if reference.endswith(".npz") else reference
     wanted = None if reference == "none" else kept
@@ -203,18 +222,21 @@ def level2(stock: str, sets: str | None, reference: str, **given: Any) -> None:
 @click.option("--model", type=_OLD_FOLDER, required=True, help="Folder of a gpt-oss checkpoint.")
 @click.option("--device", default="cpu", help="Where transformers runs: cpu or cuda.")
 @click.option("--seed", default=0, help="Of prompts.")
+@click.option("--long-tokens", type=click.IntRange(0), default=0, help="Of level 2's prompts with a needle; 0: none.")
 @click.option("--timeout", default=3600.0, help="Seconds that it may take.")
 @click.option("--out", type=_FOLDER, default="protocol-out/reference", help="Folder for its log.")
-def reference_file(file: Path, model: Path, device: str, seed: int, timeout: float, out: Path) -> None:
+def reference_file(
+    file: Path, model: Path, device: str, seed: int, long_tokens: int, timeout: float, out: Path
+) -> None:
     """Float32 logits for level 2 into FILE (.npz), for a machine that has no room for transformers.
 
-    It serves --reference of level 2 on the same checkpoint and seed.
+    It serves --reference of level 2 on the same checkpoint, seed and long tokens.
     """
     if file.suffix != ".npz":
         raise ProtocolError(f"{file}: a reference is named .npz")
     place = Place(model.resolve(), out.resolve(), {}, timeout)
-    prompts, cached = correctness.reference_prompts(place.model, seed)
-    click.echo(json.dumps(references.write(file, place, [*prompts, *cached], device)))
+    prompts = itertools.chain(*correctness.reference_prompts(place.model, seed, long_tokens).values())
+    click.echo(json.dumps(references.write(file, place, list(prompts), device)))
 
 
 @main.command("features")
@@ -277,6 +299,7 @@ def level5(current: Path, baseline: Path, store: bool, tolerance: float, anywher
 @click.option("--sets", default="moe;moe,qkv,o;all", help="Choices of layers, separated by ';'; over --layers.")
 @click.option("--activations", default="bf16", help="Formats of the experts' inputs, separated by commas.")
 @click.option("--tiles", default="auto", help="Tiles, separated by commas.")
+@_attentions_option
 @_stock_option
 @click.option("--batches", default="1,16", callback=_numbers, help="Batches to decode.")
 @click.option("--prefill", default="2048", callback=_numbers, help="Prompts to prefill, tokens.")
@@ -284,15 +307,17 @@ def level6(
     sets: str,
     activations: str,
     tiles: str,
+    attentions: str | None,
     stock: str,
     batches: tuple[int, ...],
     prefill: tuple[int, ...],
     **given: Any,
 ) -> None:
-    """Matrix: every combination of layers, activation and tile, and stock backends beside them."""
+    """Matrix: every combination of layers, attention, activation and tile, and stock backends beside them."""
+    pairs = _layers_and_attention(given, sets, attentions)
     combinations = [
-        Configuration(configurations.layers(text), given["backend"], activation.strip(), tile.strip())
-        for text, activation, tile in itertools.product(sets.split(";"), activations.split(","), tiles.split(","))
+        Configuration(configurations.layers(text), given["backend"], activation.strip(), tile.strip(), attention)
+        for (text, attention), activation, tile in itertools.product(pairs, activations.split(","), tiles.split(","))
     ]
     rows = [*_stock(stock), *dict.fromkeys(combinations)]
     workload = figures.Workload(batches, prefill, decode_tokens=64, requests=5, rounds=1)

@@ -14,8 +14,11 @@ LAYERS = ("moe", "qkv", "o", "lm_head")
 FORMATS = ("mxfp4", "mxfp8")
 STOCK = ("auto", "triton", "marlin", "humming")
 ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+ATTENTION = ("auto", "on", "off")
 _ANNOUNCED = {"auto": r"\w+", "triton": "TRITON", "marlin": "(BATCHED_)?MARLIN", "humming": "HUMMING"}
 PLUGIN_GROUP = "vllm.general_plugins"
+# What jitmx logs of attention that it serves, of layers with a window and of those without.
+ATTENTION_SAID = "jitmx serves attention within a window in ", "jitmx serves attention in "
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Configuration:
         backend: vLLM's MoE backend where jitmx does not serve the experts.
         activation: what jitmx's experts round their inputs to.
         tile: a tile for jitmx's experts, such as 64x128, over every table; "auto" leaves it to them.
+        attention: jitmx's of every layer (on), vLLM's (off), or what jitmx's policy takes by default (auto).
         eager: no torch.compile and no CUDA graphs. Stock vLLM then rounds the residual stream where compiled code does
             not.
     """
@@ -35,6 +39,7 @@ class Configuration:
     backend: str = "auto"
     activation: str = "bf16"
     tile: str = "auto"
+    attention: str = "auto"
     eager: bool = False
 
     def __post_init__(self) -> None:
@@ -48,8 +53,12 @@ class Configuration:
             raise ProtocolError(f"backend {self.backend!r} is not one of {', '.join(STOCK)}")
         if self.activation not in ACTIVATIONS:
             raise ProtocolError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        if not self.layers and (self.activation != "bf16" or self.tile != "auto"):
-            raise ProtocolError("activation and tile are jitmx's; name the layers that it serves, or leave them out")
+        if self.attention not in ATTENTION:
+            raise ProtocolError(f"attention {self.attention!r} is not one of {', '.join(ATTENTION)}")
+        if not self.layers and (self.activation, self.tile, self.attention) != ("bf16", "auto", "auto"):
+            raise ProtocolError(
+                "activation, tile and attention are jitmx's; name the layers that it serves, or leave them out"
+            )
 
     @property
     def served(self) -> frozenset[str]:
@@ -62,6 +71,22 @@ class Configuration:
         return frozenset(item if ":" in item else f"{item}:{FORMATS[0]}" for item in self.layers)
 
     @property
+    def attends(self) -> bool:
+        """Whether attention is jitmx's, by the policy of its plugin."""
+        from jitmx.vllm import policy
+
+        return bool(self.layers) and policy.request(self._options(), environ={}).serves_attention
+
+    @property
+    def attention_by(self) -> str:
+        """Who serves attention: "jitmx" or "vLLM"."""
+        return "jitmx" if self.attends else "vLLM"
+
+    def _options(self) -> dict[str, str]:
+        """What the plugin is asked for by vLLM's additional_config."""
+        return {"mxfp4_layers": ",".join(self.layers), "attention": self.attention}
+
+    @property
     def name(self) -> str:
         """Short and unique: `stock-triton`, `jitmx-moe+qkv:mxfp8-act:mxfp8-tile:64x128`."""
         if not self.layers:
@@ -70,6 +95,7 @@ class Configuration:
         parts += [f"backend:{self.backend}"] if "moe" not in self.served else []
         parts += [f"act:{self.activation}"] if self.activation != "bf16" else []
         parts += [f"tile:{self.tile}"] if self.tile != "auto" else []
+        parts += [f"attn:{self.attention}"] if self.attention != "auto" else []
         parts += ["eager"] if self.eager else []
         return "-".join(parts)
 
@@ -81,13 +107,13 @@ class Configuration:
             found.append(f"jitmx serves {name} in {form or FORMATS[0]} ")
         if "moe" not in self.served:
             found.append(rf"Using '{_ANNOUNCED[self.backend]}' Mxfp4 MoE backend")
-        return found
+        return [*found, *(ATTENTION_SAID if self.attends else ())]
 
     def engine(self) -> dict[str, Any]:
         """Arguments of vLLM's engine; each is also an option of `vllm serve`."""
         options: dict[str, Any] = {}
         if self.layers:
-            options["additional_config"] = {"jitmx": {"mxfp4_layers": ",".join(self.layers)}}
+            options["additional_config"] = {"jitmx": self._options()}
         if self.backend != "auto" and "moe" not in self.served:
             options["kernel_config"] = {"moe_backend": self.backend}
         if self.eager:
@@ -103,7 +129,7 @@ class Configuration:
 
         kept = dict(os.environ if base is None else base)
         # Variables, with their aliases, that change which kernels serve what.
-        fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_")
+        fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_", "attention")
         choosing = [item for item in settings.TABLE if item.field.startswith(fields)]
         for name in ("VLLM_PLUGINS", *(name for item in choosing for name in (item.name, *item.aliases))):
             kept.pop(name, None)
@@ -115,8 +141,8 @@ class Configuration:
         return kept
 
     def as_dict(self) -> dict[str, Any]:
-        """Name and fields, for a report."""
-        return {"name": self.name, **asdict(self)}
+        """Name and fields, and who serves attention, for a report."""
+        return {"name": self.name, **asdict(self), "attention_by": self.attention_by}
 
 
 def layers(text: str) -> tuple[str, ...]:

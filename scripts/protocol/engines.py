@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.protocol import worker
-from scripts.protocol.configurations import Configuration
+from scripts.protocol.configurations import ATTENTION_SAID, Configuration
 from scripts.protocol.report import ProtocolError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +44,17 @@ class Place:
     timeout: float
 
     def engine(self, configuration: Configuration) -> dict[str, Any]:
-        """Arguments of an engine; the configuration's own win."""
-        return {"model": str(self.model), **DEFAULTS, **self.options, **configuration.engine()}
+        """Arguments of an engine; the configuration's own win.
+
+        A backend of attention is for engines whose attention is vLLM's: the plugin would leave jitmx's for it.
+        """
+        options = {"model": str(self.model), **DEFAULTS, **self.options, **configuration.engine()}
+        if configuration.attends:
+            options.pop("attention_backend", None)
+            if "attention_config" in options:
+                said = options["attention_config"].items()
+                options["attention_config"] = {name: value for name, value in said if not name.startswith("backend")}
+        return options
 
 
 # A batch of 64 and 16k tokens of context; graphs for the batches that are measured, no reuse of prefixes between runs.
@@ -180,18 +189,21 @@ def started(
         process.wait()
 
 
-def startup(log: str) -> dict[str, float | int | None]:
+def startup(log: str) -> dict[str, Any]:
     """What an engine's log says of its start: seconds of each phase, None where it says nothing.
 
     `kernels_s` and `compiled` are jitmx's: seconds until its kernels were ready, and how many had to be compiled.
+    `attention` is who serves it.
     """
-    found: dict[str, float | int | None] = {}
+    found: dict[str, Any] = {}
     for name, pattern in _PHASES.items():
         said = pattern.search(log)
         found[name] = float(said[1]) if said else None
     ready = _KERNELS.findall(log)
     found["kernels_s"] = round(sum(float(seconds) for seconds, _ in ready), 3)
     found["compiled"] = sum(int(count) for _, count in ready)
+    ours = [said in log for said in ATTENTION_SAID]
+    found["attention"] = "jitmx" if all(ours) else "jitmx and vLLM" if any(ours) else "vLLM"
     return found
 
 

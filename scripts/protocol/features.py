@@ -75,6 +75,8 @@ def features(asked: Asked, stock: Configuration, *, steps: int = 64, together: b
     said = (place.out / f"{ours}.log").read_text(errors="replace")
     report.check("jitmx serves the experts", "jitmx serves moe in mxfp4" in said, "by the log of its engine")
     report.check_warm_up("warm-up", found[ours]["late"])
+    for item in both:
+        report.check_attention(item.name, item.attention_by, found[item.name]["startup"])
     wanted = [len(prompt) - 1 for prompt in cached]
     for item, what in itertools.product(both, _KNOWN):
         known = found[item.name][what]["known"]

@@ -22,8 +22,18 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "jitmx routing": (r"^jitmx_routing_",),
     "jitmx norm": (r"^jitmx_norm_",),
     "jitmx quantize": (r"^jitmx_(de)?quantize$",),
+    "jitmx attention": (r"^jitmx_attention_",),
     "jitmx other": (r"^jitmx_",),
     "adding norm": (r"\bfused_add_rms_norm_kernel\b", r"^triton_\w*rsqrt"),
+    # FlashAttention 2 to 4 with what prepares and merges, Triton, FlashInfer with TensorRT's and XQA, FlexAttention.
+    "vllm attention": (
+        r"\bflash::", r"flash_?attn", r"\bflash_fwd", r"^kernel_(unified|paged)_attention", r"^reduce_segments",
+        r"^_fwd_kernel(_stage\d|_alibi)?$", r"\bflashinfer::\w*(KVCache|MergeStates)", r"^fmhaSm\d", r"\bkernel_mha\b",
+        r"^triton_tem_fused_\w*flex_attention",
+    ),
+    "cache write": (r"\breshape_and_cache",),
+    # A compiled graph looks cosines and sines up in the launch that rotates.
+    "rotary": (r"\brotary_embedding_kernel\b", r"^triton_\w*index_select"),
     "triton moe": (r"^_(p_)?matmul_ogs",),
     "marlin moe": (r"\bmarlin_moe_wna16::Marlin<",),
     "marlin linear": (r"(^|[^\w:])marlin::Marlin<",),
@@ -47,6 +57,8 @@ class Rule:
         stock: layers that vLLM must serve for the rule to hold.
         backends: vLLM's MoE backends for which it holds; empty: any.
         activations: formats of the experts' inputs for which it holds; empty: any.
+        attends: whether attention must be jitmx's (True) or vLLM's (False) for the rule to hold; None: either.
+        phase: a regular expression for what ran: "^decode "; empty: anything.
         least: (a layer, a pass) launches at least, or None.
         most: (a layer, a pass) launches at most, or None. (0, 0): must not be seen.
         only: a regular expression that narrows the family.
@@ -59,6 +71,8 @@ class Rule:
     stock: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     activations: tuple[str, ...] = ()
+    attends: bool | None = None
+    phase: str = ""
     least: tuple[int, int] | None = None
     most: tuple[int, int] | None = None
     only: str = ""
@@ -71,12 +85,15 @@ class Rule:
             and not set(self.stock) & configuration.served
             and (not self.backends or configuration.backend in self.backends)
             and (not self.activations or configuration.activation in self.activations)
+            and self.attends in (None, configuration.attends)
         )
 
 
 _BACKENDS = {"triton": "triton moe", "marlin": "marlin moe", "humming": "humming"}
 _DENSE = ("qkv", "o", "lm_head")
 _NEVER = (0, 0)
+_ATTENDING = r"_(decode|prefill|wgmma)$"
+_FUSED = r"^jitmx_routing_route", r"^jitmx_linear_stream"
 
 RULES: tuple[Rule, ...] = (
     Rule("jitmx moe", "jitmx serves the experts", served=("moe",), least=(1, 0)),
@@ -112,9 +129,30 @@ RULES: tuple[Rule, ...] = (
     # without linear.stream, which has the norm in it, keep vLLM's blocks.
     Rule(
         "adding norm", "a block's products add the residual", served=("moe", "qkv:mxfp4", "o"), most=(0, 1),
-        beside=(r"^jitmx_routing_route", r"^jitmx_linear_stream"),
+        beside=_FUSED,
     ),
     Rule("marlin linear", "no dense layer is quantized by vLLM", most=_NEVER),
+    Rule("jitmx attention", "vLLM serves attention", attends=False, most=_NEVER),
+    Rule("jitmx attention", "jitmx serves every layer's attention", attends=True, least=(1, 0), only=_ATTENDING),
+    Rule(
+        "jitmx attention", "attention and cache write of a decode are one launch", attends=True, phase="^decode ",
+        least=(1, 0), most=(1, 0), only=r"_decode$",
+    ),
+    *(
+        # attention.decode takes 128 rows, tokens times the query heads of a KV head.
+        Rule("jitmx attention", why, attends=True, phase=r"^prefill \d{3,}$", least=(1, 0), only=only)
+        for why, only in (
+            ("a kernel for many new tokens attends", r"_(prefill|wgmma)$"),
+            ("a launch before it writes the cache", r"_append$"),
+        )
+    ),
+    Rule("vllm attention", "jitmx serves attention, not vLLM", attends=True, most=_NEVER),
+    Rule("cache write", "jitmx's attention writes the cache", attends=True, most=_NEVER),
+    # In blocks with fused norms; what tells them is what tells of them above.
+    Rule(
+        "rotary", "the launch of attention rotates q and k", served=("moe", "qkv:mxfp4", "o"), attends=True,
+        most=_NEVER, beside=_FUSED,
+    ),
 )  # fmt: skip
 
 
@@ -145,17 +183,20 @@ def family(name: str) -> str | None:
     return next((key for key, patterns in FAMILIES.items() if any(re.search(p, name) for p in patterns)), None)
 
 
-def judge(launches: Mapping[str, int], configuration: Configuration, *, layers: int, passes: int) -> list[Finding]:
+def judge(
+    launches: Mapping[str, int], configuration: Configuration, *, layers: int, passes: int, phase: str = ""
+) -> list[Finding]:
     """What every rule for `configuration` says of a profile.
 
     Args:
         launches: demangled kernel name to number of launches.
         layers: transformer layers of the model.
         passes: forward passes in the profile.
+        phase: what ran, as a profile says it.
     """
     findings = []
     for rule in RULES:
-        if not rule.holds_for(configuration):
+        if not rule.holds_for(configuration) or not re.search(rule.phase, phase):
             continue
         if not all(any(re.search(pattern, name) for name in launches) for pattern in rule.beside):
             continue
@@ -183,7 +224,7 @@ def check(
         passes, layers: over what the profile says of itself. Where neither knows, a bound means seen at all.
     """
     passes, layers = passes or profile.passes or 1, layers or profile.layers or 1
-    for finding in judge(profile.launches, configuration, layers=layers, passes=passes):
+    for finding in judge(profile.launches, configuration, layers=layers, passes=passes, phase=profile.phase):
         report.check(f"{configuration.name}, {profile.phase}", finding.passed, finding.words())
     total = sum(kernel.us for kernel in profile.kernels) or 1.0
     shares: dict[str, float] = {}

@@ -100,6 +100,7 @@ def stress(asked: Asked, *, requests: int, parallel: int, context: int) -> Repor
                 report.check("the same prompt, the same tokens", other == 0, f"{other} of {requests} answers differ")
         report.check("still answers", server.healthy(), "health was asked for after the last request")
         said = server.log.read_text(errors="replace")
+        report.check_attention(asked.ours.name, asked.ours.attention_by, engines.startup(said))
         late = ["".join(found) for found in _COMPILED.findall(said[started:])]
         report.results["compiled_while_serving"] = late
         report.check("no compile while serving", not late, f"{len(late)} kernels: {', '.join(late[:5]) or 'none'}")

@@ -22,7 +22,7 @@ def compare(
     Args:
         current, baseline: reports of level 4.
         tolerance: share by which a figure may be worse.
-        anywhere: compare although card, model or workload differ.
+        anywhere: compare although card, model, workload or who serves attention differ.
 
     Raises:
         ProtocolError: what was measured is not the same thing; the message names what differs.
@@ -69,7 +69,7 @@ def _judge(figure: str, found: float, wanted: float, tolerance: float) -> tuple[
     return worse <= share, f"{found:.4g} against {wanted:.4g}, {change:+.1%}; at most {share:.0%} worse"
 
 
-_WHAT = ("card", "model", "workload", "options of the engine")
+_WHAT = ("card", "model", "workload", "options of the engine", "attention")
 
 
 def _identity(report: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -78,4 +78,6 @@ def _identity(report: Mapping[str, Any]) -> tuple[Any, ...]:
     model = metadata.get("model", {}).get("value") or {}
     names = [(gpu.get("name"), gpu.get("power.limit")) for gpu in gpus]
     digests = {key: model.get(key) for key in ("config_sha256", "headers_sha256")}
-    return names, digests, about.get("workload"), about.get("options")
+    # A report that does not say it is of a time when it was vLLM's.
+    attention = about.get("configuration", {}).get("attention_by", "vLLM")
+    return names, digests, about.get("workload"), about.get("options"), attention

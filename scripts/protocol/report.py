@@ -55,6 +55,11 @@ class Report:
         """Check that no kernel was loaded for a request, `late`, which warm-up should have had."""
         self.check(name, not late, f"loaded for a request: {', '.join(late) or 'nothing'}")
 
+    def check_attention(self, name: str, wanted: str, startup: Mapping[str, Any]) -> None:
+        """Check that who serves attention, by an engine's log, is who is to serve it."""
+        found = startup["attention"]
+        self.check("attention", found == wanted, f"{name}: by its log {found} serves it, wanted {wanted}")
+
     @property
     def passed(self) -> bool:
         """Whether there was something to check and all of it held."""

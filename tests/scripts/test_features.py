@@ -14,11 +14,12 @@ pytest.importorskip("torch", reason="an adapter is drawn with torch")
 pytest.importorskip("safetensors", reason="an adapter is a safetensors file: pip install safetensors")
 
 from scripts.protocol import features
+from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import Report
 from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
-OURS = "jitmx:moe"
+OURS = "jitmx:moe" + ("+attention" if Configuration(("moe",)).attends else "")
 KNOWN = {"known", "known, with others"}
 CACHED = {"unknown"} | KNOWN
 SAME = "a known prefix changes nothing"
@@ -52,6 +53,15 @@ def test_one_prompt_of_eight_that_is_far_passes_and_is_named(run: Any, model: Pa
     assert found["known"]["prompts"][-1] == pytest.approx(0.12, rel=0.1)
     said = {check["name"]: check["seen"] for check in report["checks"]}
     assert all("the prompt of 241 tokens (0.1" in said[what] and "may explain" in said[what] for what in CACHED)
+
+
+def test_attention_is_jitmxs_with_all_of_it_on_where_that_is_asked_for(run: Any, model: Path, tmp_path: Path) -> None:
+    report = asked(run, model, tmp_path / "out", "--attention", "on")
+    startup = report["results"]["startup"]
+    assert {name: start["attention"] for name, start in startup.items()} == {
+        "jitmx-moe-attn:on": "jitmx", "stock-marlin": "vLLM",
+    }  # fmt: skip
+    assert failed(asked(run, model, tmp_path / "out", "--attention", "on", code=1, deaf=True)) == ["attention"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import SCHEMA_VERSION
 from scripts.protocol.sizes import PRESETS
 
@@ -22,12 +23,23 @@ FAKE = Path(__file__).parent / "fake"
 # The levels themselves ask torch for nothing but versions; test_metadata.py asks the real one.
 WITHOUT_TORCH = Path(__file__).parent / "without_torch"
 LAYERS = PRESETS["tiny"].layers
-ALL = "jitmx:moe,qkv,o,lm_head"
+
+
+def told(layers: str, attention: str = "auto") -> str:
+    """What the stand-in calls a configuration."""
+    ours = Configuration(tuple(layers.split(",")), attention=attention)
+    return f"jitmx:{layers}" + ("+attention" if ours.attends else "")
+
+
+ALL, ALL_ON = told("moe,qkv,o,lm_head"), told("moe,qkv,o,lm_head", "on")
+MOE = told("moe")
 OURS = "jitmx-moe+qkv+o+lm_head"
 # Launches a pass of kernels with names as profilers give them.
-JITMX = {"jitmx_moe_decode": LAYERS, "jitmx_linear_gemv": 2 * LAYERS + 1, "jitmx_routing_route": LAYERS}
+PRODUCTS = {"jitmx_moe_decode": LAYERS, "jitmx_linear_gemv": 2 * LAYERS + 1, "jitmx_routing_route": LAYERS}
 TRITON = {"_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 9}
 MARLIN = {"void marlin_moe_wna16::Marlin<1125899906909960l, 128, 1, 4, 8, false, 4, 2>(int4 const*)": 4}
+ATTENDING = {f"jitmx_attention_{kernel}": LAYERS for kernel in ("decode", "append", "wgmma")}
+JITMX = PRODUCTS | (ATTENDING if ALL == ALL_ON else {})
 KERNELS = {ALL: JITMX, "triton": TRITON, "marlin": MARLIN}
 
 
@@ -64,7 +76,7 @@ def failed(report: dict[str, Any]) -> list[str]:
 
 def test_a_server_that_starts_answers_and_ends_passes_the_smoke_test(level: Any) -> None:
     report = level("test_level1_smoke.sh", "--layers", "moe")
-    assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) == 6
+    assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) >= 6
     assert level("test_level1_smoke.sh", "--layers", "none", "--backend", "triton")["passed"]
     assert failed(level("test_level1_smoke.sh", "--layers", "moe,o:mxfp8", code=1)) == ["says what serves"]
 
@@ -90,7 +102,8 @@ def test_a_level_that_is_told_to_end_leaves_no_server_behind(model: Path, tmp_pa
 
 def test_a_report_says_how_long_each_phase_of_a_start_took(level: Any) -> None:
     wanted = {"loading_s": 0.5, "warmup_s": 7.65, "compilation_s": 2.99, "kernels_s": 0.2, "compiled": 0}
-    assert level("test_level1_smoke.sh", "--layers", "moe")["results"]["startup"] == wanted
+    words = ("--layers", "moe", "--attention", "off")
+    assert level("test_level1_smoke.sh", *words)["results"]["startup"] == wanted | {"attention": "vLLM"}
     said = level("test_level1.5_kernel_validation.sh", kernels=KERNELS)["results"]["startup"]
     assert said["jitmx-moe+qkv+o+lm_head"].items() > wanted.items()
 
@@ -109,9 +122,9 @@ def test_a_proxy_in_the_environment_is_not_asked_for_a_server_of_this_machine(
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log(run: Any, model: Path, tmp_path: Path) -> None:
-    told = {"FAKE_VLLM": json.dumps({"fail": ["jitmx:moe"]}), "PYTHONPATH": str(FAKE)}
+    fake = {"FAKE_VLLM": json.dumps({"fail": [MOE]}), "PYTHONPATH": str(FAKE)}
     words = ("--model", model, "--layers", "moe", "--out", tmp_path / "out")
-    said = run("test_level1_smoke.sh", *words, code=2, **told).stderr
+    said = run("test_level1_smoke.sh", *words, code=2, **fake).stderr
     assert "ended with status 1 before it answered" in said and "was told to fail" in said
 
 
@@ -128,6 +141,82 @@ def test_a_profile_without_a_kernel_is_a_failure_not_a_pass(level: Any) -> None:
     report = level("test_level1.5_kernel_validation.sh", code=1)
     launches = [check for check in report["checks"] if not check["name"].endswith("warm-up")]
     assert len(launches) == 3 and all("0 launches were profiled" in check["seen"] for check in launches)
+
+
+def test_attention_has_its_kernels_at_level_15_and_no_others(level: Any) -> None:
+    words = ("--attention", "on")
+    assert level("test_level1.5_kernel_validation.sh", *words, kernels={ALL_ON: PRODUCTS | ATTENDING})["passed"]
+    wrong = level("test_level1.5_kernel_validation.sh", *words, kernels={ALL_ON: PRODUCTS}, code=1)
+    said = [check["seen"] for check in wrong["checks"] if not check["passed"]]
+    assert all("jitmx attention" in seen for seen in said) and len(said) == 2 + 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("test_level1_smoke.sh", ()),
+        ("test_level2_correctness.sh", ("--reference", "none", "--steps", 4, "--chains", 5)),
+        ("test_level3_stress.sh", ("--requests", 10, "--context", 512)),
+    ],
+)
+def test_attention_that_vllm_serves_although_it_is_to_be_jitmxs_fails_a_level(
+    level: Any, script: str, words: tuple[Any, ...]
+) -> None:
+    asked = (*words, "--layers", "moe", "--attention", "on")
+    said = level(script, *asked)
+    assert said["about"]["configuration"]["attention_by"] == "jitmx"
+    missed = level(script, *asked, code=1, deaf=True)
+    assert set(failed(missed)) == {"says what serves" if "level1" in script else "attention"}
+
+
+def test_a_backend_that_is_named_for_attention_is_not_told_to_an_engine_with_jitmxs(level: Any) -> None:
+    words = ("--reference", "none", "--steps", 4, "--chains", 5, "--attention", "on")
+    report = level("test_level2_correctness.sh", *words, "--engine", 'attention_config={"backend":"FLASH_ATTN"}')
+    assert {name: start["attention"] for name, start in report["results"]["startup"].items()} == {
+        f"{OURS}-attn:on": "jitmx", "stock-triton": "vLLM", "stock-marlin": "vLLM", "stock-marlin-eager": "vLLM",
+    }  # fmt: skip
+
+
+def test_attention_on_and_off_are_judged_beside_the_same_stock_engines(level: Any) -> None:
+    words = ("--reference", "none", "--steps", 100, "--chains", 8, "--attentions", "off,on")
+    report = level("test_level2_correctness.sh", *words)
+    assert report["about"]["sets"] == [f"{OURS}-attn:off", f"{OURS}-attn:on"]
+    bad = level("test_level2_correctness.sh", *words, code=1, noise={ALL_ON: 0.2})
+    said = [check for check in bad["checks"] if not check["passed"]]
+    assert {check["name"] for check in said} == {"logits", "logits of one token", "greedy tokens"}
+    assert all(check["seen"].startswith(f"{OURS}-attn:on:") for check in said)
+
+
+LONG = ("--reference", "none", "--steps", 4, "--chains", 5, "--attention", "on", "--long-tokens", 400)
+EVERY = (ALL_ON, "triton", "marlin", "marlin-eager")
+
+
+def test_long_prompts_hold_engines_that_see_all_of_them_and_fail_one_that_does_not(level: Any) -> None:
+    report = level("test_level2_correctness.sh", *LONG, sees=dict.fromkeys(EVERY, 1000))
+    assert report["about"]["long_tokens"] == 400
+    for what in ("logits of long prompts", "logits of one token behind long prompts"):
+        bound = report["results"][what][f"{OURS}-attn:on"]["bound"]
+        assert min(report["results"]["needle moves"][what]) > 4 * bound > 0
+    assert sum(check["name"] == "one token alone" for check in report["checks"]) == 2 * len(EVERY)
+    # The first 51 tokens of 401 are out of sight, which the first needle begins with.
+    bad = level("test_level2_correctness.sh", *LONG, code=1, sees=dict.fromkeys(EVERY, 1000) | {ALL_ON: 350})
+    assert {"logits of long prompts", "logits of one token behind long prompts"} <= set(failed(bad))
+
+
+def test_long_prompts_whose_far_tokens_do_not_count_cannot_tell_and_fail(level: Any) -> None:
+    report = level("test_level2_correctness.sh", *LONG, code=1)
+    assert failed(report) == ["far tokens count"] * 2
+    assert all("cannot tell" in check["seen"] for check in report["checks"] if not check["passed"])
+
+
+def test_long_prompts_are_looked_at_where_the_engine_takes_them(run: Any, model: Path, level: Any) -> None:
+    words = ("--reference", "none", "--steps", 4, "--chains", 5)
+    assert level("test_level2_correctness.sh", *words)["about"]["long_tokens"] == 0
+    said = run("test_level2_correctness.sh", "--model", model, *words, "--long-tokens", 20000, code=2).stderr
+    assert "max_model_len=20002" in said
+    assert "hold no needle" in run("test_level2_correctness.sh", "--model", model, "--long-tokens", 100, code=2).stderr
+    long = level("test_level2_correctness.sh", *words, "--engine", "max_model_len=32768", code=1)  # it sees 4 tokens
+    assert long["about"]["long_tokens"] == 20000 and failed(long) == ["far tokens count"] * 2
 
 
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
@@ -155,7 +244,7 @@ def test_dense_layers_are_judged_by_stock_engines_that_differ_in_them_and_expert
     assert all(len(shared) == 24 for shared in report["results"]["greedy"]["shared"].values())
     said = {check["seen"] for check in report["checks"] if check["name"] == "one token alone"}
     assert len(said) == 5 and any("jitmx-moe: [32, 64, 96" in seen for seen in said)
-    bad = level("test_level2_correctness.sh", *words, code=1, noise={"jitmx:moe": 0.2})
+    bad = level("test_level2_correctness.sh", *words, code=1, noise={MOE: 0.2})
     assert all(check["seen"].startswith("jitmx-moe:") for check in bad["checks"] if not check["passed"])
     # Without prefix caching no prompt is known when it is asked for again.
     cold = level("test_level2_correctness.sh", *words, "--engine", "enable_prefix_caching=false", code=1)
@@ -261,15 +350,26 @@ def test_a_benchmark_of_the_wrong_kernels_does_not_pass(level: Any) -> None:
 
 
 def test_one_combination_that_does_not_start_leaves_the_matrix_its_other_rows(level: Any) -> None:
-    slow = dict.fromkeys(("jitmx:moe", ALL, "triton"), 0.001)
-    kernels = KERNELS | {"jitmx:moe": {"jitmx_moe_decode": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 5}}
+    slow = dict.fromkeys((MOE, ALL, "triton"), 0.001)
+    kernels = KERNELS | {MOE: {"jitmx_moe_decode": LAYERS, "nvjet_tst_64x24_64x16_4x1_v_bz_bias_TNT": 5}}
     words = ("--sets", "moe;all", "--stock", "triton", "--batches", "1", "--prefill", "64")
-    report = level("test_level6_matrix.sh", *words, code=1, kernels=kernels, slow=slow, fail=["jitmx:moe"])
+    report = level("test_level6_matrix.sh", *words, code=1, kernels=kernels, slow=slow, fail=[MOE])
     rows = {row["configuration"]["name"]: row for row in report["results"]["rows"]}
     assert set(rows) == {"stock-triton", "jitmx-moe", "jitmx-moe+qkv+o+lm_head"}
     assert "was told to fail" in rows["jitmx-moe"]["error"] and rows["jitmx-moe"]["metrics"] is None
     assert rows["stock-triton"]["metrics"]["decode_1_tokens_s"] > 0
     assert failed(report) == ["jitmx-moe"]
+
+
+def test_attention_is_an_axis_of_the_matrix(level: Any) -> None:
+    slow = dict.fromkeys((told("moe", "off"), told("moe", "on"), "triton"), 0.001)
+    experts = {"jitmx_moe_decode": LAYERS}
+    kernels = {told("moe", "off"): experts, told("moe", "on"): experts | ATTENDING, "triton": TRITON}
+    words = ("--sets", "moe", "--attentions", "off,on", "--stock", "triton", "--batches", "1", "--prefill", "64")
+    rows = level("test_level6_matrix.sh", *words, kernels=kernels, slow=slow)["results"]["rows"]
+    assert [(row["configuration"]["name"], row["configuration"]["attention_by"]) for row in rows] == [
+        ("stock-triton", "vLLM"), ("jitmx-moe-attn:off", "vLLM"), ("jitmx-moe-attn:on", "jitmx"),
+    ]  # fmt: skip
 
 
 def test_without_the_plugin_installed_a_level_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def test_a_figure_or_configuration_that_is_gone_fails() -> None:
         (("metadata", "model", "value", "headers_sha256"), "cc", "model"),
         (("about", "workload", "batches"), [1, 64], "workload"),
         (("about", "options", "max_model_len"), 4096, "options"),
+        (("about", "configuration"), {"name": "jitmx-moe", "attention_by": "jitmx"}, "attention: 'jitmx' now, 'vLLM'"),
     ],
 )
 def test_another_card_model_or_workload_is_not_compared_unless_told(path: Any, value: Any, word: str) -> None:

@@ -17,6 +17,10 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     long     configuration to the error of its logits after prompts over 500 tokens
     at       configuration to {tokens of a prompt: error of its logits after prompts of that length}
     at_known the same, only where the cache knows how the prompt starts
+    sees     configuration to how many of the last tokens its logits depend on (4 by default)
+    deaf     whether vLLM serves attention although jitmx was asked to
+
+A configuration is the stock backend, or `jitmx:` with its layers, and `+attention` where that is jitmx's.
 """
 
 from __future__ import annotations
@@ -31,18 +35,25 @@ from pathlib import Path
 
 import numpy as np
 
+from jitmx.vllm import policy
+
 TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 
 
 def name_of(options: dict) -> str:
-    """`jitmx` with its layers, or the stock backend."""
-    layers = options.get("additional_config", {}).get("jitmx", {}).get("mxfp4_layers")
+    """Of the configuration."""
+    asked = options.get("additional_config", {}).get("jitmx")
+    layers = None if asked is None else asked["mxfp4_layers"]
     if os.environ.get("VLLM_NO_USAGE_STATS") != "1" or os.environ.get("HF_HUB_OFFLINE") != "1":
         raise RuntimeError("an engine of a test asks the network")
     plugins = os.environ.get("VLLM_PLUGINS", "").split(",")
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
     name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
+    if asked is not None and policy.request(asked, environ={}).serves_attention:
+        if "backend" in options.get("attention_config", {}):
+            raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
+        name += "+attention"
     return name + ("-eager" if options.get("enforce_eager") else "")
 
 
@@ -77,7 +88,8 @@ class Model:
         self.kernels = TOLD.get("kernels", {}).get(self.name, {})
 
     def logits(self, tokens: list[int], cached: int = 0) -> np.ndarray:
-        seed = sum(token * 31**k for k, token in enumerate(tokens[-4:])) + len(tokens)
+        seen = tokens[-TOLD.get("sees", {}).get(self.name, 4) :]
+        seed = sum(token * 31**k for k, token in enumerate(seen)) + len(tokens)
         clean = np.random.default_rng(seed).standard_normal(self.config["vocab_size"])
         if self.adapter is not None:
             clean += 0.5 * np.random.default_rng([seed, 1]).standard_normal(clean.size)
@@ -112,6 +124,8 @@ def say_start(name: str) -> None:
     """What an engine logs of its start."""
     if name.startswith("jitmx"):
         print("jitmx serves moe in mxfp4 on sm_90a (by default)")
+        for kind in ("attention", "attention within a window") if "+attention" in name and "deaf" not in TOLD else ():
+            print(f"jitmx serves {kind} in bfloat16 on sm_90a (by additional_config's attention)")
         compiled = 0 if TOLD.get("warm", True) else 11
         print(f"jitmx: 11 kernels for sm_90a are ready after 0.2 s, {compiled} of them compiled now (cache x)")
     loading = TOLD.get("loading", {}).get(name, 0.5)

@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if model.name.startswith("jitmx"):
-    for layer in model.name.removeprefix("jitmx:").split(","):
+    for layer in model.name.removeprefix("jitmx:").removesuffix("+attention").split(","):
         print(f"jitmx serves {layer} in mxfp4 on sm_90a (by additional_config's mxfp4_layers)", flush=True)
 else:
     print(f"Using '{model.name.upper()}' Mxfp4 MoE backend.", flush=True)
