@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from jitmx.errors import JitmxError
-from scripts.protocol import configurations, correctness, features, figures, levels, metadata, regression
+from scripts.protocol import configurations, correctness, features, figures, levels, metadata, needle, regression
 from scripts.protocol import reference as references
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.engines import Place
@@ -194,6 +194,12 @@ def level15(**given: Any) -> None:
     help="Where transformers runs in float32: cpu, cuda, or none; or a file that the verb reference wrote.",
 )
 @_attentions_option
+@click.option(
+    "--long-tokens",
+    type=click.IntRange(0),
+    show_default=f"{needle.TOKENS} where max_model_len allows",
+    help="Tokens of prompts with a needle; 0: none.",
+)
 @click.option("--together", is_flag=True, help="Start all engines at once; --engine gives each its share of the card.")
 def level2(stock: str, sets: str | None, attentions: str | None, reference: str, **given: Any) -> None:
     """Correctness: logits and greedy tokens beside stock backends and transformers in float32."""
@@ -216,18 +222,21 @@ def level2(stock: str, sets: str | None, attentions: str | None, reference: str,
 @click.option("--model", type=_OLD_FOLDER, required=True, help="Folder of a gpt-oss checkpoint.")
 @click.option("--device", default="cpu", help="Where transformers runs: cpu or cuda.")
 @click.option("--seed", default=0, help="Of prompts.")
+@click.option("--long-tokens", type=click.IntRange(0), default=0, help="Of level 2's prompts with a needle; 0: none.")
 @click.option("--timeout", default=3600.0, help="Seconds that it may take.")
 @click.option("--out", type=_FOLDER, default="protocol-out/reference", help="Folder for its log.")
-def reference_file(file: Path, model: Path, device: str, seed: int, timeout: float, out: Path) -> None:
+def reference_file(
+    file: Path, model: Path, device: str, seed: int, long_tokens: int, timeout: float, out: Path
+) -> None:
     """Float32 logits for level 2 into FILE (.npz), for a machine that has no room for transformers.
 
-    It serves --reference of level 2 on the same checkpoint and seed.
+    It serves --reference of level 2 on the same checkpoint, seed and long tokens.
     """
     if file.suffix != ".npz":
         raise ProtocolError(f"{file}: a reference is named .npz")
     place = Place(model.resolve(), out.resolve(), {}, timeout)
-    prompts, cached = correctness.reference_prompts(place.model, seed)
-    click.echo(json.dumps(references.write(file, place, [*prompts, *cached], device)))
+    prompts = itertools.chain(*correctness.reference_prompts(place.model, seed, long_tokens).values())
+    click.echo(json.dumps(references.write(file, place, list(prompts), device)))
 
 
 @main.command("features")

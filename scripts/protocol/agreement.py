@@ -18,7 +18,7 @@ CHANCE = 0.01
 
 def judge_logits(
     report: Report, tables: dict[str, Any], ours: str, stock: tuple[str, str], what: str = "logits"
-) -> None:
+) -> float:
     """jitmx's logits are no further from the reference than `ERROR_SLACK` times those of the worse stock backend.
 
     Without "transformers" among the tables, a stock backend takes the reference's place: jitmx may be no further from
@@ -26,25 +26,30 @@ def judge_logits(
 
     Args:
         what: a name for these logits, of the check and in the results.
+
+    Returns:
+        How far from it they may be.
     """
     first, second = stock
     if "transformers" in tables:
         wanted = tables["transformers"]
         others = [name for name in tables if name != "transformers"]
         errors = {name: relative_l2(tables[name], wanted) for name in others}
+        each = {name: [relative_l2(*rows) for rows in zip(tables[name], wanted, strict=True)] for name in others}
         agree = {name: float((tables[name].argmax(-1) == wanted.argmax(-1)).mean()) for name in errors}
         bound, whom = ERROR_SLACK * max(errors[first], errors[second]), "transformers in float32"
         found = errors[ours]
     else:
         errors = {f"{a} from {b}": relative_l2(tables[a], tables[b]) for a, b in ((ours, first), (ours, second), stock)}
-        agree = {}
+        agree, each = {}, {}
         bound, whom = ERROR_SLACK * errors[f"{first} from {second}"], "the nearer stock backend"
         found = min(errors[f"{ours} from {first}"], errors[f"{ours} from {second}"])
     report.results.setdefault(what, {})[ours] = {
-        "relative_l2": errors, "same_token": agree, "bound": bound, "against": whom,
+        "relative_l2": errors, "same_token": agree, "bound": bound, "against": whom, "prompts": each,
     }  # fmt: skip
     seen = f"{ours}: relative L2 {found:.4g} from {whom}, wanted at most {bound:.4g}"
     report.check(what, found <= bound, seen)
+    return bound
 
 
 def judge_greedy(

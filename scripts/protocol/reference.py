@@ -74,8 +74,8 @@ def read(file: Path, model: Path, prompts: list[list[int]]) -> Table:
     other = [name for name in wanted if about.get(name) != wanted[name]]
     if other:
         raise ProtocolError(
-            f"{file} was made of another {' and other '.join(other)}; make one of {model.name} and this --seed with "
-            "scripts/make_reference.sh"
+            f"{file} was made of another {' and other '.join(other)}; make one of {model.name}, this --seed and these "
+            "--long-tokens with scripts/make_reference.sh"
         )
     return table
 

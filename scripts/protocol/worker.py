@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # For every engine: nothing that asks the network, and no sampler that FlashInfer would have to build first.
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+# Tokens that the reference reads at a time.
+CHUNK = 1024
 # For an engine that is not a server: one process, so that the profiler sees its kernels.
 ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -135,6 +137,8 @@ class Engine:
 class Reference:
     """transformers' gpt-oss in float32, MXFP4 weights decoded: what every engine is compared with.
 
+    `CHUNK` tokens of a prompt are read at a time, so that their attention to all before them has room.
+
     Args:
         options: `model`, a folder, and `device`.
     """
@@ -158,12 +162,14 @@ class Reference:
         """Logits [vocab] of the token after each prompt, one after another; nothing is known before."""
         import torch
 
+        rows: list[Row] = []
         with torch.inference_mode():
-            rows: list[Row] = [
-                self._model(torch.tensor([prompt], device=self._model.device), logits_to_keep=1).logits[0, -1]
-                .float().cpu().numpy()
-                for prompt in prompts
-            ]  # fmt: skip
+            for prompt in prompts:
+                cache = None
+                for some in torch.tensor([prompt], device=self._model.device).split(CHUNK, dim=1):
+                    answer = self._model(some, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                    cache = answer.past_key_values
+                rows.append(answer.logits[0, -1].float().cpu().numpy())
         return rows, [0] * len(rows)
 
     def greedy(self, prompts: list[list[int]], tokens: int, adapter: None = None) -> list[list[int]]:

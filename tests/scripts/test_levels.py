@@ -187,6 +187,38 @@ def test_attention_on_and_off_are_judged_beside_the_same_stock_engines(level: An
     assert all(check["seen"].startswith(f"{OURS}-attn:on:") for check in said)
 
 
+LONG = ("--reference", "none", "--steps", 4, "--chains", 5, "--attention", "on", "--long-tokens", 400)
+EVERY = (ALL_ON, "triton", "marlin", "marlin-eager")
+
+
+def test_long_prompts_hold_engines_that_see_all_of_them_and_fail_one_that_does_not(level: Any) -> None:
+    report = level("test_level2_correctness.sh", *LONG, sees=dict.fromkeys(EVERY, 1000))
+    assert report["about"]["long_tokens"] == 400
+    for what in ("logits of long prompts", "logits of one token behind long prompts"):
+        bound = report["results"][what][f"{OURS}-attn:on"]["bound"]
+        assert min(report["results"]["needle moves"][what]) > 4 * bound > 0
+    assert sum(check["name"] == "one token alone" for check in report["checks"]) == 2 * len(EVERY)
+    # The first 51 tokens of 401 are out of sight, which the first needle begins with.
+    bad = level("test_level2_correctness.sh", *LONG, code=1, sees=dict.fromkeys(EVERY, 1000) | {ALL_ON: 350})
+    assert {"logits of long prompts", "logits of one token behind long prompts"} <= set(failed(bad))
+
+
+def test_long_prompts_whose_far_tokens_do_not_count_cannot_tell_and_fail(level: Any) -> None:
+    report = level("test_level2_correctness.sh", *LONG, code=1)
+    assert failed(report) == ["far tokens count"] * 2
+    assert all("cannot tell" in check["seen"] for check in report["checks"] if not check["passed"])
+
+
+def test_long_prompts_are_looked_at_where_the_engine_takes_them(run: Any, model: Path, level: Any) -> None:
+    words = ("--reference", "none", "--steps", 4, "--chains", 5)
+    assert level("test_level2_correctness.sh", *words)["about"]["long_tokens"] == 0
+    said = run("test_level2_correctness.sh", "--model", model, *words, "--long-tokens", 20000, code=2).stderr
+    assert "max_model_len=20002" in said
+    assert "hold no needle" in run("test_level2_correctness.sh", "--model", model, "--long-tokens", 100, code=2).stderr
+    long = level("test_level2_correctness.sh", *words, "--engine", "max_model_len=32768", code=1)  # it sees 4 tokens
+    assert long["about"]["long_tokens"] == 20000 and failed(long) == ["far tokens count"] * 2
+
+
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
     words = ("--reference", "none", "--steps", 200, "--chains", 8)
     good = level("test_level2_correctness.sh", *words, torch=True)  # which would read the checkpoint, were there one

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pip install safetensors")
 pytest.importorskip("transformers", reason="the reference is transformers' GptOss")
 
-from scripts.protocol import checkpoint, engines, worker
+from jitmx.registry.case import relative_l2
+from scripts.protocol import agreement, checkpoint, engines, needle, worker
 from scripts.protocol.engines import Place
-from scripts.protocol.report import ProtocolError
+from scripts.protocol.report import ProtocolError, Report
 from scripts.protocol.sizes import PRESETS
 
 TINY = PRESETS["tiny"]
@@ -43,6 +44,37 @@ def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path, tmp_path: 
     np.testing.assert_allclose(np.load(into)[0], engine.logits([prompt])[0][0], rtol=1e-4, atol=1e-4)
 
 
+def test_a_prompt_that_is_read_in_parts_has_the_logits_of_one_that_is_read_at_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = worker.Reference({"model": str(model), "device": "cpu"})
+    prompts = worker.random_prompts(TINY.vocab, [401, 300], 0)  # more than two windows
+    whole, _ = engine.logits(prompts)
+    monkeypatch.setattr(worker, "CHUNK", 150)
+    parts, _ = engine.logits(prompts)
+    assert relative_l2(np.stack(parts), np.stack(whole)) < 1e-5
+
+
+def test_whoever_ignores_a_quarter_with_a_needle_or_all_far_tokens_fails_and_rounding_does_not(model: Path) -> None:
+    engine = worker.Reference({"model": str(model), "device": "cpu"})
+    prompts = needle.prompts(TINY.vocab, 2000, 0)
+    assert len(prompts) == 8 and {len(prompt) for prompt in prompts} == {2001}
+    wanted = np.stack(engine.logits(prompts)[0])
+    source = np.random.default_rng(0)
+    # As far as bf16 takes engines from float32.
+    stock = [wanted + 0.005 * wanted.std() * source.standard_normal(wanted.shape) for _ in range(3)]
+    near = [stock[2], np.stack(engine.logits([prompt[-1000:] for prompt in prompts])[0])]
+    # The last quarter's needle alone: the two prompts that have it there.
+    start = 3 * 2001 // 4
+    near.append(np.stack([*stock[2][:6], *engine.logits([p[:start] + p[start + 400 :] for p in prompts[6:]])[0]]))
+    for ours, passes in zip(near, (True, False, False), strict=True):
+        report = Report("2", {})
+        tables = {"ours": ours, "a": stock[0], "b": stock[1], "transformers": wanted}
+        bound = agreement.judge_logits(report, tables, "ours", ("a", "b"))
+        needle.judge(report, "logits", wanted, bound)
+        assert {check.name: check.passed for check in report.checks} == {"logits": passes, "far tokens count": True}
+
+
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -63,6 +95,9 @@ def test_level_2_takes_its_reference_from_a_file_of_the_same_checkpoint_and_prom
     kept = tmp_path / "kept.npz"
     said = run("protocol.sh", "reference", kept, "--model", model, "--out", tmp_path / "ref")
     assert json.loads(said.stdout)["shape"] == [40, TINY.vocab]
+    long = tmp_path / "long.npz"
+    said = run("protocol.sh", "reference", long, "--model", model, "--out", tmp_path / "ref", "--long-tokens", 400)
+    assert json.loads(said.stdout)["shape"] == [48, TINY.vocab]
 
     def level(folder: Path, *words: object, code: int = 0) -> str:
         asked = ("--model", folder, "--out", tmp_path / "out", "--steps", 8, "--chains", 5, "--reference", kept)
@@ -78,6 +113,11 @@ def test_level_2_takes_its_reference_from_a_file_of_the_same_checkpoint_and_prom
     other = checkpoint.write(tmp_path / "other", TINY, on_grid=True, seed=1).folder
     assert "was made of another checkpoint" in level(other, code=2)
     assert "was made of another prompts" in level(model, "--seed", 1, code=2)
+    assert "these --long-tokens" in level(model, "--long-tokens", 400, code=2)
+    level(model, "--reference", long, "--long-tokens", 400, code=1)  # the stand-in's logits have nothing of the model
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["results"]["logits of long prompts"][ALL]["against"] == "transformers in float32"
+    assert len(report["results"]["logits of long prompts"][ALL]["prompts"][ALL]) == 8
     kept.write_bytes(kept.read_bytes()[:100])
     assert "holds no reference" in level(model, code=2)
 

@@ -17,6 +17,7 @@ What it serves is told by its arguments, as vLLM is told; how it misbehaves, by 
     long     configuration to the error of its logits after prompts over 500 tokens
     at       configuration to {tokens of a prompt: error of its logits after prompts of that length}
     at_known the same, only where the cache knows how the prompt starts
+    sees     configuration to how many of the last tokens its logits depend on (4 by default)
     deaf     whether vLLM serves attention although jitmx was asked to
 
 A configuration is the stock backend, or `jitmx:` with its layers, and `+attention` where that is jitmx's.
@@ -87,7 +88,8 @@ class Model:
         self.kernels = TOLD.get("kernels", {}).get(self.name, {})
 
     def logits(self, tokens: list[int], cached: int = 0) -> np.ndarray:
-        seed = sum(token * 31**k for k, token in enumerate(tokens[-4:])) + len(tokens)
+        seen = tokens[-TOLD.get("sees", {}).get(self.name, 4) :]
+        seed = sum(token * 31**k for k, token in enumerate(seen)) + len(tokens)
         clean = np.random.default_rng(seed).standard_normal(self.config["vocab_size"])
         if self.adapter is not None:
             clean += 0.5 * np.random.default_rng([seed, 1]).standard_normal(clean.size)
