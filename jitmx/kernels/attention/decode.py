@@ -113,7 +113,8 @@ def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
     need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
-    need += 6 * knobs.soft_cap + 6 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
+    need += 8 * (knobs.cache == "e4m3" and knobs.append)  # reciprocals of its scales, and clamps
+    need += 6 * knobs.soft_cap + 10 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
     return 208 if knobs.head_dim == 256 and knobs.keys == 16 else need  # operands are loaded as they are needed
 
 
