@@ -37,7 +37,7 @@ VARIANTS = {
 _JOIN = "merged.join(shared.sinks[row % kGroup]);"
 _MASK = "bits &= __ldg(args.mask + (request.first + token) * 1LL + first / 32);"
 _CAUSAL = "    if (token - first < 31) bits &= token < first ? 0u : (2u << (token - first)) - 1u;\n"
-_WAIT = "copy_wait<kTeam == 1 ? kStages - 1 : kStages - 2>();"
+_WAIT = "          copy_wait<kStages - 2>();"
 _PART = "float* const to = partial_of(args, int(blockIdx.x), work.first) + row * kPitch;"
 _PAST = "    if (d >= Rotary) return;\n#pragma unroll\n    for (int i = 0; i < 4; ++i) {\n      const float a"
 
@@ -116,9 +116,8 @@ _WINDOW = (
     ("a window begins a tile late", "max(found.old - window + 1, 0) / 16", "max(found.old - window + 17, 0) / 16"),
     ("the edge of a window is not masked", " || (kWindowed && token < lowest), seen", ", seen"),
     ("the end of the tokens is not masked", "token + kKeys > request.old || (kWindowed", "(kWindowed"),
-    ("a slot is read before it is there", _WAIT, "copy_wait<kStages>();"),
-    ("a slot is filled that is not read yet", "stream.start(i + kStages, slot);",
-     "stream.start(i + kStages, slot + 1 == kStages ? 0 : slot + 1);"),
+    ("a slot is read before it is there", _WAIT, "          copy_wait<kStages>();"),
+    ("a slot is filled that is not read yet", "slot == 0 ? kStages - 1 : slot - 1);", "slot);"),
     ("what is not there is fetched", "const int bytes = token + 16 * run + row < end_ ? 16 : 0;",
      "const int bytes = 16;"),
     ("the new token is read in the cache", "found.end = Append || found.old < 0 ? found.old : length;",
@@ -164,7 +163,7 @@ _TEAM = (
     ("runs of tokens are brought twice, others never", "member_ / 2 + j * kMembers;", "member_ / 2;"),
     ("copies of the others are not waited for", f"      {_WAIT}\n      meet();", f"      meet();\n      {_WAIT}"),
     ("the ring is written over while others read it", "    copy_wait<0>();\n    meet();", "    copy_wait<0>();"),
-    ("a stage that is under way is begun again", "if (kTeam > 1 && i > 0) stream", "if (kTeam > 1) stream"),
+    ("a stage that is under way is begun again", "if (kStages > 1 && i > 0) stream", "if (kStages > 1) stream"),
     ("a stage ahead of the others is begun", "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);",
      "stream.start(i + kStages - 1, slot);"),
     ("results of one ring are merged", "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings, d);",
