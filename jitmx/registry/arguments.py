@@ -141,8 +141,9 @@ class Arguments:
             letters.append(f"{at - end}x{field.letter}" if at > end else field.letter)
             end = at + field.size
         # Offsets are explicit: of natural alignment no padding is left, but for what starts in the midst of a word.
+        # There an address is an unsigned long, which `struct` packs quicker than a pointer.
         text = "".join(letters)
-        return (start, f"@{text}") if start % 8 == 0 else (start, f"={text.replace('P', 'Q')}")
+        return (start, f"@{text.replace('P', 'L')}") if start % 8 == 0 else (start, f"={text.replace('P', 'Q')}")
 
     def pack(self, values: Mapping[str, Number], shown: Mapping[str, TensorMap], encode: Encode) -> bytes:
         """The struct.
