@@ -120,7 +120,8 @@ class Simulated(Card):
     ) -> Callable[..., None]:
         """Launches by the simulator: the memory that arguments point into is taken there and back."""
         fields = variant.arguments
-        kind = (variant.identity, launch.blocks, launch.workspace, *fixed.values())
+        numbers = (value for name, value in fixed.items() if fields.fields[name].letter != "P")
+        kind = (variant.identity, launch.blocks, launch.workspace, *numbers)
 
         def run(*values: Number) -> None:
             given = {**dict(zip(takes, values, strict=True)), **fixed}

@@ -21,6 +21,9 @@ _LIBRARY: Any = torch.library.Library("jitmx", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _schemas: set[str] = set()
 
+# Whether either is so, which is `torch.compiler.is_compiling` in a third of its time.
+is_tracing, is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
+
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Register an operator under `jitmx::`.

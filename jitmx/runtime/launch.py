@@ -1,8 +1,8 @@
 """Launching a loaded kernel: one struct of arguments, one driver call.
 
 A `Launcher` is bound to a variant, a device, a geometry and the arguments that no call changes. Calling it packs the
-others into a buffer that it owns and hands that to the driver on torch's current stream of the device. A lock keeps two
-threads from sharing the buffer.
+others into a buffer that it owns and hands that to the driver on torch's current stream of the device. No other thread
+has the buffer meanwhile: one that comes then is given another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import functools
 import itertools
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +31,36 @@ _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _Pack = Callable[..., None]
 
 
+class _Room:
+    """Memory of one launch at a time, filled in but for what calls give.
+
+    Attributes:
+        pack: writes that.
+        config: of the driver, with the stream in it.
+        stream: which that is.
+        arguments: of the driver's function, converted: what is left for a call is to cross into the driver.
+    """
+
+    __slots__ = "_keep", "arguments", "config", "pack", "stream"
+
+    def __init__(
+        self, function: int, variant: Variant, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
+    ) -> None:
+        wanted = [driver.programmatic_dependent_launch()] if getattr(variant.knobs, "pdl", False) else []
+        wanted += [driver.cluster_dimension(launch.cluster)] if launch.cluster > 1 else []
+        attributes = (driver.LaunchAttribute * max(len(wanted), 1))(*wanted)
+        self.config = driver.LaunchConfig(
+            launch.blocks, 1, 1, variant.threads, 1, 1, launch.shared_bytes, None, attributes, len(wanted)
+        )
+        buffer = driver.aligned_buffer(variant.arguments.size)
+        self.pack = _packer(variant.arguments, buffer, launch, takes, fixed)
+        self.stream = 0
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        self._keep = attributes, parameters, buffer
+        converted = ctypes.c_void_p.from_param(function)
+        self.arguments = ctypes.byref(self.config), converted, ctypes.byref(parameters), None
+
+
 class Launcher:
     """One kernel with its geometry fixed.
 
@@ -43,9 +72,7 @@ class Launcher:
         fixed: fields that are the same in every call. Those that are neither taken nor fixed are 0.
     """
 
-    __slots__ = (
-        "_arguments", "_config", "_device", "_keep", "_launch", "_lock", "_pack", "_stream", "_workspace", "variant",
-    )  # fmt: skip
+    __slots__ = "_device", "_free", "_launch", "_room", "_workspace", "variant"
 
     def __init__(
         self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
@@ -53,32 +80,18 @@ class Launcher:
         function = load.function(variant, device)
         if launch.cluster > _PORTABLE_CLUSTER:
             driver.allow_large_clusters(function)
-        wanted = [driver.programmatic_dependent_launch()] if getattr(variant.knobs, "pdl", False) else []
-        wanted += [driver.cluster_dimension(launch.cluster)] if launch.cluster > 1 else []
-        attributes = (driver.LaunchAttribute * max(len(wanted), 1))(*wanted)
-        self.variant = variant
-        self._config = driver.LaunchConfig(
-            launch.blocks, 1, 1, variant.threads, 1, 1, launch.shared_bytes, None, attributes, len(wanted)
-        )
-        fields = variant.arguments
+        self.variant, self._device = variant, device
         self._workspace: tuple[int, int, tuple[Any, ...]] | None = None
         if launch.workspace:
-            order = list(fields.fields)
+            order = list(variant.arguments.fields)
             place = sum(order.index(name) < order.index("workspace") for name in takes)
-            kind = (variant.identity, launch.blocks, launch.workspace, *fixed.values())
+            numbers = (value for name, value in fixed.items() if variant.arguments.fields[name].letter != "P")
+            kind = (variant.identity, launch.blocks, launch.workspace, *numbers)
             self._workspace = place, launch.workspace, kind
             takes = (*takes[:place], "workspace", *takes[place:])
-        buffer = driver.aligned_buffer(fields.size)
-        self._pack = _packer(fields, buffer, launch, takes, fixed)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        self._stream = 0
-        self._device = device
-        self._lock = threading.Lock()
-        self._keep = (attributes, parameters)
-        # Converted once: what is left for a call is to pack, set the stream and cross into the driver.
         self._launch = driver.library().cuLaunchKernelEx
-        converted = ctypes.c_void_p.from_param(function)
-        self._arguments = ctypes.byref(self._config), converted, ctypes.byref(parameters), None
+        self._room = functools.partial(_Room, function, variant, launch, takes, fixed)
+        self._free = [self._room()]
 
     def __call__(self, *values: Number) -> None:
         """Launch on torch's current stream of the device, with the values of `takes`. Nothing is waited for.
@@ -96,17 +109,21 @@ class Launcher:
             place, size, kind = self._workspace
             memory = scratch.memory(size, kind, device, stream)
             values = (*values[:place], memory.data_ptr(), *values[place:])
-        self._lock.acquire()  # `with` takes twice the time
+        try:  # a lock takes twice the time
+            room = self._free.pop()
+        except IndexError:  # other threads are launching
+            room = self._room()
         try:
-            self._pack(*values)
-            if stream != self._stream:
-                self._config.stream = self._stream = stream
-            code = self._launch(*self._arguments)
+            if values:
+                room.pack(*values)
+            if stream != room.stream:
+                room.config.stream = room.stream = stream
+            code = self._launch(*room.arguments)
             if code == driver.INVALID_CONTEXT:
                 driver.bind_primary_context(device)
-                code = self._launch(*self._arguments)
+                code = self._launch(*room.arguments)
         finally:
-            self._lock.release()
+            self._free.append(room)
         if code:
             driver.check(code, f"launching {self.variant.name}")
 
@@ -116,9 +133,10 @@ def _packer(
     fixed: Mapping[str, Number],
 ) -> _Pack:  # fmt: skip
     """A function that writes what is taken, over what is fixed and written here."""
-    for name, value in fixed.items():
-        start, layout = fields.format([name])
-        struct.pack_into(layout, buffer, start, value)
+    if fixed:
+        names = [name for name in fields.fields if name in fixed]
+        start, layout = fields.format(names)
+        struct.pack_into(layout, buffer, start, *(fixed[name] for name in names))
     runs = _runs(fields, takes, fixed)
     parts = []
     for names in runs:

@@ -40,7 +40,7 @@ class Step:
         CaptureError: the kernel is not loaded yet, and a CUDA graph is being captured.
     """
 
-    __slots__ = ("_takes", "run", "variant")
+    __slots__ = ("_bound", "_takes", "run", "variant")
 
     def __init__(
         self, variant: Variant, device: int, launch: Launch, fixed: Mapping[str, Number],
@@ -56,7 +56,13 @@ class Step:
             own = {*fixed, "workspace", *(field.name for field in variant.arguments.maps)}
             takes = [name for name in variant.arguments.fields if name not in own]
         self.variant, self._takes = variant, tuple(takes)
+        self._bound = device, launch, fixed
         self.run: Callable[..., None] = card.bind(variant, device, launch, self._takes, fixed)
+
+    def packed(self, *values: Number) -> Callable[[], None]:
+        """`run` with these values, which are packed once for all launches of it."""
+        device, launch, fixed = self._bound
+        return card.bind(self.variant, device, launch, (), {**fixed, **dict(zip(self._takes, values, strict=True))})
 
     def __call__(self, **values: Number) -> None:
         """Launch with fields by name; those that are not given are 0. `run` is quicker."""

@@ -6,6 +6,7 @@ how many requests there are and on upper bounds alone, so that a captured graph 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import HEAD_DIMS, AttentionProblem
 from jitmx.model_kernels import Attention as Kernels
 from jitmx.model_kernels import Needed
+from jitmx.runtime.alike import Alike, alike
 from jitmx.vllm import facts, hooks, monitor, policy, warmup
 
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -257,6 +259,7 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
         self.quantized = policy.cache_format(found) == "e4m3"
         self.dtype = torch.get_default_dtype()
         self.rope: Any = None
+        self._cache: tuple[Alike, int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Round cosines and sines, of which all layers share one table."""
@@ -325,14 +328,10 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
         given = attn_metadata
         if self.kv_sharing_target_layer_name is not None:
             key = value = None
-        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=3)
-        settled: dict[str, Any] = {
-            "max_seq_len": given.max_seq_len, "scale": self.scale, "window": self.window, "soft_cap": self.soft_cap,
-            "sinks": None if self.sinks is None else self.sinks.data, "rope": rope,
-            "rope_style": "neox" if self.rope is None else _style(self.rope),
-        }  # fmt: skip
-        if self.quantized:
-            settled |= {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        keys, values = self._halves(kv_cache)
+        sinks = None if self.sinks is None else self.sinks.data
+        style = "neox" if self.rope is None else _style(self.rope)
+        k_scale, v_scale = (layer._k_scale, layer._v_scale) if self.quantized else (None, None)
         new = query, key, value, given.slot_mapping, output
         tokens = min(query.shape[0], given.slot_mapping.shape[0])  # of a piecewise graph, or of the batch
         whole = query.shape[0] == given.slot_mapping.shape[0]
@@ -344,9 +343,26 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
                 q, k, v, slots, out = (None if tensor is None else tensor[rows] for tensor in new)
             jitmx.attention(
                 q, k, v, keys, values, part.block_table, part.seq_lens, part.query_start_loc,
-                max_query_len=part.max_query_len, slot_mapping=None if k is None else slots, out=out, **settled,
+                max_query_len=part.max_query_len, max_seq_len=given.max_seq_len, scale=self.scale, sinks=sinks,
+                window=self.window, soft_cap=self.soft_cap, rope=rope, rope_style=style,
+                slot_mapping=None if k is None else slots, k_scale=k_scale, v_scale=v_scale, out=out,
             )  # fmt: skip
         return output
+
+    def _halves(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a cache as `jitmx.attention` takes them, made anew where it is not as the last one was."""
+        if self._cache is not None:
+            same, at, halves = self._cache
+            if same(kv_cache) and kv_cache.data_ptr() == at:
+                return halves
+        # Of `data`, as views of the tensor itself would keep it: they go with it, and so does its memory.
+        keys, values = kv_cache.data.transpose(1, 2).split(self.head_size, dim=3)
+        self._cache = alike((kv_cache,)), kv_cache.data_ptr(), (keys, values)
+        self._watch = weakref.ref(kv_cache, self._forget)
+        return keys, values
+
+    def _forget(self, _cache: object) -> None:
+        self._cache = None
 
 
 _REMEDY = "serve with another --attention-backend, or without one"

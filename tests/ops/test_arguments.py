@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import jitmx
 from jitmx import arch
+from jitmx.kernels import Family
 from jitmx.kernels.linear import wgmma
 from jitmx.kernels.linear.arguments import ARGUMENTS, NO_PREFETCH
 from jitmx.kernels.linear.arguments import PREFETCH as NEXT
@@ -19,7 +21,7 @@ from jitmx.ops.linear.packed import PackedWeight
 from jitmx.ops.linear.plan import Plan
 from jitmx.registry.launch import Launch
 from jitmx.registry.tensor_map import BYTES, TensorMap
-from jitmx.runtime import card, driver, launch, load
+from jitmx.runtime import card, driver, launch, load, scratch
 from jitmx.runtime.launch import Launcher
 from jitmx.sim.tensormap import encode
 
@@ -40,9 +42,13 @@ class Driver:
 
     def __init__(self) -> None:
         self.structs: list[bytes] = []
+        self.streams: list[int | None] = []
+        self.meanwhile: Callable[[], object] = lambda: None
         self.start, self.size = 0, ARGUMENTS.size
 
-    def cuLaunchKernelEx(self, _config: object, _function: object, parameters: object, _extra: object) -> int:  # noqa: N802
+    def cuLaunchKernelEx(self, config: Any, _function: object, parameters: object, _extra: object) -> int:  # noqa: N802
+        self.meanwhile()
+        self.streams.append(config._obj.stream)
         place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]  # type: ignore[arg-type]
         self.structs.append(ctypes.string_at(place + self.start, self.size))  # type: ignore[operator]
         return 0
@@ -129,9 +135,60 @@ def test_arguments_that_cannot_be_packed_leave_the_launcher_to_the_next_call(not
         launcher(1, 2)
     with pytest.raises(struct.error):
         launcher(1, 2, 3, 4, "y")  # type: ignore[arg-type]
-    assert not noted.structs and not launcher._lock.locked()
+    assert not noted.structs
     launcher(1, 2, 3, 4, 5)
     assert struct.unpack("7P", noted.structs.pop()[:56]) == (1, 2, 3, 4, 0, 0, 5)
+
+
+def test_a_thread_that_launches_while_another_does_has_memory_and_a_stream_of_its_own(
+    noted: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0].variant
+    launcher = Launcher(variant, -1, Launch(1), ("x", "weight", "scales", "bias", "y"), {})
+    streams = {threading.get_ident(): 8}
+    monkeypatch.setattr(launch, "_raw_stream", lambda _device: streams.get(threading.get_ident(), 9))
+
+    def meanwhile() -> None:
+        noted.meanwhile = lambda: None
+        other = threading.Thread(target=launcher, args=(6, 7, 8, 9, 10), daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive()
+
+    noted.meanwhile = meanwhile
+    launcher(1, 2, 3, 4, 5)
+    launcher(11, 12, 13, 14, 15)
+    found = [struct.unpack("7P", packed[:56])[:4] for packed in noted.structs]
+    assert found == [(6, 7, 8, 9), (1, 2, 3, 4), (11, 12, 13, 14)] and noted.streams == [9, 8, 8]
+
+
+def test_a_launch_with_all_its_values_packed_is_on_the_current_stream_as_any_is(
+    noted: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0]
+    runs = [lambda: step.run(1, 2, 3, 4, 5), step.packed(1, 2, 3, 4, 5)]
+    for stream in (3, 4, 3):
+        monkeypatch.setattr(launch, "_raw_stream", lambda _device, stream=stream: stream)
+        for run in runs:
+            run()
+    assert noted.streams == [3, 3, 4, 4, 3, 3] and len(set(noted.structs)) == 1
+
+
+def test_a_launch_with_all_its_values_packed_shares_the_scratch_memory_of_others(
+    noted: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def memory(*given: Any) -> torch.Tensor:
+        asked.append(given)
+        return torch.zeros(64)
+
+    monkeypatch.setattr(scratch, "memory", memory)
+    monkeypatch.setattr(Family, "launch", lambda *_asked: Launch(1, workspace=64))
+    step = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0]
+    step.run(1, 2, 3, 4, 5)
+    step.packed(1, 2, 3, 4, 5)()
+    assert asked[0] == asked[1]
 
 
 def test_a_field_that_a_kernel_does_not_take_is_an_error_that_names_those_it_takes(noted: Driver) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import jitmx
 from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
+from jitmx.ops.attention import plan
 from jitmx.ops.attention.calls import _plans
+from jitmx.runtime import scratch
 from simulated_card import Simulated, on_cpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -366,6 +368,28 @@ def test_repeats_are_equal_to_the_bit(knobs: dict[str, Any], card: Simulated) ->
     first = made.call(knobs=wanted)
     assert error(first, expected(made)) < GATE
     assert all(torch.equal(made.call(knobs=wanted), first) for _ in range(2))
+
+
+@pytest.mark.parametrize("e4m3", [False, True])
+@pytest.mark.parametrize("reduction", ["global,parts=1", "cluster,parts=2"])
+def test_launches_whose_addresses_are_packed_read_what_lies_there_now(
+    reduction: str, e4m3: bool, card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_PACKED_AFTER", 1)
+    monkeypatch.setattr(scratch, "_of_streams", {})
+    monkeypatch.setenv("JITMX_ATTENTION_KNOBS", f"kernel=decode,warps=2,keys=16,reduction={reduction}")
+    jitmx_settings.reload()
+    try:
+        made = world([(150, 1), (70, 1), (2, 1)], seed=21, e4m3=e4m3)
+        q, out = made.given["q"], torch.empty_like(made.given["q"])
+        for step in range(5):
+            q.normal_(generator=torch.Generator().manual_seed(step))
+            assert error(made.call(out=out), expected(made)) < GATE
+        ((_, packed, _),) = [last for kept in _plans.values() for last in kept.last.values()]
+        assert packed is not None and len(scratch._of_streams) == reduction.startswith("global")
+    finally:
+        monkeypatch.delenv("JITMX_ATTENTION_KNOBS")
+        jitmx_settings.reload()
 
 
 @settings(max_examples=25, deadline=None)

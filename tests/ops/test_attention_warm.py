@@ -14,7 +14,7 @@ import jitmx
 from jitmx import settings
 from jitmx.dispatch.call import explain
 from jitmx.errors import CaptureError, InputError, JitmxError
-from jitmx.ops.attention import calls
+from jitmx.ops.attention import calls, plan
 from jitmx.runtime import alike, card
 from simulated_card import Simulated, on_cpu
 
@@ -26,13 +26,16 @@ class Noting(Simulated):
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        self.bound, self.loads = 0, True
+        self.bound, self.packed, self.loads = 0, 0, True
         self.calls: list[dict[str, Any]] = []
 
     def bind(self, variant: Any, _device: int, _launch: Any, takes: Any, fixed: Any) -> Callable[..., None]:
-        if not self.loads:
-            raise CaptureError(f"{variant.name} is not loaded yet")
-        self.bound += 1
+        if takes:
+            if not self.loads:
+                raise CaptureError(f"{variant.name} is not loaded yet")
+            self.bound += 1
+        else:  # what is packed is loaded
+            self.packed += 1
 
         def run(*values: Any) -> None:
             given = dict(zip(takes, values, strict=True))
@@ -89,6 +92,15 @@ def cold(noting: Noting, given: dict[str, Any]) -> Any:
     return outcome(noting, given)
 
 
+def packed(noting: Noting, given: dict[str, Any]) -> Any:
+    """What a call launches once its addresses are packed."""
+    before = noting.packed
+    for _ in range(plan._PACKED_AFTER + 2):
+        jitmx.attention(**given)
+    assert noting.packed == before + 1
+    return outcome(noting, given)
+
+
 TENSORS = [name for name, value in inputs(everything=True).items() if isinstance(value, torch.Tensor)]
 
 
@@ -117,6 +129,65 @@ def test_a_tensor_that_was_changed_in_place_is_taken_as_it_is_now(name: str, cha
     warm = outcome(noting, given)
     assert warm == cold(noting, given)
     assert warm != before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_that_was_changed_in_place_after_its_address_was_packed_is_taken_as_it_is_now(
+    name: str, change: str, noting: Noting
+) -> None:
+    given = inputs(everything=True)
+    before = packed(noting, given)
+    assert before == cold(noting, given)
+    packed(noting, given)
+    CHANGES[change](given[name])
+    warm = outcome(noting, given)
+    assert warm == cold(noting, given)
+    assert warm != before
+
+
+@pytest.mark.parametrize("name", [name for name in TENSORS if name not in ("positions", "mask", "k_scale", "v_scale")])
+def test_a_call_without_the_tensors_that_most_lack_has_all_others_where_they_are_now(name: str, noting: Noting) -> None:
+    given = inputs()
+    before = packed(noting, given)
+    moved(given[name])
+    warm = outcome(noting, given)
+    assert warm == cold(noting, given)
+    assert warm != before
+
+
+def test_addresses_are_packed_once_for_each_cache_that_keeps_them(noting: Noting) -> None:
+    """Layers take turns with one plan, and one of them has its output elsewhere each time."""
+    layers = [inputs() for _ in range(3)]
+    outs = [torch.zeros_like(layers[0]["out"]) for _ in range(2)]
+    for step in range(3 * plan._PACKED_AFTER):
+        for number, given in enumerate(layers):
+            given |= {"out": outs[step % 2]} if number == 2 else {}
+            (launch,) = outcome(noting, given)
+            assert [launch[name] for name in ("k_cache", "out")] == [
+                given[name].data_ptr() for name in ("k_cache", "out")
+            ]
+    assert (noting.bound, noting.packed) == (1, 2)
+
+
+def test_caches_whose_addresses_are_known_are_bounded(noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MOST_CACHES", 2)
+    given = inputs()
+    caches = [torch.zeros_like(given["k_cache"]) for _ in range(5)]
+    for _ in range(2):
+        for cache in caches:
+            (launch,) = outcome(noting, {**given, "k_cache": cache})
+            assert launch["k_cache"] == cache.data_ptr()
+            (known,) = calls._plans.values()
+            assert len(known.last) <= 2
+
+
+def test_of_several_launches_none_is_packed(noting: Noting) -> None:
+    given = mixed()
+    before = outcome(noting, given)
+    for _ in range(plan._PACKED_AFTER + 2):
+        assert outcome(noting, given) == before
+    assert len(before) == 3 and noting.packed == 0
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -199,7 +270,7 @@ def test_a_context_longer_than_the_table_of_angles_is_refused_by_a_warm_call_too
 
 def test_a_gradient_that_is_asked_for_later_is_refused_where_torch_notes_it(noting: Noting) -> None:
     given = inputs()
-    before = outcome(noting, given)
+    before = packed(noting, given)
     given["sinks"].requires_grad_()
     with pytest.raises(InputError, match="sinks requires a gradient"):
         jitmx.attention(**given)

@@ -116,6 +116,21 @@ def test_a_traced_graph_keeps_the_operators_whole(weight: PackedWeight) -> None:
     assert names(graph) == ["jitmx.linear.default"]
 
 
+def test_an_exported_product_of_a_constant_is_the_operator(weight: PackedWeight) -> None:
+    """The constant is a plain tensor, and nothing but torch's flag says that it is traced."""
+
+    class Constant(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = torch.zeros(3, 96, dtype=BF16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + jitmx.linear(self.rows, weight)
+
+    graph = torch.export.export(Constant(), (torch.zeros(3, 48, dtype=BF16),), strict=False).graph
+    assert "jitmx.linear.default" in [str(node.target) for node in graph.nodes]
+
+
 def test_the_number_of_rows_may_be_unknown(weight: PackedWeight) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return jitmx.linear(x, weight) * 2

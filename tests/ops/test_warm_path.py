@@ -15,6 +15,7 @@ import torch
 import jitmx
 from jitmx.errors import InputError
 from jitmx.ops import sampling
+from jitmx.ops.attention import plan
 from jitmx.ops.linear import operand
 from jitmx.runtime import driver, launch, load
 from simulated_card import Simulated, on_cpu
@@ -197,21 +198,32 @@ def attention_inputs() -> dict[str, Any]:
     return {"q": q, "k_new": k, "v_new": v, **caches, **lengths, **more, "slot_mapping": slots, "max_query_len": 1}
 
 
-def test_a_warm_attention_calls_twenty_three_functions_at_most() -> None:
-    """Of Python three; of C one that compares all tensors, and one for the address of each of twelve."""
+def test_a_warm_attention_calls_twenty_one_functions_at_most() -> None:
+    """Of Python four; of C one that compares all tensors, and one for the address of each of twelve."""
     given = attention_inputs()
     with torch.inference_mode():
-        assert calls(lambda: jitmx.attention(**given, max_seq_len=50, window=128)) <= 23
+        for _ in range(plan._PACKED_AFTER + 2):
+            jitmx.attention(**given, max_seq_len=50, window=128)
+        assert calls(lambda: jitmx.attention(**given, max_seq_len=50, window=128)) <= 21
 
 
+def test_an_attention_whose_tensors_lie_elsewhere_each_time_calls_two_more_at_most() -> None:
+    given, outs = attention_inputs(), [torch.zeros(1, 64, 64).bfloat16() for _ in range(2)]
+    with torch.inference_mode():
+        for _ in range(plan._PACKED_AFTER + 2):
+            assert calls(lambda: [jitmx.attention(**{**given, "out": out}) for out in outs]) <= 2 * 23 + 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("how", ["astray", "traced"])
 @pytest.mark.parametrize("name", ["q", "k_new", "v_new", "k_cache", "v_cache", "rope", "out"])
-def test_a_warm_attention_refuses_tensors_of_known_shape_that_lie_wrong(name: str, how: str) -> None:
+def test_a_warm_attention_refuses_tensors_of_known_shape_that_lie_wrong(name: str, how: str, packed: bool) -> None:
     change, said = LIES[how]
     right = attention_inputs()
     whole = {key: right[key].contiguous() for key in ("q", "k_new", "v_new", "k_cache", "v_cache", "rope", "out")}
     right |= whole
-    jitmx.attention(**right)
+    for _ in range(2 + plan._PACKED_AFTER if packed else 1):
+        jitmx.attention(**right)
     with pytest.raises(InputError, match=f"{name} {said}"):
         jitmx.attention(**{**right, name: change(right[name])})
 
@@ -237,7 +249,8 @@ def test_launches_are_made_with_the_device_of_x_as_the_current_one(
         lambda: jitmx.linear(x, weight), lambda: layer(experts), lambda: jitmx.attention(**given)
     ]  # fmt: skip
     for run in runs:
-        run()
+        for _ in range(plan._PACKED_AFTER + 3):
+            run()
     entered: list[int] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
     monkeypatch.setattr(launch, "_current_device", lambda: -1 if entered else current)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -342,6 +342,45 @@ def test_requests_go_on_from_chunk_to_chunk_and_from_token_to_token(host: Any) -
             found, right = made.step(batch)
             assert error(found, right) < GATE
         check_cache(made, 2)
+
+
+def heads_side_by_side(cache: torch.Tensor) -> torch.Tensor:
+    """The same tensor, with the heads of a token one behind the other."""
+    kept, (_, heads, _, width) = cache.clone(), cache.shape
+    return cache.as_strided_(cache.shape, (cache.stride(0), width, heads * width, 1)).copy_(kept)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "another": lambda cache: cache.clone(),
+    "its memory elsewhere": lambda cache: cache.set_(cache.clone()),  # type: ignore[call-overload]
+    "its strides": heads_side_by_side,
+    "other pages": lambda cache: torch.cat([cache, cache])[: len(cache) - 1],
+    "another layout": lambda cache: cache.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_that_is_replaced_between_steps_is_written_and_read_as_it_is_now(host: Any, change: str) -> None:
+    batch = Batch([(37, 1), (50, 1)])
+    with served(host, batch, target="sm_121a") as (made, _):
+        olds, layer = [37, 50], made.layer
+        for _ in range(2):
+            found, right = made.step(Batch([(old, 1) for old in olds]))
+            assert error(found, right) < GATE
+            olds = [old + 1 for old in olds]
+            layer.kv_cache = CHANGES[change](layer.kv_cache)
+        found, right = made.step(Batch([(old, 1) for old in olds]))
+        assert error(found, right) < GATE
+        check_cache(made, 2)
+
+
+def test_a_layer_holds_no_cache_that_vllm_let_go_of(host: Any) -> None:
+    batch = Batch([(37, 1)])
+    with served(host, batch, target="sm_121a") as (made, _):
+        made.step(batch)
+        assert made.layer.impl._cache is not None
+        made.layer.kv_cache = torch.empty(0)
+        assert made.layer.impl._cache is None
 
 
 def test_tokens_after_rejected_drafts_take_their_places(host: Any) -> None:

@@ -13,10 +13,10 @@ from jitmx.ops import custom
 from jitmx.ops.attention.calls import ABSENT, recent, run_append, run_attention
 from jitmx.ops.attention.checks import ROPE_STYLES, Numbers, Tensors, refuse
 from jitmx.ops.checks import describe, require_tensor
+from jitmx.ops.custom import is_exporting, is_tracing
 
 __all__ = ["ROPE_STYLES", "append_kv", "attention"]
 
-_is_compiling = torch.compiler.is_compiling
 _, _NO_K, _NO_V, _, _, _, _, _, _NO_SLOTS, _NO_POSITIONS, _NO_SINKS, _NO_ROPE, _NO_MASK, *_, _NO_OUT = ABSENT
 _NO_K_SCALE, _NO_V_SCALE = ABSENT.k_scale, ABSENT.v_scale
 
@@ -100,7 +100,7 @@ def attention(
 
     Source: templates/attention/decode.cu.j2; reference: jitmx/kernels/attention/reference.py.
     """
-    if type(q) is not Tensor or _is_compiling():
+    if type(q) is not Tensor or is_tracing() or is_exporting():
         if knobs is not None:
             raise InputError("knobs cannot be traced through", "leave them out where the program is compiled")
         require_tensor("q", q)
@@ -114,14 +114,14 @@ def attention(
     # The warm path: one look-up by the numbers, and one question to C whether the tensors are like those of that call.
     rare = not (positions is None and mask is None and k_scale is None and v_scale is None)
     try:
-        usual, others, launch, least, most, shape, doubt = recent[
+        usual, others, plan, doubt = recent[
             max_query_len, scale, window, soft_cap, rope_style, fp16_qk, type(max_seq_len), rare, knobs
         ]
         known = usual(
             q, _NO_K if k_new is None else k_new, _NO_V if v_new is None else v_new, k_cache, v_cache, block_table,
             seq_lens, query_start_loc, _NO_SLOTS if slot_mapping is None else slot_mapping,
             _NO_SINKS if sinks is None else sinks, _NO_ROPE if rope is None else rope, _NO_OUT if out is None else out,
-        ) and (max_seq_len is None or least <= max_seq_len <= most)  # fmt: skip
+        ) and (max_seq_len is None or plan.least <= max_seq_len <= plan.most)  # fmt: skip
         if rare and known:
             known = others(
                 _NO_POSITIONS if positions is None else positions, _NO_MASK if mask is None else mask,
@@ -137,27 +137,41 @@ def attention(
         numbers = Numbers(max_query_len, max_seq_len, scale, window, soft_cap, rope_style, fp16_qk)
         return run_attention(given, numbers, knobs, keep=True)
     if out is None:
-        out = q.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
-    if launch is None:
+        out = q.new_empty(*plan.shape)  # numbers: torch takes twice the time to read a torch.Size
+    if plan.run is None:
         return out
     q_at, k_cache_at, v_cache_at, out_at = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
-    k_at = v_at = 0
-    if k_new is not None and v_new is not None:
-        k_at, v_at = k_new.data_ptr(), v_new.data_ptr()
-        doubt = doubt or k_cache_at == v_cache_at
+    k_at, v_at = 0 if k_new is None else k_new.data_ptr(), 0 if v_new is None else v_new.data_ptr()
     rope_at = 0 if rope is None else rope.data_ptr()
+    addresses: tuple[int, ...] = (
+        q_at, k_at, v_at, k_cache_at, v_cache_at, block_table.data_ptr(), seq_lens.data_ptr(),
+        query_start_loc.data_ptr(), 0 if slot_mapping is None else slot_mapping.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(), rope_at, out_at,
+    )  # fmt: skip
+    if rare:
+        addresses = (
+            *addresses[:9], 0 if positions is None else positions.data_ptr(), *addresses[9:11],
+            0 if mask is None else mask.data_ptr(), 0 if k_scale is None else k_scale.data_ptr(),
+            0 if v_scale is None else v_scale.data_ptr(), out_at,
+        )  # fmt: skip
+    last = plan.last.get(k_cache_at)
+    if last is not None and last[0] == addresses and not doubt:  # then they were looked at
+        packed = last[1]
+        if packed is not None:
+            packed()
+        else:
+            plan.again(k_cache_at, last)
+        return out
+    doubt = doubt or (k_at and k_cache_at == v_cache_at)
     if doubt or (q_at | k_at | v_at | k_cache_at | v_cache_at | out_at | rope_at) & 15 or out_at in (q_at, k_at, v_at):
         refuse(Tensors(
             q, k_new, v_new, k_cache, v_cache, block_table, seq_lens, query_start_loc, slot_mapping, positions, sinks,
             rope, mask, k_scale, v_scale, out,
         ))  # fmt: skip
-    launch(
-        q_at, k_at, v_at, k_cache_at, v_cache_at, block_table.data_ptr(), seq_lens.data_ptr(),
-        query_start_loc.data_ptr(), 0 if slot_mapping is None else slot_mapping.data_ptr(),
-        0 if positions is None else positions.data_ptr(), 0 if sinks is None else sinks.data_ptr(), rope_at,
-        0 if mask is None else mask.data_ptr(), 0 if k_scale is None else k_scale.data_ptr(),
-        0 if v_scale is None else v_scale.data_ptr(), out_at,
-    )  # fmt: skip
+    if last is None:
+        plan.make_room()
+    plan.last[k_cache_at] = addresses, None, 1
+    plan.run(*addresses)
     return out
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from jitmx.ops.attention.checks import Numbers, Tensors, check, refuse
+from jitmx.ops.attention.checks import RARE, Numbers, Tensors, check, refuse
 from jitmx.ops.attention.plan import Plan
 from jitmx.runtime.alike import alike
 from jitmx.runtime.plan import Plans
@@ -21,13 +22,13 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 _plans = Plans()
 _appends = Plans()
 # Of the last call with such numbers, and with or without rare tensors: whether tensors are like its own, the same of
-# rare ones, its launches, the contexts that these are for, the shape of the output, and whether a gradient is required.
+# rare ones, its plan, and whether a gradient is required.
 recent: Plans = Plans()
 
 # In the place of tensors that a call lacks, each once.
 ABSENT = Tensors(*(torch.empty(0, device="cpu") for _ in Tensors._fields))
-# Those that most calls lack.
-RARE = ("positions", "mask", "k_scale", "v_scale")
+# Addresses that launches take where a call lacks all in `RARE`.
+_usual = operator.itemgetter(*(place for place, name in enumerate(Tensors._fields) if name not in RARE))
 
 
 def run_attention(
@@ -81,7 +82,7 @@ def run_attention(
         addresses[-1] = out.data_ptr()
         if torch.is_grad_enabled() or _lie_wrong(*addresses):
             refuse(given._replace(out=out))
-        plan.run(*addresses)
+        plan.run(*(addresses if plan.rare else _usual(addresses)))
     return out
 
 
@@ -99,11 +100,11 @@ def _keep(given: Tensors, numbers: Numbers, plan: Plan) -> None:
     others: list[torch.Tensor] = []
     for name, tensor, absent in zip(Tensors._fields, given, ABSENT, strict=True):
         (others if name in RARE else usual).append(absent if tensor is None else tensor)
-    rare = any(getattr(given, name) is not None for name in RARE)
+    rare = plan.rare
     gradient = any(tensor is not None and tensor.requires_grad for tensor in given)
     recent.remember(
         (numbers.max_query_len, *numbers[2:], type(numbers.max_seq_len), rare, None),
-        (alike(usual), alike(others) if rare else None, plan.run, plan.least, plan.most, plan.shape, gradient),
+        (alike(usual), alike(others) if rare else None, plan, gradient),
     )
 
 
@@ -135,4 +136,4 @@ def run_append(
         plan = _appends.remember(key, Plan(call, only_append=True))
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
     for step in plan.steps:
-        step.run(*addresses)
+        step.run(*(addresses if plan.rare else _usual(addresses)))

@@ -42,6 +42,10 @@ class Tensors(NamedTuple):
     out: torch.Tensor | None
 
 
+# Those that most calls lack.
+RARE = "positions", "mask", "k_scale", "v_scale"
+
+
 class Numbers(NamedTuple):
     """What a call says beside its tensors."""
 
@@ -67,6 +71,7 @@ class Call:
         strides: of k_cache (pages, tokens, heads), the block table, q, k_new, v_new and out, in elements.
         scale_stride: 1 where each head of the cache has scales of its own, else 0.
         device: its number.
+        rare: whether it has any of the tensors in `RARE`.
         knobs: of the call.
     """
 
@@ -78,6 +83,7 @@ class Call:
     strides: tuple[int, ...]
     scale_stride: int
     device: int
+    rare: bool
     knobs: tuple[tuple[str, Any], ...] = ()
 
 
@@ -151,8 +157,9 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     scales = 1 if given.k_scale is None else given.k_scale.numel()
     own = tuple(sorted((knobs or {}).items()))
     tokens = tokens if batch else 0
+    rare = any(getattr(given, name) is not None for name in RARE)
     return Call(
-        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), own
+        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), rare, own
     )  # fmt: skip
 
 

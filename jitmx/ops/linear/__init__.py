@@ -11,12 +11,11 @@ from torch import Tensor  # where every call looks it up: torch's own attributes
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH, X_FORMATS
 from jitmx.ops import checks, custom
+from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear.operand import Operand, Weight
 from jitmx.ops.linear.packed import PackedWeight
 from jitmx.ops.linear.plan import DTYPES, Plan, Prefetch
-
-_is_compiling = torch.compiler.is_compiling
 
 
 def linear(
@@ -71,7 +70,7 @@ def linear(
 
     Source: templates/linear/, chosen by jitmx/dispatch (`jitmx explain linear`).
     """
-    if type(x) is not Tensor or _is_compiling():
+    if type(x) is not Tensor or is_tracing() or is_exporting():
         return _traced(x, weight, bias, out, residual, norm, epsilon, activation, prefetch)
     prefetched = NO_PREFETCH
     if prefetch is not None:

@@ -13,6 +13,7 @@ from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.ops import checks, custom
+from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import (
     Chosen,
@@ -33,8 +34,6 @@ from jitmx.ops.moe.operand import Experts
 from jitmx.ops.moe.plan import Call, LayerPlan, Plan, launches, problem_of
 from jitmx.ops.routing.calls import kind, logits_type, run_route, scoring_of
 from jitmx.ops.routing.plan import Routing
-
-_is_compiling = torch.compiler.is_compiling
 
 
 def moe(
@@ -121,7 +120,7 @@ def moe(
     Source: templates/moe/, chosen by jitmx/dispatch (`jitmx explain moe`).
     """
     recipe = Recipe(activation, x_format, scale_rule, weight_on, reduction)
-    if type(x) is not Tensor or _is_compiling():
+    if type(x) is not Tensor or is_tracing() or is_exporting():
         return _traced(
             x, routing, w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out, residual
         )
