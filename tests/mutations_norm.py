@@ -14,7 +14,7 @@ _WAIT = "  wait_for_previous();\n"
 _FIRST = "  Vectors x = load(args.x + u64(row) * args.stride, args.vectors);\n"
 _NEXT = "if (more) x = load(args.x + u64(next) * args.stride, args.vectors);"
 _SCALE = "rsqrtf(fmaf(all.x + all.y + (all.z + all.w), args.inverse, args.epsilon))"
-_PRODUCT = "T::low(x) * T::low(weight) * scale, T::high(x) * T::high(weight) * scale"
+_PRODUCT = "T::low(x) * scale * T::low(weight), T::high(x) * scale * T::high(weight)"
 
 MUTATIONS = catalogue(VARIANTS, {
     "norm-rms": (
@@ -59,16 +59,16 @@ MUTATIONS = catalogue(VARIANTS, {
          "even = fmaxf(fmaf(T::low(values[j]), T::low(values[j]), even), 0.f);"),
         ("odd values are left out", "warp_sum(even + odd)", "warp_sum(even + even)"),
         ("the weight has no sign", _PRODUCT,
-         "T::low(x) * fabsf(T::low(weight)) * scale, T::high(x) * fabsf(T::high(weight)) * scale"),
+         "T::low(x) * scale * fabsf(T::low(weight)), T::high(x) * scale * fabsf(T::high(weight))"),
         ("the weight is one more", _PRODUCT,
-         "T::low(x) * (1.f + T::low(weight)) * scale, T::high(x) * (1.f + T::high(weight)) * scale"),
+         "T::low(x) * scale * (1.f + T::low(weight)), T::high(x) * scale * (1.f + T::high(weight))"),
         ("rounded before the weight", _PRODUCT,
          "T::widen(T::round(T::low(x) * scale)) * T::low(weight), "
          "T::widen(T::round(T::high(x) * scale)) * T::high(weight)"),
         ("values end at the largest that fp16 holds", _PRODUCT,
-         "fminf(T::low(x), 65504.f) * T::low(weight) * scale, fminf(T::high(x), 65504.f) * T::high(weight) * scale"),
+         "fminf(T::low(x), 65504.f) * scale * T::low(weight), fminf(T::high(x), 65504.f) * scale * T::high(weight)"),
         ("zeros have no sign", _PRODUCT,
-         "T::low(x) * T::low(weight) * scale + 0.f, T::high(x) * T::high(weight) * scale + 0.f"),
+         "T::low(x) * scale * T::low(weight) + 0.f, T::high(x) * scale * T::high(weight) + 0.f"),
     ),
     "norm-rms-two": (
         ("the wait is gone", _WAIT, ""),
