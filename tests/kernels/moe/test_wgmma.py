@@ -77,8 +77,8 @@ def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem
 @pytest.mark.parametrize(
     ("target", "problem", "kernel"),
     [
-        ("sm_90", {"m": 1024}, "wgmma"),
-        ("sm_90", {"m": 1023}, "grouped"),
+        ("sm_90", {"m": 384}, "wgmma"),
+        ("sm_90", {"m": 383}, "grouped"),
         ("sm_90", {"m": 8192, "product": "layer"}, "wgmma"),
         ("sm_90", {"m": 65, "experts": 8}, "wgmma"),
         ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "stream"),
@@ -92,6 +92,11 @@ def test_it_is_chosen_for_many_rows_an_expert_where_the_target_has_it(
 ) -> None:
     asked = MoeProblem(**{"product": "up"} | problem)
     assert choose("moe", asked, arch.parse(target)).variant.spec.name == kernel
+
+
+def test_tiles_have_64_rows_where_experts_have_fewer_than_48() -> None:
+    tiles = [choose("moe", MoeProblem(rows, product="up"), HOPPER).variant.knobs.tile_m for rows in (384, 1024, 2048)]
+    assert tiles == [64, 64, 192]
 
 
 @settings(max_examples=50)
