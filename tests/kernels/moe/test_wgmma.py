@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from contracts import keep_contracts, listings
 from jitmx import arch, kernels
-from jitmx.dispatch.choose import choose
+from jitmx.dispatch.choose import choose, companions
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import KERNELS, MoeProblem, gather, wgmma, wgmma_arguments
 from jitmx.kernels.moe.arguments import random_weight
@@ -65,13 +65,13 @@ def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProb
         FAMILY.check(problem, FAMILY.spec(name).variant(HOPPER, **knobs, **FAMILY.fixed(problem, name)))
 
 
-@given(problem=MANY)
-def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem) -> None:
-    tiles = {
-        choose("moe", MoeProblem(**problem.as_dict() | {"product": product}), HOPPER).variant.knobs.tile_m
-        for product in PRODUCTS[:3]
-    }
-    assert len(tiles) == 1
+@given(problem=MANY, rows=st.integers(65, 20_000))
+def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem, rows: int) -> None:
+    """Lists, rows by expert and both products; the sum has no tiles."""
+    layer = choose("moe", MoeProblem(**problem.as_dict() | {"product": "layer", "m": rows}), HOPPER)
+    launches = [layer.variant, *(one.variant for one in companions(layer))]
+    tiles = [getattr(one.knobs, "tile_m", getattr(one.knobs, "tile", 0)) for one in launches]
+    assert len({tile for tile in tiles if tile}) == 1 and sum(map(bool, tiles)) >= 3
 
 
 @pytest.mark.parametrize(
