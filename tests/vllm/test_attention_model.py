@@ -143,6 +143,7 @@ def test_a_cache_that_warmup_filled_serves_attention_where_nothing_may_be_compil
     host.folder = wide[0]
     monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("JITMX_ATTENTION", "on")
+    monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")  # a runner's, and there is none here
     monkeypatch.setattr(warmup, "_ready", set())
     monkeypatch.setattr(monitor, "_sealed", None)
     settings.reload()
