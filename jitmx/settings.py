@@ -173,7 +173,7 @@ class Settings:
     )  # fmt: skip
     attention: bool | None = _setting(
         (setting_text.switch, "auto, on or off"), None,
-        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: vLLM's for now",
+        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: jitmx's beside moe, qkv and o",
         "VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS",
     )  # fmt: skip
     greedy_sampler: bool = _setting(

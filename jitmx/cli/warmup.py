@@ -102,7 +102,7 @@ def _served(
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
         "x_format": asked.x_format,
     }  # fmt: skip
-    most = model_kernels.cached(**cache) if asked.serves_attention else None
+    most = model_kernels.cached(**cache) if asked.serves_attention(lora) else None
     model, served = models.find(name), asked.served(lora)
     needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
     if asked.samples:

@@ -16,8 +16,8 @@ from jitmx.settings import Settings
 KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
                                       "attention", "greedy_sampler")}  # fmt: skip
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
-# Whether attention that nobody asked for or against is jitmx's.
-ATTENTION_BY_DEFAULT = False
+# Attention that nobody asked for or against is jitmx's where it serves all of these.
+ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
@@ -67,12 +67,12 @@ class Request:
     @property
     def samples(self) -> bool:
         """Whether greedy batches are to be jitmx's: where it is to serve anything else, too."""
-        return self.greedy_sampler and bool(self.layers or self.serves_attention)
+        return self.greedy_sampler and bool(self.layers or self.attention)
 
-    @property
-    def serves_attention(self) -> bool:
-        """Whether attention is to be jitmx's where nothing stands against it."""
-        return ATTENTION_BY_DEFAULT if self.attention is None else self.attention
+    def serves_attention(self, lora: bool = False) -> bool:
+        """Whether attention is to be jitmx's where nothing stands against it: as asked, by default beside the layers in
+        `ATTENTION_BESIDE`, which adapters (`lora`) may leave to vLLM."""
+        return self.served(lora).keys() >= ATTENTION_BESIDE if self.attention is None else self.attention
 
     @property
     def x_format(self) -> str:
@@ -259,7 +259,7 @@ def decide_attention(layer: Attention, asked: Request, facts: Facts, kernels: Ca
     Args:
         kernels: what kernels lack for it on the target, in words; empty where nothing.
     """
-    said, wanted = asked.said["attention"], asked.serves_attention
+    said, wanted = asked.said["attention"], asked.serves_attention(facts.lora)
     if layer.backend == OWN_BACKEND:
         said, wanted = f"attention_config's {OWN_BACKEND}", True
     if not wanted:
