@@ -204,7 +204,7 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
 # Contexts below the first are over before an uneven share of them counts. Up to the second, requests of other lengths,
 # which clusters do not help, take little longer.
 _SHORT, _EVEN = 1024, 4096
-# Tokens times KV heads above which warps of two tiles each are quicker than two blocks that read the same.
+# Tokens times KV heads from which on warps of two tiles each are quicker than two blocks that read the same.
 _ONCE = 8 * 4096
 # Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
 _LONG = 16384
@@ -255,14 +255,18 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
     if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN) or "cluster" not in arch.features:
         return None
     found = {"reduction": "cluster", "blocks_per_sm": 1, "warps": 8, "keys": 32, "stages": 3}
-    # Rows of several tokens are read for once by warps of two tiles each, which pays where reading is what takes long.
-    if team in (2, 4) and problem.head_dim <= 64 and problem.cache == "same" and items * problem.context > _ONCE:
+    # Keys are read once for rows of several tokens by warps of two tiles each, which pays where reading takes longest.
+    if team in (2, 4) and problem.head_dim <= 64 and problem.cache == "same" and problem.context > _SHORT:
         split = team // 2
         fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
-        if fit:
-            return found | {"group_split": split, "row_tiles": 2, "parts": fit[-1]}
-        if items * split <= multiprocessors:  # two blocks a multiprocessor
-            return found | {"group_split": split, "row_tiles": 2, "parts": 2, "warps": 4, "stages": 2}
+        found |= {"group_split": split, "row_tiles": 2}
+        if items * problem.context >= _ONCE and fit:
+            return found | {"parts": fit[-1]}
+        if items * problem.context >= _ONCE and items * split <= multiprocessors:  # two blocks a multiprocessor
+            return found | {"parts": 2, "warps": 4, "stages": 2}
+        if team == 2 and 8 in fit:  # all keys at once
+            return found | {"parts": 8, "warps": 4, "stages": 2}
+        found["row_tiles"] = 1
     split = _split(problem, multiprocessors, blocks=2)
     if items * split * 2 > multiprocessors:
         return None
