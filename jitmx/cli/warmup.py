@@ -90,6 +90,7 @@ def _served(
         cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
     """
     from jitmx import model_kernels, models, sampling_kernels
+    from jitmx.kernels.attention.problem import HEAD_DIMS
     from jitmx.layers import parse
     from jitmx.vllm import policy
 
@@ -102,8 +103,11 @@ def _served(
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
         "x_format": asked.x_format,
     }  # fmt: skip
-    most = model_kernels.cached(**cache) if asked.serves_attention(lora) else None
     model, served = models.find(name), asked.served(lora)
+    attends = asked.serves_attention(lora)
+    if attends and not asked.attention:  # by default, where it can: as in vLLM
+        attends = model.head_dim in HEAD_DIMS
+    most = model_kernels.cached(**cache) if attends else None
     needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
     if asked.samples:
         for arch, own in zip(arches, needed, strict=True):
