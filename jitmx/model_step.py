@@ -18,7 +18,6 @@ from jitmx.dispatch.call import Launch
 from jitmx.layers import KINDS
 from jitmx.models import Model
 
-
 _PLACES = {"norm": 0, "routing": 1}  # of families within a layer, all others behind them
 
 

@@ -1,6 +1,6 @@
 """Count the instructions of the variants that the cost model is about, and fit its parameters to measured times.
 
-    python scripts/fit_cost_model.py            print the parameters, and how far the model is from each figure
+    python scripts/fit_cost_model.py            print the parameters, and how far the model is off
     python scripts/fit_cost_model.py --count    first count anew what `tactics/counts.json` has: minutes
 
 Fitted are the parameters that `jitmx/costs/cards.py` calls so, to those figures of `tactics/measured.json` that have
@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import arch as arches
-from jitmx import json_rows, model_step
+from jitmx import costs, json_rows, kernels, model_step
 from jitmx.cache import files
 from jitmx.costs import cards, counts, measured, predict
 from jitmx.costs.cards import Card, Parameter
 from jitmx.costs.launches import Priced
-from jitmx.dispatch import call
+from jitmx.dispatch import call, choose
 from jitmx.models import NAMED
 
 Array = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ def fit(pairs: Sequence[tuple[float, list[Priced]]], card: Card, turns: int = 80
             if there @ there < found @ found:
                 x, found, damping = tried, there, damping / 3
                 break
-            damping *= 4
+            damping = min(damping * 4, 1e9)
     return {name: float(f"{value:.4g}") for name, value in zip(names, x, strict=True)}
 
 
@@ -90,15 +90,22 @@ def pairs_of(figures: measured.Figures, **wanted: Any) -> list[tuple[float, list
 
 
 def asked() -> Iterator[tuple[Any, Any]]:
-    """Variants with problems that are to be counted: of the figures, and of steps of the models on each card."""
+    """Variants with problems that are to be counted: of the figures, and on each card of typical calls and of
+    steps of the models."""
     figures = measured.load()
     for figure in figures.figures:
         for launch in call.explain(figure.op, arches.parse(figures.arch), **figure.problem).launches:
             yield launch.choice.variant, launch.choice.problem
     for name in cards.CARDS:
+        target = arches.parse(name)
+        for op, family in kernels.families().items():
+            for problem in family.typical(target):
+                first = choose.choose(op, problem, target)
+                for choice in (first, *choose.companions(first)):
+                    yield choice.variant, choice.problem
         for model in NAMED.values():
             for batch in BATCHES:
-                for part in model_step.parts(model, arches.parse(name), batch, CONTEXT):
+                for part in model_step.parts(model, target, batch, CONTEXT):
                     yield part.launch.choice.variant, part.launch.choice.problem
 
 
@@ -106,8 +113,6 @@ def count_anew() -> None:
     """Write `tactics/counts.json`."""
     rows: dict[str, dict[str, Any]] = {}
     for variant, problem in asked():
-        from jitmx import costs
-
         if costs.of(variant.spec.family) is None or (key := counts.key(variant, problem)) in rows:
             continue
         found = counts.counted(variant, problem)

@@ -36,7 +36,17 @@ def _row(one: Priced) -> tuple[object, ...]:
 
 def launches(found: Sequence[Priced]) -> None:
     """Print a line a launch."""
-    headers = ("LAYER", "KERNEL", "TIMES", "MB", "INSTRUCTIONS", "HAND-OVERS", "US", "ALL US", "BOUND BY")
+    headers: tuple[str, ...] = (
+        "LAYER",
+        "KERNEL",
+        "TIMES",
+        "MB",
+        "INSTRUCTIONS",
+        "HAND-OVERS",
+        "US",
+        "ALL US",
+        "BOUND BY",
+    )
     rows = [_row(one) for one in found]
     if not any(one.label for one in found):
         headers, rows = headers[1:], [row[1:] for row in rows]
@@ -74,7 +84,11 @@ def figures(found: Figures, rows: Sequence[tuple[Figure, float | None]]) -> None
         said.append((figure.op, problem, f"{figure.us:.2f}", None if us is None else f"{us:.2f}", off, use))
     output.say(f"{found.card} ({found.arch}), us")
     output.table(("OP", "CALL", "MEASURED", "PREDICTED", "OFF", "USE"), said, right=_RIGHT)
-    for use, kind, fit in (("fitted to", "decode", True), ("held out", "decode", False), ("beyond decoding", "many", False)):
+    for use, kind, fit in (
+        ("fitted to", "decode", True),
+        ("held out", "decode", False),
+        ("beyond decoding", "many", False),
+    ):
         offs = [abs(us / one.us - 1) for one, us in rows if us is not None and one.kind == kind and one.fit == fit]
         if offs:
             within = sum(off <= 0.15 for off in offs)

@@ -59,9 +59,7 @@ of some), predicted us in a chain of dependent launches, and what most of that i
 @click.option(
     "--context", type=Count(1, 1 << 24), default=2048, show_default=True, help="Of the model: tokens of each request."
 )
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of the model: as in vLLM."
-)
+@click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of the model: as in vLLM.")
 @click.option("--measured", is_flag=True, help="The cost model beside every measured time that ships.")
 @click.option("--parameters", is_flag=True, help="What the cost model knows of the target's card, and from where.")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from jitmx import kernels
 from jitmx.costs.work import Cost, Probe, Work
@@ -77,7 +76,7 @@ def _share(variant: Variant, problem: AttentionProblem, blocks: int) -> float:
     """Tokens that a block takes of the (request, KV head) that it has, or of all."""
     knobs, tokens = variant.knobs, seen(problem)
     items = problem.batch * problem.kv_heads * knobs.group_split
-    return tokens * items / blocks if knobs.reduction == "global" else tokens / knobs.parts
+    return float(tokens * items / blocks if knobs.reduction == "global" else tokens / knobs.parts)
 
 
 def probes(variant: Variant, problem: AttentionProblem) -> Iterator[Probe]:

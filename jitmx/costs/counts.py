@@ -43,8 +43,11 @@ class Count:
     block: float
 
 
-def count(variant: Variant, problem: Any) -> Count | None:
+def count(variant: Variant, problem: Any, *, simulate: bool = True) -> Count | None:
     """The instructions of `variant` for a problem, or None where its family has no launches to be counted.
+
+    Args:
+        simulate: count them now where nobody has; else None.
 
     Raises:
         SimulationError, ToolchainError: as `jitmx verify` has them.
@@ -53,7 +56,8 @@ def count(variant: Variant, problem: Any) -> Count | None:
     cost = costs.of(variant.spec.family)
     if cost is None:
         return None
-    return _known().get(key(variant, problem)) or _count(variant, problem)
+    known = _known().get(key(variant, problem))
+    return known or (_count(variant, problem) if simulate else None)
 
 
 def key(variant: Variant, problem: Any) -> str:

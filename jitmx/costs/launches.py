@@ -68,11 +68,12 @@ class Priced:
         }
 
 
-def price(launch: Launch, card: Card | None = None, label: str = "", rows: int = 1) -> Priced:
+def price(launch: Launch, card: Card | None = None, label: str = "", rows: int = 1, *, simulate: bool = True) -> Priced:
     """What a launch costs on the card that its target stands for.
 
     Args:
         rows: of a call whose problem has no number of them (`norm`).
+        simulate: as in `counts.count`.
 
     Raises:
         ArchError: no card of the target has parameters.
@@ -85,7 +86,7 @@ def price(launch: Launch, card: Card | None = None, label: str = "", rows: int =
     work = cost.work(variant, problem, rows, choice.multiprocessors) if cost else None
     if work is None:
         return Priced(label, choice, launch.times, None, None, None)
-    found = counts.count(variant, problem) if work.units else None
+    found = counts.count(variant, problem, simulate=simulate) if work.units else None
     instructions = None
     if found is not None:
         instructions = found.unit * work.units + (0.0 if work.beside else found.block * work.blocks)

@@ -1,4 +1,4 @@
-"""The cost of a product with a packed weight: its bytes once, its tiles by whoever decodes them, an exchange of sums."""
+"""The cost of a product with a packed weight: bytes once, tiles by whoever decodes them, an exchange of sums."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _exchanged(variant: Variant, m: int, cluster: int) -> float:
     if cluster == 1 or variant.spec.name in _SLICED:  # whose rows of sums leave one by one, beside products
         return 0.0
     size = 3 if variant.spec.name == "splitk" and knobs.residual != "pair" else 4
-    return size * rows_together(knobs) * min(m, knobs.tile_m) * (1 - 1 / cluster)
+    return float(size * rows_together(knobs) * min(m, knobs.tile_m) * (1 - 1 / cluster))
 
 
 def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: int) -> Work:

@@ -18,6 +18,7 @@ from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_ti
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.wgmma_arguments import product_case
 from jitmx.registry.spec import Variant
 
 WHOLE = ("token", "stream", "decode")  # which make a layer in one launch
@@ -71,17 +72,16 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         repeated = items(problem, columns)
         biases = 2 * problem.bias * (problem.sizes("up")[0] + hidden)
         return Work(
-            bytes=hit(problem) * (tiles * TILE_BYTES + biases) + (2 + 2 * (1 + bool(problem.residual))) * 2 * m * hidden,
+            bytes=hit(problem) * (tiles * TILE_BYTES + biases)
+            + (2 + 2 * (1 + bool(problem.residual))) * 2 * m * hidden,
             flops=2.0 * repeated * tiles * TILE_ROWS * TILE_K * _COLUMNS,
             units=repeated * tiles,
             blocks=multiprocessors,
             busy=busy,
             grids=2,
         )
-    if name == "gather":
-        return Work(bytes=2.0 * hidden * (m + pairs), busy=busy)
-    if name == "combine":
-        return Work(bytes=2.0 * hidden * (m + pairs), busy=busy)
+    if name in ("gather", "combine"):
+        return Work(bytes=0.0, cached=2.0 * hidden * (m + pairs), busy=busy)
     if name not in ("grouped", "wgmma"):
         return None
     product = knobs.product
@@ -99,25 +99,51 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         units=decoded * tiles_of(problem, product),
         blocks=busy,
         busy=busy,
+        # A block has one item after another, each with its start and its end.
+        rounds=max(1.0, decoded * -(-n // knobs.tile_n) / busy) if name == "wgmma" else 1.0,
+        fills=int(name == "wgmma"),
         own_us=own,
     )
 
 
 def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
-    """A small layer by two blocks, and one of twice its tiles; every item has as many rows as there may be."""
+    """A small layer by two blocks and one of twice its tiles, whose item has as many rows as there may be; of one
+    product, an expert's rows."""
     name, knobs = variant.spec.name, variant.knobs
-    if name not in WHOLE or getattr(knobs, "routing", "ids") != "ids":
+    if name == "wgmma":
+        yield from _product_probes(variant, problem)
+    if name not in ("stream", "decode"):
         return
-    columns = getattr(knobs, "columns", 1)
-    sizes = ((768, 576), (768, 1152)) if name != "token" else ((problem.hidden, problem.intermediate),) * 2
-    for seed, (hidden, inner) in enumerate(sizes):
-        top = problem.top if name == "token" else 1
-        ids = np.zeros((1 if name == "token" else columns, top), np.int32)
-        if name == "token":
-            return
-        small = dataclasses.replace(problem, m=len(ids), experts=1, top=top, hidden=hidden, intermediate=inner)
-        case = make_case(variant, kernels.family("moe").launch(variant, small, 2), small, Routing(ids), seed)
-        yield Probe(dataclasses.replace(case, resident=case.launch.blocks), tiles_of(small, "up") + tiles_of(small, "down"))
+    for seed, inner in enumerate((576, 1152)):
+        ids = np.zeros((knobs.columns, 1), np.int32)
+        small = dataclasses.replace(problem, m=len(ids), experts=1, top=1, hidden=768, intermediate=inner)
+        launch = kernels.family("moe").launch(variant, small, 2)
+        case = dataclasses.replace(make_case(variant, launch, small, Routing(ids), seed), resident=launch.blocks)
+        yield Probe(case, tiles_of(small, "up") + tiles_of(small, "down"))
 
 
-COST = Cost(work, probes)
+def _rows_of(problem: MoeProblem) -> int:
+    """Rows of an expert that has some, on average."""
+    return round(problem.m * problem.top / hit(problem))
+
+
+def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
+    knobs = variant.knobs
+    rows, k = max(1, min(_rows_of(problem), knobs.tile_m)), problem.sizes(knobs.product)[1]
+    for times in (1, 2):
+        n = times * knobs.tile_n
+        sizes = (k, n // 2) if knobs.product == "up" else (n, k)
+        ids = np.zeros((rows, 1), np.int32)
+        small = dataclasses.replace(
+            problem, m=rows, experts=1, top=1, hidden=sizes[0], intermediate=sizes[1], product=knobs.product
+        )
+        launch = kernels.family("moe").launch(variant, small, 1)
+        yield Probe(product_case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
+
+
+def _counted(problem: MoeProblem) -> tuple[int, ...]:
+    """Of one product its sizes and rows an expert; of whole layers nothing: tiles are alike."""
+    return () if problem.product == "layer" else (_rows_of(problem), problem.hidden, problem.intermediate)
+
+
+COST = Cost(work, probes, _counted)

@@ -44,9 +44,18 @@ def predict(work: Work, instructions: float, card: Card, multiprocessors: int = 
     each = (work.each or moved / busy) / value["block_gbps"] / 1e3
     memory = max(least, each) + kept / min(value["l2_gbps"], busy * value["exposed_gbps"]) / 1e3
     issue = instructions * work.spread / (busy * _issued(work.warps, value) * cycles_us)
-    tensor = value["wgmma_tflops" if work.tensor == "wgmma" else "mma_tflops"] * busy / (multiprocessors or card.multiprocessors)
+    tensor = (
+        value["wgmma_tflops" if work.tensor == "wgmma" else "mma_tflops"]
+        * busy
+        / (multiprocessors or card.multiprocessors)
+    )
     products = work.flops * work.spread / tensor / 1e6 if tensor else 0.0
-    handed = work.merges * value["merge_us"] + work.clusters * value["cluster_us"] + work.grids * value["grid_us"] + work.fills * value["fill_us"]
+    handed = (
+        work.merges * value["merge_us"]
+        + work.clusters * value["cluster_us"]
+        + work.grids * value["grid_us"]
+        + work.fills * value["fill_us"]
+    )
     handed += work.exchanged / value["exchange_gbps"] / 1e3
     handed = value["launch_us"] + work.exposed / value["exposed_gbps"] / 1e3 + handed * work.rounds
     if work.own_us is not None:
