@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from jitmx.quoting import printable
+
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 28, 16, 48
 _SHAPES = ("circle", "square", "diamond", "triangle")
+_LEAST = 1e-9  # of what is drawn
 _COLOURS = 6  # classes of the page's style
 
 
@@ -66,12 +69,12 @@ class _Axis:
 
 
 def draw(points: Sequence[Point], roof: Roof, number: int = 0) -> Markup:
-    """The plot as an SVG element with a title and a description; empty where there is no point.
+    """The plot as an SVG element with a title and a description; empty where no point is to be drawn.
 
     Args:
         number: of the plot on its page, for its ids.
     """
-    points = [point for point in points if point.intensity > 0 and point.teraflops > 0]
+    points = [point for point in points if min(point.intensity, point.teraflops) >= _LEAST]
     if not points:
         return Markup("")
     knee = roof.teraflops * 1e3 / roof.gbps
@@ -97,8 +100,8 @@ def _opening(points: Sequence[Point], roof: Roof, families: Sequence[str], numbe
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="roofline-title-{number} '
         f'roofline-text-{number}" xmlns="http://www.w3.org/2000/svg">'
-        f'<title id="roofline-title-{number}">Roofline of {escape(roof.card)}</title>'
-        f'<desc id="roofline-text-{number}">{escape(said)}</desc>'
+        f'<title id="roofline-title-{number}">Roofline of {_text(roof.card)}</title>'
+        f'<desc id="roofline-text-{number}">{_text(said)}</desc>'
     )
 
 
@@ -136,7 +139,7 @@ def _marks(x: _Axis, y: _Axis, points: Sequence[Point], families: Sequence[str])
         said = f"{point.name}: {point.teraflops:.3g} TFLOP/s, {'measured' if point.measured else 'predicted'}"
         look = f"family{at % _COLOURS} {'measured' if point.measured else 'predicted'}"
         mark = _shape(_SHAPES[at % len(_SHAPES)], x(point.intensity), y(point.teraflops))
-        yield f'<g class="{look}"><title>{escape(said)}</title>{mark}</g>'
+        yield f'<g class="{look}"><title>{_text(said)}</title>{mark}</g>'
 
 
 def _shape(kind: str, x: float, y: float) -> str:
@@ -154,4 +157,9 @@ def _legend(families: Sequence[str]) -> Iterable[str]:
         at = _TOP + 16 + 18 * place
         mark = _shape(_SHAPES[place % len(_SHAPES)], _LEFT + 14, at - 4)
         yield f'<g class="family{place % _COLOURS} measured">{mark}</g>'
-        yield f'<text x="{_LEFT + 26}" y="{at}">{escape(family)}</text>'
+        yield f'<text x="{_LEFT + 26}" y="{at}">{_text(family)}</text>'
+
+
+def _text(text: str) -> Markup:
+    """Foreign text as text, without characters that steer what is around it."""
+    return escape(printable(text))

@@ -127,7 +127,8 @@ numbers = st.floats(0, 1e9)
     st.builds(
         Work, bytes=numbers, flops=numbers, exposed=st.floats(0, 1e6), cached=numbers, early=numbers,
         busy=st.integers(1, 132), spread=st.floats(1, 4), clusters=st.integers(0, 3), grids=st.integers(0, 3),
-        fills=st.integers(0, 3), rounds=st.floats(1, 10), warps=st.just(0.0) | st.floats(0.25, 64), beside=st.booleans(),
+        fills=st.integers(0, 3), rounds=st.floats(1, 10), warps=st.just(0.0) | st.floats(0.25, 64),
+        beside=st.booleans(),
     ),
     st.floats(0, 1e9), st.sampled_from(list(cards.CARDS.values())),
 )  # fmt: skip
