@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from jitmx.costs.cards import Card
 from jitmx.costs.work import Work
 
+_SCHEDULERS = 4.0  # of a multiprocessor
+_NEAR = 1.25  # times what memory takes, up to which a kernel with a model of its own is said to be bound by it
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -35,44 +38,47 @@ def predict(work: Work, instructions: float, card: Card, multiprocessors: int = 
         instructions: warp instructions of all its blocks.
         multiprocessors: of the device, where they are others than the card's.
     """
-    value = {name: item.value for name, item in card.parameters.items()}
     busy = max(1, work.busy)
-    cycles_us = value["clock_ghz"] * 1e3
-    fits = work.cached <= value["l2_mb"] * 1e6
-    moved, kept = work.bytes + (0.0 if fits else work.cached), work.cached if fits else 0.0
-    least = moved / value["memory_gbps"] / 1e3
-    each = (work.each or moved / busy) / value["block_gbps"] / 1e3
-    memory = max(least, each) + kept / min(value["l2_gbps"], busy * value["exposed_gbps"]) / 1e3
-    issue = instructions * work.spread / (busy * _issued(work.warps, value) * cycles_us)
-    tensor = (
-        value["wgmma_tflops" if work.tensor == "wgmma" else "mma_tflops"]
-        * busy
-        / (multiprocessors or card.multiprocessors)
-    )
-    products = work.flops * work.spread / tensor / 1e6 if tensor else 0.0
-    handed = (
-        work.merges * value["merge_us"]
-        + work.clusters * value["cluster_us"]
-        + work.grids * value["grid_us"]
-        + work.fills * value["fill_us"]
-    )
-    handed += work.exchanged / value["exchange_gbps"] / 1e3
-    handed = value["launch_us"] + work.exposed / value["exposed_gbps"] / 1e3 + handed * work.rounds
+    cycles_us = card.clock_ghz.value * 1e3
+    memory, least, hidden = _memory(work, card, busy)
+    issue = instructions * work.spread / (busy * _issued(work.warps, card) * cycles_us)
+    rate = card.wgmma_tflops.value if work.tensor == "wgmma" else card.mma_tflops.value
+    share = busy / (multiprocessors or card.multiprocessors)
+    products = work.flops * work.spread / (rate * share) / 1e6 if rate else 0.0
+    handed = _handed(work, card)
     if work.own_us is not None:
-        bound = "memory" if memory * 1.25 > work.own_us else "model"
+        bound = "memory" if memory * _NEAR > work.own_us else "model"
         return Prediction(max(work.own_us, memory), memory, issue, products, handed, bound)
-    executed = max(products, issue + value["stacked"] * products)
-    executed += work.powers / (value["powers"] * busy * cycles_us)
-    limit = work.fills * value["fill_us"]
-    hidden = min(limit, work.early / max(moved, 1.0) * memory)
+    executed = max(products, issue + card.stacked.value * products)
+    executed += work.powers / (card.powers.value * busy * cycles_us)
     waited = max(0.0, memory - hidden)
-    total = handed + max(waited, executed) + value["unhidden"] * min(waited, executed)
+    total = handed + max(waited, executed) + card.unhidden.value * min(waited, executed)
     parts = {"memory": memory, "instructions": issue, "products": products, "hand-overs": handed}
     return Prediction(max(total, least), memory, issue, products, handed, max(parts, key=lambda name: parts[name]))
 
 
-def _issued(warps: float, value: dict[str, float]) -> float:
+def _memory(work: Work, card: Card, busy: int) -> tuple[float, float, float]:
+    """Us of what is moved; of it, what device memory takes at the least, and what is asked for early."""
+    fits = work.cached <= card.l2_mb.value * 1e6
+    moved, kept = (work.bytes, work.cached) if fits else (work.bytes + work.cached, 0.0)
+    least = moved / card.memory_gbps.value / 1e3
+    each = (work.each or moved / busy) / card.block_gbps.value / 1e3
+    of_l2 = kept / min(card.l2_gbps.value, busy * card.exposed_gbps.value) / 1e3
+    memory = max(least, each) + of_l2
+    return memory, least, min(work.fills * card.fill_us.value, work.early / max(moved, 1.0) * memory)
+
+
+def _handed(work: Work, card: Card) -> float:
+    """Us of the launch, of hand-overs and of what comes before the first product."""
+    each = work.fills * card.fill_us.value + work.clusters * card.cluster_us.value + work.grids * card.grid_us.value
+    each += work.merges * card.merge_us.value + work.exchanged / card.exchange_gbps.value / 1e3
+    return card.launch_us.value + work.exposed / card.exposed_gbps.value / 1e3 + each * work.rounds
+
+
+def _issued(warps: float, card: Card) -> float:
     """Instructions a cycle of a multiprocessor whose schedulers have these warps, each with one chain of them."""
-    schedulers = 4.0 if not warps else min(4.0, warps)
+    if not warps:
+        return _SCHEDULERS * card.issued.value
+    schedulers = min(_SCHEDULERS, warps)
     each = warps / schedulers
-    return schedulers * value["issued"] * (each / (each + value["alone"]) if warps else 1.0)
+    return schedulers * card.issued.value * each / (each + card.alone.value)

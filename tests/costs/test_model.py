@@ -27,7 +27,7 @@ FIGURES = measured.load()
 WITHIN = 0.15
 # Of a norm the model does not know why 64 rows take longer than one, which as many multiprocessors read as well.
 OFF = {("norm", 1): 0.2, ("norm", 64): 0.25}
-MANY_WITHIN = 0.25
+MANY_WITHIN = {"moe": 0.2}  # else a quarter
 
 
 def predicted(figure: measured.Figure) -> float | None:
@@ -36,23 +36,30 @@ def predicted(figure: measured.Figure) -> float | None:
     return None if found is None or any(one.work is None for one in found) else launches.total(found)
 
 
+def told(figure: measured.Figure) -> str:
+    words = [f"{name}={value}" for name, value in figure.problem.items()]
+    return " ".join([figure.op, *words, *([f"rows={figure.rows}"] if figure.rows > 1 else [])])
+
+
 PREDICTED = [(figure, predicted(figure)) for figure in FIGURES.figures]
 KNOWN = [(figure, us) for figure, us in PREDICTED if us is not None]
 
 
-def told(figure: measured.Figure) -> str:
-    return f"{figure.op} {dict(figure.problem)} {figure.rows}"
+def of_kind(kind: str) -> pytest.MarkDecorator:
+    """Figures of a kind, with what the model says of each."""
+    some = [pytest.param(figure, us, id=told(figure)) for figure, us in KNOWN if figure.kind == kind]
+    return pytest.mark.parametrize(("figure", "us"), some)
 
 
-@pytest.mark.parametrize(("figure", "us"), [one for one in KNOWN if one[0].kind == "decode"], ids=lambda one: str(one))
+@of_kind("decode")
 def test_a_decode_kernel_is_predicted_within_15_percent_of_its_time_on_an_h200(figure, us) -> None:
     most = OFF.get((figure.op, figure.rows), WITHIN)
     assert abs(us / figure.us - 1) <= most, f"{told(figure)}: {us:.2f} us, measured {figure.us}"
 
 
-@pytest.mark.parametrize(("figure", "us"), [one for one in KNOWN if one[0].kind == "many"], ids=lambda one: str(one))
-def test_many_rows_are_predicted_within_a_quarter(figure, us) -> None:
-    assert abs(us / figure.us - 1) <= MANY_WITHIN, f"{told(figure)}: {us:.2f} us, measured {figure.us}"
+@of_kind("many")
+def test_many_rows_are_predicted_within_a_quarter_and_experts_within_a_fifth(figure, us) -> None:
+    assert abs(us / figure.us - 1) <= MANY_WITHIN.get(figure.op, 0.25), f"{told(figure)}: {us:.2f} us, measured {figure.us}"
 
 
 def test_the_model_is_held_against_more_figures_than_it_has_parameters_fitted_to_them() -> None:
