@@ -55,7 +55,7 @@ def families(kernels: Path = _PACKAGE / "kernels", templates: Path | None = None
 
 def hidden(folder: Path) -> Path | None:
     """A module of a folder with further families that nothing could import: jitmx has one of its name."""
-    for name in ("kernels", "ops", "bench", "costs"):
+    for name in ("kernels", "ops", "bench"):
         own = {path.stem for path in (_PACKAGE / name).glob("*")}
         for path in sorted((folder / name).glob("*")):
             if path.stem in own and not path.name.startswith("__"):
