@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.dispatch.choice import Choice
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import ORDER, AttentionProblem
@@ -23,17 +24,22 @@ GRAPH_CONTEXT = 16384
 
 
 def launches(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    """The variant of every launch of one call; order and errors as `choices` has them."""
+    return (choice.variant for choice in choices(problem, arch, multiprocessors))
+
+
+def choices(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Choice]:
     """Every launch of one call, in the order that `jitmx.attention` has them: one, or up to three of many tokens.
 
     Raises:
         KnobError: no kernel serves the problem.
     """
     chosen = choose.choose("attention", problem, arch, multiprocessors=multiprocessors)
-    made = [(ORDER.index(problem.step), chosen.variant)]
+    made = [(ORDER.index(problem.step), chosen)]
     for other in choose.companions(chosen):
         assert isinstance(other.problem, AttentionProblem)
-        made.append((ORDER.index(other.problem.step), other.variant))
-    yield from (variant for _, variant in sorted(made, key=lambda one: one[0]))
+        made.append((ORDER.index(other.problem.step), other))
+    yield from (choice for _, choice in sorted(made, key=lambda one: one[0]))
 
 
 def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]:

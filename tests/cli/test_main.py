@@ -18,7 +18,7 @@ from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
 
-VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "env", "doctor", "cache")
+VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache")
 CACHE_VERBS = ("ls", "show", "why", "verify", "prune", "stats", "path")
 HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes")
 
