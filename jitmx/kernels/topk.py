@@ -123,7 +123,9 @@ def reference(x: Array, k: int) -> npt.NDArray[np.int64]:
     return np.asarray(order[..., :k], np.int64)
 
 
-_KINDS = ("few values", "flat", "ascending", "descending", "crowd", "late crowd", "NaN", "mostly NaN", "masked", "zeros")
+_KINDS = (
+    "few values", "flat", "ascending", "descending", "crowd", "late crowd", "NaN", "mostly NaN", "masked", "zeros",
+)  # fmt: skip
 
 
 def _row(kind: str, vocab: int, generator: np.random.Generator) -> Array:
@@ -202,9 +204,7 @@ def _case(
         gate=0.0,
         sides=_sides(stored[:, :vocab], indices),
         fixed=("stride", "vocab", "k", "shift"),
-        again=lambda: _case(
-            variant, then or kinds, vocab, k, padding, multiprocessors=multiprocessors, seed=seed + 50
-        ),
+        again=lambda: _case(variant, then or kinds, vocab, k, padding, multiprocessors=multiprocessors, seed=seed + 50),
     )
 
 

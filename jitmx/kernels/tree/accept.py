@@ -32,7 +32,9 @@ ACCEPT = spec(
         writes("num_sampled", "[batch], or 0", "int"),
         writes("num_rejected", "[batch]", "int"),
         number("drafts_each", "unsigned int", "of a request at most"),
-        number("rows_counted", "unsigned int", "1: ends are of rows, and drafts lie in the rows behind those they follow"),
+        number(
+            "rows_counted", "unsigned int", "1: ends are of rows, and drafts lie in the rows behind those they follow"
+        ),
         number("wide", "unsigned int", "bits: 1 drafts, 2 target, 4 positions are of 64 bits"),
     ),
     threads=32,

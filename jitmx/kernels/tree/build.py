@@ -58,10 +58,8 @@ def built(
     }, trees
 
 
-def beams(
-    batch: int, width: int, depth: int, generator: np.random.Generator
-) -> tuple[Array, Array]:
-    """Scores and parents of the candidates of a draft: `width` of the root, then as many of each of the best `width`."""
+def beams(batch: int, width: int, depth: int, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Scores and parents of candidates of a draft: `width` of the root, then as many of each of the best `width`."""
     scores = np.zeros((batch, width + (depth - 1) * width * width), np.float32)
     parents = np.full(scores.shape, -1, np.int32)
     for r in range(batch):

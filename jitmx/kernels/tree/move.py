@@ -19,7 +19,10 @@ MOVE = spec(
     "move",
     Arguments(
         "MoveArguments",
-        *(writes(f"cache{i}", "[pages, page_size, heads, vectors], in any order but the last", "Vec4") for i in range(CACHES)),
+        *(
+            writes(f"cache{i}", "[pages, page_size, heads, vectors], in any order but the last", "Vec4")
+            for i in range(CACHES)
+        ),
         reads("path", "[batch, width], nodes from the root on, then -1", "int"),
         reads("accepted", "[batch], nodes of the path behind the root", "int"),
         reads("starts", "[batch], where the root is in the sequence, int or long long"),
@@ -62,7 +65,9 @@ def _case(
     for r, count in enumerate(accepted):
         path[r, : count + 1] = np.sort(np.append(generator.choice(np.arange(1, nodes), count, replace=False), 0))
     path[3] = np.arange(width)  # nothing moves
-    shape = (batch * pages + 2, heads, page, vectors, 16) if heads_first else (batch * pages + 2, page, heads, vectors, 16)
+    shape = (
+        (batch * pages + 2, heads, page, vectors, 16) if heads_first else (batch * pages + 2, page, heads, vectors, 16)
+    )
     before = [generator.integers(0, 256, shape, np.uint8) for _ in range(caches)]
     after = [one.copy() for one in before]
     for was, now in zip(before, after, strict=True):

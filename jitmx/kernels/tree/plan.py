@@ -9,8 +9,18 @@ import numpy as np
 
 from jitmx.kernels.tree import reference
 from jitmx.kernels.tree.problem import (
-    KINDS, PLAN_FIELDS, SIZES, STARTS, Array, exact, ids, random_parents, spec, words, words_of,
-)  # fmt: skip
+    KINDS,
+    PLAN_FIELDS,
+    SIZES,
+    STARTS,
+    Array,
+    exact,
+    ids,
+    random_parents,
+    spec,
+    words,
+    words_of,
+)
 from jitmx.registry.arguments import Arguments, number, reads
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.launch import Launch

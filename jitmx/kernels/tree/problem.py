@@ -72,12 +72,12 @@ def words_of(nodes: int) -> int:
 def random_parents(nodes: int, generator: np.random.Generator, kind: str = "random") -> npt.NDArray[np.int32]:
     """Parents of a tree of one kind, the root's -1."""
     before = np.maximum(np.arange(nodes), 1)
-    parents = {
+    chosen: Any = {
         "chain": np.arange(nodes) - 1,
         "star": np.zeros(nodes),
         "bushy": (np.arange(nodes) - 1) // 3,
     }.get(kind, generator.integers(0, before))
-    parents = np.asarray(parents, np.int32)
+    parents: npt.NDArray[np.int32] = np.asarray(chosen, np.int32)
     parents[0] = -1
     if kind == "padded":  # nodes without a parent, and with one that is not before them
         wrong = generator.random(nodes) < 0.2
@@ -110,4 +110,3 @@ def exact(wanted: Mapping[str, Array]) -> tuple[dict[str, Buffer], Any]:
         return max(mismatches(one, right) for one, right in zip(found, arrays, strict=True))
 
     return {name: Buffer(array, output=True) for name, array in wanted.items()}, check
-

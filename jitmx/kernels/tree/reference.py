@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ def plan(parents: Sequence[int]) -> Plan:
     made.first_child = [kin.get(node, [-1])[0] for node in range(len(parents))]
     made.next_sibling = [-1] * len(parents)
     for siblings in kin.values():
-        for one, after in zip(siblings, siblings[1:], strict=False):
+        for one, after in itertools.pairwise(siblings):
             made.next_sibling[one] = after
     return made
 

@@ -56,9 +56,7 @@ def verified(
         )
         for r in range(batch)
     ]  # fmt: skip
-    behind = [
-        [*(int(tokens[r, node]) for node in path[1:]), int(target[r, path[-1]])] for r, path in enumerate(paths)
-    ]
+    behind = [[*(int(tokens[r, node]) for node in path[1:]), int(target[r, path[-1]])] for r, path in enumerate(paths)]
     accepted = np.array([len(path) - 1 for path in paths], np.int32)
     return {
         "path": np.array([reference.filled(path, width, np.int32) for path in paths]),

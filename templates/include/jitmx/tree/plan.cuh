@@ -49,11 +49,12 @@ __device__ __forceinline__ void write_plan(const TreePlan& plan, const LanePaths
     }
     plan.next_sibling[i] = __ffsll((long long)later) - 1;
     u64 left = path;
+    u32 d = 0;
 #pragma unroll 1
-    for (u32 d = 0; d < levels; ++d) {
+    do {
       plan.paths[u64(i) * levels + d] = __ffsll((long long)left) - 1;
       left &= left - 1ull;
-    }
+    } while (++d < levels);
   }
 }
 
