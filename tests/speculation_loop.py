@@ -34,7 +34,8 @@ class World:
 
         self.embed, self.head = normal(VOCAB, HIDDEN, scale=1.0), normal(HIDDEN, VOCAB, scale=0.5)
         self.layers = [
-            (normal(HIDDEN, (HEADS + 2) * 64, scale=0.15), normal(HEADS * 64, HIDDEN, scale=0.05)) for _ in range(LAYERS)
+            (normal(HIDDEN, (HEADS + 2) * 64, scale=0.15), normal(HEADS * 64, HIDDEN, scale=0.05))
+            for _ in range(LAYERS)
         ]
         angles = torch.arange(room + 16)[:, None] * 0.3 ** torch.arange(32)
         self.rope = torch.cat([angles.cos(), angles.sin()], 1).to(device)

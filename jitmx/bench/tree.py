@@ -59,7 +59,7 @@ def torch_verify(
     """`jitmx.tree_verify` in torch, given the paths of a plan."""
     fits = tokens == target.gather(1, parents.clamp(min=0).long())
     fits[:, 0] = True
-    batch, nodes, levels = paths.shape
+    batch, nodes, _ = paths.shape
     there, at = paths >= 0, paths.clamp(min=0).long()
     taken = (fits.gather(1, at.flatten(1)).view(paths.shape) | ~there).all(-1)
     depth = torch.where(taken, there.sum(-1), 0)

@@ -68,7 +68,8 @@ def require(
         strides = "" if found.is_contiguous() else f" with strides {list(found.stride())}"
         on = f" on {place.device}" if place is not None else ""
         wanted = ", ".join(map(str, shape))
-        raise InputError(f"{name} is {checks.describe(found)}{strides}; it must be contiguous {kinds} [{wanted}]{on}")
+        said = f"{name} is {checks.describe(found)}{strides}; it must be contiguous {kinds} [{wanted}]{on}"
+        raise InputError(said, f"pass {name}.contiguous()" if strides and fits else "")
     if found.requires_grad:
         checks.require_no_grad(name, found)
     return found
