@@ -66,7 +66,7 @@ def _requests(counts: list[int], few: int, generator: np.random.Generator) -> tu
     for number_, (count, rows) in enumerate(zip(counts, target, strict=True)):
         own = rows[:-1].copy()
         if count and number_ % 3 == 1:
-            own[generator.integers(0, count)] += 1
+            own[[generator.integers(0, count), -1]] += 1
         if count and number_ % 3 == 2:
             own[generator.integers(0, count)] = -1
             rows[generator.integers(0, count)] = -1  # which fits no placeholder
@@ -109,6 +109,7 @@ def _case(counts: list[int], most: int, layout: str, wide: int, seed: int, *, re
         prompts = generator.integers(1, 100, batch + 3).astype(np.int32)
         requests = generator.permutation(batch + 3)[:batch]
         lengths = (prompts[requests] + generator.integers(-1, 2, batch)).astype(np.int32)
+        lengths[4] = prompts[requests[4]] - 1  # with drafts that do not fit
         behind = lengths >= prompts[requests]
         sampled = np.where(behind, wanted["next_positions"] - (positions if wide & 4 else 0), 0)
         wanted["num_sampled"] = sampled.astype(np.int32)
@@ -141,7 +142,7 @@ def cases(variant: Variant) -> Iterator[Case]:
 
 def _far() -> Case:
     """The last of requests with so many drafts that those of all are over 2^32 bytes."""
-    batch, each = 1 << 20, 1 << 12
+    batch, each = 1 << 20, (1 << 12) + 8
     generator = np.random.default_rng(8)
     rows = generator.integers(0, 1 << 20, each + 1)
     wanted = accepted([rows[:40]], [rows[:41]], np.array([0]), each)

@@ -91,9 +91,9 @@ def _case(
     batch = 5 if shared else len(kinds)
     few = np.resize([2, 3, 1], batch)[:, None]
     tokens, target = (generator.integers(0, few, (batch, nodes)) for _ in range(2))
-    tokens[generator.random(tokens.shape) < 0.05] = -1
-    target[generator.random(tokens.shape) < 0.05] = -1
-    if wide & 3 == 3:
+    tokens[generator.random(tokens.shape) < 0.15] = -1
+    target[generator.random(tokens.shape) < 0.15] = -1
+    if wide & 3 == 3 and rule == "greedy":
         tokens, target = (np.where(x < 0, x, x + (1 << 33)) for x in (tokens, target))
     starts = generator.integers(0, 1 << 20, batch)
     of_all = np.resize(parents, (batch, nodes))

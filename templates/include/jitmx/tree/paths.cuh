@@ -17,9 +17,9 @@ struct LanePaths {
   u64 path[2];
 };
 
-// Whether node i may have this parent.
+// Whether node i may have this parent; the root has none, and -1 is a large number.
 __device__ __forceinline__ bool fits(int parent, u32 i, u32 nodes) {
-  return i > 0u && i < nodes && parent >= 0 && u32(parent) < i;
+  return i < nodes && u32(parent) < i;
 }
 
 // Also in `tree` for all lanes. A node without a parent that comes before it, and what is below such a node, is padding.
