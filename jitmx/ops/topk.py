@@ -70,7 +70,7 @@ def topk(x: torch.Tensor, k: int) -> TopK:
     """
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         checks.require_tensor("x", x)
-        return TopK(*torch.ops.jitmx.topk(x, k))
+        return TopK(*torch.ops.jitmx.topk_rows(x, k))
     return run(x, k)
 
 
@@ -126,4 +126,4 @@ def _fake_operator(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
-custom.define("topk(Tensor x, int k) -> (Tensor, Tensor)", _run_operator, _fake_operator)
+custom.define("topk_rows(Tensor x, int k) -> (Tensor, Tensor)", _run_operator, _fake_operator)
