@@ -13,6 +13,8 @@ from jitmx.bench import attention_peers, benchmark, linear, moe_inputs, moe_peer
 from jitmx.bench import moe as benchmarks_moe
 from jitmx.bench import norm as benchmarks_norm
 from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench import topk as benchmarks_topk
+from jitmx.bench import tree as benchmarks_tree
 from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.peers import PEERS
 from jitmx.cli import bench
@@ -156,6 +158,8 @@ def test_libraries_are_chosen_by_name() -> None:
         "moe": moe_peers.PEERS,
         "norm": tuple(benchmarks_norm.PEERS),
         "routing": tuple(benchmarks_routing.PEERS),
+        "topk": tuple(benchmarks_topk.PEERS),
+        "tree": benchmarks_tree.PEERS,
     }
     assert {name: one.peers for name, one in known.items() if one.peers} == there
     assert set(bench._peers("all", known)) == {name for names in there.values() for name in names}
@@ -179,7 +183,7 @@ def test_libraries_are_chosen_by_name() -> None:
         (("attention", "head_dim=64"), "'head_dim=64' is no field=value of attention; fields: batch, context"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, launch"),
+        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, topk, tree, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:

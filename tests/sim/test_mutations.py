@@ -19,6 +19,7 @@ import mutations_prompts
 import mutations_sampling
 import mutations_sequences
 import mutations_streams
+import mutations_tree
 import mutations_values
 import mutations_warpgroups
 from jitmx.registry.render import render
@@ -41,6 +42,7 @@ _CATALOGUES = (
     mutations_order,
     mutations_sampling,
     mutations_sequences,
+    mutations_tree,
     mutations_values,
 )
 VARIANTS = {where: place for catalogue in _CATALOGUES for where, place in catalogue.VARIANTS.items()}
