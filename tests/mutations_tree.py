@@ -24,7 +24,7 @@ _SELECT = (
     ("what reaches the threshold exactly is left", "reach += ranks[i] >= floor", "reach += ranks[i] > floor"),
     ("the list is written past its end", "if (at < Selection<Threads>::kMost) s.list", "if (at <= ~0u) s.list"),
     ("what does not fit the list is lost", "    if (count <= kMost) break;\n", "    if (count > 0u) break;\n"),
-    ("the search goes on from below", "        high = middle;", "        low = middle;"),
+    ("too high a threshold is taken", "      if (s.count < k) {", "      if (s.count < 2u) {"),
     ("a thread's ranks share a place", "    ++at;\n", ""),
     ("the k + 1st comes out too", "if (lane == 0 && greater < k) put", "if (lane == 0 && greater <= k) put"),
     ("the first 32 are all that is counted", "for (u32 j = lane; j < count; j += 32) greater",

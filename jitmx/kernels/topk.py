@@ -226,7 +226,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(variant, ("few values", "masked"), 1, 1, 0, multiprocessors=1, seed=2)
     several = ("few values", "ascending", "late crowd", "descending")
     rows = several if knobs.block < 512 else several[1:3]
-    yield _case(variant, rows, 2 * whole + max(3000 - whole, 0) - 3 * width + 1, MAX_K, 3, multiprocessors=1, seed=3)
+    shares = min(knobs.parts, max(_RESIDENT // knobs.block // len(rows), 1))
+    longer = shares * (2 * whole + max(3000 - whole, 0)) - 3 * width + 1
+    yield _case(variant, rows, longer, MAX_K, 3, multiprocessors=1, seed=3)
     yield _case(variant, ("crowd", "flat"), whole - 5, 33, 1, multiprocessors=1, seed=4)
     if knobs.parts > 1:
         for seed, parts, k in ((5, min(knobs.parts, 4), MAX_K), (6, 2, 5)):

@@ -66,7 +66,8 @@ def _requests(counts: list[int], few: int, generator: np.random.Generator) -> tu
     for number_, (count, rows) in enumerate(zip(counts, target, strict=True)):
         own = rows[:-1].copy()
         if count and number_ % 3 == 1:
-            own[[generator.integers(0, count), -1]] += 1
+            own[generator.integers(0, count)] += 1
+            own[-1] -= 1
         if count and number_ % 3 == 2:
             own[generator.integers(0, count)] = -1
             rows[generator.integers(0, count)] = -1  # which fits no placeholder
