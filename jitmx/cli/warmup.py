@@ -7,15 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from jitmx import settings
 from jitmx.cache import store
-from jitmx.cli import output, shapes, targets
+from jitmx.cli import output, served, shapes, targets
 from jitmx.cli.group import exit_code
-from jitmx.cli.options import Count, FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
-from jitmx.errors import ContractError, JitmxError, SettingError
+from jitmx.errors import ContractError, JitmxError
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from jitmx.batch import Failed
     from jitmx.build import Built
     from jitmx.cache.manifest import Record
+    from jitmx.cli.served import ServedModel
     from jitmx.registry.spec import Variant
 
 
@@ -81,45 +81,6 @@ def _lost(results: list[Built | Failed]) -> tuple[int, int]:
     return len(lost), sum(cache.own is not None and cache.own.holds_newer(key) for key in lost)
 
 
-def _served(
-    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any]
-) -> list[Variant]:
-    """The variants that vLLM asks for when it serves a model with jitmx.
-
-    Args:
-        cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
-    """
-    from jitmx import model_kernels, models, sampling_kernels
-    from jitmx.layers import parse
-    from jitmx.vllm import policy
-
-    try:
-        parse("none" if layers is None else layers)
-    except SettingError as error:
-        raise click.UsageError(f"--layers={layers}: {error}") from error
-    asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
-    how: dict[str, Any] = {
-        "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
-        "x_format": asked.x_format,
-    }  # fmt: skip
-    most = model_kernels.cached(**cache) if asked.serves_attention else None
-    model, served = models.find(name), asked.served(lora)
-    needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
-    if asked.samples:
-        for arch, own in zip(arches, needed, strict=True):
-            own.append(sampling_kernels.Sampler(arch.name, None, cache["batch"], model.vocabulary, "bf16"))
-    return targets.served_variants(arches, needed)
-
-
-def _require_no_model_option() -> None:
-    """Without a model nothing reads the options that say how it is served."""
-    context = click.get_current_context()
-    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
-
-
 def _asked(
     arches: tuple[Arch, ...], words: tuple[str, ...], kernel: str | None, family_names: tuple[str, ...]
 ) -> list[Variant]:
@@ -165,40 +126,7 @@ failed "error" and "remedy"; with several targets also "arch".
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")
 @click.option("--variant", "kernel", metavar="KERNEL", help="Just this kernel, with knobs NAME=VALUE; others default.")
-@click.option(
-    "--model", metavar="NAME", help="Just what vLLM loads to serve it: gpt-oss-120b, gpt-oss-20b or a checkpoint."
-)
-@click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS.")
-@click.option(
-    "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
-    help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
-)  # fmt: skip
-@click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
-@click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
-@click.option(
-    "--requests",
-    type=Count(1, 1 << 16),
-    default=1024,
-    show_default=True,
-    help="Of its attention, where JITMX_ATTENTION is on, and its sampler: vLLM's max_num_seqs.",
-)
-@click.option(
-    "--context",
-    type=Count(1, 1 << 24),
-    default=131072,
-    show_default=True,
-    help="Of its attention: tokens of a request at most (vLLM's max_model_len).",
-)
-@click.option(
-    "--block-size",
-    type=Count(16, 1 << 16),
-    default=16,
-    show_default=True,
-    help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
-)
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
-)
+@served.model_options
 @arch_option()
 @family_option
 @jobs_option
@@ -207,15 +135,7 @@ failed "error" and "remedy"; with several targets also "arch".
 def command(
     words: tuple[str, ...],
     kernel: str | None,
-    model: str | None,
-    layers: str | None,
-    tokens: int,
-    ranks: int,
-    lora: bool,
-    requests: int,
-    context: int,
-    block_size: int,
-    kv_cache_dtype: str,
+    model: ServedModel | None,
     targets_asked: tuple[Arch, ...],
     family_names: tuple[str, ...],
     jobs: int | None,
@@ -237,14 +157,11 @@ def command(
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
     if model is None:
-        _require_no_model_option()
         variants = _asked(arches, words, kernel, family_names)
     else:
         if words or kernel or family_names:
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
-        stored = "e4m3" if kv_cache_dtype == "fp8" else "same"
-        cache = {"batch": requests, "context": context, "page_size": block_size, "cache": stored}
-        variants = _served(arches, model, layers, tokens, ranks, lora, cache)
+        variants = model.variants(arches)
     from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
