@@ -122,7 +122,7 @@ class Settings:
         (setting_text.paths, "public keys (PEM) or directories of them, separated by ':'"), (),
         "bundles, and what comes from the remote cache, must be signed by one of these keys",
     )  # fmt: skip
-    signing_key: Path | None = _setting(
+    signing_key: Path | None = _setting(  # noqa: RUF009
         (setting_text.path, "a private key (PEM)"), None, "signs what is written to the remote cache"
     )
     remote_cache: str | None = _setting(

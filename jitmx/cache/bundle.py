@@ -1,8 +1,8 @@
 """A bundle: kernels of a cache in one file, with a list that binds every byte of it and says where it comes from.
 
 Below `v1/` it has the layout of a cache (`layout`), so that unpacking it by `tar` makes one; before that lies the list,
-behind it the signatures. Nothing in it tells of the time, the machine or the user: what was made from the same inputs is
-the same file. Records therefore have no date, and no time that compiling took.
+behind it the signatures. Nothing in it tells of the time, the machine or the user: what was made from the same inputs
+is the same file. Records therefore have no date, and no time that compiling took.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Bundle:
     """A bundle, whose list and signatures are sound; what it lists is checked as it is read.
 
     Attributes:
-        path: the file, or a name for what is in memory.
+        name: of the file, or of where its bytes are from.
         made: where it comes from: members as `make` was given them.
         members: size and SHA-256 of each file in it, by its name.
         signers: raw public keys whose signatures are right; empty where `cryptography` is not installed.
@@ -89,8 +89,8 @@ class Bundle:
         SignatureError: none of the keys that are trusted has signed it.
     """
 
-    def __init__(self, path: Path, source: Source, *, trusted: Mapping[bytes, Path] | None = None) -> None:
-        self.path = path
+    def __init__(self, name: str, source: Source, *, trusted: Mapping[bytes, Path] | None = None) -> None:
+        self.name = name
         try:
             self._archive = Archive(source)
             self.made, self.members = _listed(self._archive.manifest)
@@ -99,7 +99,7 @@ class Bundle:
             if trusted is not None:
                 keys.require(trusted, self.signers)
         except BundleError as error:
-            raise type(error)(f"the bundle {path} is refused: {error.message}", error.remedy) from None
+            raise type(error)(f"the bundle {name} is refused: {error.message}", error.remedy) from None
         self.signed = self._archive.signatures is not None
 
     @property
@@ -199,7 +199,7 @@ class Bundle:
             raise self._refusal(error.message) from None
 
     def _refusal(self, what: str, remedy: str = "") -> BundleError:
-        return BundleError(f"the bundle {self.path} is refused: {what}", remedy)
+        return BundleError(f"the bundle {self.name} is refused: {what}", remedy)
 
 
 def open_(path: Path, *, trusted: Mapping[bytes, Path] | None = None, own: bool = False) -> Bundle:
@@ -218,14 +218,14 @@ def open_(path: Path, *, trusted: Mapping[bytes, Path] | None = None, own: bool 
             if own and (fault := files.distrust(info)):
                 raise CacheError(
                     f"{path} {fault}, and code that somebody else put there would run as user id {os.geteuid()}",
-                    f"chmod go-w {path} if nobody else ever wrote to it, or set JITMX_ALLOW_SHARED_CACHE=1 if you trust "
-                    "everyone who can",
+                    f"chmod go-w {path} if nobody else ever wrote to it, or set JITMX_ALLOW_SHARED_CACHE=1 if you "
+                    "trust everyone who can",
                 )
             kept = os.dup(descriptor)
     except OSError as error:
         raise BundleError(f"the bundle {path} cannot be read ({error.strerror})") from None
     try:
-        bundle = Bundle(path, Descriptor(kept, info.st_size), trusted=trusted)
+        bundle = Bundle(str(path), Descriptor(kept, info.st_size), trusted=trusted)
     except BaseException:
         os.close(kept)
         raise
@@ -235,7 +235,7 @@ def open_(path: Path, *, trusted: Mapping[bytes, Path] | None = None, own: bool 
 
 def of_bytes(name: str, data: bytes, *, trusted: Mapping[bytes, Path] | None = None) -> Bundle:
     """The bundle that `data` is; raises as `Bundle`."""
-    return Bundle(Path(name), Memory(data), trusted=trusted)
+    return Bundle(name, Memory(data), trusted=trusted)
 
 
 def _listed(data: bytes) -> tuple[dict[str, Any], dict[str, Member]]:

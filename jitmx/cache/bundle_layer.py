@@ -1,7 +1,7 @@
 """Bundles that are looked into where they lie, like site caches: those that are named, and those of installed wheels.
 
-A wheel that has one names it among its entry points, of the group `jitmx.bundles`: `kernels = "acme.data"` stands for the
-file `acme/data/kernels.jitmx`. It is found by the metadata of the wheel; nothing of the wheel is imported.
+A wheel that has one names it among its entry points, of the group `jitmx.bundles`: `kernels = "acme.data"` stands for
+the file `acme/data/kernels.jitmx`. It is found by the metadata of the wheel; nothing of the wheel is imported.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ _FILE = re.compile(r"\w[\w.-]*")
 
 
 class BundleLayer:
-    """A bundle as readers of a cache see it: what is damaged in it counts as absent, after one warning."""
+    """A bundle as readers of a cache see it: what is damaged in it counts as absent, after one warning.
 
-    def __init__(self, bundle: Bundle) -> None:
-        self.root = bundle.path
+    Attributes:
+        root: the file.
+    """
+
+    def __init__(self, root: Path, bundle: Bundle) -> None:
+        self.root = root.absolute()
         self._bundle = bundle
-        self._used = 0.0
+        self._dated = os.stat(root).st_mtime
         self._complained = False
 
     def record(self, key: str) -> Found | None:
-        """As `Layer.record`; when it was used is not known."""
+        """As `Layer.record`; when it was used is not known, but how old the file is."""
         if not self._bundle.has("record", key):
             return None
         try:
-            return Found(self._bundle.record(key), self._used)
+            return Found(self._bundle.record(key), self._dated)
         except BundleError as error:
-            return self._complain(error)
+            self._complain(error)
+            return None
 
     def image(self, record: Record) -> bytes | None:
         """As `Layer.image`."""
@@ -51,7 +56,8 @@ class BundleLayer:
         try:
             return self._bundle.image(record)
         except BundleError as error:
-            return self._complain(error)
+            self._complain(error)
+            return None
 
     def source(self, digest: str) -> str | None:
         """As `Layer.source`."""
@@ -60,7 +66,12 @@ class BundleLayer:
         try:
             return self._bundle.source(digest)
         except BundleError as error:
-            return self._complain(error)
+            self._complain(error)
+            return None
+
+    def has_source(self, digest: str) -> bool:
+        """As `Layer.has_source`."""
+        return self._bundle.has("source", digest)
 
     def source_path(self, digest: str) -> Path | None:
         """None: it is no file of its own."""
@@ -73,7 +84,8 @@ class BundleLayer:
         try:
             return self._bundle.scan(digest)
         except BundleError as error:
-            return self._complain(error)
+            self._complain(error)
+            return None
 
     def all_keys(self) -> list[str]:
         """As `Layer.all_keys`."""
@@ -139,7 +151,7 @@ def trusted() -> dict[bytes, Path] | None:
 
 def _opened(place: Path, *, allow_shared: bool) -> list[Layer]:
     try:
-        return [BundleLayer(bundle.open_(place, trusted=trusted(), own=not allow_shared))]
+        return [BundleLayer(place, bundle.open_(place, trusted=trusted(), own=not allow_shared))]
     except CacheError:
         raise
     except JitmxError as error:

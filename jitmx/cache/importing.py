@@ -1,8 +1,9 @@
 """Taking the kernels of a bundle into a cache.
 
 Every byte of the bundle is checked before the first is written. Then machine code goes in, and records only once all of
-it is there: where the disk is full, or the process is killed on the way, no entry has come in, and what lies there is what
-a cut-off publish leaves. A record comes in whole or not at all, as in any publish, and only where there is no sound entry.
+it is there: where the disk is full, or the process is killed on the way, no entry has come in, and what lies there is
+what a cut-off publish leaves. A record comes in whole or not at all, as in any publish, and only where there is no
+sound entry.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def take_in(bundle: Bundle, store: Store, on_entry: Callable[[Kernel], None] | N
     if store.own is None:
         raise CacheError("a bundle is taken in by a cache on disk, and JITMX_MODE=off has none", "unset JITMX_MODE")
     bundle.check()
-    wanted, kept, newer = [], [], []
+    fates: dict[str, list[str]] = {"newer": [], "kept": [], "added": []}
     for key in bundle.of("record"):
-        place = newer if store.own.holds_newer(key) else kept if store.keeps(key) else wanted
-        place.append(key)
+        fates["newer" if store.own.holds_newer(key) else "kept" if store.keeps(key) else "added"].append(key)
+    wanted = fates["added"]
     try:
         for digest in dict.fromkeys(bundle.record(key).outputs["object"] for key in wanted):
             store.add_object(digest, bundle.object_(digest))
@@ -57,9 +58,9 @@ def take_in(bundle: Bundle, store: Store, on_entry: Callable[[Kernel], None] | N
     except OSError as error:
         place = store.own.root
         raise CacheError(
-            f"the bundle {bundle.path} cannot be taken in: the kernel cache {place} cannot be written "
+            f"the bundle {bundle.name} cannot be taken in: the kernel cache {place} cannot be written "
             f"({error.strerror or error})",
             f"{files.remedy(error, place)}; or name another directory (--to), or leave the bundle where it is: either "
             "serves as JITMX_SITE_CACHE",
         ) from None
-    return Imported(tuple(wanted), tuple(kept), tuple(newer))
+    return Imported(**{fate: tuple(keys) for fate, keys in fates.items()})

@@ -1,15 +1,14 @@
 """Ed25519 keys that sign bundles, and the public keys that are trusted to.
 
-Keys are PEM files (PKCS #8, SubjectPublicKeyInfo), as `openssl genpkey -algorithm ed25519` makes them. What is signed is
-the SHA-256 of a bundle's list, which binds all else in it. Signatures are kept as a sealed JSON document that names the
-public key of each, so that a damaged one shows also to those who trust no key.
+Keys are PEM files (PKCS #8, SubjectPublicKeyInfo), as `openssl genpkey -algorithm ed25519` makes them. What is signed
+is the SHA-256 of a bundle's list, which binds all else in it. Signatures are kept as a sealed JSON document that names
+the public key of each, so that a damaged one shows also to those who trust no key.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,8 @@ def private_key(path: Path) -> Ed25519PrivateKey:
         raise SettingError(f"{path} holds no private key that can be read without a password ({error})") from None
     if not isinstance(found, ed25519.Ed25519PrivateKey):
         raise SettingError(f"the private key in {path} is not one of Ed25519", "make one: jitmx bundle keygen")
-    return found
+    key: Ed25519PrivateKey = found
+    return key
 
 
 def public_keys(places: Iterable[Path]) -> dict[bytes, Path]:
@@ -79,7 +79,9 @@ def public_keys(places: Iterable[Path]) -> dict[bytes, Path]:
     for place in places:
         listed = _listed(place)
         if not listed:
-            raise SettingError(f"{place} has no file that ends in {' or '.join(_SUFFIXES)}", "put the public keys there")
+            raise SettingError(
+                f"{place} has no file that ends in {' or '.join(_SUFFIXES)}", "put the public keys there"
+            )
         for path in listed:
             try:
                 key = serialization.load_pem_public_key(_read(path, "public key"))
@@ -180,7 +182,7 @@ def _listed(place: Path) -> list[Path]:
     if not files.is_directory(place):
         return [place]
     try:
-        return [place / name for name in sorted(os.listdir(place)) if name.endswith(_SUFFIXES)]
+        return sorted(path for path in place.iterdir() if path.suffix in _SUFFIXES)
     except OSError as error:
         raise SettingError(f"{place} cannot be looked into ({error.strerror})") from None
 
@@ -195,7 +197,9 @@ def _read(path: Path, what: str, *, secret: bool = False) -> bytes:
         raise SettingError(f"there is no {what} at {path}")
     data, info = found
     if secret and info.st_mode & 0o077:
-        raise SettingError(f"the {what} {path} can be read by others (mode {info.st_mode & 0o777:04o})", "chmod go= it")
+        raise SettingError(
+            f"the {what} {path} can be read by others (mode {info.st_mode & 0o777:04o})", f"chmod go= {path}"
+        )
     if fault := files.distrust(info):
         raise SettingError(f"the {what} {path} {fault}", "give it to yourself or root, writable by nobody else")
     return data

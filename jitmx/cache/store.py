@@ -252,7 +252,7 @@ class Store:
         """Keep a rendered source under its digest, if it is not there."""
         data = source.encode()
         digest = hashlib.sha256(data).hexdigest()
-        if self.own and not any(tier.source_path(digest) for tier in self._tiers):
+        if self.own and not any(tier.has_source(digest) for tier in self._tiers):
             self._try_write(self.own, layout.source(self.own.root, digest), data)
 
     def keep_failed(self, name: str, source: str) -> str | None:

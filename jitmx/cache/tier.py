@@ -40,6 +40,9 @@ class Layer(Protocol):
     def source(self, digest: str) -> str | None:
         """The rendered source with this digest, verified; None where it is missing or damaged."""
 
+    def has_source(self, digest: str) -> bool:
+        """Whether there is a source with this digest, sound or not."""
+
     def source_path(self, digest: str) -> Path | None:
         """The file with that source; None where there is none."""
 
@@ -156,6 +159,10 @@ class Tier:
         """The rendered source with this digest, verified; None where it is missing or damaged."""
         data = self.read(layout.source(self.root, digest), layout.LIMITS["source"])
         return data.decode() if data is not None and hashlib.sha256(data).hexdigest() == digest else None
+
+    def has_source(self, digest: str) -> bool:
+        """Whether there is a rendered source with this digest that can be read."""
+        return self.source_path(digest) is not None
 
     def source_path(self, digest: str) -> Path | None:
         """The file that is the rendered source with this digest; None where there is none that can be read."""

@@ -11,10 +11,10 @@ import click
 from jitmx import settings
 from jitmx.cache import store
 from jitmx.cli import output, served, shapes, targets
-from jitmx.cli.group import exit_code
+from jitmx.cli.failures import report, worst
 from jitmx.cli.options import FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
-from jitmx.errors import ContractError, JitmxError
+from jitmx.errors import ContractError
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from jitmx.cache.manifest import Record
     from jitmx.cli.served import ServedModel
     from jitmx.registry.spec import Variant
-
-
-# A kernel that does not compile weighs more than one that breaks its contract, and that more than a bad request.
-_SEVERITY = (2, 1, 3)
 
 
 def _row(result: Built | Failed) -> dict[str, Any]:
@@ -57,17 +53,6 @@ def _words(result: Built | Failed) -> str:
         return f"failed   {row['name']} for {result.variant.arch}"
     resources = f"{row['registers']} registers, {row['shared_bytes']} B shared, {row['spill_bytes']} B spilled"
     return f"{row['status']:<8} {row['name']} for {result.variant.arch}: {row['ms']:.0f} ms, {resources}"
-
-
-def _report(failures: list[tuple[str, JitmxError]]) -> int:
-    """Show each failure once, whichever number of kernels it hit; the exit code that the worst of them calls for."""
-    kernels: dict[str, list[str]] = {}
-    for name, error in failures:
-        kernels.setdefault(str(error), []).append(name)
-    for message, names in kernels.items():
-        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        output.say(f"Error: {names[0]}{others}: {message}", err=True)
-    return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
 
 
 def _lost(results: list[Built | Failed]) -> tuple[int, int]:
@@ -187,7 +172,7 @@ def command(
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
         output.say(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
-    codes = [_report(failures)] if failures else []
+    codes = [report(failures)] if failures else []
     lost, newer = _lost(results)
     if lost:
         why = "free space there, make it writable, or" if lost > newer else ""
@@ -200,4 +185,4 @@ def command(
         )
         codes.append(1)
     if codes:
-        raise click.exceptions.Exit(max(codes, key=_SEVERITY.index))
+        raise click.exceptions.Exit(worst(codes))
