@@ -36,7 +36,7 @@ class BundleLayer:
     def __init__(self, root: Path, bundle: Bundle) -> None:
         self.root = root.absolute()
         self._bundle = bundle
-        self._dated = os.stat(root).st_mtime
+        self._dated = root.stat().st_mtime
         self._complained = False
 
     def record(self, key: str) -> Found | None:

@@ -63,7 +63,7 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
             ),
             ("contract", "; ".join(outputs["breaches"]) or "met"),
             ("object", f"{image_path or within} ({output.size(outputs['size'])})"),
-            ("source", source_path or "not kept"),
+            ("source", source_path or (within if cache.source(inputs["source_digest"]) else "not kept")),
             ("headers", ", ".join(sorted(inputs["headers"])) or "none"),
             ("options", " ".join(inputs["options"])),
             ("compiler", f"NVRTC {inputs['nvrtc']} ({inputs['nvrtc_digest'][:12]}), {outputs['compile_ms']:.0f} ms"),
