@@ -66,11 +66,14 @@ def _wait(answers: Answers, path: str, patience: float, look: Callable[[], _T | 
     number, pause = 0, _FIRST_LOOK
     seen, since = b"", time.monotonic()
     while number < _MOST_DEAD:
-        if answers.create(_name(path, number), _token(0)):
-            # Who held it before may have been done in the meantime.
-            return number, look()
+        token = _token(0)
+        created = answers.create(_name(path, number), token)
         while True:
-            there = answers.read(_name(path, number), _SMALL)
+            # An answer may be lost on its way, and the question asked again by the driver.
+            there = token if created else answers.read(_name(path, number), _SMALL)
+            if there == token:
+                # Who held it before may have been done in the meantime.
+                return number, look()
             if (found := look()) is not None:
                 return -1, found
             if there is None:

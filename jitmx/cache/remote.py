@@ -26,8 +26,8 @@ from jitmx.errors import BundleError, JitmxError, SettingError
 
 logger = logging.getLogger("jitmx.cache")
 
-# Bytes of a bundle of one entry at most, and of one scan.
-_MOST_ENTRY = layout.LIMITS["object"] + layout.LIMITS["source"] + 2 * layout.LIMITS["record"]
+# Bytes of a bundle of one entry at most, which are held in memory, and of one scan.
+_MOST_ENTRY = 64 << 20
 _MOST_SCAN = 3 * layout.LIMITS["scan"]
 
 
@@ -83,7 +83,9 @@ class Remote:
     def put(self, kernel: Kernel) -> None:
         """Write an entry, if this cache is written and answers."""
         if self.writes:
-            self._write(_place("entries", kernel.record.key), bundle.make([kernel], [], _made(), self._key))
+            data = bundle.make([kernel], [], _made(), self._key)
+            if len(data) <= _MOST_ENTRY:
+                self._write(_place("entries", kernel.record.key), data)
 
     def put_scan(self, scan: Scan) -> None:
         """Write which headers a source includes, if this cache is written and answers."""
