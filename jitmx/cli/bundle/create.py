@@ -99,7 +99,7 @@ def command(
         return
     count = len(made.of("record"))
     output.say(
-        f"{target}: {count} kernels for {', '.join(made.made['arches'])}, {output.size(len(data))}, "
+        f"{target}: {count} kernels for {', '.join(map(str, arches))}, {output.size(len(data))}, "
         f"{opening.signed(made)}; digest {made.digest}"
     )
 

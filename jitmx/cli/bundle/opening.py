@@ -53,8 +53,9 @@ def signed(found: Bundle) -> str:
 def made(values: dict[str, Any]) -> Iterable[tuple[str, str]]:
     """Where a bundle comes from, in words: a title and a text each."""
     compilers = values.get("nvrtc")
-    if isinstance(compilers, list):
-        yield "compiler", ", ".join(f"NVRTC {one.get('release')} ({str(one.get('digest'))[:12]})" for one in compilers)
+    known = [one for one in compilers if isinstance(one, dict)] if isinstance(compilers, list) else []
+    if known:
+        yield "compiler", ", ".join(f"NVRTC {one.get('release')} ({str(one.get('digest'))[:12]})" for one in known)
     yield "made by", f"jitmx {values.get('jitmx')}"
     if isinstance(arches := values.get("arches"), list):
         yield "targets", ", ".join(map(str, arches))
