@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jitmx import logs, settings
+from jitmx import logs, resources, settings
+from jitmx.cache import remote as remotes
 from jitmx.cache import store as stores
-from jitmx.cache.manifest import Inputs, Outputs, Record
+from jitmx.cache.bundle import Kernel
+from jitmx.cache.manifest import Inputs, Outputs, Record, Scan
 from jitmx.cache.store import Entry, Store
 from jitmx.cache.why import Subject, changes
 from jitmx.errors import ArchError, CompileError, ContractError, NotWarmedError, ToolchainError
@@ -175,6 +177,26 @@ def named(inputs: KeyInputs) -> Inputs:
     )
 
 
+def scan_digest(source: str, options: Sequence[str]) -> str:
+    """Under what it is remembered which headers a source includes.
+
+    Raises:
+        ToolchainError: there is no NVRTC.
+    """
+    here = nvrtc.identity()
+    # A header that appears may take the place of another under a relative name, so the names count too.
+    own = headers.pool().own_names
+    return frame(
+        [
+            ("source", source.encode()),
+            *(("option", option.encode()) for option in options),
+            *(("own", name.encode()) for name in own),
+            ("nvrtc", here.version.encode()),
+            ("nvrtc_digest", here.digest.encode()),
+        ]
+    )
+
+
 def header_digest(name: str) -> str | None:
     """SHA-256 of a header as it is now; None where it cannot be had."""
     try:
@@ -213,7 +235,7 @@ def _find_or_compile(variant: Variant, source: str, store: Store, allow_compile:
     if inputs and (entry := store.lookup(inputs.key)):
         return entry, "hit"
     if not allow_compile:
-        if entry := _by_source(variant, source, store):
+        if entry := (inputs and _fetch(inputs.key, store)) or _by_source(variant, source, store):
             return entry, "hit"
         raise _not_warmed(variant, inputs, store)
     assert inputs is not None
@@ -221,7 +243,34 @@ def _find_or_compile(variant: Variant, source: str, store: Store, allow_compile:
     with _alone(store, key, lambda: store.lookup(key) is not None):
         if entry := store.lookup(key):
             return entry, "hit"
-        return _compile(variant, inputs, source, store), "compiled"
+        remote = remotes.current()
+        if remote is None:
+            return _compile(variant, inputs, source, store), "compiled"
+        # Others of this host wait for as long as this one waits and compiles.
+        with remote.alone(key, settings.current().lock_timeout / 2) as found:
+            if found:
+                return _take(found, store), "hit"
+            entry = _compile(variant, inputs, source, store)
+            remote.put(Kernel(entry.record, entry.image, source))
+            return entry, "compiled"
+
+
+def _fetch(key: str, store: Store) -> Entry | None:
+    """The entry of `key` from the remote cache, one process at a time."""
+    remote = remotes.current()
+    if remote is None:
+        return None
+    with _alone(store, key, lambda: store.lookup(key) is not None):
+        if entry := store.lookup(key):
+            return entry
+        found = remote.entry(key)
+        return _take(found, store) if found else None
+
+
+def _take(found: Kernel, store: Store) -> Entry:
+    """Keep what came from the remote cache."""
+    store.publish(found.record, found.image, found.source)
+    return Entry(found.record, found.image, store.root)
 
 
 def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> KeyInputs | None:
@@ -229,26 +278,24 @@ def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> K
     here = nvrtc.identity()
     nvrtc.check_target(variant.arch)
     options = nvrtc.options(variant.arch)
-    # A header that appears may take the place of another under a relative name, so the names count too.
-    own = headers.pool().own_names
-    scan = frame(
-        [
-            ("source", source.encode()),
-            *(("option", option.encode()) for option in options),
-            *(("own", name.encode()) for name in own),
-            ("nvrtc", here.version.encode()),
-            ("nvrtc_digest", here.digest.encode()),
-        ]
-    )
+    scan = scan_digest(source, options)
     found = _known_headers(store, scan)
     if found is None:
-        if not may_scan:
+        remote = remotes.current()
+        if not may_scan and remote is None:
             return None
         with _alone(store, scan, lambda: _known_headers(store, scan) is not None):
             found = _known_headers(store, scan)
-            if found is None:
+            if found is None and remote and (there := remote.scan(scan)) and unchanged(there.headers):
+                found = there.headers
+                store.keep_scan(scan, found, there.source_digest)
+            if found is None and may_scan:
                 found = nvrtc.scan(source, options, keep_source=functools.partial(store.keep_failed, variant.name))
                 store.keep_scan(scan, found, digest(source.encode()))
+                if remote:
+                    remote.put_scan(Scan(scan, digest(source.encode()), found))
+        if found is None:
+            return None
     return KeyInputs(variant.spec.family, source, found, options, variant.arch.name, here.version, here.digest)
 
 
@@ -296,7 +343,7 @@ def _compile(variant: Variant, inputs: KeyInputs, source: str, store: Store) -> 
         inputs=named(inputs),
         outputs=outputs,
         created=round(time.time(), 3),
-        jitmx=_version(),
+        jitmx=resources.release(),
     )
     record = _judged(variant, record, None)
     store.publish(record, compiled.image, source)
@@ -343,15 +390,6 @@ def _not_warmed(variant: Variant, inputs: KeyInputs | None, store: Store) -> Not
         f"{said}, and it must not be compiled now (JITMX_MODE={settings.current().mode})",
         f"compile it before serving: {variant.warm_up_command}",
     )
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("jitmx")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 _flights: dict[str, threading.Lock] = {}

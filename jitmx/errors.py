@@ -9,6 +9,8 @@ JitmxError
 │   └── CompileError        NVRTC refused the rendered source
 ├── ContractError           machine code that breaks what its kernel promises
 ├── CacheError              a cache directory that must not be used
+├── BundleError             a bundle that is damaged, or is none
+│   └── SignatureError      a bundle that no trusted key has signed
 ├── TacticError             a tuning table that cannot be read or has no legal row
 ├── InputError              tensors that a kernel cannot take
 ├── NotWarmedError          a kernel is missing while JITMX_MODE=required
@@ -81,6 +83,14 @@ class ContractError(JitmxError):
 
 class CacheError(JitmxError, RuntimeError):
     """A cache directory that must not be used."""
+
+
+class BundleError(JitmxError, ValueError):
+    """A bundle of kernels that is damaged, or something else in its place."""
+
+
+class SignatureError(BundleError):
+    """A bundle that none of the trusted keys has signed, or a signature that cannot be checked."""
 
 
 class TacticError(JitmxError, ValueError):

@@ -17,6 +17,16 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 @functools.cache
+def release() -> str:
+    """The release of jitmx that runs, or "unknown" where it was not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("jitmx")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def directory(name: str) -> Path:
     """The directory `name` ("templates" or "tactics") of this installation.
 

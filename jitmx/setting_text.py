@@ -12,6 +12,7 @@ from jitmx.errors import ArchError, SettingError
 from jitmx.quoting import short
 
 MOST_JOBS = 4096
+_LONGEST_URL = 1024
 _WORD = 64  # characters of a knob's name or value at most
 
 
@@ -57,6 +58,24 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e6:
         raise ValueError
     return value
+
+
+def patience(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 600:
+        raise ValueError
+    return value
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::[a-z][a-z0-9+.-]*)*://[^\s@]+")
+
+
+def url(text: str) -> str:
+    if "@" in text:
+        raise Unfit("a URL is shown and logged: leave credentials to the configuration of fsspec's driver")
+    if not _URL.fullmatch(text) or not text.isprintable() or len(text) > _LONGEST_URL:
+        raise ValueError
+    return text
 
 
 def log_level(text: str) -> int:

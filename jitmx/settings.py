@@ -115,7 +115,23 @@ class Settings:
         _DIRECTORY, lambda: Path(platformdirs.user_cache_dir("jitmx")), "where compiled kernels are kept"
     )
     site_cache: tuple[Path, ...] = _setting(
-        (setting_text.paths, _DIRECTORIES), (), "read-only caches that are looked in after the user's own"
+        (setting_text.paths, "directories or bundles, separated by ':'"), (),
+        "read-only caches that are looked in after the user's own",
+    )  # fmt: skip
+    bundle_keys: tuple[Path, ...] = _setting(
+        (setting_text.paths, "public keys (PEM) or directories of them, separated by ':'"), (),
+        "bundles, and what comes from the remote cache, must be signed by one of these keys",
+    )  # fmt: skip
+    signing_key: Path | None = _setting(  # noqa: RUF009
+        (setting_text.path, "a private key (PEM)"), None, "signs what is written to the remote cache"
+    )
+    remote_cache: str | None = _setting(
+        (setting_text.url, "a URL that fsspec opens, such as s3://bucket/jitmx"), None,
+        "a cache that hosts share; it is looked in after all others",
+    )  # fmt: skip
+    remote_write: bool = _setting(_FLAG, False, "write to the remote cache what is compiled here")
+    remote_timeout: float = _setting(
+        (setting_text.patience, "seconds, 0.1 to 600"), 5.0, "how long to wait for one answer of the remote cache"
     )
     mode: str = _setting(
         _one_of(*MODES), "auto",

@@ -115,7 +115,7 @@ class Record:
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise NewerSchemaError(f"schema version {version} is newer than {SCHEMA_VERSION}")
         # Of bytes that cannot hold an odd name, only the free parts are looked through: a look-up is to be quick.
-        _check_values([values.get("knobs"), values.get("outputs")] if _is_plain(data) else values)
+        check_values([values.get("knobs"), values.get("outputs")] if _is_plain(data) else values)
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise ValueError(f"schema version {version!r} is unknown")
         _check(values, _RECORD, "record")
@@ -169,7 +169,7 @@ class Scan:
             ValueError: it is none; the message says what is wrong.
         """
         values = unseal(data)
-        _check_values(values)
+        check_values(values)
         _check(values, {"scan": str, "source_digest": str, "headers": dict}, "scan")
         _check_digests(values["source_digest"], *values["headers"].values())
         if values["scan"] != digest:
@@ -202,7 +202,7 @@ def _is_plain(data: bytes) -> bool:
     return not odd and max(map(len, data.split(b'"'))) <= _LONGEST
 
 
-def _check_values(values: Any) -> None:
+def check_values(values: Any) -> None:
     """Refuse what no name or number of jitmx's is, wherever it stands: it would be shown on terminals and added up."""
     waiting: list[tuple[Any, int]] = [(values, 1)]
     while waiting:

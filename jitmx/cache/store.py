@@ -52,12 +52,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jitmx import settings
-from jitmx.cache import files, layout
+from jitmx.cache import bundle_layer, files, layout
 from jitmx.cache.manifest import Record, Scan
-from jitmx.cache.tier import Tier
+from jitmx.cache.tier import Layer, Tier
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -93,7 +93,8 @@ class Store:
 
     Args:
         root: the cache that is read and written; None keeps everything in memory.
-        layers: caches that are read after it and never written.
+        layers: caches, or bundles, that are read after it and never written.
+        installed: read those bundles too that installed wheels have.
         allow_shared: accept directories that other users own or can write to.
 
     Attributes:
@@ -103,14 +104,14 @@ class Store:
         CacheError: here or later, a directory that others own or can write to while `allow_shared` is false.
     """
 
-    def __init__(self, root: Path | None, *, layers: Sequence[Path] = (), allow_shared: bool = False) -> None:
+    def __init__(
+        self, root: Path | None, *, layers: Sequence[Path] = (), installed: bool = False, allow_shared: bool = False
+    ) -> None:
         self.own = None if root is None else Tier(root, allow_shared=allow_shared)
-        below = [Tier(layer, allow_shared=allow_shared) for layer in layers]
-        self._tiers = [*([self.own] if self.own else []), *below]
+        below = bundle_layer.layers(layers, allow_shared=allow_shared)
+        below += bundle_layer.installed_layers(allow_shared=allow_shared) if installed else []
+        self._tiers: list[Layer] = [*([self.own] if self.own else []), *below]
         self._memory: dict[str, Entry] = {}
-        for tier in below:
-            if not files.is_directory(tier.root) and tier.is_news(tier.root):
-                logger.warning("the site cache %s is not there; going on without it", tier.root)
 
     @property
     def root(self) -> Path | None:
@@ -129,9 +130,9 @@ class Store:
         for tier in self._tiers:
             if (found := tier.record(key)) and (image := tier.image(found.record)) is not None:
                 # A stamp from the future would keep the entry for ever.
-                if tier is self.own and abs(time.time() - found.used) > _STAMP_EVERY:
+                if self.own and tier is self.own and abs(time.time() - found.used) > _STAMP_EVERY:
                     with suppress(OSError):
-                        self._stamp(tier, layout.action(tier.root, key), layout.LIMITS["record"])
+                        self._stamp(self.own, layout.action(tier.root, key), layout.LIMITS["record"])
                 return Entry(found.record, image, tier.root)
         return None
 
@@ -148,18 +149,37 @@ class Store:
         """
         if self.own and not self.own.holds_newer(record.key):
             try:
-                self._write_entry(self.own, record, image, source)
+                self.add(record, image, source)
             except OSError as error:
                 # Another process may have won where renaming over a file is refused: then its entry serves.
-                lost = (found := self.own.record(record.key)) is not None and self.own.image(found.record) is not None
-                if lost:
+                if self.keeps(record.key):
                     return True
                 self._degrade(error)
             else:
-                self._memory.pop(record.key, None)
                 return True
         self._memory[record.key] = Entry(record, image, None)
         return False
+
+    def keeps(self, key: str) -> bool:
+        """Whether the cache that is written has a sound entry of `key`."""
+        return bool(self.own and (found := self.own.record(key)) and self.own.image(found.record) is not None)
+
+    def add(self, record: Record, image: bytes, source: str) -> None:
+        """Keep an entry on disk, or in memory where the store is that.
+
+        Raises:
+            OSError: the disk refuses it.
+        """
+        if self.own is None:
+            self._memory[record.key] = Entry(record, image, None)
+            return
+        self._write_entry(self.own, record, image, source)
+        self._memory.pop(record.key, None)
+
+    def add_object(self, digest: str, image: bytes) -> None:
+        """Keep machine code on disk, for an entry to come; raises as `add`."""
+        if self.own and not self._renew(self.own, place := layout.object_(self.own.root, digest), image):
+            self._write(self.own, place, image)
 
     @contextmanager
     def lock(self, key: str, timeout: float, *, until: Callable[[], bool] | None = None) -> Iterator[bool]:
@@ -220,10 +240,8 @@ class Store:
     def source_path(self, key: str) -> Path | None:
         """Where the rendered source of an entry is kept; None where it is not."""
         for tier in self._tiers:
-            if found := tier.record(key):
-                path = layout.source(tier.root, found.record.inputs["source_digest"])
-                if tier.has(path, layout.LIMITS["source"]):
-                    return path
+            if (found := tier.record(key)) and (path := tier.source_path(found.record.inputs["source_digest"])):
+                return path
         return None
 
     def source(self, source_digest: str) -> str | None:
@@ -234,8 +252,7 @@ class Store:
         """Keep a rendered source under its digest, if it is not there."""
         data = source.encode()
         digest = hashlib.sha256(data).hexdigest()
-        most = layout.LIMITS["source"]
-        if self.own and not any(tier.has(layout.source(tier.root, digest), most) for tier in self._tiers):
+        if self.own and not any(tier.has_source(digest) for tier in self._tiers):
             self._try_write(self.own, layout.source(self.own.root, digest), data)
 
     def keep_failed(self, name: str, source: str) -> str | None:
@@ -248,15 +265,7 @@ class Store:
 
     def scan(self, digest: str) -> dict[str, str] | None:
         """Headers (name to SHA-256) once found for what `digest` stands for; None where nothing sound is known."""
-        for tier in self._tiers:
-            path = layout.scan(tier.root, digest)
-            if (data := tier.read(path, layout.LIMITS["scan"])) is None:
-                continue
-            try:
-                return Scan.of(digest, data).headers
-            except ValueError as error:
-                tier.complain(path, f"damaged ({error}) and taken for absent")
-        return None
+        return next((found.headers for tier in self._tiers if (found := tier.scan(digest))), None)
 
     def keep_scan(self, digest: str, headers: Mapping[str, str], source_digest: str) -> None:
         """Remember the headers of a source, for `scan`."""
@@ -274,8 +283,7 @@ class Store:
 
     def _write_entry(self, tier: Tier, record: Record, image: bytes, source: str) -> None:
         place = layout.object_(tier.root, record.outputs["object"])
-        if not self._renew(tier, place, image):
-            self._write(tier, place, image)
+        self.add_object(record.outputs["object"], image)
         self.keep_source(source)
         self._write(tier, layout.action(tier.root, record.key), record.to_json())
         if not tier.has(place, len(image)):
@@ -374,7 +382,7 @@ class Store:
             )
 
 
-_stores: dict[tuple[Path, tuple[Path, ...], bool], Store] = {}
+_stores: dict[tuple[Any, ...], Store] = {}
 
 
 def current() -> Store:
@@ -384,8 +392,8 @@ def current() -> Store:
         CacheError: it must not be used; the message says why and what to do.
     """
     now = settings.current()
-    place = (now.cache_dir, now.site_cache, now.allow_shared_cache)
+    place = (now.cache_dir, now.site_cache, now.allow_shared_cache, now.bundle_keys)
+    if (found := _stores.get(place)) is None:
+        found = Store(now.cache_dir, layers=now.site_cache, installed=True, allow_shared=now.allow_shared_cache)
     # setdefault keeps two threads from going on with a store each, and so with a memory each.
-    return _stores.get(place) or _stores.setdefault(
-        place, Store(now.cache_dir, layers=now.site_cache, allow_shared=now.allow_shared_cache)
-    )
+    return _stores.setdefault(place, found)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from jitmx.cache import files, layout
 from jitmx.cache.layout import Item
-from jitmx.cache.manifest import HEX64, NewerSchemaError, Record
+from jitmx.cache.manifest import HEX64, NewerSchemaError, Record, Scan
 
 logger = logging.getLogger("jitmx.cache")
 
@@ -23,6 +24,33 @@ class Found:
 
     record: Record
     used: float
+
+
+class Layer(Protocol):
+    """What is looked into for entries: a cache directory, or a bundle."""
+
+    root: Path
+
+    def record(self, key: str) -> Found | None:
+        """The record of `key`; None where there is none that is sound."""
+
+    def image(self, record: Record) -> bytes | None:
+        """The machine code of `record`, verified; None where it is missing or damaged."""
+
+    def source(self, digest: str) -> str | None:
+        """The rendered source with this digest, verified; None where it is missing or damaged."""
+
+    def has_source(self, digest: str) -> bool:
+        """Whether there is a source with this digest, sound or not."""
+
+    def source_path(self, digest: str) -> Path | None:
+        """The file with that source; None where there is none."""
+
+    def scan(self, digest: str) -> Scan | None:
+        """What is known of the headers of `digest`; None where nothing sound is."""
+
+    def all_keys(self) -> list[str]:
+        """The key of each record, sound or not, in order."""
 
 
 class Tier:
@@ -131,6 +159,26 @@ class Tier:
         """The rendered source with this digest, verified; None where it is missing or damaged."""
         data = self.read(layout.source(self.root, digest), layout.LIMITS["source"])
         return data.decode() if data is not None and hashlib.sha256(data).hexdigest() == digest else None
+
+    def has_source(self, digest: str) -> bool:
+        """Whether there is a rendered source with this digest that can be read."""
+        return self.source_path(digest) is not None
+
+    def source_path(self, digest: str) -> Path | None:
+        """The file that is the rendered source with this digest; None where there is none that can be read."""
+        path = layout.source(self.root, digest)
+        return path if self.has(path, layout.LIMITS["source"]) else None
+
+    def scan(self, digest: str) -> Scan | None:
+        """What is known of the headers of `digest`; None where nothing sound is."""
+        path = layout.scan(self.root, digest)
+        if (data := self.read(path, layout.LIMITS["scan"])) is None:
+            return None
+        try:
+            return Scan.of(digest, data)
+        except ValueError as error:
+            self.complain(path, f"damaged ({error}) and taken for absent")
+            return None
 
     def all_keys(self) -> list[str]:
         """The key of each record, sound or not, in order."""

@@ -126,6 +126,8 @@ def explain(
 
 
 def _when(created: float) -> str:
+    if not created:
+        return "for a bundle, which tells no date,"
     return time.strftime("on %Y-%m-%d at %H:%M:%S", time.localtime(created))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -145,6 +146,18 @@ def jobs_option(function: _F) -> _F:
 def quiet_option(function: _F) -> _F:
     """`-q`; the verb receives `quiet: bool`."""
     return click.option("--quiet", "-q", is_flag=True, help="No progress on stderr; errors are still shown.")(function)
+
+
+def keys_option(function: _F) -> _F:
+    """`--keys`, repeatable; the verb receives `key_places: tuple[Path, ...]`."""
+    return click.option(
+        "--keys",
+        "key_places",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="A public key (PEM), or a directory of them, one of which must have signed; instead of JITMX_BUNDLE_KEYS.",
+    )(function)
 
 
 def json_option(function: _F) -> _F:

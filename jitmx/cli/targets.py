@@ -98,11 +98,14 @@ def call_variants(targets: tuple[Arch, ...], op: str, asked: list[dict[str, Any]
     return list(found.values())
 
 
-def served_variants(targets: tuple[Arch, ...], layers: list[list[Needed]]) -> list[Variant]:
+def served_variants(
+    targets: tuple[Arch, ...], layers: list[list[Needed]], counts: tuple[int, ...] = ()
+) -> list[Variant]:
     """Every variant that the calls of a served model's layers launch, on the cards as for default variants.
 
     Args:
         layers: those of a model, for each target.
+        counts: SM counts to choose for; by default those of the cards as for default variants.
     """
     from jitmx.model_kernels import variants
 
@@ -110,7 +113,7 @@ def served_variants(targets: tuple[Arch, ...], layers: list[list[Needed]]) -> li
         variant.identity: variant
         for target, asked in zip(targets, layers, strict=True)
         for layer in asked
-        for count in _counts(target)
+        for count in counts or _counts(target)
         for variant in variants(layer, count)
     }
     return list(found.values())
@@ -136,10 +139,13 @@ def exact_variants(targets: tuple[Arch, ...], kernel: str, words: tuple[str, ...
     return [Variant(spec, knobs, target) for target in targets]
 
 
-def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -> list[Variant]:
+def default_variants(
+    targets: tuple[Arch, ...], family_names: tuple[str, ...], counts: tuple[int, ...] = ()
+) -> list[Variant]:
     """Every default variant of the families (all where none is named) on each target, targets outermost.
 
-    They are those of the card that a target stands for, and those of the GPUs here where these have another SM count.
+    They are those of the card that a target stands for, and those of the GPUs here where these have another SM count;
+    or those of cards with the SM counts that are given.
 
     Raises:
         KnobError: an unknown family.
@@ -153,7 +159,7 @@ def default_variants(targets: tuple[Arch, ...], family_names: tuple[str, ...]) -
         variant.identity: variant
         for target in targets
         for name in chosen
-        for count in _counts(target)
+        for count in counts or _counts(target)
         for variant in choose.default_variants(name, target, multiprocessors=count)
     }
     if not found:

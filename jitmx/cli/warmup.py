@@ -7,15 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from jitmx import settings
 from jitmx.cache import store
-from jitmx.cli import output, shapes, targets
-from jitmx.cli.group import exit_code
-from jitmx.cli.options import Count, FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli import output, served, shapes, targets
+from jitmx.cli.failures import report, worst
+from jitmx.cli.options import FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
-from jitmx.errors import ContractError, JitmxError, SettingError
+from jitmx.errors import ContractError
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
     from jitmx.batch import Failed
     from jitmx.build import Built
     from jitmx.cache.manifest import Record
+    from jitmx.cli.served import ServedModel
     from jitmx.registry.spec import Variant
-
-
-# A kernel that does not compile weighs more than one that breaks its contract, and that more than a bad request.
-_SEVERITY = (2, 1, 3)
 
 
 def _row(result: Built | Failed) -> dict[str, Any]:
@@ -59,17 +55,6 @@ def _words(result: Built | Failed) -> str:
     return f"{row['status']:<8} {row['name']} for {result.variant.arch}: {row['ms']:.0f} ms, {resources}"
 
 
-def _report(failures: list[tuple[str, JitmxError]]) -> int:
-    """Show each failure once, whichever number of kernels it hit; the exit code that the worst of them calls for."""
-    kernels: dict[str, list[str]] = {}
-    for name, error in failures:
-        kernels.setdefault(str(error), []).append(name)
-    for message, names in kernels.items():
-        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        output.say(f"Error: {names[0]}{others}: {message}", err=True)
-    return max((exit_code(error) for _, error in failures), key=_SEVERITY.index)
-
-
 def _lost(results: list[Built | Failed]) -> tuple[int, int]:
     """How many of the kernels that were built are only in this process's memory, and how many of these for good: where
     a newer jitmx has its record in their place."""
@@ -79,49 +64,6 @@ def _lost(results: list[Built | Failed]) -> tuple[int, int]:
     found = {result.key: cache.lookup(result.key) for result in results if isinstance(result, build.Built)}
     lost = [key for key, entry in found.items() if entry is None or entry.root is None]
     return len(lost), sum(cache.own is not None and cache.own.holds_newer(key) for key in lost)
-
-
-def _served(
-    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any]
-) -> list[Variant]:
-    """The variants that vLLM asks for when it serves a model with jitmx.
-
-    Args:
-        cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
-    """
-    from jitmx import model_kernels, models, sampling_kernels
-    from jitmx.kernels.attention.problem import HEAD_DIMS
-    from jitmx.layers import parse
-    from jitmx.vllm import policy
-
-    try:
-        parse("none" if layers is None else layers)
-    except SettingError as error:
-        raise click.UsageError(f"--layers={layers}: {error}") from error
-    asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
-    how: dict[str, Any] = {
-        "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
-        "x_format": asked.x_format,
-    }  # fmt: skip
-    model, served = models.find(name), asked.served(lora)
-    attends = asked.serves_attention(lora)
-    if attends and not asked.attention:  # by default, where it can: as in vLLM
-        attends = model.head_dim in HEAD_DIMS
-    most = model_kernels.cached(**cache) if attends else None
-    needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
-    if asked.samples:
-        for arch, own in zip(arches, needed, strict=True):
-            own.append(sampling_kernels.Sampler(arch.name, None, cache["batch"], model.vocabulary, "bf16"))
-    return targets.served_variants(arches, needed)
-
-
-def _require_no_model_option() -> None:
-    """Without a model nothing reads the options that say how it is served."""
-    context = click.get_current_context()
-    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
 
 
 def _asked(
@@ -169,40 +111,7 @@ failed "error" and "remedy"; with several targets also "arch".
 )
 @click.argument("words", nargs=-1, metavar="[OP] [NAME=VALUE]...")
 @click.option("--variant", "kernel", metavar="KERNEL", help="Just this kernel, with knobs NAME=VALUE; others default.")
-@click.option(
-    "--model", metavar="NAME", help="Just what vLLM loads to serve it: gpt-oss-120b, gpt-oss-20b or a checkpoint."
-)
-@click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS.")
-@click.option(
-    "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
-    help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
-)  # fmt: skip
-@click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
-@click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
-@click.option(
-    "--requests",
-    type=Count(1, 1 << 16),
-    default=1024,
-    show_default=True,
-    help="Of its attention, where JITMX_ATTENTION is on, and its sampler: vLLM's max_num_seqs.",
-)
-@click.option(
-    "--context",
-    type=Count(1, 1 << 24),
-    default=131072,
-    show_default=True,
-    help="Of its attention: tokens of a request at most (vLLM's max_model_len).",
-)
-@click.option(
-    "--block-size",
-    type=Count(16, 1 << 16),
-    default=16,
-    show_default=True,
-    help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
-)
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
-)
+@served.model_options
 @arch_option()
 @family_option
 @jobs_option
@@ -211,15 +120,7 @@ failed "error" and "remedy"; with several targets also "arch".
 def command(
     words: tuple[str, ...],
     kernel: str | None,
-    model: str | None,
-    layers: str | None,
-    tokens: int,
-    ranks: int,
-    lora: bool,
-    requests: int,
-    context: int,
-    block_size: int,
-    kv_cache_dtype: str,
+    model: ServedModel | None,
     targets_asked: tuple[Arch, ...],
     family_names: tuple[str, ...],
     jobs: int | None,
@@ -241,14 +142,11 @@ def command(
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
     if model is None:
-        _require_no_model_option()
         variants = _asked(arches, words, kernel, family_names)
     else:
         if words or kernel or family_names:
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
-        stored = "e4m3" if kv_cache_dtype == "fp8" else "same"
-        cache = {"batch": requests, "context": context, "page_size": block_size, "cache": stored}
-        variants = _served(arches, model, layers, tokens, ranks, lora, cache)
+        variants = model.variants(arches)
     from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
@@ -274,7 +172,7 @@ def command(
         totals = f"{counts['compiled']} compiled, {counts['hit']} hits, {counts['failed']} failed"
         output.say(f"{name}: {len(rows)} kernels, {totals}, {wall:.1f} s; cache {settings.current().cache_dir}")
     failures = [(result.variant.name, result.error) for result in results if isinstance(result, batch.Failed)]
-    codes = [_report(failures)] if failures else []
+    codes = [report(failures)] if failures else []
     lost, newer = _lost(results)
     if lost:
         why = "free space there, make it writable, or" if lost > newer else ""
@@ -287,4 +185,4 @@ def command(
         )
         codes.append(1)
     if codes:
-        raise click.exceptions.Exit(max(codes, key=_SEVERITY.index))
+        raise click.exceptions.Exit(worst(codes))

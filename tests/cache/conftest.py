@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from jitmx.cache.manifest import Record
+from jitmx.cache import bundle, keys
+from jitmx.cache.bundle import Kernel
+from jitmx.cache.manifest import Record, Scan
 from jitmx.cache.store import Store
 
 Make = Callable[..., tuple[Record, bytes, str]]
@@ -72,6 +74,33 @@ def make() -> Make:
         return replace(record, arch=arch, **members), image, source
 
     return make
+
+
+@pytest.fixture
+def pack(make: Make) -> Callable[..., bytes]:
+    """Makes a bundle of entries by their texts: `pack("a", "b")`; `key` signs it."""
+
+    def pack(*texts: str, key: Any = None, scans: tuple[Scan, ...] = ()) -> bytes:
+        kernels = [Kernel(*make(text)).undated("0.1.0") for text in texts]
+        return bundle.make(kernels, list(scans), {"jitmx": "0.1.0", "arches": ["sm_121a"]}, key)
+
+    return pack
+
+
+@pytest.fixture
+def keypair(tmp_path: Path) -> Callable[[str], tuple[Any, Path]]:
+    """Makes a key pair by name: the private key, and the file with the public one."""
+
+    def pair(name: str) -> tuple[Any, Path]:
+        private, public = keys.generate()
+        folder = tmp_path / f"key-{name}"
+        folder.mkdir()
+        (folder / "own.key").write_bytes(private)
+        (folder / "own.key").chmod(0o600)
+        (folder / "own.pub").write_bytes(public)
+        return keys.private_key(folder / "own.key"), folder / "own.pub"
+
+    return pair
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import click
 
 from jitmx import settings
 from jitmx.arch import Arch
-from jitmx.cache import layout, store
+from jitmx.cache import files, layout, store
 from jitmx.cli import output
 from jitmx.cli.cache.entries import select
 from jitmx.cli.options import arch_option, json_option
@@ -37,6 +37,11 @@ def command(name_or_key: str | None, targets_asked: tuple[Arch, ...], as_json: b
             raise click.ClickException(
                 f"the machine code of {record.name} is damaged or gone; `jitmx cache verify --repair` tidies up, "
                 "and the next use compiles it again"
+            )
+        if not files.is_directory(entry.root):
+            raise click.ClickException(
+                f"the machine code of {record.name} lies within the bundle {entry.root}; `jitmx bundle import` puts it "
+                "into the cache, and tar unpacks it"
             )
         path = layout.object_(entry.root, record.outputs["object"])
     if as_json:

@@ -7,7 +7,7 @@ import datetime
 import click
 
 from jitmx.arch import Arch
-from jitmx.cache import layout, store
+from jitmx.cache import files, layout, store
 from jitmx.cli import output
 from jitmx.cli.cache.entries import select
 from jitmx.cli.options import arch_option, json_option
@@ -35,7 +35,8 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
     cache = store.current()
     record = select(cache, name_or_key, targets_asked)
     entry = cache.lookup(record.key)
-    image_path = None if entry is None or entry.root is None else layout.object_(entry.root, record.outputs["object"])
+    root = entry.root if entry else None
+    image_path = layout.object_(root, record.outputs["object"]) if root and files.is_directory(root) else None
     source_path = cache.source_path(record.key)
     lines: list[str] | None = None
     if sass and entry is not None:
@@ -47,7 +48,9 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
         output.emit({"record": record.as_dict(), **paths, **({"sass": lines} if sass else {})})
     else:
         inputs, outputs = record.inputs, record.outputs
-        created = datetime.datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "seconds")
+        dated = datetime.datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "seconds")
+        created = dated if record.created else "for a bundle, which tells no date,"
+        within = f"within the bundle {root}" if root and image_path is None else "damaged or gone"
         rows = (
             ("name", record.name),
             ("target", record.arch),
@@ -59,8 +62,8 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
                 f"{outputs['shared_bytes']} B of static shared memory a block",
             ),
             ("contract", "; ".join(outputs["breaches"]) or "met"),
-            ("object", f"{image_path or 'damaged or gone'} ({output.size(outputs['size'])})"),
-            ("source", source_path or "not kept"),
+            ("object", f"{image_path or within} ({output.size(outputs['size'])})"),
+            ("source", source_path or (within if cache.source(inputs["source_digest"]) else "not kept")),
             ("headers", ", ".join(sorted(inputs["headers"])) or "none"),
             ("options", " ".join(inputs["options"])),
             ("compiler", f"NVRTC {inputs['nvrtc']} ({inputs['nvrtc_digest'][:12]}), {outputs['compile_ms']:.0f} ms"),

@@ -1,0 +1,162 @@
+"""The options that say which model is served and how, and the kernels that this takes: for `warmup` and `bundle`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from jitmx.cli.options import Count
+from jitmx.errors import SettingError
+
+if TYPE_CHECKING:
+    from jitmx.arch import Arch
+    from jitmx.models import Model
+    from jitmx.registry.spec import Variant
+    from jitmx.vllm.policy import Request
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--model", metavar="NAME", help="Just what vLLM loads to serve it: gpt-oss-120b, gpt-oss-20b or a checkpoint."
+    ),
+    click.option("--layers", help="Of the model: those that jitmx serves, instead of JITMX_MXFP4_LAYERS."),
+    click.option(
+        "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
+        help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
+    ),
+    click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size."),
+    click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts."),
+    click.option(
+        "--requests", type=Count(1, 1 << 16), default=1024, show_default=True,
+        help="Of its attention, where that is jitmx's, and its sampler: vLLM's max_num_seqs.",
+    ),
+    click.option(
+        "--context", type=Count(1, 1 << 24), default=131072, show_default=True,
+        help="Of its attention: tokens of a request at most (vLLM's max_model_len).",
+    ),
+    click.option(
+        "--block-size", type=Count(16, 1 << 16), default=16, show_default=True,
+        help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
+    ),
+    click.option(
+        "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model, and how vLLM serves it with jitmx: the options of `model_options`."""
+
+    name: str
+    layers: str | None
+    tokens: int
+    ranks: int
+    lora: bool
+    requests: int
+    context: int
+    block_size: int
+    kv_cache_dtype: str
+
+    def request(self) -> Request:
+        """Which layers are to be jitmx's.
+
+        Raises:
+            click.UsageError: layers that there are not.
+        """
+        from jitmx.layers import parse
+        from jitmx.vllm import policy
+
+        try:
+            parse("none" if self.layers is None else self.layers)
+        except SettingError as error:
+            raise click.UsageError(f"--layers={self.layers}: {error}") from error
+        return policy.request(None if self.layers is None else {"mxfp4_layers": self.layers})
+
+    def variants(self, arches: tuple[Arch, ...], counts: tuple[int, ...] = ()) -> list[Variant]:
+        """The variants that vLLM asks for when it serves the model.
+
+        Args:
+            counts: multiprocessors of the cards; by default those of the cards that the targets stand for, and those
+                of the GPUs here.
+
+        Raises:
+            click.UsageError, InputError: layers or a model that there are not, or ranks that do not divide it.
+        """
+        from jitmx import model_kernels, models, sampling_kernels
+        from jitmx.cli import targets
+
+        asked = self.request()
+        model, served = models.find(self.name), asked.served(self.lora)
+        stored = "e4m3" if self.kv_cache_dtype == "fp8" else "same"
+        most = model_kernels.cached(self.requests, self.context, self.block_size, stored)
+        attends = self._attends(asked, model)
+        needed = [
+            model_kernels.of_model(
+                model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
+                all_scales=asked.all_scales, x_format=asked.x_format,
+                attention=most if attends else None,
+            )
+            for arch in arches
+        ]  # fmt: skip
+        if asked.samples:
+            for arch, own in zip(arches, needed, strict=True):
+                own.append(sampling_kernels.Sampler(arch.name, None, self.requests, model.vocabulary, "bf16"))
+        return targets.served_variants(arches, needed, counts)
+
+    def _attends(self, asked: Request, model: Model) -> bool:
+        """Whether attention is jitmx's: by default, where it can be, as in vLLM."""
+        from jitmx.kernels.attention.problem import HEAD_DIMS
+
+        attends = asked.serves_attention(self.lora)
+        return attends and (bool(asked.attention) or model.head_dim in HEAD_DIMS)
+
+    def about(self) -> dict[str, Any]:
+        """What `variants` rests on, as JSON: the same wherever the model's checkpoint lies."""
+        from jitmx import models
+
+        asked, model = self.request(), models.find(self.name)
+        named = {"model": self.name} if self.name in models.NAMED else {}
+        choices = {name: getattr(asked, name) for name in ("fuse_norm", "all_scales", "x_format")}
+        own = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if item.name not in ("name", "layers")
+        }
+        return {
+            **named, "sizes": model.config(), "layers": asked.served(self.lora),
+            "attention": self._attends(asked, model), "sampler": asked.samples, **choices, **own,
+        }  # fmt: skip
+
+
+def model_options(function: _F) -> _F:
+    """`--model` and how it is served; the verb receives `model: ServedModel | None`."""
+    names = [item.name for item in dataclasses.fields(ServedModel) if item.name != "name"]
+
+    @functools.wraps(function)
+    def call(*arguments: Any, model: str | None, **values: Any) -> Any:
+        how = {name: values.pop(name) for name in names}
+        if model is None:
+            _refuse(names)
+        return function(*arguments, model=None if model is None else ServedModel(model, **how), **values)
+
+    options: Any = call
+    for option in reversed(_OPTIONS):
+        options = option(options)
+    return options  # type: ignore[no-any-return]
+
+
+def _refuse(names: list[str]) -> None:
+    """Without a model nothing reads the options that say how it is served."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            name = name.replace("_", "-")
+            raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
