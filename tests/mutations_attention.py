@@ -185,10 +185,9 @@ _TILES = (
     ("the second tile has the window of the first", "if (!seen(2 * t + e / 2,", "if (!seen(e / 2,"),
     ("rows of the second tile are those of the first", "const State& own = state[half / 2];",
      "const State& own = state[0];"),
-    ("rows 8 to 15 of a tile are left out", "rows <= tile + 16 * t + 8)", "rows <= tile + 16 * t + 16)"),
-    ("the second half of every tile is left out", "rows <= tile + 16 * t + 8)", "rows <= 32)"),
 )  # fmt: skip
 _SPLIT = (
+    ("rows 8 to 15 are left out whatever there is", "half == 1 && rows <= 8)", "half == 1 && rows <= 16)"),
     ("a part of the query heads has a KV head of its own", "(args.k_cache) + work.head / kSplit * args.head_stride",
      "(args.k_cache) + work.head * args.head_stride"),
     ("new keys are those of the next KV head", "args.k_stride + work.head / kSplit * kD",

@@ -18,8 +18,9 @@ from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
 
-VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache")
+VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache", "bundle")
 CACHE_VERBS = ("ls", "show", "why", "verify", "prune", "stats", "path")
+BUNDLE_VERBS = ("create", "inspect", "verify", "sign", "import", "list", "keygen")
 HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes")
 
 
@@ -40,7 +41,9 @@ def test_help_lists_every_verb_and_each_has_examples_and_json(run) -> None:
     said = run("--help").stdout
     assert all(verb in said for verb in VERBS)
     found = leaves(main)
-    assert set(found) == {(verb,) for verb in VERBS if verb != "cache"} | {("cache", verb) for verb in CACHE_VERBS}
+    groups = {"cache": CACHE_VERBS, "bundle": BUNDLE_VERBS}
+    own = {(verb,) for verb in VERBS if verb not in groups}
+    assert set(found) == own | {(group, verb) for group, verbs in groups.items() for verb in verbs}
     for path in found:
         text = run(*path, "--help").stdout
         assert "Examples:" in text and f"jitmx {' '.join(path)}" in text, path

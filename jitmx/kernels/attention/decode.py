@@ -121,6 +121,7 @@ def _registers(knobs: DecodeKnobs) -> int:
     need = 44 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
     need += knobs.row_tiles * (knobs.head_dim // 2 + knobs.keys * 5 // 8) + 30 * (knobs.row_tiles > 1)
     need += 8 * (knobs.cache == "e4m3" and knobs.append)  # reciprocals of its scales, and clamps
+    need += 16 * (knobs.reduction == "global" and _block_rows(knobs) > 16)
     need += 6 * knobs.soft_cap + 10 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
     return 208 if knobs.head_dim == 256 and knobs.keys == 16 else need  # operands are loaded as they are needed
 
