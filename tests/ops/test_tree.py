@@ -187,6 +187,18 @@ def test_chains_of_one_length_are_accepted_as_torch_does(card: Simulated, k: int
     assert card.kernels == ["tree.accept"]
 
 
+def test_a_call_that_is_like_the_last_one_is_not_checked_again_and_another_is(card: Simulated) -> None:
+    target, drafts = torch.zeros(4, 3).long(), torch.zeros(4, 2).long()
+    for value in (0, 1):
+        drafts.fill_(value)
+        assert jitmx.accept_greedy(drafts, target).accepted.tolist() == [2 * (1 - value)] * 4
+    assert jitmx.accept_greedy(drafts[:2], target[:2]).accepted.tolist() == [0, 0]
+    for wrong in (target[:, :2], target.int()[:2], target.t(), target.float(), None):
+        with pytest.raises(InputError, match="target"):
+            jitmx.accept_greedy(drafts, wrong)  # type: ignore[arg-type]
+    assert len(card.launched) == 3
+
+
 def test_requests_that_are_still_read_get_nothing_and_lose_nothing(card: Simulated) -> None:
     rows = torch.tensor([1, 5, 6, 2, 3, 8])  # of three requests, the second of which has no drafts
     says = torch.tensor([5, 7, 7, 9, 8, 4])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,8 @@ from jitmx.errors import InputError
 from jitmx.ops import checks, custom
 from jitmx.ops.tree import calls
 from jitmx.ops.tree.calls import IDS, INT32
+from jitmx.runtime.alike import alike
+from jitmx.runtime.plan import Plans, Step
 
 
 class Accepted(NamedTuple):
@@ -133,13 +135,58 @@ def run_accept(
     cu_num_rows: torch.Tensor | None = None, max_drafts: int | None = None, positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """`accept_greedy` on plain tensors."""
-    checks.require_cuda("drafts", drafts)
-    batch, most = _check_accept(drafts, target, cu_num_drafts, cu_num_rows, max_drafts, positions)
+    given = (drafts, target, cu_num_drafts, cu_num_rows, positions)
+    step, batch, most = _planned(given, (), max_drafts)
     made = _new_accepted(drafts, batch, most)
-    if batch:
+    if step is not None:
         ends = cu_num_drafts if cu_num_rows is None else cu_num_rows
-        _launch(drafts, target, ends, positions, (0, 0, 0), made, (0, 0), cu_num_rows is not None)
+        step.run(*map(calls.address, (drafts, target, ends, positions)), 0, 0, 0, *map(calls.address, made), 0, 0)
     return made
+
+
+# Of each kind of call the last one: whether another's tensors are like its, and what was planned for it.
+_recent = Plans()
+
+
+def _planned(
+    given: tuple[Any, ...], of: tuple[torch.Tensor, ...], max_drafts: int | None
+) -> tuple[Step | None, int, int]:
+    """The launch, requests, and drafts of one at most, for the tensors of `run_accept`, and `of` `accept_requests`.
+
+    A call whose tensors are like those of the last one of its kind is not checked again.
+    """
+    drafts, target, cu_num_drafts, cu_num_rows, positions = given
+    kind = *(one is None for one in given), len(of), max_drafts
+    tensors = [one for one in given if one is not None]
+    known = _recent.get(kind)
+    if known is None or not known[0](*tensors, *of):
+        checks.require_cuda("drafts", drafts)
+        batch, most = _check_accept(drafts, target, cu_num_drafts, cu_num_rows, max_drafts, positions)
+        if of:
+            _check_requests(of[0], of[1], of[2], batch)
+        step = None
+        if batch:
+            step = calls.step(
+                "accept", batch, drafts.device, drafts_each=most, rows_counted=int(cu_num_rows is not None),
+                wide=calls.wide(drafts, target, positions),
+            )  # fmt: skip
+        known = _recent.remember(kind, (alike([*tensors, *of]), step, batch, most))
+    found: tuple[Step | None, int, int] = known[1:]
+    return found
+
+
+def _check_requests(requests: torch.Tensor, lengths: torch.Tensor, prompts: torch.Tensor, batch: int) -> None:
+    """Raise InputError where they do not go with so many requests."""
+    if (
+        requests.numel() < batch or lengths.numel() < batch
+        or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
+        or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
+    ):  # fmt: skip
+        raise InputError(
+            f"requests are {checks.describe(requests)}, lengths {checks.describe(lengths)} and prompts "
+            f"{checks.describe(prompts)}; they must be contiguous int64 and int32 of {batch} requests or more, and "
+            "int32"
+        )
 
 
 def accept_requests(
@@ -166,39 +213,13 @@ def accept_requests(
     Raises:
         InputError: as `accept_greedy` does, or tensors that do not go together; nothing was launched.
     """
-    checks.require_cuda("drafts", drafts)
-    batch, most = _check_accept(drafts, target, None, cu_num_rows, max_drafts, None)
-    if (
-        requests.numel() < batch or lengths.numel() < batch
-        or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
-        or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
-    ):  # fmt: skip
-        raise InputError(
-            f"requests are {checks.describe(requests)}, lengths {checks.describe(lengths)} and prompts "
-            f"{checks.describe(prompts)}; they must be contiguous int64 and int32 of {batch} requests or more, and "
-            "int32"
-        )
+    step, batch, most = _planned((drafts, target, None, cu_num_rows, None), (requests, lengths, prompts), max_drafts)
     made = _new_accepted(drafts, batch, most)
     sampled, rejected = torch.empty_like(made[1]), torch.empty_like(made[1])
-    if batch:
-        of = requests.data_ptr(), lengths.data_ptr(), prompts.data_ptr()
-        _launch(drafts, target, cu_num_rows, None, of, made, (sampled.data_ptr(), rejected.data_ptr()), True)
+    if step is not None:
+        given = (drafts, target, cu_num_rows, None, requests, lengths, prompts, *made, sampled, rejected)
+        step.run(*map(calls.address, given))
     return made[0], sampled, rejected
-
-
-def _launch(
-    drafts: torch.Tensor, target: torch.Tensor, ends: torch.Tensor | None, positions: torch.Tensor | None,
-    of: tuple[int, int, int], made: tuple[torch.Tensor, ...], counts: tuple[int, int], rows_counted: bool,
-) -> None:  # fmt: skip
-    batch, width = made[0].shape
-    step = calls.step(
-        "accept", batch, drafts.device, drafts_each=width - 1, rows_counted=int(rows_counted),
-        wide=calls.wide(drafts, target, positions),
-    )  # fmt: skip
-    step.run(
-        drafts.data_ptr(), target.data_ptr(), calls.address(ends), calls.address(positions), *of,
-        *map(calls.address, made), *counts,
-    )  # fmt: skip
 
 
 def tree_verify(

@@ -22,8 +22,8 @@ __device__ __forceinline__ bool fits(int parent, u32 i, u32 nodes) {
   return i < nodes && u32(parent) < i;
 }
 
-// Also in `tree` for all lanes. A node without a parent that comes before it, and what is below such a node, is padding.
-// Each step doubles how far up a node has looked.
+// Also in `tree` for all lanes. A node without a parent that comes before it, and what is below such a node, is
+// padding. Each step doubles how far up a node has looked.
 __device__ __forceinline__ LanePaths find_paths(TreePaths& tree, const int (&parents)[2], u32 nodes, u32 lane) {
   LanePaths found;
   int above[2];
