@@ -51,7 +51,18 @@ def test_importing_takes_a_tenth_of_a_second_at_most(modules: str) -> None:
 @pytest.mark.parametrize("modules", LIGHT)
 def test_importing_brings_in_no_torch_cupy_or_numpy(modules: str) -> None:
     loaded = json.loads(python(f"import {modules}, json, sys; print(json.dumps(list(sys.modules)))"))
-    heavy = {"torch", "cupy", "cupy_backends", "numpy", "ml_dtypes", "jinja2", "rich", "filelock"}
+    heavy = {
+        "torch",
+        "cupy",
+        "cupy_backends",
+        "numpy",
+        "ml_dtypes",
+        "jinja2",
+        "rich",
+        "filelock",
+        "fsspec",
+        "cryptography",
+    }
     assert not heavy & {name.partition(".")[0] for name in loaded}
 
 

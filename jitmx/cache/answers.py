@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 logger = logging.getLogger("jitmx.cache")
 
 _T = TypeVar("_T")
+_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 _FIRST, _MOST = 15.0, 600.0  # seconds for which nothing is asked: at first, and at most
 
 
 class Unanswered(Exception):
-    """The remote cache gave no answer, or is not asked for now."""
+    """The remote cache gave no answer, or is not asked for now; the message says why."""
 
 
 class Circuit:
@@ -180,7 +181,7 @@ class Answers:
 
     def _ask(self, circuit: Circuit, question: Callable[[], _T]) -> _T:
         if not circuit.closed():
-            raise Unanswered
+            raise Unanswered("it is not asked for now")
         answer: list[_T] = []
         failure: list[BaseException] = []
 
@@ -199,8 +200,9 @@ class Answers:
         if answer:
             circuit.answered()
             return answer[0]
-        circuit.failed(_words(failure[0]) if failure else f"no answer within {self._timeout:g} s")
-        raise Unanswered
+        why = _words(failure[0]) if failure else f"no answer within {self._timeout:g} s"
+        circuit.failed(why)
+        raise Unanswered(why)
 
 
 def _is_local(files: Any) -> bool:
@@ -208,9 +210,9 @@ def _is_local(files: Any) -> bool:
 
 
 def _is_conflict(error: OSError) -> bool:
-    """Whether S3 says that another conditional write of the same name was under way."""
+    """Whether S3 says that the name is taken, or being taken by somebody else."""
     said = getattr(error.__cause__, "response", None)
-    return isinstance(said, dict) and said.get("Error", {}).get("Code") == "ConditionalRequestConflict"
+    return isinstance(said, dict) and said.get("Error", {}).get("Code") in _TAKEN
 
 
 def _words(error: BaseException) -> str:

@@ -52,6 +52,8 @@ def take_in(bundle: Bundle, store: Store, on_entry: Callable[[Kernel], None] | N
                 store.keep_scan(digest, scan.headers, scan.source_digest)
         for key in wanted:
             kernel = bundle.kernel(key)
+            if store.keeps(key):
+                continue  # somebody else has made it meanwhile
             store.add(kernel.record, kernel.image, kernel.source)
             if on_entry:
                 on_entry(kernel)

@@ -120,7 +120,9 @@ def signers(manifest: bytes, signatures: bytes | None) -> list[bytes]:
     Raises:
         BundleError: the signatures are damaged, or one of them is wrong.
     """
-    found = _parse(signatures) if signatures else {}
+    if signatures is None:
+        return []
+    found = _parse(signatures)
     try:
         _, ed25519 = _library()
     except SettingError:

@@ -48,6 +48,8 @@ def run(*, gpu: bool) -> list[Check]:
         _headers,
         _toolchain,
         _cache,
+        _bundles,
+        _remote,
         lambda: _driver(gpu),
         lambda: _torch(gpu),
         _cupy,
@@ -139,6 +141,43 @@ def _cache() -> Iterator[Check]:
         yield Check("cache", "note", "JITMX_MODE=off: every process compiles anew", "unset JITMX_MODE to keep kernels")
         return
     yield from check_directory(current.cache_dir, allow_shared=current.allow_shared_cache)
+
+
+def _bundles() -> Iterator[Check]:
+    """Those that look-ups go through, where there are any."""
+    from jitmx.cache import bundle, bundle_layer
+
+    now = settings.current()
+    named = [place for place in now.site_cache if files.exists(place) and not files.is_directory(place)]
+    for place in [*named, *(place for _, place in bundle_layer.installed())]:
+        try:
+            found = bundle.open_(place, trusted=bundle_layer.trusted(), own=not now.allow_shared_cache)
+            yield Check("bundle", "ok", f"{place}: {len(found.of('record'))} kernels")
+        except JitmxError as error:
+            yield Check("bundle", "problem", *_split(error))
+
+
+def _remote() -> Iterator[Check]:
+    """Whether the remote cache answers, where there is one."""
+    from jitmx.cache import bundle_layer, keys
+    from jitmx.cache.answers import Answers, Unanswered
+
+    now = settings.current()
+    if now.remote_cache is None or now.mode == "off":
+        return
+    try:
+        if bundle_layer.trusted() is not None and now.remote_write and now.signing_key is None:
+            said = "what is written to the remote cache must be signed, and no key signs it"
+            yield Check("remote", "problem", said, "name a private key in JITMX_SIGNING_KEY")
+        if now.remote_write and now.signing_key:
+            keys.private_key(now.signing_key)
+        Answers(now.remote_cache, now.remote_timeout).read(f"{layout.VERSION}/entries/none", 1)
+        yield Check("remote", "ok", f"{now.remote_cache} answers")
+    except JitmxError as error:
+        yield Check("remote", "problem", *_split(error))
+    except Unanswered as error:
+        remedy = "check the URL, credentials and the network; kernels are compiled without it meanwhile"
+        yield Check("remote", "problem", f"{now.remote_cache}: {error}", remedy)
 
 
 def check_directory(path: Path, *, allow_shared: bool, now: Callable[[], float] = time.time) -> Iterator[Check]:

@@ -197,6 +197,13 @@ def test_a_target_that_cannot_be_written_is_an_error_in_a_line(
     assert done.returncode == 1 and done.stderr.startswith("Error: ") and "Traceback" not in done.stderr
 
 
+def test_a_device_or_a_folder_is_not_written_over(run: Run, place: Path, pair: tuple[str, str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for target in (tmp_path / "fifo", tmp_path):
+        run("bundle", "sign", str(place), "--key", pair[0], "-o", str(target), code=1)
+        assert not target.is_file()
+
+
 def test_signing_verifying_and_importing_by_keys(
     run: Run, read: Callable[..., Any], place: Path, pair: tuple[str, str], tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from jitmx import settings
+from jitmx.cache import bundle
 from jitmx.cli import checks
 from jitmx.errors import DriverError, ToolchainError
 from jitmx.runtime import driver
@@ -208,3 +210,25 @@ def test_a_disk_almost_full_is_a_problem(tmp_path: Path, monkeypatch) -> None:
 def test_mode_off_is_a_note(read, without_gpu, monkeypatch) -> None:
     monkeypatch.setenv("JITMX_MODE", "off")
     assert by_name(read("doctor"))["cache"]["status"] == "note"
+
+
+def test_bundles_and_the_remote_cache_are_looked_at_where_there_are_any(
+    read, without_gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record
+) -> None:
+    assert not {"bundle", "remote"} & by_name(read("doctor")).keys()
+    made = tmp_path / "made.jitmx"
+    made.write_bytes(bundle.make([bundle.Kernel(*record())], [], {}))
+    monkeypatch.setenv("JITMX_SITE_CACHE", str(made))
+    monkeypatch.setenv("JITMX_REMOTE_CACHE", f"file://{tmp_path}/shared")
+    settings.reload()
+    found = by_name(read("doctor"))
+    assert found["bundle"]["status"] == found["remote"]["status"] == "ok" and "1 kernels" in found["bundle"]["found"]
+    made.write_bytes(b"")
+    monkeypatch.setenv("JITMX_REMOTE_CACHE", "http://127.0.0.1:9/none")
+    settings.reload()
+    found = by_name(read("doctor", code=1))
+    assert found["bundle"]["status"] == found["remote"]["status"] == "problem"
+    assert "is refused" in found["bundle"]["found"] and "127.0.0.1:9" in found["remote"]["found"]
+    monkeypatch.setenv("JITMX_BUNDLE_KEYS", str(tmp_path / "absent"))
+    settings.reload()
+    assert "there is no public key" in by_name(read("doctor", code=1))["remote"]["found"]

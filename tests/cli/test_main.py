@@ -19,9 +19,11 @@ from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
 
 VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache", "bundle")
-CACHE_VERBS = ("ls", "show", "why", "verify", "prune", "stats", "path")
-BUNDLE_VERBS = ("create", "inspect", "verify", "sign", "import", "list", "keygen")
-HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes")
+GROUPS = {
+    "cache": ("ls", "show", "why", "verify", "prune", "stats", "path"),
+    "bundle": ("create", "inspect", "verify", "sign", "import", "list", "keygen"),
+}
+HEAVY = ("torch", "cupy", "cupy_backends", "numpy", "jinja2", "rich", "ml_dtypes", "fsspec", "cryptography")
 
 
 def leaves(group: LazyGroup, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
@@ -41,9 +43,8 @@ def test_help_lists_every_verb_and_each_has_examples_and_json(run) -> None:
     said = run("--help").stdout
     assert all(verb in said for verb in VERBS)
     found = leaves(main)
-    groups = {"cache": CACHE_VERBS, "bundle": BUNDLE_VERBS}
-    own = {(verb,) for verb in VERBS if verb not in groups}
-    assert set(found) == own | {(group, verb) for group, verbs in groups.items() for verb in verbs}
+    inner = {(group, verb) for group, verbs in GROUPS.items() for verb in verbs}
+    assert set(found) == {(verb,) for verb in VERBS if verb not in GROUPS} | inner
     for path in found:
         text = run(*path, "--help").stdout
         assert "Examples:" in text and f"jitmx {' '.join(path)}" in text, path
@@ -73,6 +74,8 @@ def test_a_misspelt_verb_is_a_usage_error_that_names_the_nearest(run) -> None:
         (errors.CompileError, 3),
         (errors.ContractError, 1),
         (errors.CacheError, 1),
+        (errors.BundleError, 1),
+        (errors.SignatureError, 1),
         (errors.TacticError, 1),
         (errors.NotWarmedError, 1),
         (errors.CaptureError, 1),
@@ -105,7 +108,8 @@ def test_an_unknown_setting_stops_every_verb_but_help(run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("cache", "ls"), ("cache", "stats"), ("cache", "path"), ("cache", "verify"), ("env",)]
+    "arguments",
+    [("cache", "ls"), ("cache", "stats"), ("cache", "path"), ("cache", "verify"), ("env",), ("bundle", "list")],
 )
 def test_verbs_of_the_cache_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
     script = (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -17,6 +20,10 @@ import fuzz_inputs as inputs
 import fuzz_world
 from fuzz_world import ARCH, World
 from jitmx import resources
+from jitmx.cache import archive, bundle
+from jitmx.cache.archive import Archive, Memory
+from jitmx.cache.bundle import Kernel
+from jitmx.cache.store import Store
 from jitmx.dispatch import tune
 from jitmx.dispatch.journal import Journal
 from jitmx.errors import TacticError
@@ -112,6 +119,40 @@ def tables(world: World, data: st.DataObject) -> None:
         world.run(("explain", "--json", family, "--arch", TABLED, *shape), variables)
 
 
+_OVER_A_BUNDLE = st.sampled_from(
+    [
+        ("bundle", "verify", "--json"), ("bundle", "inspect", "--json"), ("bundle", "inspect"), ("bundle", "import"),
+        ("bundle", "sign", "--key", "text"), ("bundle", "import", "--keys", "folder"),
+    ]
+)  # fmt: skip
+_BESIDE_A_BUNDLE = st.sampled_from([("bundle", "list"), ("bundle", "list", "--json"), ("cache", "ls"), fuzz_world.SEED])
+
+
+@st.composite
+def _bundles(draw: st.DrawFn, place: Path) -> bytes:
+    """A bundle of the cache's kernel: with spoilt bytes, or whole with odd members in its list, sealed."""
+    store = Store(place)
+    (record,) = store.records()
+    entry, source = store.lookup(record.key), store.source(record.inputs["source_digest"])
+    assert entry is not None and source is not None
+    data = bundle.make([Kernel(record, entry.image, source)], [], {"jitmx": "1", "arches": ["sm_90a"], "nvrtc": []})
+    if draw(st.booleans()):
+        return draw(inputs.spoilt(data))
+    opened = Archive(Memory(data))
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = [(one.name, tar.extractfile(one).read()) for one in tar.getmembers()[1:]]  # type: ignore[union-attr]
+    return archive.pack(draw(inputs.documents(opened.manifest)), members, draw(st.sampled_from([None, b"{}"])))
+
+
+def bundles(world: World, data: st.DataObject) -> None:
+    with world.cache() as place:
+        path = place / "made.jitmx"
+        path.write_bytes(data.draw(_bundles(place)))
+        variables = {"JITMX_CACHE_DIR": str(place)}
+        world.run((*data.draw(_OVER_A_BUNDLE), str(path)), variables)
+        world.run(data.draw(_BESIDE_A_BUNDLE), variables | {"JITMX_SITE_CACHE": str(path)})
+
+
 _TASK = tune.Task(LinearProblem(4, 64, 64), {"m": 1})
 _CANDIDATE = tune.Candidate("gemv", {"stages": 2}, ())
 
@@ -176,7 +217,7 @@ def processes(world: World, data: st.DataObject) -> None:
 # 20,000 cases in a night.
 CASES = {
     command_lines: 8_000, settings: 4_000, records: 3_000, scans: 800, toolchains: 500, machine_code: 500,
-    ledgers: 900, tables: 1_500, journals: 500, processes: 300,
+    ledgers: 900, tables: 1_500, journals: 500, processes: 300, bundles: 800,
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("holds", CASES, ids=lambda holds: holds.__name__)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -70,11 +72,14 @@ def write(path: Path, data: bytes) -> None:
     """Put a bundle there, whole or not at all, with the permissions of a file that is there or else the usual ones.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or something else than a file is there.
     """
-    try:
-        permissions = path.stat().st_mode & 0o777
-    except OSError:
+    if files.exists(path):
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        permissions = stat.S_IMODE(info.st_mode)
+    else:
         mask = os.umask(0o077)
         os.umask(mask)
         permissions = 0o666 & ~mask
