@@ -17,6 +17,7 @@ by expert as `linear` packs one weight. hidden and intermediate are multiples of
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
 from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
 from jitmx.kernels.tuning import Follow, Tuning
-from jitmx.models import NAMED
+from jitmx.models import EXPERT_LAYERS, NAMED, ExpertLayer
 from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
@@ -122,11 +123,17 @@ def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) 
     return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
 
 
+def _of_layer(layer: ExpertLayer) -> dict[str, Any]:
+    """Fields of the problems of a model's layer, but those that have their defaults."""
+    usual = MoeProblem().as_dict()
+    return {name: value for name, value in dataclasses.asdict(layer).items() if value != usual[name]}
+
+
 TUNING = Tuning(
     sizes=("experts", "top", "hidden", "intermediate"),
     values=lambda problem: {"m": TUNED_ROWS},
     described=_described,
-    models={name: ({"experts": model.experts},) for name, model in NAMED.items()},
+    models={name: (_of_layer(layer),) for name, layer in EXPERT_LAYERS.items()},
     named=("activation", "scale_range", "product"),
     nameless=("encoding",),
     untimed=("residual", "routing", "scoring"),
@@ -142,7 +149,8 @@ BENCHMARK = Benchmark(
     "a layer of experts in CUDA graphs of dependent calls, each with a routing of its own that spreads as a trained "
     "router's and whose experts no cache holds, beside vLLM's experts that can be imported; the floor is the bytes of "
     "the experts hit at the read rate, or the operations at the matmul rate",
-    fields=("m", "x_format"),
+    fields=("m", "experts", "top", "hidden", "intermediate", "activation", "bias", "x_format"),
+    models=tuple(EXPERT_LAYERS),
     peers=("humming", "triton", "marlin"),
     drawn=True,
 )
