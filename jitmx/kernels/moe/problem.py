@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jitmx import formats
 from jitmx.arch import Arch
@@ -28,6 +29,8 @@ PRODUCTS = ("layer", "gather", "up", "down", "combine")
 @dataclass(frozen=True)
 class MoeProblem(Problem):
     """One call of `jitmx.moe`: m rows, each to `top` of so many experts."""
+
+    derived: ClassVar[tuple[str, ...]] = ("rows_an_expert",)
 
     m: int = knob(1, low=1, high=MAX_TOKENS, doc="rows of x")
     experts: int = knob(GPT_OSS_120B.experts, low=1, high=1 << 15, doc="local experts")
@@ -64,6 +67,18 @@ class MoeProblem(Problem):
         self.require_blocks("hidden", "intermediate")
         if self.residual == "pair" and self.reduction == "atomic":
             raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
+
+    @property
+    def experts_hit(self) -> float:
+        """Experts that have rows, where all are as likely."""
+        if self.experts == 1:
+            return 1.0
+        return self.experts * -math.expm1(self.m * self.top * math.log1p(-1 / self.experts))
+
+    @property
+    def rows_an_expert(self) -> float:
+        """Rows that an expert has which has any, on average: what kernels of one or of many rows are chosen by."""
+        return self.m * self.top / self.experts_hit
 
     @property
     def overridable(self) -> bool:

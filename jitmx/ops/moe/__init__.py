@@ -67,10 +67,11 @@ def moe(
     current stream of x's device and works under `torch.cuda.graph` once the shape has been called before capture, and
     under `torch.compile`, where it is the operator `torch.ops.jitmx.moe`.
 
-    Up to 64 rows are one launch, unless a table or the environment has them go by expert. More are four: lists by
-    expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
-    rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
-    `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
+    Up to 64 rows are one launch, unless a table or the environment has them go by expert, or experts have so many of
+    them that it would read weights more than once. More are four: lists by expert, the two products, and the sum over a
+    row's experts in the order of its slots; each expert's part is then rounded to bf16. So are fewer rows of what the
+    one launch does not make: another `x_format`, `weight_on` or `reduction`, experts without gates, and layers that it
+    has no shared memory for. From logits, the choice of experts
     is one launch before them; of one row, where all experts are local, it is part of the one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
