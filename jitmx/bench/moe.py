@@ -74,6 +74,7 @@ class Chain:
             call = moe_plan.Call(
                 x.data_ptr(), y.data_ptr(), (*w13.addresses, *w2.addresses),
                 0 if layer.b13 is None else layer.b13.data_ptr(), 0 if layer.b2 is None else layer.b2.data_ptr(),
+                bases=moe_plan.bases_of(w13, w2) if layer.shape.x_format == "fp8" else (0, 0),
             )  # fmt: skip
             if plan.adds:
                 y.zero_()
@@ -136,7 +137,8 @@ def bench_moe(
         seed: of the routing.
     """
     layer = random_layer(shape)
-    weights = list(rotated((pack_experts(layer.w13), pack_experts(layer.w2))))
+    encoding = "nibble" if shape.x_format == "fp8" else None  # what E4M3 is quickest decoded from
+    weights = list(rotated((pack_experts(layer.w13, encoding=encoding), pack_experts(layer.w2, encoding=encoding))))
     out = []
     others = loaded(wanted, lambda name: moe_peers.load(name, layer))
     for m in rows:

@@ -156,6 +156,10 @@ def _seen(x: torch.Tensor, shape: LayerShape) -> torch.Tensor:
     """What a product reads of x or h, in float32."""
     if shape.x_format == "bf16":
         return x.float()
+    if shape.x_format == "fp8":
+        scale = x.float().abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 448
+        scale = scale.log2().ceil().exp2()
+        return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
     name = {"mxfp6": "mxfp6e2m3"}.get(shape.x_format, shape.x_format)
     return dequantize(quantize(x.bfloat16().contiguous(), name, scale_rule=shape.scale_rule), torch.float32)
 

@@ -5,10 +5,11 @@
      "rows": [{"when": {"m": [1, 1], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"split_k": 8}, "us": 4.3}]}
 
 `when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included; and
-ranges of what follows from them (`Problem.derived`): {"rows_an_expert": [12, 48]}. The first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that
-did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`. A row
-that was measured in an earlier run has an `origin` of its own, which names driver, date and digest of the code where
-they are not the table's; null stands for what was not recorded. Without a digest nothing says of which code a time is.
+ranges of what follows from them (`Problem.derived`): {"rows_an_expert": [12, 48]}. The first row that fits decides.
+`kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that did not come out the same when
+it was measured again has `spread`: how far its times lay apart, relative to `us`. A row that was measured in an
+earlier run has an `origin` of its own, which names driver, date and digest of the code where they are not the table's;
+null stands for what was not recorded. Without a digest nothing says of which code a time is.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Kernels, a module and a template each:
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
+    gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are
     combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
@@ -27,8 +28,22 @@ from jitmx.kernels import Decomposition, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import choice, combine, decode, gather, grouped, layer, scaled, stream, tiles, token, wgmma
-from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
+from jitmx.kernels.moe import (
+    choice,
+    combine,
+    decode,
+    gather,
+    gather_fp8,
+    grouped,
+    layer,
+    scaled,
+    stream,
+    tiles,
+    token,
+    wgmma,
+    wgmma_fp8,
+)
+from jitmx.kernels.moe.problem import MAX_ROWS, MX_FORMATS, MoeProblem
 from jitmx.kernels.routing.knobs import MAX_EXPERTS
 from jitmx.kernels.tuning import Follow, Tuning
 from jitmx.models import EXPERT_LAYERS, NAMED, ExpertLayer
@@ -36,11 +51,12 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
 
-MODULES = token, stream, decode, grouped, scaled, gather, wgmma, combine
+MODULES = token, stream, decode, grouped, scaled, gather, wgmma, gather_fp8, wgmma_fp8, combine
 KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
+FP8_ROWS = (512, 8192)
 USUAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 TUNED_ROWS = USUAL_ROWS[:-1]
 # Reads of a weight by one launch, on average, up to which that is quicker than to go by expert. On an H200 moe.stream
@@ -54,16 +70,17 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     encoding = preferred_encoding(arch)
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
     chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
-    quantized = (
-        MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
-    )
-    return (*plain, *chosen, *quantized)
+    quantized = (MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in MX_FORMATS for m in QUANTIZED_ROWS)
+    rows = tuple(MoeProblem(m, encoding=preferred_encoding(arch, "fp8"), x_format="fp8") for m in FP8_ROWS)
+    return (*plain, *chosen, *quantized, *(rows if wgmma_fp8.runs_on(arch) else ()))
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     name = by_expert(problem)
-    if problem.product in ("gather", "combine"):
+    if problem.product == "combine" or (problem.product == "gather" and problem.x_format == "bf16"):
         name = problem.product
+    elif problem.product == "gather":
+        name = "gather_fp8"
     elif whole := in_one_launch(problem, arch, multiprocessors):
         name = whole
     elif wgmma.serves_best(problem, arch) and "wgmma" in FAMILY.serving(problem, arch):
@@ -72,8 +89,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
 
 
 def by_expert(problem: MoeProblem) -> str:
-    """The kernel that makes a problem's products on any target."""
-    return "grouped" if problem.x_format == "bf16" else "scaled"
+    """The kernel that makes a problem's products on every target that has some for its format."""
+    return {"bf16": "grouped", "fp8": "wgmma_fp8"}.get(problem.x_format, "scaled")
 
 
 def of_one_launch(arch: Arch) -> tuple[str, ...]:

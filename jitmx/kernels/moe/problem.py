@@ -11,13 +11,15 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
 UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
-X_FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
+MX_FORMATS = ("mxfp8", "mxfp6", "mxfp4")  # with a scale a block of 32; fp8 has one a row
+X_FORMATS = ("bf16", *MX_FORMATS, "fp8")
 WEIGHT_ON = ("output", "input")
 REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
@@ -49,6 +51,12 @@ class MoeProblem(Problem):
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
 
+    row_range: str = knob(
+        "narrow",
+        choices=ROW_RANGES,
+        doc="of fp8: whether the scales of every row of W are at most eleven binades apart, or of some further",
+    )
+
     product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its launches")
     x_format: str = knob("bf16", choices=X_FORMATS, doc="format that x and h are quantized to, or bf16")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
@@ -67,6 +75,8 @@ class MoeProblem(Problem):
         self.require_blocks("hidden", "intermediate")
         if self.residual == "pair" and self.reduction == "atomic":
             raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
+        if self.row_range != ROW_RANGES[0] and self.x_format != "fp8":
+            raise KnobError(f"row_range={self.row_range!r} is of x_format='fp8', not of {self.x_format!r}")
 
     @property
     def experts_hit(self) -> float:
@@ -104,4 +114,4 @@ class MoeProblem(Problem):
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> MoeProblem:
         """A problem whose weights were packed for `arch`."""
-        return cls(**{"encoding": preferred_encoding(arch), **shape})
+        return cls(**{"encoding": preferred_encoding(arch, shape.get("x_format", "bf16")), **shape})

@@ -141,7 +141,7 @@ def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Laun
     return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs))
 
 
-def _product(problem: MoeProblem) -> str:
+def product_of(problem: MoeProblem) -> str:
     """The product that answers a problem: of a whole layer the first."""
     if problem.product in ("up", "down"):
         return problem.product
@@ -155,7 +155,7 @@ def _product(problem: MoeProblem) -> str:
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
     require_usual("wgmma", problem)
-    product = _product(problem)
+    product = product_of(problem)
     require_normal_scales("moe.wgmma", problem.scale_range, "moe.grouped")
     activation = problem.activation if product == "up" else ACTIVATIONS[0]
     return {"product": product, "activation": activation, **problem.pick("bias", "encoding", "scale_range")}
@@ -168,7 +168,7 @@ def serves_best(problem: MoeProblem, arch: Arch) -> bool:
 
 def _rows_in_turn(problem: MoeProblem, tile_m: int, tile_n: int, multiprocessors: int) -> int:
     """Rows of W that a multiprocessor decodes, one item after another, where rows are spread evenly."""
-    n = problem.sizes(_product(problem))[0]
+    n = problem.sizes(product_of(problem))[0]
     items = math.ceil(problem.experts_hit) * math.ceil(problem.rows_an_expert / tile_m) * -(-n // tile_n)
     return -(-items // multiprocessors) * tile_n
 
