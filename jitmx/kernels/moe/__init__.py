@@ -72,7 +72,7 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
     quantized = (MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in MX_FORMATS for m in QUANTIZED_ROWS)
     rows = tuple(MoeProblem(m, encoding=preferred_encoding(arch, "fp8"), x_format="fp8") for m in FP8_ROWS)
-    return (*plain, *chosen, *quantized, *(rows if wgmma_fp8.runs_on(arch) else ()))
+    return (*plain, *chosen, *quantized, *(rows if "wgmma" in arch.features else ()))
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ ARGUMENTS = Arguments(
     number("k", "int"),
     number("tiles", "int", "of the schedule, at most"),
 )
+ACTIVATION = "swiglu_oai"  # which bounds h
 ROUNDED_GATE = 0.006  # relative L2 against the same inputs rounded alike
 
 
@@ -97,7 +98,7 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
 
 
 def random_weight(knobs: Any, experts: int, n: int, k: int, generator: np.random.Generator, hot: bool) -> Any:
-    """Values of a random weight of each expert; its packed words, scales, and words of its rows; and scales as they are.
+    """Values of a random weight of each expert; its packed words, scales and words of its rows; and its plain scales.
 
     Scales of some rows are as far apart as one pass takes, and of wide ones of `rows` further: two passes, and three.
     A block of zeros may have any scale. The last rows are zero but for a block whose scale is at an end of the range.
@@ -171,9 +172,9 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     if knobs.rows == "wide":
         sides |= {f"row of {number} passes": bool((passes == number).any()) for number in (2, 3)}
     if up:
-        sides |= edges.activation_sides(out, knobs.activation, alpha, limit)
-        bound = edges.activation_bound(out, bound, knobs.activation, alpha, limit) * multiplier
-        wanted = activate(out, knobs.activation, alpha, limit) * multiplier
+        sides |= edges.activation_sides(out, ACTIVATION, alpha, limit)
+        bound = edges.activation_bound(out, bound, ACTIVATION, alpha, limit) * multiplier
+        wanted = activate(out, ACTIVATION, alpha, limit) * multiplier
         y = np.empty((fp8_rows.rows_bytes(count, n // 2) // LINE_BYTES, LINE_BYTES), np.uint8)
     else:
         sides |= edges.weight_sides(weights, routing.local >= 0) | end_sides(knobs, scales, out)

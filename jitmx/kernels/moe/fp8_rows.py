@@ -1,4 +1,4 @@
-"""Rows in E4M3 with one scale each, as `moe.gather_fp8` and `moe.wgmma_fp8` leave them, and rows of W that go with them.
+"""Rows in E4M3 with one scale each, as `moe.gather_fp8` and `moe.wgmma_fp8` leave them, and the rows of W beside them.
 
 A row's scale is the least power of two with which E4M3 holds the row's largest magnitude; that of h is the same for
 all rows, since the activation bounds h (templates/include/jitmx/moe/hidden_scale.cuh). Codes lie in lines of 128 k:
@@ -47,7 +47,7 @@ def quantize_rows(x: Floats) -> tuple[Bytes, npt.NDArray[np.float32]]:
 
 def decode(codes: Bytes) -> Floats:
     """What codes stand for, without a scale."""
-    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return np.asarray(codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64))
 
 
 def hidden_multiplier(alpha: float, limit: float) -> float:
@@ -57,7 +57,7 @@ def hidden_multiplier(alpha: float, limit: float) -> float:
     return float(np.exp2(np.floor(np.log2(np.float64(np.float32(E4M3_MAX) / largest)))))
 
 
-def arrange(codes: Bytes, offsets: npt.NDArray[np.int32]) -> Bytes:
+def arrange(codes: Any, offsets: npt.NDArray[np.int32]) -> Any:
     """Codes [pairs, k] as the products read them: lines [pairs of all experts * steps, 128].
 
     An expert's rows lie together, step by step; vectors of a line are swizzled from the expert's first row on.
@@ -95,4 +95,4 @@ def row_words(codes: Bytes, scales: Bytes) -> npt.NDArray[np.uint16]:
     most = np.where(there, scales, 0).max(axis=-1).astype(np.int64)
     base = np.where(there.any(axis=-1), least, formats.SCALE_ONE)
     passes = np.maximum(most - base, 0) // BINADES + 1
-    return (base | passes << 8).astype(np.uint16)
+    return np.asarray((base | passes << 8).astype(np.uint16))

@@ -11,8 +11,10 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, gather_case
+from jitmx.kernels.moe.fp8_rows import LINE_K
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST
@@ -98,6 +100,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
     ):
         problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, 32, product="gather", x_format="fp8")
         yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
+    # Vectors of x are over 2^32, of lines over 2^33.
+    problem = MoeProblem(2, 2, 2, 544, 32, product="gather", x_format="fp8")
+    few = np.array([[1, 0], [1, -1]], np.int32)
+    case = gather_case(variant, launch(knobs, problem, 1), problem, Routing(few), 9)
+    yield far.far_gather(variant, case, problem, launch, LINE_K)
 
 
 _RARER: tuple[dict[str, Any], ...] = (

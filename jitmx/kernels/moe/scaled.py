@@ -27,7 +27,7 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import grouped, tiles
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS
 from jitmx.kernels.moe.limits import require_of_product, require_usual
-from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, MX_FORMATS, MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, MX_FORMATS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -129,8 +129,8 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
     require_usual("scaled", problem, "activation", "x_format", "weight_on", "reduction")
     fixed = grouped.fixed_product(problem)
-    if problem.x_format == "bf16":
-        raise KnobError("moe.scaled does not take x_format='bf16', only mxfp8, mxfp6 or mxfp4")
+    if problem.x_format not in MX_FORMATS:
+        raise KnobError(f"moe.scaled does not take x_format={problem.x_format!r}, only mxfp8, mxfp6 or mxfp4")
     rule = problem.scale_rule if fixed["product"] == "up" else formats.SCALE_RULES[0]
     return fixed | {"x_format": problem.x_format, "scale_rule": rule}
 

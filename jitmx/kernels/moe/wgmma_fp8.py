@@ -1,7 +1,7 @@
 """`moe.wgmma_fp8`: as `moe.wgmma`, with x and h in E4M3 and a scale a row, at the rate of E4M3's products.
 
-W becomes E4M3 as it is decoded (jitmx.kernels.moe.fp8_rows): exact, since the scales of a row's blocks differ by at most
-eleven binades in a pass over k. Rows whose scales differ more take further passes, and with them all of their item.
+W becomes E4M3 as it is decoded (jitmx.kernels.moe.fp8_rows): exact, since the scales of a row's blocks differ by at
+most eleven binades in a pass over k. Rows whose scales differ more take further passes, and all of their item does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
-from jitmx.kernels.moe import tiles, wgmma
+from jitmx.kernels.moe import far, tiles, wgmma
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, product_case
-from jitmx.kernels.moe.fp8_rows import ROW_RANGES
-from jitmx.kernels.moe.limits import require_of_product, require_usual
+from jitmx.kernels.moe.fp8_rows import LINE_K, ROW_RANGES
+from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST
 from jitmx.registry.case import Case
@@ -41,7 +41,6 @@ class WgmmaFp8Knobs(Knobs):
     """Compile-time choices of `moe.wgmma_fp8`."""
 
     product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
-    activation: str = knob(BOUNDED[0], choices=BOUNDED, doc="what makes h of gate and up")
     bias: bool = knob(True, doc="the product has a bias")
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
@@ -76,7 +75,6 @@ def _check(knobs: WgmmaFp8Knobs, arch: Arch) -> None:
             f"tile_m={knobs.tile_m} with tile_n={knobs.tile_n} takes about {need} registers a thread of {have}",
             f"the nearest legal value is tile_m={legal}",
         )
-    require_of_product(knobs, "activation", "up", BOUNDED[0])
 
 
 def _geometry(knobs: WgmmaFp8Knobs) -> wgmma.WgmmaKnobs:
@@ -134,10 +132,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
         )
     product = wgmma.product_of(problem)
     require_normal_scales("moe.wgmma_fp8", problem.scale_range, "x_format='mxfp8'")
-    return {
-        "product": product, "activation": BOUNDED[0], "rows": problem.row_range,
-        **problem.pick("bias", "encoding", "scale_range"),
-    }  # fmt: skip
+    return {"product": product, "rows": problem.row_range, **problem.pick("bias", "encoding", "scale_range")}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -172,6 +167,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
             len(routed), experts, routed.shape[1], hidden, intermediate, product=knobs.product, x_format="fp8"
         )
         yield product_case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
+    yield from far.far_rows(variant, launch, product_case, LINE_K)
 
 
 _RARER: tuple[dict[str, Any], ...] = (

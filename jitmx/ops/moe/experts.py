@@ -9,7 +9,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops.linear.packed import Packed, quantized
-from jitmx.ops.moe.row_words import RowWords, row_words
+from jitmx.ops.moe.row_words import RowWords, refreshed, row_words
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans
@@ -51,6 +51,15 @@ class PackedExperts(Packed):
         if not self._rows:
             self._rows.append(row_words(self.words, self.scales, self.n, self.encoding))
         return self._rows[0]
+
+    def refresh_rows(self) -> None:
+        """See to it that `row_words` is of what the weight holds now, and stays where it is.
+
+        Raises:
+            InputError: rows need passes that kernels in use do not make.
+        """
+        if self._rows:
+            refreshed(self._rows[0], self.words, self.scales, self.n, self.encoding)
 
     @property
     def experts(self) -> int:

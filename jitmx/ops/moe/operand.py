@@ -34,6 +34,10 @@ class ExpertOperand:
         if not self._rows:
             self._rows.append(row_words(words, scales, self.n, self.encoding))
 
+    def adopt(self, rows: RowWords) -> None:
+        """Take what is known of the rows, of the packed experts that lie there: graphs hold its address."""
+        self._rows[:] = [rows]
+
     @property
     def row_words(self) -> RowWords:
         """What products in E4M3 are told of each row."""

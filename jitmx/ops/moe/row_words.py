@@ -1,4 +1,4 @@
-"""What `moe.wgmma_fp8` is told of each row of a packed weight: the least of its scales, and how many passes it takes."""
+"""What `moe.wgmma_fp8` is told of each row of a packed weight: the least of its scales, and its passes over k."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from jitmx.errors import InputError
 from jitmx.formats import SCALE_ONE
 from jitmx.kernels.moe.fp8_rows import BINADES, ROW_RANGES
 
@@ -23,6 +24,23 @@ class RowWords(NamedTuple):
 
     words: torch.Tensor
     range: str
+
+
+def refreshed(old: RowWords, words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:
+    """What there is to be known of new weights in the same memory, where that of the old ones lies.
+
+    Raises:
+        InputError: rows need passes that kernels in use do not make.
+    """
+    new = row_words(words, scales, n, encoding)
+    if (old.range, new.range) == ROW_RANGES:
+        raise InputError(
+            "a reloaded weight has rows whose scales are further apart than one pass over k takes, and kernels in use "
+            "make one",
+            "start a new engine on these weights",
+        )
+    old.words.copy_(new.words)
+    return old
 
 
 def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:

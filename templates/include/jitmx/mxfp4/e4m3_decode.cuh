@@ -1,5 +1,6 @@
-// MXFP4 weights as E4M3, in registers: E2M1 times a power of two is an E4M3 number, and a normal one for 12 of these. So
-// a block's scale, less the least of its row, picks a table of the eight magnitudes, of which PRMT looks four up at once.
+// MXFP4 weights as E4M3, in registers: E2M1 times a power of two is an E4M3 number, and a normal one for 12 of these.
+// So a block's scale, less the least of its row, picks a table of the eight magnitudes, of which PRMT looks four up at
+// once.
 //
 // A word holds eight codes of a row, k = 0 … 7. They become k = 0, 2, 4, 6 in one register and 1, 3, 5, 7 in another:
 // what an MMA calls 4t … 4t + 3 and 16 + 4t … 16 + 4t + 3 of 32 k, with activations in that order.
@@ -39,8 +40,8 @@ template <> struct Selectors<Swizzle> {
   }
 };
 
-// The magnitudes of a row's blocks as E4M3: those of codes 0 … 3 and 4 … 7 are bytes of two registers, and a binade more
-// adds one to each exponent. Zero stays zero, whatever the scale is.
+// The magnitudes of a row's blocks as E4M3: those of codes 0 … 3 and 4 … 7 are bytes of two registers, and a binade
+// more adds one to each exponent. Zero stays zero, whatever the scale is.
 class MagnitudeTable {
  public:
   MagnitudeTable() = default;
@@ -49,7 +50,8 @@ class MagnitudeTable {
       : low_(0x14100800u - base * kStepLow), high_(0x24201C18u - base * kStepHigh) {}
 
   // The table under byte `Index` of `scales`; with `Wide`, all zeros for scales of other passes.
-  template <int Index, bool Wide> __device__ __forceinline__ void under(u32 scales, u32 base, u32& low, u32& high) const {
+  template <int Index, bool Wide>
+  __device__ __forceinline__ void under(u32 scales, u32 base, u32& low, u32& high) const {
     const u32 byte = permute(scales, 0u, 0x4440u + Index);
     low = byte * kStepLow + low_;
     high = byte * kStepHigh + high_;
