@@ -133,8 +133,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             if self._x_format == "fp8" and _scale_range((w13, w2)) == "full":
                 self._x_format = "mxfp8"
                 logger.warning(
-                    "%s: a weight has scales outside %s to %s, which products of fp8 do not take; its inputs, and those "
-                    "of other layers like it, are rounded to mxfp8",
+                    "%s: a weight has scales outside %s to %s, which products of fp8 do not take; its inputs are rounded "
+                    "to mxfp8",
                     layer.layer_name, *NORMAL_SCALES,
                 )  # fmt: skip
             self._packed = w13, w2
