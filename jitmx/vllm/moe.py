@@ -133,7 +133,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             if self._x_format == "fp8" and _scale_range((w13, w2)) == "full":
                 self._x_format = "mxfp8"
                 logger.warning(
-                    "%s: a weight has scales outside %s to %s, which products of fp8 do not take; its inputs are rounded "
+                    "%s: a weight has scales outside %s to %s, which fp8 products do not take; its inputs are rounded "
                     "to mxfp8",
                     layer.layer_name, *NORMAL_SCALES,
                 )  # fmt: skip
