@@ -139,7 +139,7 @@ class Experts(Needed):
 
     Attributes:
         experts, local: experts that are routed to, and local ones. mapped: by an expert map.
-        top, hidden, intermediate, bias, encoding, scale_range, x_format: as in `MoeProblem`.
+        top, hidden, intermediate, bias, encoding, scale_range, x_format, row_range: as in `MoeProblem`.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
@@ -160,6 +160,7 @@ class Experts(Needed):
     routing: str
     router_bias: bool
     x_format: str = "bf16"
+    row_range: str = "narrow"
     norm: bool = False
     residual: bool | str = False
 
@@ -170,7 +171,8 @@ class Experts(Needed):
         own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
-            scale_range=self.scale_range, x_format=self.x_format, residual=self.residual,
+            scale_range=self.scale_range, x_format=self.x_format, row_range=self.row_range,
+            residual=self.residual,
             **own,
         )  # fmt: skip
         tile, chooses = 0, False
@@ -256,7 +258,7 @@ def of_experts(
         fused: norm and residual of its transformer block go into its launches.
         device, rows, layer: as in `Experts`.
     """
-    encoding = encoding_on(arch, "mxfp4")
+    encoding = preferred_encoding(arch, layer.get("x_format", "bf16"))
     return (
         Packer(arch.name, device, 1, "mxfp4", encoding),
         Experts(arch.name, device, rows, encoding=encoding, norm=fused, residual="pair" if fused else False, **layer),

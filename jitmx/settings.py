@@ -99,7 +99,7 @@ def _quantizes(layer: str) -> Any:
 _TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
 
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
-MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6", "fp8")
 
 
 @dataclass(frozen=True)

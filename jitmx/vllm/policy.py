@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitmx import layers, settings
+from jitmx.arch import parse
 from jitmx.errors import SettingError
 from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
@@ -21,7 +22,7 @@ ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
-X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6"}
+X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6", "fp8": "fp8"}
 
 # Caches that attention takes beside those of the type of its keys.
 OWN_BACKEND = "CUSTOM"  # jitmx's attention among vLLM's backends
@@ -343,6 +344,11 @@ def _against_moe(asked: Request, facts: Facts) -> str:
         return (
             "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
             "'experts' leaves them to jitmx"
+        )
+    if asked.x_format == "fp8" and facts.target is not None and "wgmma" not in parse(facts.target).features:
+        return (
+            f"{asked.said['moe_activation']} asks for inputs with a scale a row, which jitmx multiplies on sm_90a, not "
+            f"on {facts.target}; mxfp8 is there on every target"
         )
     return facts.against_moe
 

@@ -11,6 +11,7 @@ import mutations_attention
 import mutations_experts
 import mutations_experts_more
 import mutations_far
+import mutations_fp8
 import mutations_linear_more
 import mutations_norm
 import mutations_order
@@ -38,6 +39,7 @@ _CATALOGUES = (
     mutations_experts,
     mutations_experts_more,
     mutations_far,
+    mutations_fp8,
     mutations_norm,
     mutations_order,
     mutations_sampling,
@@ -50,7 +52,14 @@ MUTATIONS = tuple(mutation for catalogue in _CATALOGUES for mutation in catalogu
 _ESCAPED = {name for catalogue in _CATALOGUES for name, _ in catalogue.ESCAPES}
 
 
-_NIGHTLY = (mutations_experts_more, mutations_far, mutations_linear_more, mutations_sequences, mutations_values)
+_NIGHTLY = (
+    mutations_experts_more,
+    mutations_far,
+    mutations_fp8,
+    mutations_linear_more,
+    mutations_sequences,
+    mutations_values,
+)
 _OFTEN = {where for catalogue in _CATALOGUES if catalogue not in _NIGHTLY for where in catalogue.VARIANTS}
 
 

@@ -184,7 +184,7 @@ def test_a_layer_that_does_not_exist_is_an_error_before_anything_is_built(
     with pytest.raises(SettingError, match="'qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv"):
         host.build(additional_config={"jitmx": {"mxfp4_layers": "qvk"}})
     monkeypatch.setenv("VLLM_MXFP4_ACTIVATION", "int8")
-    with pytest.raises(SettingError, match="VLLM_MXFP4_ACTIVATION='int8' is not bf16, mxfp8, mxfp4 or fp6"):
+    with pytest.raises(SettingError, match="VLLM_MXFP4_ACTIVATION='int8' is not bf16, mxfp8, mxfp4, fp6 or fp8"):
         settings.reload()
 
 
