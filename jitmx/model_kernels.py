@@ -15,7 +15,6 @@ from typing import Any
 from jitmx import arch as arches
 from jitmx import attention_kernels, kernels, settings
 from jitmx.arch import Arch
-from jitmx.dispatch import call as calls
 from jitmx.dispatch import choose
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
@@ -92,31 +91,6 @@ class Linear(Needed):
             yield from _norm(self.k, self.dtype, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
-
-
-@dataclass(frozen=True)
-class Argmax(Needed):
-    """Which output feature of a product with a packed weight is largest, as a draft model's head asks.
-
-    Attributes:
-        n, k, dtype, weight, encoding, scale_range: as in `LinearProblem`.
-    """
-
-    n: int
-    k: int
-    dtype: str
-    weight: str
-    encoding: str
-    scale_range: str
-
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
-        """One, or where no kernel compares so many rows those of the product."""
-        problem = LinearProblem(
-            m, self.n, self.k, self.dtype, encoding=self.encoding, scale_range=self.scale_range, weight=self.weight,
-            argmax=True,
-        )  # fmt: skip
-        for launch in calls.call("linear", problem, arch, multiprocessors=multiprocessors).launches:
-            yield launch.choice.variant
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,12 @@ from jitmx.cli.group import exit_code
 from jitmx.cli.options import Count, FieldLetters, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 from jitmx.errors import ContractError, JitmxError, SettingError
+from jitmx.layers import DRAFT_FORMATS, FORMATS, parse
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jitmx.arch import Arch
     from jitmx.batch import Failed
     from jitmx.build import Built
@@ -82,22 +85,24 @@ def _lost(results: list[Built | Failed]) -> tuple[int, int]:
 
 
 def _served(
-    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any]
-) -> list[Variant]:
+    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any],
+    draft: str | None, draft_layers: str | None,
+) -> list[Variant]:  # fmt: skip
     """The variants that vLLM asks for when it serves a model with jitmx.
 
     Args:
         cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
+        draft, draft_layers: its draft model, and the layers of that; None for none, and for those of the settings.
     """
-    from jitmx import model_kernels, models, sampling_kernels
-    from jitmx.layers import parse
+    from jitmx import draft_kernels, model_kernels, models, sampling_kernels
     from jitmx.vllm import policy
 
-    try:
-        parse("none" if layers is None else layers)
-    except SettingError as error:
-        raise click.UsageError(f"--layers={layers}: {error}") from error
-    asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
+    _require_layers("--layers", layers, FORMATS)
+    _require_layers("--draft-layers", draft_layers, DRAFT_FORMATS)
+    said = {"mxfp4_layers": layers, "draft_layers": draft_layers}
+    asked = policy.request({key: value for key, value in said.items() if value is not None})
+    if draft is not None and not asked.draft:
+        raise click.UsageError("--draft is a model whose layers are all vLLM's: name them by --draft-layers")
     how: dict[str, Any] = {
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
         "x_format": asked.x_format,
@@ -105,16 +110,32 @@ def _served(
     most = model_kernels.cached(**cache) if asked.serves_attention(lora) else None
     model, served = models.find(name), asked.served(lora)
     needed = [model_kernels.of_model(model, arch, served, attention=most, **how) for arch in arches]
-    if asked.samples:
+    if draft is not None:
+        sizes = models.find_draft(draft)
+        for arch, own in zip(arches, needed, strict=True):
+            own += draft_kernels.of_draft(
+                sizes, arch, asked.draft, tokens=tokens, requests=cache["batch"], ranks=ranks,
+                all_scales=asked.all_scales, attention=most,
+                head=served.get("lm_head") if sizes.vocabulary == model.vocabulary else None,
+            )  # fmt: skip
+    elif asked.samples:  # drafts are verified by vLLM's
         for arch, own in zip(arches, needed, strict=True):
             own.append(sampling_kernels.Sampler(arch.name, None, cache["batch"], model.vocabulary, "bf16"))
     return targets.served_variants(arches, needed)
 
 
+def _require_layers(option: str, text: str | None, formats: Mapping[str, tuple[str, ...]]) -> None:
+    try:
+        parse("none" if text is None else text, formats)
+    except SettingError as error:
+        raise click.UsageError(f"{option}={text}: {error}") from error
+
+
 def _require_no_model_option() -> None:
     """Without a model nothing reads the options that say how it is served."""
     context = click.get_current_context()
-    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype"):
+    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype", "draft",
+                 "draft_layers"):  # fmt: skip
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             name = name.replace("_", "-")
             raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
@@ -152,6 +173,7 @@ Examples:
   jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
   jitmx warmup --arch sm_90 attention batch=1,16,64 context=2048,8192 queries=1 sinks=sinks_bf16
   jitmx warmup --arch sm_90 --model gpt-oss-120b --layers moe,qkv,o,lm_head
+  jitmx warmup --arch sm_90 --model gpt-oss-120b --draft gpt-oss-120b-eagle3 --draft-layers all
   jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
 
@@ -199,6 +221,11 @@ failed "error" and "remedy"; with several targets also "arch".
 @click.option(
     "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
 )
+@click.option(
+    "--draft", metavar="NAME",
+    help="Of the model: also its Eagle3 draft: gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
+)  # fmt: skip
+@click.option("--draft-layers", help="Of the draft: those that jitmx serves, instead of JITMX_DRAFT_LAYERS.")
 @arch_option()
 @family_option
 @jobs_option
@@ -216,6 +243,8 @@ def command(
     context: int,
     block_size: int,
     kv_cache_dtype: str,
+    draft: str | None,
+    draft_layers: str | None,
     targets_asked: tuple[Arch, ...],
     family_names: tuple[str, ...],
     jobs: int | None,
@@ -244,7 +273,9 @@ def command(
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
         stored = "e4m3" if kv_cache_dtype == "fp8" else "same"
         cache = {"batch": requests, "context": context, "page_size": block_size, "cache": stored}
-        variants = _served(arches, model, layers, tokens, ranks, lora, cache)
+        if draft_layers is not None and draft is None:
+            raise click.UsageError("--draft-layers are of a draft model: name it by --draft")
+        variants = _served(arches, model, layers, tokens, ranks, lora, cache, draft, draft_layers)
     from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
 import jitmx.ops.linear.argmax  # noqa: F401 - defines torch.ops.jitmx.linear_argmax
-from jitmx.model_kernels import Argmax
+from jitmx.draft_kernels import Argmax
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
 from jitmx.vllm import ahead, aux_layers, facts, linear, warmup
@@ -84,8 +84,11 @@ class JitmxDraftConfig(QuantizationConfig):  # type: ignore[misc]
 class JitmxDraftLayer(llama_eagle3.LlamaDecoderLayer):  # type: ignore[misc]
     """vLLM's block of an Eagle3 draft, with jitmx's attention where the policy says so. Arguments are those of vLLM."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
+        super().__init__(vllm_config, prefix, config, layer_idx)
+        self._take_over()
+
+    def _take_over(self) -> None:
         config = get_current_vllm_config()
         if _layers is None or not _layers(config):
             return

@@ -86,20 +86,24 @@ class DraftSizes:
         return len(self.aux_layers) or AUX_STATES
 
 
-_GPT_OSS = models.GPT_OSS_120B
-_NVIDIA = DraftSizes(
-    _GPT_OSS.hidden, 17280, _GPT_OSS.heads, _GPT_OSS.kv_heads, _GPT_OSS.head_dim, _GPT_OSS.vocabulary,
-    _GPT_OSS.vocabulary, aux_layers=(1, 17, 32),
-)  # fmt: skip
+def _of(draft: models.Draft, **changes: Any) -> DraftSizes:
+    return DraftSizes(
+        draft.hidden, draft.intermediate, draft.heads, draft.kv_heads, draft.head_dim, models.GPT_OSS_120B.vocabulary,
+        draft.vocabulary, **changes,
+    )  # fmt: skip
+
+
+# NVIDIA's for the 120b reads these states; SpecForge's for the 20b does not say which.
+_AUX = {"gpt-oss-120b-eagle3": (1, 17, 32), "gpt-oss-20b-eagle3-32k": ()}
+_NAMED = {name: _of(draft, aux_layers=_AUX[name]) for name, draft in models.NAMED_DRAFTS.items()}
 PRESETS = {
     "tiny": DraftSizes(),
     "tiny-reduced": DraftSizes(draft_vocab=320),
     # Of the target of that name: its hidden size and vocabulary, and a fourth of the layer.
     "gpt-oss-slice": dataclasses.replace(
-        _NVIDIA, intermediate=4320, vocab=16384, draft_vocab=4096, aux_layers=(0, 1, 2)
+        _NAMED["gpt-oss-120b-eagle3"], intermediate=4320, vocab=16384, draft_vocab=4096, aux_layers=(0, 1, 2)
     ),
-    "gpt-oss-120b-eagle3": _NVIDIA,
-    "gpt-oss-20b-eagle3-32k": dataclasses.replace(_NVIDIA, draft_vocab=32000, aux_layers=()),
+    **_NAMED,
 }
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import simulated_card
 
 vllm_world = pytest.importorskip("vllm_world")
 
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
@@ -24,7 +26,10 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.llama import Attention
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
-from jitmx import settings
+from jitmx import arch, draft_kernels, model_kernels, models, settings
+from jitmx.cli import main
+from jitmx.toolchain import nvrtc
+from jitmx.vllm import monitor, policy, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend
 from jitmx.vllm.linear import JitmxLinearMethod
 from scripts.protocol import drafts
@@ -262,3 +267,71 @@ def test_a_quantized_draft_is_left_to_vllm(host: Any, folder: Path, monkeypatch:
     assert draft._config(model.vllm_config).get_name() == "fp8"
     line = "vLLM serves the draft model, whose layers jitmx was asked for: its checkpoint is quantized already (fp8)"
     assert ("WARNING", line) in said(host)
+
+
+@pytest.mark.parametrize(
+    ("asked", "vocabulary"), [(ALL, 64), (ALL | {"all_scales": True, "draft_layers": "fc,lm_head:mxfp8"}, 100)]
+)
+def test_kernels_by_sizes_are_those_that_the_draft_asks_for(
+    host: Any, tmp_path: Path, asked: dict[str, Any], vocabulary: int
+) -> None:
+    made = drafts.write(tmp_path / "x", dataclasses.replace(SIZES, draft_vocab=vocabulary)).folder
+    pair = load(host, made, asked)
+    model = models.find_draft(str(made))
+    assert (model.vocabulary, model.states, model.window) == (vocabulary, 3, 0)
+    config, request = pair.config, policy.request(asked)
+    scheduler = config.scheduler_config
+    attention = model_kernels.cached(scheduler.max_num_seqs, config.model_config.max_model_len, 16, "same")
+    wanted = draft_kernels.of_draft(
+        model, arch.parse("sm_90"), request.draft, tokens=scheduler.max_num_batched_tokens,
+        requests=scheduler.max_num_seqs, all_scales=request.all_scales, attention=attention,
+    )  # fmt: skip
+    attn = pair.draft.model.layers[0].self_attn.attn
+    own = [attn.impl.needed(config, torch.device("cpu"), 16)]
+    assert set(host.warmed) | set(own) == set(wanted)
+    assert any(isinstance(one, draft_kernels.Argmax) for one in wanted) == (vocabulary == 64)
+
+
+def test_a_cache_that_warmup_filled_serves_a_draft_where_nothing_may_be_compiled(
+    host: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(warmup, "_ready", set())
+    monkeypatch.setattr(monitor, "_sealed", None)
+    settings.reload()
+    words = ["--model", str(host.folder), "--layers", "none", "--draft", str(folder), "--draft-layers", "all"]
+    words += ["--tokens", "8", "--requests", "2", "--json", "-q"]
+    done = CliRunner().invoke(main, ["warmup", "--arch", "sm_90", *words])
+    assert done.exit_code == 0, done.output
+    kernels = {one["name"] for one in json.loads(done.stdout)["kernels"]}
+    monkeypatch.setenv("JITMX_MODE", "required")
+    settings.reload()
+    for name in ("compile", "scan"):
+        monkeypatch.setattr(nvrtc, name, None)
+    method = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2}
+    target = host.build(
+        speculative_config=method, max_num_batched_tokens=8, max_num_seqs=2, max_model_len=8,
+        additional_config={"jitmx": {"draft_layers": "all"}},
+    )  # fmt: skip
+    monkeypatch.setattr(warmup, "prepare", host.prepare)
+    with vllm_world.world(), set_current_vllm_config(target.vllm_config):
+        EagleSpeculator.load_draft_model(speculator(target.vllm_config, max_num_reqs=2), target, set())
+    assert {one.variant.name for one in warmup._ready} == kernels
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--draft", "gpt-oss-120b-eagle3"], "name them by --draft-layers"),
+        (["--draft-layers", "all"], "name it by --draft"),
+        (
+            ["--draft", "nothing", "--draft-layers", "all"],
+            "is none of gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k",
+        ),
+        (["--draft", "gpt-oss-120b-eagle3", "--draft-layers", "moe"], "'moe' is none of qkv, o, gate_up, down, fc"),
+        (["--draft", "gpt-oss-120b-eagle3", "--draft-layers", "fc", "--ranks", "7"], "7 ranks do not divide"),
+    ],
+)
+def test_warmup_refuses_a_draft_that_cannot_be(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["warmup", "--arch", "sm_90", "--model", "gpt-oss-120b", *words])
+    assert done.exit_code != 0 and said in done.output + str(done.exception)
