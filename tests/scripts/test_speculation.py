@@ -1,4 +1,4 @@
-"""Which engines a benchmark of speculation starts, what it makes of their figures, and what it says of one that fails."""
+"""Which engines a benchmark of speculation starts, what it makes of their figures, and how one that fails is told."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_engine_that_fails_says_the_end_of_its_log(tmp_path: Path, monkeypatc
     (fake / "__init__.py").write_text("SamplingParams = None\ndef LLM(**options):\n    raise SystemExit('no card')\n")
     monkeypatch.setattr(speculation, "ROOT", Path(speculation.__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ProtocolError, match="stock k=0 ended with 1; .*engine.log:\nno card"):
+    with pytest.raises(ProtocolError, match=r"stock k=0 ended with 1; .*engine\.log:\nno card"):
         speculation.run(engine("stock", HERE, DRAFT, 0), (1,), log=tmp_path / "logs" / "engine.log")
 
 
