@@ -3,7 +3,7 @@
 A draft is built and loaded by vLLM's own classes, behind the target. Taken over are the configuration that its layers
 ask for a method, its block (for its attention), whether its head is the target's, and how a token is taken of its head:
 vLLM writes the logits of a reduced vocabulary into a row of the whole one and looks that through; here one launch
-compares the products, and one looks up the token that the best of them stands for.
+compares the products of an MXFP4 head, and one looks up the token that the best of them stands for.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _take_argmax(speculator: Any, model: Any) -> None:
     d2t = model.draft_id_to_target_id
     model.jitmx_targets = None if d2t is None else torch.arange(len(d2t), device=d2t.device) + d2t.data
     speculator.use_local_argmax_reduction = True
-    logger.info("jitmx takes the draft model's tokens with the product of its head, whose logits are not written")
+    logger.info("jitmx takes the draft model's tokens with the product of its head")
 
 
 def _against_argmax(speculator: Any, model: Any) -> str:

@@ -29,7 +29,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from jitmx import arch, draft_kernels, model_kernels, models, settings
 from jitmx.cli import main
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import monitor, policy, warmup
+from jitmx.vllm import hooks, monitor, policy, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend
 from jitmx.vllm.linear import JitmxLinearMethod
 from scripts.protocol import drafts
@@ -256,6 +256,18 @@ def test_a_draft_without_a_head_takes_the_targets(host: Any, tmp_path: Path) -> 
     save_file(tensors, made / "model.safetensors")
     pair = load(host, made, {"mxfp4_layers": "moe,lm_head", "draft_layers": "all"}, whole=True)
     assert pair.draft.lm_head is pair.target.lm_head
+
+
+def test_where_a_hook_has_moved_the_draft_is_vllms_and_the_target_is_jitmxs(
+    host: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hooks.moved(hooks.DRAFT_HOOKS) == [] and len(hooks.DRAFT_HOOKS) > 10
+    gone = hooks.Hook("vllm.v1.worker.gpu.spec_decode.eagle.utils", "gone")
+    monkeypatch.setattr(hooks, "DRAFT_HOOKS", (*hooks.DRAFT_HOOKS, gone))
+    pair = load(host, folder, {"draft_layers": "qkv,o,gate_up,down,fc"})
+    assert pair.served() == {} and any("jitmx serves moe" in text for _, text in host.said)
+    (line,) = [text for _, text in said(host) if "incompatible" in text]
+    assert line.startswith("vLLM serves every layer of a draft model: incompatible vLLM internals: ") and "gone" in line
 
 
 def test_a_quantized_draft_is_left_to_vllm(host: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
