@@ -1,4 +1,4 @@
-"""Sizes of gpt-oss models, those that are known by name and those of a checkpoint; and of other models' experts."""
+"""Sizes of gpt-oss models and of their Eagle3 drafts, by name or of a checkpoint; and of other models' experts."""
 
 from __future__ import annotations
 
@@ -141,26 +141,122 @@ EXPERT_LAYERS = {
 }
 
 
+@dataclass(frozen=True)
+class Draft:
+    """Sizes of an Eagle3 draft model of one Llama block, or of what one rank of tensor parallelism serves of it.
+
+    Attributes:
+        hidden, heads, kv_heads, head_dim: as in `Model`.
+        intermediate: features of its MLP, each of a gate and an up row.
+        vocabulary: tokens that it can propose: rows of its output layer.
+        states: hidden states of the target that it reads.
+        window: tokens that its attention sees, 0 for all.
+        bias: QKV and O have one.
+    """
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    states: int = 3
+    window: int = 0
+    bias: bool = False
+
+    @property
+    def dense(self) -> dict[str, tuple[int, int]]:
+        """Output and input features of each product (`layers.DRAFT_KINDS`): QKV reads token and state side by side."""
+        q, qkv = self.heads * self.head_dim, (self.heads + 2 * self.kv_heads) * self.head_dim
+        return {
+            "qkv": (qkv, 2 * self.hidden), "o": (self.hidden, q), "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate), "fc": (self.hidden, self.states * self.hidden),
+            "lm_head": (self.vocabulary, self.hidden),
+        }  # fmt: skip
+
+    def on_rank(self, ranks: int) -> Draft:
+        """Sizes of what each of so many tensor-parallel ranks of vLLM serves; the vocabulary padded.
+
+        Raises:
+            InputError: sizes that the ranks do not divide.
+        """
+        heads, kv_heads, features = self.heads, self.kv_heads, self.intermediate
+        if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
+            raise InputError(
+                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of the draft",
+                "give --ranks as vLLM's tensor_parallel_size",
+            )
+        return replace(
+            self, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks), intermediate=features // ranks,
+            vocabulary=-(-self.vocabulary // _PADDING) * _PADDING // ranks,
+        )  # fmt: skip
+
+
+_EAGLE3 = Draft(hidden=2880, intermediate=17280, heads=64, kv_heads=8, head_dim=64, vocabulary=201088)
+NAMED_DRAFTS = {"gpt-oss-120b-eagle3": _EAGLE3, "gpt-oss-20b-eagle3-32k": replace(_EAGLE3, vocabulary=32000)}
+
+
+def find_draft(name: str) -> Draft:
+    """An Eagle3 draft by its name, or by the folder of its checkpoint.
+
+    Raises:
+        InputError: neither.
+    """
+    if name in NAMED_DRAFTS:
+        return NAMED_DRAFTS[name]
+    try:
+        return _read_draft(_config_of(name))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{short(name)} is none of {', '.join(NAMED_DRAFTS)}, and no folder with the config.json of an Eagle3 "
+            f"draft ({error})"
+        ) from None
+
+
+def _read_draft(said: dict[str, Any]) -> Draft:
+    """Sizes of a draft's config.json."""
+    if said.get("num_hidden_layers", 1) != 1:
+        raise ValueError(f"num_hidden_layers is {short(said['num_hidden_layers'])}, and a draft has one")
+    eagle = said.get("eagle_config") or {}
+    ids = said.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or (1, 2, 3)
+    sliding = (said.get("layer_types") or ["full_attention"])[0] == "sliding_attention"
+    sizes = {
+        "hidden": said["hidden_size"], "intermediate": said["intermediate_size"], "heads": said["num_attention_heads"],
+        "kv_heads": said.get("num_key_value_heads", said["num_attention_heads"]),
+        "head_dim": said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"],
+        "vocabulary": said.get("draft_vocab_size") or said["vocab_size"],
+        "states": said.get("num_aux_hidden_states") or len(ids),
+    }  # fmt: skip
+    for name, value in sizes.items():
+        if type(value) is not int or not 1 <= value < _MOST:
+            raise ValueError(f"{name} is {short(value)}")
+    return Draft(**sizes, window=said["sliding_window"] if sliding else 0, bias=bool(said.get("attention_bias", False)))
+
+
 def find(name: str) -> Model:
     """A model by its name, or by the folder of its checkpoint.
 
     Raises:
         InputError: neither.
     """
-    from jitmx.cache import files  # which families, that take sizes from here, have no use for
-
     if name in NAMED:
         return NAMED[name]
     try:
-        found = files.read(Path(name) / "config.json", _LARGEST, follow=True)
-        if found is None:
-            raise FileNotFoundError("there is no such file")
-        return _read(json.loads(found[0]))
+        return _read(_config_of(name))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{short(name)} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model "
             f"({error})"
         ) from None
+
+
+def _config_of(folder: str) -> Any:
+    from jitmx.cache import files  # which families, that take sizes from here, have no use for
+
+    found = files.read(Path(folder) / "config.json", _LARGEST, follow=True)
+    if found is None:
+        raise FileNotFoundError("there is no such file")
+    return json.loads(found[0])
 
 
 def _read(said: dict[str, Any]) -> Model:

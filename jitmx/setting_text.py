@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jitmx import layers
@@ -138,8 +138,16 @@ def tile(text: str) -> tuple[int, int, int | None, int | None]:
 
 
 def chosen_layers(text: str) -> tuple[tuple[str, str], ...]:
+    return _layers(text, layers.FORMATS)
+
+
+def chosen_draft_layers(text: str) -> tuple[tuple[str, str], ...]:
+    return _layers(text, layers.DRAFT_FORMATS)
+
+
+def _layers(text: str, formats: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
     try:
-        return tuple(layers.parse(text).items())
+        return tuple(layers.parse(text, formats).items())
     except SettingError as error:
         raise Unfit(str(error)) from error
 

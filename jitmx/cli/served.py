@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,11 @@ _OPTIONS = (
     click.option(
         "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
     ),
+    click.option(
+        "--draft", metavar="NAME",
+        help="Of the model: also its Eagle3 draft: gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
+    ),
+    click.option("--draft-layers", help="Of the draft: those that jitmx serves, instead of JITMX_DRAFT_LAYERS."),
 )  # fmt: skip
 
 
@@ -64,6 +69,8 @@ class ServedModel:
     context: int
     block_size: int
     kv_cache_dtype: str
+    draft: str | None = None
+    draft_layers: str | None = None
 
     def request(self) -> Request:
         """Which layers are to be jitmx's.
@@ -71,14 +78,18 @@ class ServedModel:
         Raises:
             click.UsageError: layers that there are not.
         """
-        from jitmx.layers import parse
+        from jitmx.layers import DRAFT_FORMATS, FORMATS
         from jitmx.vllm import policy
 
-        try:
-            parse("none" if self.layers is None else self.layers)
-        except SettingError as error:
-            raise click.UsageError(f"--layers={self.layers}: {error}") from error
-        return policy.request(None if self.layers is None else {"mxfp4_layers": self.layers})
+        _require_layers("--layers", self.layers, FORMATS)
+        _require_layers("--draft-layers", self.draft_layers, DRAFT_FORMATS)
+        if self.draft_layers is not None and self.draft is None:
+            raise click.UsageError("--draft-layers are of a draft model: name it by --draft")
+        said = {"mxfp4_layers": self.layers, "draft_layers": self.draft_layers}
+        asked = policy.request({key: value for key, value in said.items() if value is not None} or None)
+        if self.draft is not None and not asked.draft:
+            raise click.UsageError("--draft is a model whose layers are all vLLM's: name them by --draft-layers")
+        return asked
 
     def variants(self, arches: tuple[Arch, ...], counts: tuple[int, ...] = ()) -> list[Variant]:
         """The variants that vLLM asks for when it serves the model.
@@ -90,7 +101,7 @@ class ServedModel:
         Raises:
             click.UsageError, InputError: layers or a model that there are not, or ranks that do not divide it.
         """
-        from jitmx import model_kernels, models, sampling_kernels
+        from jitmx import draft_kernels, model_kernels, models, sampling_kernels
         from jitmx.cli import targets
 
         asked = self.request()
@@ -106,7 +117,15 @@ class ServedModel:
             )
             for arch in arches
         ]  # fmt: skip
-        if asked.samples:
+        if self.draft is not None:
+            draft = models.find_draft(self.draft)
+            for arch, own in zip(arches, needed, strict=True):
+                own += draft_kernels.of_draft(
+                    draft, arch, asked.draft, tokens=self.tokens, requests=self.requests, ranks=self.ranks,
+                    all_scales=asked.all_scales, attention=most if attends else None,
+                    head=served.get("lm_head") if draft.vocabulary == model.vocabulary else None,
+                )  # fmt: skip
+        elif asked.samples:  # drafts are verified by vLLM's
             for arch, own in zip(arches, needed, strict=True):
                 own.append(sampling_kernels.Sampler(arch.name, None, self.requests, model.vocabulary, "bf16"))
         return targets.served_variants(arches, needed, counts)
@@ -128,12 +147,23 @@ class ServedModel:
         own = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
-            if item.name not in ("name", "layers")
+            if item.name not in ("name", "layers", "draft", "draft_layers")
         }
+        if self.draft is not None:
+            own |= {"draft": dataclasses.asdict(models.find_draft(self.draft)), "draft_layers": dict(asked.draft)}
         return {
             **named, "sizes": model.config(), "layers": asked.served(self.lora),
             "attention": self._attends(asked, model), "sampler": asked.samples, **choices, **own,
         }  # fmt: skip
+
+
+def _require_layers(option: str, text: str | None, formats: Mapping[str, tuple[str, ...]]) -> None:
+    from jitmx.layers import parse
+
+    try:
+        parse("none" if text is None else text, formats)
+    except SettingError as error:
+        raise click.UsageError(f"{option}={text}: {error}") from error
 
 
 def model_options(function: _F) -> _F:

@@ -98,6 +98,7 @@ Examples:
   jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
   jitmx warmup --arch sm_90 attention batch=1,16,64 context=2048,8192 queries=1 sinks=sinks_bf16
   jitmx warmup --arch sm_90 --model gpt-oss-120b --layers moe,qkv,o,lm_head
+  jitmx warmup --arch sm_90 --model gpt-oss-120b --draft gpt-oss-120b-eagle3 --draft-layers all
   jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
 

@@ -208,6 +208,36 @@ _SAMPLER_TABLE: dict[str, dict[str, str]] = {
 }
 
 
+# What a draft model on jitmx relies on: where one of these has changed, the draft is vLLM's, and nothing else is.
+_DRAFT_TABLE: dict[str, dict[str, str]] = {
+    "vllm.config.speculative": {
+        "SpeculativeConfig": "draft_sample_method enable_adaptive_verification use_local_argmax_reduction",
+    },
+    "vllm.model_executor.layers.linear": {"LinearBase": "", "UnquantizedLinearMethod": ""},
+    "vllm.model_executor.layers.quantization.base_config": {
+        "QuantizationConfig.get_quant_method": "layer prefix",
+    },
+    "vllm.model_executor.models.interfaces": {"LocalArgmaxMixin.get_top_tokens": "hidden_states"},
+    "vllm.model_executor.models.llama": {"LlamaAttention.forward": "positions hidden_states", "Attention": ""},
+    "vllm.model_executor.models.llama_eagle3": {
+        "LlamaDecoderLayer.__init__": "vllm_config prefix config layer_idx",
+        "LlamaDecoderLayer.forward": "positions embeds hidden_states residual",
+        "Eagle3LlamaForCausalLM.get_top_tokens": "hidden_states",
+        "get_draft_quant_config": "vllm_config",
+    },
+    "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": {
+        "get_eagle3_aux_layers_from_config": "spec_config",
+        "set_eagle3_aux_hidden_state_layers": "model spec_config",
+    },
+    "vllm.v1.worker.gpu.spec_decode.eagle.utils": {"_should_share": "eagle flag draft target"},
+    "vllm.v1.worker.gpu.spec_decode.eagle.speculator": {
+        "EagleSpeculator.load_draft_model": "target_model target_attn_layer_names",
+        "EagleSpeculator.sample_draft": "hidden_states draft_logits",
+        "EagleSpeculator.get_draft_top_tokens": "hidden_states",
+    },
+}
+
+
 def _hooks(table: Mapping[str, Mapping[str, str]]) -> tuple[Hook, ...]:
     return tuple(
         Hook(module, name, tuple(takes.split())) for module, names in table.items() for name, takes in names.items()
@@ -216,6 +246,7 @@ def _hooks(table: Mapping[str, Mapping[str, str]]) -> tuple[Hook, ...]:
 
 HOOKS = _hooks(_TABLE)
 SAMPLER_HOOKS = _hooks(_SAMPLER_TABLE)
+DRAFT_HOOKS = _hooks(_DRAFT_TABLE)
 
 
 def moved(hooks: Iterable[Hook] | None = None) -> list[str]:

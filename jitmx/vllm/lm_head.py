@@ -122,7 +122,7 @@ def _obstacle(config: VllmConfig | None, tied: bool, dtype: torch.dtype, quant_c
     """What of vLLM's own needs a head in bf16, or None."""
     if tied:
         return "its config says that it shares its weight with the embedding, which is looked up in as well"
-    if quant_config is not None:
+    if quant_config is not None and not getattr(quant_config, "jitmx_draft", False):
         return f"the model has a quantization config for it, {type(quant_config).__name__}"
     if config is None:
         return None

@@ -15,7 +15,7 @@ from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
 KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
-                                      "attention", "greedy_sampler")}  # fmt: skip
+                                      "attention", "greedy_sampler", "draft_layers")}  # fmt: skip
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
 # Attention that nobody asked for or against is jitmx's where it serves all of these.
 ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
@@ -28,6 +28,10 @@ X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6",
 OWN_BACKEND = "CUSTOM"  # jitmx's attention among vLLM's backends
 CACHES = ("auto", "fp8", "fp8_e4m3")
 _MOST_GROUP = 16
+_OFFLOADED = (
+    "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads them in "
+    "device memory; serve without it"
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Request:
 
     Attributes:
         layers: the format of each layer asked for.
+        draft: the same of the draft model.
         said: by kind of layer, and for what else there is, where that was said.
         moe_kernel, moe_activation, fuse_norm, all_scales, attention, greedy_sampler: as JITMX_MOE_KERNEL,
             JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM, JITMX_ALL_SCALES, JITMX_ATTENTION and JITMX_GREEDY_SAMPLER.
@@ -64,6 +69,7 @@ class Request:
     all_scales: bool = False
     attention: bool | None = None
     greedy_sampler: bool = True
+    draft: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> bool:
@@ -119,7 +125,7 @@ class Layer:
     """One layer to decide on.
 
     Attributes:
-        kind: one of `layers.KINDS`.
+        kind: one of `layers.KINDS`, of a draft model one of `layers.DRAFT_KINDS`.
         prefix: its name in the model.
         draft: it is of a draft model.
         tied: its weight is that of the embeddings.
@@ -219,11 +225,14 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
     kernel = own.get("moe_kernel", read.moe_kernel)
     activation = own.get("moe_activation", read.moe_activation)
     flags = {name: own.get(name, getattr(read, name)) for name in FLAGS}
-    return Request(chosen, said, kernel, activation, **flags)
+    draft = dict(own.get("draft_layers", read.draft_layers))
+    return Request(chosen, said, kernel, activation, draft=draft, **flags)
 
 
 def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     """Who serves a layer."""
+    if layer.draft:
+        return _decide_draft(layer, asked, facts)
     kind, said = layer.kind, asked.said[layer.kind]
     format = asked.layers.get(kind)
     if format is None:
@@ -235,6 +244,22 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     if kind == "moe" and asked.moe_activation != "bf16":
         reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
     return Decision(format, reason, asked.all_scales)
+
+
+def _decide_draft(layer: Layer, asked: Request, facts: Facts) -> Decision:
+    """Who serves a layer of a draft model, which adapters of the target (`facts.lora`) do not touch."""
+    said, format = asked.said["draft_layers"], asked.draft.get(layer.kind)
+    if not asked.draft:
+        return Decision(None, "it is of a draft model")
+    if format is None:
+        return Decision(None, f"not among the draft model's layers asked for ({said})")
+    against = against_any(facts)
+    if not against and facts.offloaded:
+        against = _OFFLOADED
+    if not against and layer.tied:
+        against = "its weight is that of the embeddings, which are looked up in bf16"
+    against = against or layer.against
+    return Decision(None, against) if against else Decision(format, f"by {said}", asked.all_scales)
 
 
 def against_fusing(block: Block, asked: Request, kernels: Callable[[str], str]) -> str:
@@ -265,7 +290,7 @@ def decide_attention(layer: Attention, asked: Request, facts: Facts, kernels: Ca
         said, wanted = f"attention_config's {OWN_BACKEND}", True
     if not wanted:
         return Decision(None, f"not asked for ({said})")
-    against = "it is of a draft model" if layer.draft else ""
+    against = "it is of a draft model" if layer.draft and not asked.draft else ""
     if not against and layer.backend not in ("", OWN_BACKEND):
         against = f"attention_config asks for {layer.backend}"
     against = against or against_any(facts) or against_attention(layer) or kernels()
@@ -317,12 +342,7 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
     if against := against_any(facts):
         return against
     if facts.offloaded and layer.kind in layers.OF_BLOCK:
-        return (
-            "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads "
-            "them in device memory; serve without it"
-        )
-    if layer.draft:
-        return "it is of a draft model"
+        return _OFFLOADED
     if layer.kind == "moe":
         return _against_moe(asked, facts)
     if facts.lora:
@@ -369,7 +389,7 @@ def _checked(options: Any) -> dict[str, Any]:
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(KEYS)}"
             raise SettingError(f"additional_config's jitmx has no {key!r}", hint)
         setting = by_field[KEYS[key]]
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key.endswith("_layers") else value
         text = str(int(text)) if isinstance(text, bool) and key in FLAGS else text
         if not isinstance(text, str):
             raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")

@@ -20,6 +20,8 @@ from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Attention, Block, Decision, Layer
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
+# What the log, and the key for compiled code, put before a kind of layer of a draft model.
+_DRAFTS = "the draft model's "
 
 
 class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
@@ -76,11 +78,12 @@ def decide(layer: Layer, against_moe: str = "") -> Decision:
     config = get_current_vllm_config()
     asked, found = _asked(config), facts.read(config)
     decision = policy.decide(layer, asked, replace(found, against_moe=against_moe))
-    if layer.draft:
+    if layer.draft and not asked.draft:
         _announce_draft(layer.kind, layer.kind in asked.layers)
-    else:
-        _announce(layer.kind, decision, layer.kind in asked.layers, found.target)
-    compiled.add(config, layer.kind, decision.format)
+        return decision
+    wanted, of = (asked.draft, _DRAFTS) if layer.draft else (asked.layers, "")
+    _announce(of + layer.kind, decision, layer.kind in wanted, found.target)
+    compiled.add(config, of + layer.kind, decision.format)
     return decision
 
 
@@ -119,13 +122,14 @@ def decide_block(found: Block) -> bool:
     return not against
 
 
-def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
+def decide_attention(module: Any, window: int | None, cache: Any, sinks: str = "sinks_bf16") -> Decision:
     """Who serves the attention of a layer; said in the log when it is the first of its kind.
 
     Args:
-        module: vLLM's OAIAttention, which has the numbers of heads.
+        module: vLLM's OAIAttention, which has the numbers of heads, or what has them by the same names.
         window: tokens that a token attends to, or None for all.
         cache: a CacheConfig, or None.
+        sinks: as in `AttentionProblem`.
     """
     from jitmx.vllm import block
 
@@ -145,22 +149,29 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
         assert arch is not None, "no layer is served without a target"
         problem = AttentionProblem(
             kv_heads=layer.kv_heads, dtype="fp16" if dtype == "float16" else "bf16", head_dim=layer.head_dim,
-            cache="e4m3" if policy.cache_format(layer) == "e4m3" else "same", sinks="sinks_bf16", window=window or 0,
+            cache="e4m3" if policy.cache_format(layer) == "e4m3" else "same", sinks=sinks, window=window or 0,
             group=layer.heads // layer.kv_heads, page_size=layer.page_size or 16,
         )  # fmt: skip
         return attention_kernels.lacking(problem, arch)
 
     decision = policy.decide_attention(layer, asked, found, lacking)
-    if layer.draft:
+    if layer.draft and not asked.draft:
         _announce_draft("attention", asked.serves_attention(found.lora))
     else:
-        kind = f"attention{'' if window is None else ' within a window'}"
+        kind = f"{_DRAFTS if layer.draft else ''}attention{'' if window is None else ' within a window'}"
         told = bool(asked.attention) or layer.backend == policy.OWN_BACKEND
         _announce(kind, decision, told, found.target)
         if decision.format is None and not told and asked.serves_attention(found.lora):
             _announce_other(kind, decision.reason)
-        compiled.add(config, "attention", decision.format)
+        compiled.add(config, _DRAFTS + "attention" if layer.draft else "attention", decision.format)
     return decision
+
+
+def draft_layers(config: Any) -> tuple[str, ...]:
+    """The layers of its draft model that the engine of a VllmConfig is to have from jitmx."""
+    if not isinstance(config.quant_config, JitmxGptOssConfig):
+        return ()
+    return tuple(_asked(config).draft)
 
 
 def decide_sampler(config: Any, against: str) -> bool:
@@ -187,6 +198,13 @@ def install() -> None:
     router.install()
     lm_head.register(decide_lm_head)
     block.install(decide_block, decide_attention)
+    moved = hooks.moved(hooks.DRAFT_HOOKS)
+    if moved:
+        _announce_no_draft(f"incompatible vLLM internals: {'; '.join(moved)}")
+    else:
+        from jitmx.vllm import draft
+
+        draft.install(draft_layers, decide, decide_attention)
     moved = hooks.moved(hooks.SAMPLER_HOOKS)
     if moved:
         _announce_sampler(f"incompatible vLLM internals: {'; '.join(moved)}", None)
@@ -221,6 +239,12 @@ def _announce_draft(kind: str, wanted: bool) -> None:
     """One line for each kind of layer of a draft model; no warning, for who asked for it meant the target's."""
     if wanted:
         logger.info("vLLM serves the draft model's own %s; jitmx serves layers of the target model only", kind)
+
+
+@functools.cache
+def _announce_no_draft(why: str) -> None:
+    """One line where no draft model can be taken over."""
+    logger.warning("vLLM serves every layer of a draft model: %s", why)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _POOL = 1 << 16
 _SLICE = 1 << 24
 _DENSE = re.compile(r"\.(q|k|v|o)_proj\.weight$|^lm_head\.weight$")
 # In config.json: how a synthetic checkpoint was made.
-_MADE = "jitmx_synthetic"
+MADE = "jitmx_synthetic"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -48,6 +48,7 @@ def write(
     on_grid: bool = False,
     shard_bytes: int = 5 << 30,
     tokenizer: bool = True,
+    make: Callable[[Drawn], Tensors] | None = None,
 ) -> Written:
     """Write a checkpoint into `folder`, made if need be.
 
@@ -58,21 +59,42 @@ def write(
             changes nothing and every choice of layers is the same model.
         shard_bytes: bytes of tensors a file at most; a larger entry gets a file of its own.
         tokenizer: also write a tokenizer: a token a byte, and names for the rest of the vocabulary.
+        make: the tensors of an entry, instead of `draw`.
 
     Raises:
         InputError: the folder holds files already, or a size that no model can have.
     """
-    _require_empty(folder)
-    if shard_bytes < 1:
-        raise InputError(f"shard_bytes={shard_bytes} is not positive; give 1 or more")
+    require_empty(folder)
     if tokenizer and sizes.vocab < 256 + 2:
         raise InputError(f"vocab={sizes.vocab} has no room for a token a byte; give 258 or more, or no tokenizer")
+    drawn = make or (lambda entry: draw(entry, seed, on_grid))
+    if shard_bytes < 1:
+        raise InputError(f"shard_bytes={shard_bytes} is not positive; give 1 or more")
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _split(list(entries(sizes)), shard_bytes)
+    ends = {"eos_token_id": sizes.end_token, "pad_token_id": sizes.pad_token, "do_sample": False}
+    _json(folder / "generation_config.json", ends)
+    if tokenizer:
+        _tokenizer(folder, sizes)
+    made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
+    return save(folder, list(entries(sizes)), drawn, config(sizes) | {MADE: made}, shard_bytes)
+
+
+def save(
+    folder: Path, drawn: list[Drawn], make: Callable[[Drawn], Tensors], settings: Mapping[str, Any], shard_bytes: int
+) -> Written:
+    """Write the tensors of entries into `folder`, which is made if need be, and then its configuration.
+
+    Args:
+        make: the tensors of an entry.
+        settings: the config.json.
+        shard_bytes: as in `write`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = _split(drawn, shard_bytes)
     places: dict[str, str] = {}
     files, nbytes = [], 0
     for number, shard in enumerate(shards):
-        tensors = {name: tensor for entry in shard for name, tensor in draw(entry, seed, on_grid).items()}
+        tensors = {name: tensor for entry in shard for name, tensor in make(entry).items()}
         file = "model.safetensors" if len(shards) == 1 else f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         save_file(tensors, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, file)
@@ -80,13 +102,8 @@ def write(
         files.append(file)
     if len(files) > 1:
         _json(folder / "model.safetensors.index.json", {"metadata": {"total_size": nbytes}, "weight_map": places})
-    ends = {"eos_token_id": sizes.end_token, "pad_token_id": sizes.pad_token, "do_sample": False}
-    _json(folder / "generation_config.json", ends)
-    if tokenizer:
-        _tokenizer(folder, sizes)
     # Last: a folder with a configuration is a whole checkpoint.
-    made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
-    _json(folder / "config.json", config(sizes) | {_MADE: made})
+    _json(folder / "config.json", dict(settings))
     return Written(folder, tuple(files), nbytes)
 
 
@@ -131,7 +148,7 @@ def rounded_copy(source: Path, folder: Path) -> Written:
     Raises:
         InputError: no checkpoint is there, or `folder` holds files already.
     """
-    _require_empty(folder)
+    require_empty(folder)
     found = _files(source)
     folder.mkdir(parents=True, exist_ok=True)
     nbytes = 0
@@ -156,7 +173,7 @@ def digest(folder: Path) -> str:
         with safe_open(file, framework="pt") as weights:
             places |= dict.fromkeys(weights.keys(), file)
     settings = json.loads((folder / "config.json").read_text())
-    settings.pop(_MADE, None)
+    settings.pop(MADE, None)
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, file in sorted(places.items()):
         with safe_open(file, framework="pt") as weights:
@@ -182,7 +199,8 @@ def dense_on_grid(folder: Path) -> bool:
     return all(found)
 
 
-def _require_empty(folder: Path) -> None:
+def require_empty(folder: Path) -> None:
+    """Refuse a folder that holds files, with `InputError`."""
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a new folder, or remove it first")
 

@@ -144,7 +144,7 @@ class Drawn:
     Attributes:
         name: in the checkpoint; for `kind` "mxfp4" the stem, to which `_blocks` and `_scales` are added.
         shape: of the values (not of the bytes that hold them).
-        kind: "bf16", "grid" (bf16 that may be rounded to the MXFP4 grid), "mxfp4", or "ones" (bf16).
+        kind: "bf16", "grid" (bf16 that may be rounded to the MXFP4 grid), "mxfp4", "ones" (bf16), or a table of tokens.
         deviation: standard deviation of the values.
     """
 

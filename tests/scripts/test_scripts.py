@@ -14,7 +14,14 @@ from scripts.protocol.__main__ import main
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SHELL = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name != "protocol.sh")
-OURS = [*SHELL, "benchmark_matrix.py", "make_checkpoint.py", "validate_kernel_path.py"]
+OURS = [
+    *SHELL,
+    "benchmark_matrix.py",
+    "make_checkpoint.py",
+    "make_draft.py",
+    "speculation_bench.py",
+    "validate_kernel_path.py",
+]
 
 
 def verb(name: str) -> str:

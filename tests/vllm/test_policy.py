@@ -99,6 +99,25 @@ def test_a_draft_models_layers_stay_with_vllm(kind: str) -> None:
     assert decide(Layer(kind, "lm_head", draft=True), ask(ALL), H200) == Decision(None, "it is of a draft model")
 
 
+@pytest.mark.parametrize("kind", layers.DRAFT_KINDS)
+def test_layers_of_a_draft_are_served_as_draft_layers_says(kind: str) -> None:
+    layer, options = Layer(kind, f"model.{kind}", draft=True), {"draft_layers": f"{kind}:mxfp8"}
+    assert decide(layer, ask(options), H200) == Decision("mxfp8", "by additional_config's draft_layers")
+    asked = ask(ALL, JITMX_DRAFT_LAYERS="all")
+    assert decide(layer, asked, H200) == Decision("mxfp4", "by JITMX_DRAFT_LAYERS")
+    assert decide(layer, asked, dataclasses.replace(H200, lora=True)).format == "mxfp4"  # adapters are the target's
+    for change, said in (
+        ({"offloaded": True}, "offloads weights"), ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT"),
+        ({"target": None, "no_target": "no card"}, "no card"),
+    ):  # fmt: skip
+        decision = decide(layer, asked, dataclasses.replace(H200, **change))
+        assert decision.format is None and said in decision.reason
+    tied = decide(dataclasses.replace(layer, tied=True), asked, H200)
+    assert tied.format is None and "embeddings" in tied.reason
+    other = next(one for one in layers.DRAFT_KINDS if one != kind)
+    assert "not among the draft model's layers" in decide(layer, ask({"draft_layers": other}), H200).reason
+
+
 @pytest.mark.parametrize(
     ("environ", "options", "reason"),
     [
@@ -131,6 +150,7 @@ def test_a_switch_is_named_where_it_decided() -> None:
         ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
         ({"all_scales": "full"}, "jitmx.all_scales='full' is not 0 or 1"),
         ({"greedy_sampler": "auto"}, "jitmx.greedy_sampler='auto' is not 0 or 1"),
+        ({"draft_layers": "moe"}, "('moe' is none of qkv, o, gate_up, down, fc, lm_head, all)"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_with_the_rule(options: Any, said: str) -> None:

@@ -1,0 +1,135 @@
+"""A bigram target and its draft by vLLM on jitmx's kernels: what the draft proposes is what the target makes."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import simulated_card
+
+vllm_world = pytest.importorskip("vllm_world")
+
+from vllm.config import set_current_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+
+from jitmx.vllm.attention import JitmxAttentionBackend
+from jitmx.vllm.linear import JitmxLinearMethod
+from scripts.protocol import bigram
+
+COUNT, PAGES = 12, 2
+ASKED = {"mxfp4_layers": "moe,qkv,o", "draft_layers": "all"}
+
+
+@dataclasses.dataclass
+class Run:
+    """A pair in vLLM, and the context of one request of its draft.
+
+    Attributes:
+        tokens: `COUNT` of the cycle's, and three more.
+        states: of the first `COUNT`, as the target gives them to the draft.
+        first: the token that the target's logits have behind each of these.
+    """
+
+    pair: bigram.Pair
+    draft: Any
+    config: Any
+    tokens: torch.Tensor
+    states: torch.Tensor
+    first: torch.Tensor
+
+    def proposals(self, k: int, shift: int = 1) -> list[int]:
+        """What the draft proposes behind the last token, by a prefill and k - 1 decodes with jitmx's attention."""
+        attn = self.draft.model.layers[0].self_attn.attn
+        with vllm_world.world(), set_current_vllm_config(self.config):
+            spec = attn.get_kv_cache_spec(self.config)
+            builder = JitmxAttentionBackend.get_builder_cls()(spec, [attn.layer_name], self.config, torch.device("cpu"))
+        attn.kv_cache = torch.zeros(PAGES + 1, 2, 16, 2 * 64, dtype=torch.bfloat16)
+        table, found = torch.tensor([[2, 1]]).int(), []
+        tokens = self.tokens[shift : COUNT + shift]
+        with torch.no_grad():
+            hidden = self.draft.combine_hidden_states(self.states)
+            for step in range(k):
+                old = 0 if step == 0 else COUNT + step - 1
+                positions = torch.arange(len(tokens)) + old
+                slots = table[0][positions // 16].long() * 16 + positions % 16
+                starts, lengths = torch.tensor([0, len(tokens)]).int(), torch.tensor([old + len(tokens)]).int()
+                common = CommonAttentionMetadata(
+                    query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=lengths, num_reqs=1,
+                    num_actual_tokens=len(tokens), max_query_len=len(tokens), max_seq_len=int(lengths),
+                    block_table_tensor=table, slot_mapping=slots,
+                )  # fmt: skip
+                name = attn.layer_name
+                context = set_forward_context(
+                    {name: builder.build(0, common)}, self.config, num_tokens=len(tokens), slot_mapping={name: slots}
+                )
+                with vllm_world.world(), context:
+                    last, hidden = self.draft(tokens, positions, hidden)
+                tokens, hidden = self.draft.get_top_tokens(last[-1:]), hidden[-1:]
+                found.append(int(tokens))
+        return found
+
+
+@pytest.fixture
+def started(host: Any, tmp_path: Path) -> Callable[..., Run]:
+    def start(read: tuple[int, ...] | None = None, **changes: Any) -> Run:
+        """A pair, whose target gives the states that its draft names, or others (`read`)."""
+        pair = bigram.tiny(**changes)
+        bigram.write(pair, tmp_path / "target", tmp_path / "draft")
+        host.folder = tmp_path / "target"
+        method = {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 2}
+        target = host.build(load=True, additional_config={"jitmx": ASKED}, speculative_config=method)
+        config, model = target.vllm_config, target.model
+        eagle3_utils.set_eagle3_aux_hidden_state_layers(target, config.speculative_config)
+        model.aux_hidden_state_layers = read or model.aux_hidden_state_layers
+        speculator = SimpleNamespace(
+            vllm_config=config, draft_logits=None, enable_adaptive_verification=False, max_num_reqs=8,
+            use_local_argmax_reduction=False,
+        )  # fmt: skip
+        with vllm_world.world(), set_current_vllm_config(config):
+            draft = EagleSpeculator.load_draft_model(speculator, target, set())
+        for layer in (*(block.attn for block in model.layers), draft.model.layers[0].self_attn):
+            layer.rotary_emb._forward_method = layer.rotary_emb.forward_native
+        for block in model.layers:  # whose output counts for nothing: O is zeros
+            block.attn.attn.forward = lambda q, *_: q.clone()
+        tokens = pair.cycle[: COUNT + 3]
+        with vllm_world.world(), torch.no_grad(), set_forward_context(None, config, num_tokens=COUNT):
+            last, aux = model(tokens[:COUNT], torch.arange(COUNT), None)
+            first = target.compute_logits(last).argmax(-1)
+        return Run(pair, draft, config, tokens, torch.cat(aux, -1), first)
+
+    return start
+
+
+def test_every_proposal_of_a_draft_on_jitmx_is_what_the_target_makes(started: Callable[..., Run]) -> None:
+    with simulated_card.on_cpu("sm_90a") as card:
+        run = started()
+        assert torch.equal(run.first, run.tokens[1 : COUNT + 1])
+        methods = [one.quant_method for one in run.draft.modules() if hasattr(one, "quant_method")]
+        assert sum(isinstance(one, JitmxLinearMethod) for one in methods) == 6 and hasattr(run.draft, "jitmx_targets")
+        card.launched.clear()
+        assert run.proposals(2) == run.tokens[COUNT + 1 :].tolist()
+        attention = [name for name in card.kernels if name.startswith("attention")]
+        assert len(attention) >= 2 and "attention.decode" in attention
+        assert run.proposals(1, shift=0) == [int(run.tokens[COUNT])]  # of the token before: refused
+
+
+def test_states_of_other_layers_and_corrupted_rows_are_refused(started: Callable[..., Run]) -> None:
+    with simulated_card.on_cpu("sm_90a"):
+        run = started((1, 2, 4), corrupted=0.5)
+        right = run.pair.proposed
+        assert run.proposals(1) == [int(right[run.pair.refusing])]
+        targets = run.draft.jitmx_targets
+        assert torch.equal(targets, run.pair.d2t)
+        chosen = targets[torch.searchsorted(right, run.pair.cycle)]
+        assert (chosen != run.pair.cycle).double().mean() == pytest.approx(0.5, abs=0.01)
