@@ -122,7 +122,7 @@ class ServedModel:
             if item.name not in ("name", "layers")
         }
         return {
-            **named, "sizes": models.find(self.name).config(), "layers": asked.served(self.lora),
+            **named, "sizes": models.find(self.name).config(), "layers": dict(sorted(asked.served(self.lora).items())),
             "attention": asked.serves_attention, "sampler": asked.samples, **choices, **own,
         }  # fmt: skip
 
