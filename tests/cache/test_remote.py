@@ -384,6 +384,19 @@ def test_an_entry_that_came_between_look_and_claim_is_seen(folder: Path) -> None
         assert found == "there"
 
 
+def test_a_claim_whose_answer_was_lost_is_known_for_one_s_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering, really = Answers(f"file://{folder}", 5.0), Answers.create
+
+    def create(self: Answers, path: str, data: bytes) -> bool:
+        return really(self, path, data) and really(self, path, data)  # asked again by a driver that heard nothing
+
+    monkeypatch.setattr(Answers, "create", create)
+    began = time.monotonic()
+    with claim.alone(answering, "v1/claims/k", 30, lambda: None) as found:
+        assert found is None and (folder / "v1" / "claims" / "k.0").exists()
+    assert time.monotonic() - began < 2 and not list((folder / "v1" / "claims").iterdir())
+
+
 def test_where_no_claim_can_be_made_everybody_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec.implementations.memory
 
