@@ -90,7 +90,8 @@ def test_whatever_else_lies_there_is_a_miss_and_one_warning(
     both = bundle.make([kernel, Kernel(*make("b"))], [], {})
     none = bundle.make([], [], {})
     flipped = data.replace(kernel.image, kernel.image[:-1] + b"?")
-    for odd in (b"", b"x", data[:700], data[:-1], data + b"x", other, both, none, flipped, bytes(len(data))):
+    beside = bundle.make([kernel], [Scan("c" * 64, "d" * 64, {"x.h": "e" * 64})], {}).replace(b'"x.h"', b'"y.h"')
+    for odd in (b"", b"x", data[:700], data[:-1], data + b"x", other, both, none, flipped, beside, bytes(len(data))):
         path.write_bytes(odd)
         assert shared.entry(key) is None
     assert len(warnings(caplog)) == 1 and "taken for absent" in caplog.text
