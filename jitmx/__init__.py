@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from jitmx.ops.quantize import dequantize, quantize
     from jitmx.ops.routing import Routing, group_by_expert, route
     from jitmx.ops.sampling import greedy_sample
+    from jitmx.ops.topk import topk
+    from jitmx.ops.tree import accept_greedy, move_kv, pack_mask, tree_build, tree_plan, tree_verify
 
 _WHERE = {
     "MXTensor": "jitmx.ops.mx",
     "PackedExperts": "jitmx.ops.moe.experts",
     "PackedWeight": "jitmx.ops.linear.packed",
     "Routing": "jitmx.ops.routing",
+    "accept_greedy": "jitmx.ops.tree",
     "append_kv": "jitmx.ops.attention",
     "attention": "jitmx.ops.attention",
     "dequantize": "jitmx.ops.quantize",
@@ -42,17 +45,23 @@ _WHERE = {
     "linear": "jitmx.ops.linear",
     "linear_argmax": "jitmx.ops.linear.argmax",
     "moe": "jitmx.ops.moe",
+    "move_kv": "jitmx.ops.tree",
     "pack_experts": "jitmx.ops.moe.experts",
+    "pack_mask": "jitmx.ops.tree",
     "pack_weight": "jitmx.ops.linear.packed",
     "quantize": "jitmx.ops.quantize",
     "rms_norm": "jitmx.ops.norm",
     "route": "jitmx.ops.routing",
+    "topk": "jitmx.ops.topk",
+    "tree_build": "jitmx.ops.tree",
+    "tree_plan": "jitmx.ops.tree",
+    "tree_verify": "jitmx.ops.tree",
 }
 
 __all__ = [
-    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "append_kv", "attention", "dequantize", "greedy_sample",
-    "group_by_expert", "linear", "linear_argmax", "moe", "nn", "pack_experts", "pack_weight", "quantize", "rms_norm",
-    "route",
+    "MXTensor", "PackedExperts", "PackedWeight", "Routing", "accept_greedy", "append_kv", "attention", "dequantize",
+    "greedy_sample", "group_by_expert", "linear", "linear_argmax", "moe", "move_kv", "nn", "pack_experts", "pack_mask",
+    "pack_weight", "quantize", "rms_norm", "route", "topk", "tree_build", "tree_plan", "tree_verify",
 ]  # fmt: skip
 
 

@@ -11,24 +11,35 @@ from dataclasses import replace
 
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.dispatch.choice import Choice
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import ORDER, AttentionProblem
 from jitmx.registry.spec import Variant
 
+# A CUDA graph serves requests of any length and has one set of knobs. Few tokens are made behind the longest context
+# that a server allows, so graphs are captured as for this many at most: a cluster a KV head is then chosen for one
+# request, 2 us quicker than even shares behind 2k tokens and 3 us slower behind 32k, on an H200.
+GRAPH_CONTEXT = 16384
+
 
 def launches(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    """The variant of every launch of one call; order and errors as `choices` has them."""
+    return (choice.variant for choice in choices(problem, arch, multiprocessors))
+
+
+def choices(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Choice]:
     """Every launch of one call, in the order that `jitmx.attention` has them: one, or up to three of many tokens.
 
     Raises:
         KnobError: no kernel serves the problem.
     """
     chosen = choose.choose("attention", problem, arch, multiprocessors=multiprocessors)
-    made = [(ORDER.index(problem.step), chosen.variant)]
+    made = [(ORDER.index(problem.step), chosen)]
     for other in choose.companions(chosen):
         assert isinstance(other.problem, AttentionProblem)
-        made.append((ORDER.index(other.problem.step), other.variant))
-    yield from (variant for _, variant in sorted(made, key=lambda one: one[0]))
+        made.append((ORDER.index(other.problem.step), other))
+    yield from (choice for _, choice in sorted(made, key=lambda one: one[0]))
 
 
 def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]:
@@ -49,8 +60,8 @@ def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]
         of_many = contexts if batch > 1 else contexts[-1:]
         yield from (replace(layer, batch=batch, context=context, queries=q) for context in of_many for q in many[:1])
         yield from (replace(layer, batch=batch, context=contexts[-1], queries=q) for q in many[1::2])
-    for batch in _captured(layer.batch):  # CUDA graphs are captured for the longest context that there may be
-        yield replace(layer, batch=batch, context=contexts[-1], queries=1)
+    for batch in _captured(layer.batch):
+        yield replace(layer, batch=batch, context=min(contexts[-1], GRAPH_CONTEXT), queries=1)
 
 
 def _upwards(most: int) -> Iterator[int]:

@@ -16,6 +16,7 @@ from jitmx import arch as arches
 from jitmx import attention_kernels, kernels, settings
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.dispatch.call import Launch
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import preferred_encoding
@@ -52,8 +53,12 @@ class Needed(ABC):
     rows: int
 
     @abstractmethod
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
+        """Every launch of a call with m tokens, with why and how often."""
+
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
-        """Every launch of a call with m tokens."""
+        """The variants of every launch of a call with m tokens."""
+        return (launch.choice.variant for launch in self.made(m, arch, multiprocessors))
 
     def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Every launch of every call."""
@@ -80,7 +85,7 @@ class Linear(Needed):
     norm: bool = False
     residual: bool | str = False
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, or several where a kernel takes only some of the rows; before them the norm, where they have none."""
         problem = LinearProblem(
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
@@ -88,9 +93,9 @@ class Linear(Needed):
         )  # fmt: skip
         problem = fused(problem, arch, multiprocessors)
         if self.norm and not problem.norm:
-            yield from _norm(self.k, self.dtype, arch, multiprocessors)
-        for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
-            yield choice.variant
+            yield from norm(self.k, self.dtype, arch, multiprocessors)
+        for choice, times in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
+            yield Launch(choice, times)
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,10 @@ class Quantizer(Needed):
     format: str
     dtype: str
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, whatever the number of rows."""
         problem = QuantizeProblem("quantize", self.format, self.dtype)
-        yield choose.choose("quantize", problem, arch, multiprocessors=multiprocessors).variant
+        yield Launch(choose.choose("quantize", problem, arch, multiprocessors=multiprocessors))
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,10 @@ class Packer(Needed):
     format: str
     encoding: str
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, whatever the number of rows."""
         problem = PackProblem(self.format, self.encoding)
-        yield choose.choose("pack", problem, arch, multiprocessors=multiprocessors).variant
+        yield Launch(choose.choose("pack", problem, arch, multiprocessors=multiprocessors))
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ class Experts(Needed):
 
     Attributes:
         experts, local: experts that are routed to, and local ones. mapped: by an expert map.
-        top, hidden, intermediate, bias, encoding, scale_range, x_format: as in `MoeProblem`.
+        top, hidden, intermediate, bias, encoding, scale_range, x_format, row_range: as in `MoeProblem`.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
@@ -155,17 +160,19 @@ class Experts(Needed):
     routing: str
     router_bias: bool
     x_format: str = "bf16"
+    row_range: str = "narrow"
     norm: bool = False
     residual: bool | str = False
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """The routing, the lists where the experts read some, and the experts; the norm, where the routing has none."""
         if self.norm and m > NORMED_ROWS:
-            yield from _norm(self.hidden, "bf16", arch, multiprocessors)
+            yield from norm(self.hidden, "bf16", arch, multiprocessors)
         own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
-            scale_range=self.scale_range, x_format=self.x_format, residual=self.residual,
+            scale_range=self.scale_range, x_format=self.x_format, row_range=self.row_range,
+            residual=self.residual,
             **own,
         )  # fmt: skip
         tile, chooses = 0, False
@@ -173,10 +180,10 @@ class Experts(Needed):
             if isinstance(choice.problem, RoutingProblem):  # of the local experts, which may be some of more
                 tile = choice.problem.tile
             else:
-                yield choice.variant
+                yield Launch(choice)
                 chooses = chooses or reads(choice.variant) != "ids"
         for problem in () if chooses else self._routing(m, tile):
-            yield choose.choose("routing", problem, arch, multiprocessors=multiprocessors).variant
+            yield Launch(choose.choose("routing", problem, arch, multiprocessors=multiprocessors))
 
     def _routing(self, m: int, tile: int) -> Iterator[RoutingProblem]:
         """The launches that choose experts for m tokens, and list the tokens of each in tiles."""
@@ -203,10 +210,10 @@ class Attention(Needed):
 
     problem: AttentionProblem
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """Those of any requests with m new tokens in all."""
         for problem in attention_kernels.problems(self.problem, m):
-            yield from attention_kernels.launches(problem, arch, multiprocessors)
+            yield from map(Launch, attention_kernels.choices(problem, arch, multiprocessors))
 
     def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Those of the most tokens: calls of fewer are among them."""
@@ -251,7 +258,7 @@ def of_experts(
         fused: norm and residual of its transformer block go into its launches.
         device, rows, layer: as in `Experts`.
     """
-    encoding = encoding_on(arch, "mxfp4")
+    encoding = preferred_encoding(arch, layer.get("x_format", "bf16"))
     return (
         Packer(arch.name, device, 1, "mxfp4", encoding),
         Experts(arch.name, device, rows, encoding=encoding, norm=fused, residual="pair" if fused else False, **layer),
@@ -385,10 +392,10 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
 settings.when_changed(variants.cache_clear)
 
 
-def _norm(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+def norm(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
     """RMSNorm in a launch of its own; none where torch makes it."""
     if norm_takes(hidden):
-        yield choose.choose("norm", NormProblem(hidden, dtype), arch, multiprocessors=multiprocessors).variant
+        yield Launch(choose.choose("norm", NormProblem(hidden, dtype), arch, multiprocessors=multiprocessors))
 
 
 def _multiprocessors(device: int) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of gpt-oss models: those that are known by name, and those of a checkpoint."""
+"""Sizes of gpt-oss models, those that are known by name and those of a checkpoint; and of other models' experts."""
 
 from __future__ import annotations
 
@@ -110,6 +110,35 @@ GPT_OSS_120B = Model(
 )  # fmt: skip
 GPT_OSS_20B = replace(GPT_OSS_120B, layers=24, experts=32)
 NAMED = {"gpt-oss-120b": GPT_OSS_120B, "gpt-oss-20b": GPT_OSS_20B}
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """A model's layer of experts.
+
+    Attributes:
+        experts, top: how many there are, and experts a token.
+        hidden, intermediate: features of the residual stream, and of an expert.
+        activation: of gate and up.
+        bias: both products have one.
+    """
+
+    experts: int
+    top: int
+    hidden: int
+    intermediate: int
+    activation: str = "swiglu_oai"
+    bias: bool = True
+
+
+# As the models' published configurations have them; layers of DeepSeek-V3 have a shared expert beside these.
+EXPERT_LAYERS = {
+    name: ExpertLayer(model.experts, model.top, model.hidden, model.intermediate) for name, model in NAMED.items()
+} | {
+    "qwen3-30b-a3b": ExpertLayer(128, 8, 2048, 768, "silu", False),
+    "mixtral-8x7b": ExpertLayer(8, 2, 4096, 14336, "silu", False),
+    "deepseek-v3": ExpertLayer(256, 8, 7168, 2048, "silu", False),
+}
 
 
 def find(name: str) -> Model:

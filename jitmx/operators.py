@@ -8,7 +8,7 @@ The functions of jitmx define their own operators when they are first used. A pr
 calling those functions, such as one that was exported in another process, needs this import first.
 """
 
-from jitmx.ops import attention, linear, moe, norm, quantize, routing, sampling
+from jitmx.ops import attention, linear, moe, norm, quantize, routing, sampling, topk, tree
 from jitmx.ops.linear import argmax
 
-__all__ = ["argmax", "attention", "linear", "moe", "norm", "quantize", "routing", "sampling"]
+__all__ = ["argmax", "attention", "linear", "moe", "norm", "quantize", "routing", "sampling", "topk", "tree"]

@@ -1,8 +1,8 @@
 """Where templates and tuning tables lie: beside the package in a checkout, inside it in a wheel.
 
 Families of others lie in folders that JITMX_FAMILIES names, laid out as a checkout is: `kernels/<family>.py` or a
-package, `templates/<family>/`, and where there are any `tactics/<arch>/<family>.json`, `ops/` and `bench/`. Modules of
-theirs are those of `jitmx.kernels`, `jitmx.ops` and `jitmx.bench`.
+package, `templates/<family>/`, and where there are any `tactics/<arch>/<family>.json`, `ops/`, `bench/` and `costs/`.
+Modules of theirs are those of `jitmx.kernels`, `jitmx.ops`, `jitmx.bench` and `jitmx.costs`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.dispatch.call import Launch
 from jitmx.kernels.sampling import SamplingProblem
 from jitmx.model_kernels import Needed
-from jitmx.registry.spec import Variant
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sampler(Needed):
     vocab: int
     dtype: str
 
-    def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One."""
         problem = SamplingProblem(m, self.vocab, self.dtype)
-        yield choose.choose("sampling", problem, arch, multiprocessors=multiprocessors).variant
+        yield Launch(choose.choose("sampling", problem, arch, multiprocessors=multiprocessors))

@@ -99,7 +99,7 @@ def _quantizes(layer: str) -> Any:
 _TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
 
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
-MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6", "fp8")
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Settings:
     )  # fmt: skip
     attention: bool | None = _setting(
         (setting_text.switch, "auto, on or off"), None,
-        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: vLLM's for now",
+        "attention of gpt-oss in vLLM is jitmx's (on) or vLLM's (off); auto: jitmx's beside moe, qkv and o",
         "VLLM_ATTENTION_SINKS", "VLLM_USE_ATTENTION_SINKS",
     )  # fmt: skip
     greedy_sampler: bool = _setting(

@@ -32,6 +32,10 @@ VARIANTS = {
         "attention", "decode", "sm_90a", rows=32, group_split=2, reduction="cluster", parts=2, rope="neox", rotary=64,
         cache="e4m3", **_SMALL | {"group": 8},
     ),
+    "attention-tiles": variant(
+        "attention", "decode", "sm_90a", rows=32, row_tiles=2, reduction="cluster", parts=2, rope="neox", rotary=64,
+        windowed=True, **_SMALL | {"group": 8},
+    ),
 }  # fmt: skip
 
 _JOIN = "merged.join(shared.sinks[row % kGroup]);"
@@ -173,7 +177,17 @@ _TEAM = (
      "const bool is_value = member_ % 2 != 0; if (member_ * 16 >= 8) { copy_commit(); return; }"),
 )  # fmt: skip
 
+_TILES = (
+    ("both tiles have the queries of the first", "Format::queries(queries, tile + 16 * t,",
+     "Format::queries(queries, tile,"),
+    ("both tiles have the weights of the first", "state[t].out[4 * pair + i], p[t][0]",
+     "state[t].out[4 * pair + i], p[0][0]"),
+    ("the second tile has the window of the first", "if (!seen(2 * t + e / 2,", "if (!seen(e / 2,"),
+    ("rows of the second tile are those of the first", "const State& own = state[half / 2];",
+     "const State& own = state[0];"),
+)  # fmt: skip
 _SPLIT = (
+    ("rows 8 to 15 are left out whatever there is", "half == 1 && rows <= 8)", "half == 1 && rows <= 16)"),
     ("a part of the query heads has a KV head of its own", "(args.k_cache) + work.head / kSplit * args.head_stride",
      "(args.k_cache) + work.head * args.head_stride"),
     ("new keys are those of the next KV head", "args.k_stride + work.head / kSplit * kD",
@@ -204,6 +218,7 @@ _FAULTS = {
     "attention-present": _PRESENT,
     "attention-team": _TEAM,
     "attention-split": _SPLIT,
+    "attention-tiles": _TILES,
 }
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 

@@ -85,9 +85,10 @@ def served(spec: KernelSpec, arch: Arch) -> Problem | None:
     """A problem that the kernel serves on a target: a typical one, or one that asks for a thing that is not typical."""
     family = kernels.family(spec.family)
     problems = list(family.typical(arch))
-    for item in dataclasses.fields(problems[0]):
-        if isinstance(item.default, bool) or item.metadata.get("choices"):
-            problems += [dataclasses.replace(problems[0], **{item.name: value}) for value in values(item)]
+    for one in (problems[0], problems[-1]):
+        for item in dataclasses.fields(one):
+            if isinstance(item.default, bool) or item.metadata.get("choices"):
+                problems += [dataclasses.replace(one, **{item.name: value}) for value in values(item)]
     for problem in problems:
         larger = [problem, dataclasses.replace(problem, m=512)] if hasattr(problem, "m") else [problem]
         for asked in larger:

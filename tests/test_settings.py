@@ -112,7 +112,7 @@ REFUSED: dict[str, list[str]] = {
     "moe_tile": ["64", "x128", "64x0", "64*128"],
     "mxfp4_layers": ["mlp", "moe:mxfp8", "all:mxfp8", "qkv:int4", "qkv,qkv:mxfp8", "none,moe", ",", "qkv:"],
     "moe_kernel": ["cutlass", "auto,gemm", "0"],
-    "moe_activation": ["fp8", "bfloat16"],
+    "moe_activation": ["int8", "bfloat16"],
     "fuse_norm": ["auto", "2"],
     "all_scales": ["auto", "full"],
     "attention": ["sinks", "2"],

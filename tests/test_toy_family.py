@@ -132,6 +132,14 @@ def test_its_benchmark_runs_and_is_in_the_help(run: Run) -> None:
     assert "bytes that a call moves. Fields: rows, columns." in " ".join(run("bench", "--help").stdout.split())
 
 
+def test_what_it_declares_of_its_cost_is_what_explain_and_report_say(run: Run, tmp_path: Path) -> None:
+    found = read(run("explain", "toy", "rows=1024", "columns=1024", "--arch", "sm_90", "--cost", "--json"))
+    assert [one["bytes"] for one in found["cost"]] == [8 << 20]
+    assert found["cost"][0]["instructions"] > (1 << 20) / 32 and found["us"] > (8 << 20) / 4.15e6
+    run("report", "--arch", "sm_90", "--family", "toy", "-o", str(tmp_path / "toy.html"))
+    assert "toy.scale" in (tmp_path / "toy.html").read_text()
+
+
 def test_its_operator_is_a_module_of_jitmx(run: Run) -> None:
     call = "import torch; from jitmx.ops.toy import scale; scale(torch.ones(2, 3), 2)"
     assert "x is float32 [2, 3] on cpu; jitmx runs on CUDA tensors" in run(program=("-c", call), code=1).stderr

@@ -19,7 +19,7 @@ from jitmx.bench.moe_inputs import LayerShape, RandomLayer, calls_of, random_lay
 from jitmx.bench.peers import Unavailable, loaded, timed
 from jitmx.dispatch import tune
 from jitmx.dispatch.tune import Candidate
-from jitmx.errors import DriverError
+from jitmx.errors import DriverError, KnobError
 from jitmx.kernels.moe import KERNELS, MoeProblem
 from jitmx.ops.moe import moe
 from jitmx.ops.moe import plan as moe_plan
@@ -74,6 +74,7 @@ class Chain:
             call = moe_plan.Call(
                 x.data_ptr(), y.data_ptr(), (*w13.addresses, *w2.addresses),
                 0 if layer.b13 is None else layer.b13.data_ptr(), 0 if layer.b2 is None else layer.b2.data_ptr(),
+                bases=moe_plan.bases_of(w13, w2) if layer.shape.x_format == "fp8" else (0, 0),
             )  # fmt: skip
             if plan.adds:
                 y.zero_()
@@ -136,7 +137,8 @@ def bench_moe(
         seed: of the routing.
     """
     layer = random_layer(shape)
-    weights = list(rotated((pack_experts(layer.w13), pack_experts(layer.w2))))
+    encoding = "nibble" if shape.x_format == "fp8" else None  # what E4M3 is quickest decoded from
+    weights = list(rotated((pack_experts(layer.w13, encoding=encoding), pack_experts(layer.w2, encoding=encoding))))
     out = []
     others = loaded(wanted, lambda name: moe_peers.load(name, layer))
     for m in rows:
@@ -172,11 +174,21 @@ def time_peer(chain: Chain, other: moe_peers.Layer | str) -> dict[str, Any]:
 
 
 def bench(asked: Asked) -> dict[str, Any]:
-    """Model, seed, shape, and the rows of `bench_moe`."""
-    x_format = asked.fields.get("x_format", "bf16")
-    shape = dataclasses.replace(moe_inputs.MODELS[asked.model], x_format=x_format)
+    """Model, or None where sizes are given; seed, shape, and the rows of `bench_moe`."""
+    given = {name: value for name, value in asked.fields.items() if name != "m"}
+    model = moe_inputs.MODELS[asked.model]
+    shape = dataclasses.replace(model, **given)
+    if shape.top > shape.experts:
+        raise KnobError(f"top={shape.top} is over experts={shape.experts}", f"give top={shape.experts} or less")
     found = bench_moe(shape, asked.fields.get("m") or ROWS, asked.ceilings, asked.peers, asked.seed)
-    return {"model": asked.model, "seed": asked.seed, "shape": dataclasses.asdict(shape), "rows": found}
+    same = dataclasses.replace(shape, x_format=model.x_format) == model
+    named = asked.model if same else None
+    return {"model": named, "seed": asked.seed, "shape": dataclasses.asdict(shape), "rows": found}
+
+
+def _titled(payload: dict[str, Any]) -> str:
+    """Whose experts they are, in words."""
+    return f"experts of {payload['model']}" if payload["model"] else f"experts {LayerShape(**payload['shape'])}"
 
 
 def tables(payload: dict[str, Any], limits: Ceilings) -> list[Table]:
@@ -193,13 +205,13 @@ def tables(payload: dict[str, Any], limits: Ceilings) -> list[Table]:
         )
         for row in rows
     ]  # fmt: skip
-    title = f"experts of {payload['model']}, from router logits to the combined output, seed {payload['seed']}"
+    title = f"{_titled(payload)}, from router logits to the combined output, seed {payload['seed']}"
     return [Table((*headers, *others), cells, (*headers[:2], *headers[3:], *others), title, peer_notes(rows))]
 
 
 def draw(payload: dict[str, Any], limits: Ceilings, path: Path) -> None:
     """Write a PNG: above bandwidth over the experts hit, below the rate of both products."""
-    rows = [{**row, "name": f"experts of {payload['model']}", "n": 0, "k": 0} for row in payload["rows"]]
+    rows = [{**row, "name": _titled(payload), "n": 0, "k": 0} for row in payload["rows"]]
     roofline.draw(rows, limits, path, "moe", "TB/s of the experts hit, X and Y")
 
 

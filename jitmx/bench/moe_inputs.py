@@ -14,7 +14,7 @@ anew and its experts are renamed. Between two uses of an expert, all others that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from jitmx.bench import timing
 from jitmx.bench.linear import random_mxfp4
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import ACTIVATIONS
-from jitmx.models import GPT_OSS_120B, NAMED
+from jitmx.models import EXPERT_LAYERS, GPT_OSS_120B
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.quantize import dequantize, quantize
@@ -72,6 +72,9 @@ class LayerShape:
         values = sum(n * k for n, k in self.sizes)
         return values // 2 + values // formats.BLOCK + 2 * self.bias * sum(n for n, _ in self.sizes)
 
+    def __str__(self) -> str:
+        return f"{self.experts} x [{self.hidden}, {self.intermediate}] top {self.top}, {self.activation}"
+
     def flops(self, m: int) -> int:
         """Operations of both products of m rows."""
         return 2 * m * self.top * sum(n * k for n, k in self.sizes)
@@ -81,7 +84,7 @@ class LayerShape:
         return hit * self.expert_bytes + 4 * m * self.hidden
 
 
-MODELS = {name: LayerShape(model.experts, model.top, model.hidden, model.intermediate) for name, model in NAMED.items()}
+MODELS = {name: LayerShape(**asdict(layer)) for name, layer in EXPERT_LAYERS.items()}
 
 
 def spread_logits(shape: LayerShape, m: int, calls: int, seed: int = 0) -> tuple[list[torch.Tensor], float]:
@@ -153,6 +156,10 @@ def _seen(x: torch.Tensor, shape: LayerShape) -> torch.Tensor:
     """What a product reads of x or h, in float32."""
     if shape.x_format == "bf16":
         return x.float()
+    if shape.x_format == "fp8":
+        scale = x.float().abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 448
+        scale = scale.log2().ceil().exp2()
+        return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
     name = {"mxfp6": "mxfp6e2m3"}.get(shape.x_format, shape.x_format)
     return dequantize(quantize(x.bfloat16().contiguous(), name, scale_rule=shape.scale_rule), torch.float32)
 

@@ -29,7 +29,7 @@ def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) 
 @click.group(
     cls=Program,
     package="jitmx.cli",
-    verbs=("warmup", "variants", "explain", "verify", "bench", "tune", "env", "doctor", "cache", "bundle"),
+    verbs=("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache", "bundle"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:

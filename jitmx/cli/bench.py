@@ -49,12 +49,15 @@ Examples:
   jitmx bench routing -m 1,64             gpt-oss-120b's routers alone, beside torch's linear, topk and softmax
   jitmx bench moe --plot moe.png          gpt-oss-120b's experts, from router logits to the combined output
   jitmx bench moe --model gpt-oss-20b -m 1,16 x_format=mxfp8 --seed 7
+  jitmx bench moe --model mixtral-8x7b -m 16,64
+  jitmx bench moe --experts 8 --top 2 --hidden 4096 --intermediate 14336 -m 64
   jitmx bench attention --peers fa3       gpt-oss-120b's attention: decoding, verification, prompts; beside FA3
   jitmx bench attention batch=1,16 context=2048,65536 cache=e4m3 window=0
   jitmx bench launch --json               host time of a warm call
 
 \b
-FIELD=VALUE says what is measured, for the benchmarks that have the field; -m 4 is short for m=4.
+FIELD=VALUE says what is measured, for the benchmarks that have the field; --experts 8 is the same as experts=8, and
+-m 4 as m=4.
 Read, copy and matmul rates are measured in the same run.
 """,
 )
@@ -64,8 +67,8 @@ Read, copy and matmul rates are measured in the same run.
     help="Libraries beside jitmx: all, none, or some of those that the benchmarks name.",
 )  # fmt: skip
 @click.option(
-    "--model", type=click.Choice(list(models.NAMED)), default="gpt-oss-120b", show_default=True,
-    help="Whose layers are measured, where the benchmark is of a model's.",
+    "--model", type=click.Choice(list(models.EXPERT_LAYERS), case_sensitive=False), default="gpt-oss-120b",
+    show_default=True, help="Whose layers are measured, where the benchmark is of a model's; sizes that are given win.",
 )  # fmt: skip
 @click.option(
     "--seed", type=Count(0, (1 << 63) - 1), default=0, show_default=True, help="Of what is random in a benchmark."
@@ -86,6 +89,9 @@ def command(words: tuple[str, ...], asked: str, model: str, seed: int, plot: Pat
             raise click.UsageError(f"{short(name)} is not one of {', '.join(known)}")
     wanted = {name: known[name] for name in names or known}
     fields = _fields(wanted, tuple(word for word in words if "=" in word))
+    for name, one in wanted.items():
+        if one.device and model not in one.models:
+            raise click.UsageError(f"{name} is not measured of {model}; its models: {', '.join(one.models)}")
     peers = _peers(asked, known)
     drawn = [name for name, one in wanted.items() if one.drawn]
     if plot:

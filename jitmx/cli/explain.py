@@ -1,10 +1,12 @@
-"""`jitmx explain`: which kernel a call takes, and who decided."""
+"""`jitmx explain`: which kernel a call takes, who decided, and what it should cost."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.options import Count, FieldLetters, arch_option, json_option
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 @click.command(
     "explain",
     cls=FieldLetters,
-    short_help="Which kernel a call takes, and who decided.",
+    short_help="Which kernel a call takes, who decided, and what it costs.",
     epilog="""\b
 Examples:
   jitmx explain linear --arch sm_121 -m 1 -n 5120 -k 2880
@@ -30,21 +32,52 @@ Examples:
   JITMX_MOE_TILE=64x128 jitmx explain moe --arch sm_121 -m 16 experts=32
   jitmx explain attention --arch sm_90 batch=64 context=8192 window=128 cache=e4m3
   jitmx explain attention --arch sm_90 batch=4 queries=2048
+  jitmx explain moe --arch sm_121 -m 16 --cost
+  jitmx explain --model gpt-oss-120b --arch sm_121 --batch 16 --context 8192
+  jitmx explain --measured --arch sm_90
+  jitmx explain --parameters --arch sm_121
 
 \b
 Order of precedence: argument, environment, your own table (JITMX_TACTICS), the shipped table, the heuristic.
+
+\b
+Costs, of each launch: MB of device memory at the least, warp instructions of PTX as the simulator counts them,
+hand-overs (a launch that waits for the one before; between the blocks of a cluster; between all blocks; to the last
+of some), predicted us in a chain of dependent launches, and what most of that is. docs/cost-model.md says how.
 """,
 )
-@click.argument("op")
+@click.argument("op", required=False)
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
+@click.option("--cost", is_flag=True, help="Also what each launch moves, executes and should take.")
+@click.option(
+    "--rows", type=Count(1, 1 << 24), default=1, help="With --cost: rows of a call whose problem has none (norm)."
+)
+@click.option(
+    "--model", metavar="NAME", help="The cost of a step of decoding: gpt-oss-120b, gpt-oss-20b or a checkpoint."
+)
+@click.option("--batch", type=Count(1, 1 << 16), default=1, show_default=True, help="Of the model: requests.")
+@click.option(
+    "--context", type=Count(1, 1 << 24), default=2048, show_default=True, help="Of the model: tokens of each request."
+)
+@click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of the model: as in vLLM.")
+@click.option("--measured", is_flag=True, help="The cost model beside every measured time that ships.")
+@click.option("--parameters", is_flag=True, help="What the cost model knows of the target's card, and from where.")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
 @click.option(
     "--sms", type=Count(1, 1 << 16), help="SM count (default: the GPU's here, else that of the target's card)."
 )
 @json_option
 def command(
-    op: str,
+    op: str | None,
     field: tuple[str, ...],
+    cost: bool,
+    rows: int,
+    model: str | None,
+    batch: int,
+    context: int,
+    kv_cache_dtype: str,
+    measured: bool,
+    parameters: bool,
     targets_asked: tuple[Arch, ...],
     sms: int | None,
     as_json: bool,
@@ -56,18 +89,113 @@ def command(
 
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
     explains the launch of what is left. Other launches that the same call makes are listed last.
+
+    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding.
     """
+    if sum(map(bool, (op, model, measured, parameters))) != 1:
+        raise click.UsageError("give one of OP, --model, --measured and --parameters; `jitmx variants` lists operators")
+    _require_no_step_option(model)
+    if model is not None:
+        _step(targets_asked, model, batch, context, "e4m3" if kv_cache_dtype == "fp8" else "same", as_json)
+    elif op is None:
+        (_measured if measured else _parameters)(targets_asked, as_json)
+    else:
+        _call(op, field, targets_asked, sms, as_json, rows if cost else None)
+
+
+def _one(targets_asked: tuple[Arch, ...]) -> Arch:
+    """The one target that is asked for.
+
+    Raises:
+        click.UsageError: there are several.
+    """
+    found = targets.resolve(targets_asked)
+    if len(found) > 1:
+        raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")
+    return found[0]
+
+
+def _require_no_step_option(model: str | None) -> None:
+    context = click.get_current_context()
+    for name in ("batch", "context", "kv_cache_dtype"):
+        if model is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            name = name.replace("_", "-")
+            raise click.UsageError(f"--{name} is of a step: name the model by --model, or leave --{name} out")
+
+
+def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
+    """The launches of a step."""
+    from jitmx import model_step, models
+    from jitmx.cli import cost
+    from jitmx.costs import cards
+
+    arch = _one(targets_asked)
+    found = model_step.price(models.find(model), arch, batch, context, cache=cache)
+    if as_json:
+        output.emit({"model": model, **found.to_dict(), "parameters": cost.card_dict(cards.of(arch))["parameters"]})
+    else:
+        cost.step(found, model)
+
+
+def _measured(targets_asked: tuple[Arch, ...], as_json: bool) -> None:
+    """The model beside measured times."""
+    from jitmx.cli import cost
+    from jitmx.costs import launches, measured
+    from jitmx.errors import ArchError
+
+    figures = measured.load()
+    arch = _one(targets_asked)
+    if arch.name != figures.arch:
+        raise ArchError(f"no measured times of {arch} ship with jitmx", f"they are of {figures.arch}; see --parameters")
+    rows: list[tuple[measured.Figure, float | None]] = []
+    for figure in figures.figures:
+        priced = measured.priced(figure, figures.arch)
+        known = priced is not None and all(one.prediction for one in priced)
+        rows.append((figure, launches.total(priced) if priced is not None and known else None))
+    if as_json:
+        said = [{**dataclasses.asdict(figure), "predicted_us": us and round(us, 3)} for figure, us in rows]
+        output.emit({"arch": figures.arch, "card": figures.card, "note": figures.note, "figures": said})
+    else:
+        cost.figures(figures, rows)
+
+
+def _parameters(targets_asked: tuple[Arch, ...], as_json: bool) -> None:
+    """What the model knows of a card."""
+    from jitmx.cli import cost
+    from jitmx.costs import cards
+
+    card = cards.of(_one(targets_asked))
+    if as_json:
+        output.emit(cost.card_dict(card))
+    else:
+        cost.parameters(card)
+
+
+def _call(
+    op: str, field: tuple[str, ...], targets_asked: tuple[Arch, ...], sms: int | None, as_json: bool, rows: int | None
+) -> None:
+    """A call, with what it costs where `rows` is given."""
     from jitmx import kernels
     from jitmx.dispatch.call import explain
 
     shape = shapes.read(op, kernels.family(op).problem, field)
-    found = targets.resolve(targets_asked)
-    if len(found) > 1:
-        raise click.UsageError(f"{', '.join(map(str, found))}: explain one target at a time; pass one --arch")
-    count = sms or next(iter(targets.multiprocessors(found[0])), None)
-    explanation = explain(op, found[0], multiprocessors=count, **shape)
+    arch = _one(targets_asked)
+    count = sms or next(iter(targets.multiprocessors(arch)), None)
+    explanation = explain(op, arch, multiprocessors=count, **shape)
+    priced = None
+    if rows is not None:
+        from jitmx.cli import cost
+        from jitmx.costs import cards, launches
+
+        card = cards.of(arch)
+        priced = launches.of_call(explanation, card, rows)
     if as_json:
-        output.emit(explanation.to_dict())
+        said = explanation.to_dict()
+        if priced is not None:
+            said |= {"cost": [one.to_dict() for one in priced], "us": round(launches.total(priced), 3)}
+        output.emit(said)
         return
     for line in explanation.lines():
         output.say(line)
+    if priced is not None:
+        cost.call(priced, card)

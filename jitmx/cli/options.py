@@ -19,14 +19,24 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class FieldLetters(click.Command):
-    """A verb that takes FIELD=VALUE words, and `-x VALUE` for `x=VALUE` where it has no option of that letter."""
+    """A verb that takes FIELD=VALUE words, and the same as options where it has none of that name.
+
+    `-x VALUE` is short for `x=VALUE`, and `--name VALUE` for `name=VALUE` where some family's problems have the field.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = {name for item in self.params if isinstance(item, click.Option) for name in item.opts}
         found, words, left = [], [], iter(args)
         for text in left:
+            option, equals, value = text.partition("=")
             if text == "--":
                 found += [text, *left]
+            elif text.startswith("--") and option not in options and (field := _field(option)):
+                if not equals:
+                    value = next(left, "")
+                if not value:
+                    raise click.UsageError(f"{option} needs a value: it is the same as {field}=VALUE", ctx)
+                words.append(f"{field}={value}")
             elif not re.match(r"-[A-Za-z]", text) or text[:2] in options:
                 found.append(text)
             elif not (value := text[2:].removeprefix("=") or next(left, "")):
@@ -34,6 +44,14 @@ class FieldLetters(click.Command):
             else:
                 words.append(f"{text[1]}={value}")
         return super().parse_args(ctx, [*found, *words])
+
+
+def _field(option: str) -> str:
+    """The field of some family's problems that a long option names, or an empty text."""
+    from jitmx import kernels
+
+    name = option[2:].replace("-", "_")
+    return name if any(name in family.problem.__dataclass_fields__ for family in kernels.families().values()) else ""
 
 
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

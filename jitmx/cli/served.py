@@ -16,6 +16,7 @@ from jitmx.errors import SettingError
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
+    from jitmx.models import Model
     from jitmx.registry.spec import Variant
     from jitmx.vllm.policy import Request
 
@@ -34,7 +35,7 @@ _OPTIONS = (
     click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts."),
     click.option(
         "--requests", type=Count(1, 1 << 16), default=1024, show_default=True,
-        help="Of its attention, where JITMX_ATTENTION is on, and its sampler: vLLM's max_num_seqs.",
+        help="Of its attention, where that is jitmx's, and its sampler: vLLM's max_num_seqs.",
     ),
     click.option(
         "--context", type=Count(1, 1 << 24), default=131072, show_default=True,
@@ -96,11 +97,12 @@ class ServedModel:
         model, served = models.find(self.name), asked.served(self.lora)
         stored = "e4m3" if self.kv_cache_dtype == "fp8" else "same"
         most = model_kernels.cached(self.requests, self.context, self.block_size, stored)
+        attends = self._attends(asked, model)
         needed = [
             model_kernels.of_model(
                 model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
                 all_scales=asked.all_scales, x_format=asked.x_format,
-                attention=most if asked.serves_attention else None,
+                attention=most if attends else None,
             )
             for arch in arches
         ]  # fmt: skip
@@ -109,11 +111,18 @@ class ServedModel:
                 own.append(sampling_kernels.Sampler(arch.name, None, self.requests, model.vocabulary, "bf16"))
         return targets.served_variants(arches, needed, counts)
 
+    def _attends(self, asked: Request, model: Model) -> bool:
+        """Whether attention is jitmx's: by default, where it can be, as in vLLM."""
+        from jitmx.kernels.attention.problem import HEAD_DIMS
+
+        attends = asked.serves_attention(self.lora)
+        return attends and (bool(asked.attention) or model.head_dim in HEAD_DIMS)
+
     def about(self) -> dict[str, Any]:
         """What `variants` rests on, as JSON: the same wherever the model's checkpoint lies."""
         from jitmx import models
 
-        asked = self.request()
+        asked, model = self.request(), models.find(self.name)
         named = {"model": self.name} if self.name in models.NAMED else {}
         choices = {name: getattr(asked, name) for name in ("fuse_norm", "all_scales", "x_format")}
         own = {
@@ -122,8 +131,8 @@ class ServedModel:
             if item.name not in ("name", "layers")
         }
         return {
-            **named, "sizes": models.find(self.name).config(), "layers": dict(sorted(asked.served(self.lora).items())),
-            "attention": asked.serves_attention, "sampler": asked.samples, **choices, **own,
+            **named, "sizes": model.config(), "layers": dict(sorted(asked.served(self.lora).items())),
+            "attention": self._attends(asked, model), "sampler": asked.samples, **choices, **own,
         }  # fmt: skip
 
 

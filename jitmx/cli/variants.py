@@ -12,11 +12,13 @@ from jitmx.cli.options import arch_option, family_option, json_option
 if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.cache.manifest import Record
+    from jitmx.cache.store import Store
     from jitmx.ledger import Ledger
     from jitmx.registry.spec import Variant
 
 
-def _row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger) -> dict[str, Any]:
+def row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger) -> dict[str, Any]:
+    """What `jitmx variants --json` says of a variant: knobs, resource use of its entry in the cache, evidence."""
     from jitmx import build, ledger
     from jitmx.registry import key
     from jitmx.registry.render import render
@@ -42,7 +44,14 @@ def _row(variant: Variant, records: dict[tuple[str, str], Record], book: Ledger)
     }
 
 
-def _evidence_words(evidence: dict[str, Any]) -> str:
+def latest(cache: Store) -> dict[tuple[str, str], Record]:
+    """The last record of each variant's identity and source."""
+    ordered = sorted(cache.records(), key=lambda record: record.created)
+    return {(record.identity, record.inputs["source_digest"]): record for record in ordered}
+
+
+def evidence_words(evidence: dict[str, Any]) -> str:
+    """Evidence in a line."""
     details = [evidence.get("card"), evidence.get("date")]
     if evidence.get("error") is not None:
         details.append(f"error {evidence['error']:.2g}")
@@ -78,13 +87,11 @@ def command(op: tuple[str, ...], targets_asked: tuple[Arch, ...], family_names: 
     from jitmx import ledger
     from jitmx.cache import store
 
-    records: dict[tuple[str, str], Record] = {}
-    for record in sorted(store.current().records(), key=lambda record: record.created):
-        records[record.identity, record.inputs["source_digest"]] = record
     family_names = tuple(dict.fromkeys((*op, *family_names)))
     arches = targets.resolve(targets_asked)
     book = ledger.known()
-    rows = [_row(variant, records, book) for variant in targets.default_variants(arches, family_names)]
+    records = latest(store.current())
+    rows = [row(variant, records, book) for variant in targets.default_variants(arches, family_names)]
     if as_json:
         output.emit({"arch": ",".join(map(str, arches)), "variants": rows})
         return
@@ -92,15 +99,15 @@ def command(op: tuple[str, ...], targets_asked: tuple[Arch, ...], family_names: 
         ("NAME", "ARCH", "REGISTERS", "SPILLED", "SHARED", "EVIDENCE", "KNOBS"),
         [
             (
-                row["name"],
-                row["arch"],
-                row["registers"],
-                row["spill_bytes"],
-                row["shared_bytes"],
-                _evidence_words(row["evidence"]),
-                " ".join(f"{name}={output.knob(value)}" for name, value in row["knobs"].items()),
+                one["name"],
+                one["arch"],
+                one["registers"],
+                one["spill_bytes"],
+                one["shared_bytes"],
+                evidence_words(one["evidence"]),
+                " ".join(f"{name}={output.knob(value)}" for name, value in one["knobs"].items()),
             )
-            for row in rows
+            for one in rows
         ],
         right=("REGISTERS", "SPILLED", "SHARED"),
     )

@@ -45,6 +45,11 @@ class Choice:
         """The source of highest precedence that named a value."""
         return next(source for source in self.sources if source.decided)
 
+    @property
+    def derived(self) -> dict[str, float]:
+        """Numbers that follow from the problem's fields, and that choosing goes by."""
+        return {name: float(getattr(self.problem, name)) for name in self.problem.derived}
+
     def to_dict(self) -> dict[str, Any]:
         """What `jitmx explain --json` prints."""
         return {
@@ -53,6 +58,7 @@ class Choice:
             "arch": self.variant.arch.name,
             "multiprocessors": self.multiprocessors,
             "problem": self.problem.as_dict(),
+            "derived": self.derived,
             "kernel": self.variant.name,
             "knobs": self.variant.knobs.as_dict(),
             "decided_by": {"source": self.decided_by.name, "detail": self.decided_by.detail},
@@ -74,6 +80,7 @@ class Choice:
             f"{self.variant.spec.family} on {self.variant.arch} ({self.multiprocessors} multiprocessors): {shape}",
             f"kernel      {self.variant.name}",
             f"decided by  {self.decided_by.name}: {self.decided_by.detail}",
+            *(f"{name.replace('_', ' ')}  {value:.4g}" for name, value in self.derived.items()),
             "knobs       " + ", ".join(f"{name}={value}" for name, value in self.variant.knobs.as_dict().items()),
             "considered, in order of precedence:",
         ]

@@ -4,11 +4,12 @@
      "origin": {"kind": "measured", "card": "NVIDIA H200", "driver": "580.159.04", "date": "2026-11-21", "note": "…"},
      "rows": [{"when": {"m": [1, 1], "n": 5120, "k": 2880}, "kernel": "gemv", "knobs": {"split_k": 8}, "us": 4.3}]}
 
-`when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included. The
-first row that fits decides. `kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that
-did not come out the same when it was measured again has `spread`: how far its times lay apart, relative to `us`. A row
-that was measured in an earlier run has an `origin` of its own, which names driver, date and digest of the code where
-they are not the table's; null stands for what was not recorded. Without a digest nothing says of which code a time is.
+`when` holds fields of the family's problem: a number or text that must be equal, or [low, high], both included; and
+ranges of what follows from them (`Problem.derived`): {"rows_an_expert": [12, 48]}. The first row that fits decides.
+`kind` is "measured" or "heuristic"; `us` is the measured time, microseconds. A row that did not come out the same when
+it was measured again has `spread`: how far its times lay apart, relative to `us`. A row that was measured in an
+earlier run has an `origin` of its own, which names driver, date and digest of the code where they are not the table's;
+null stands for what was not recorded. Without a digest nothing says of which code a time is.
 """
 
 from __future__ import annotations
@@ -136,12 +137,18 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
     kernel: Any = row.get("kernel")
     when, knobs, us, spread = row["when"], row["knobs"], row.get("us"), row.get("spread")
     fields = {item.name: type(item.default) for item in dataclasses.fields(family.problem)}
-    unknown = when.keys() - fields
+    derived = family.problem.derived
+    unknown = when.keys() - fields - set(derived)
     if unknown:
         raise TacticError(
-            f"{where} asks for {', '.join(sorted(unknown))}; {family.name} problems have {', '.join(sorted(fields))}"
+            f"{where} asks for {', '.join(sorted(unknown))}; {family.name} problems have "
+            f"{', '.join(sorted({*fields, *derived}))}"
         )
     for name, wanted in when.items():
+        if name in derived:
+            if not (isinstance(wanted, list) and len(wanted) == 2 and all(_is_number(value) for value in wanted)):
+                raise TacticError(f"{where}: {name} is {short(wanted)}, no [low, high] of numbers")
+            continue
         values = wanted if isinstance(wanted, list) else [wanted]
         if len(values) != (2 if values is wanted else 1) or any(type(value) is not fields[name] for value in values):
             one = fields[name].__name__
@@ -162,8 +169,12 @@ def _row(path: Path, number: int, row: Any, family: Family) -> Row:
     return Row(when, kernel, knobs, us, spread, origin)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST
+    return _is_number(value) and bool(0 <= value <= _LONGEST)
 
 
 def merged(

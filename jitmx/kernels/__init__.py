@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jitmx import resources, settings
 from jitmx.arch import Arch
@@ -31,7 +31,12 @@ class Problem(Fields):
 
     Frozen dataclasses whose fields all have defaults, and limits where `knob` gives some. Choosing is a function of one
     of these, a target and its multiprocessor count.
+
+    Attributes:
+        derived: properties, numbers, that follow from the fields: tables may have ranges of them.
     """
+
+    derived: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> Self:

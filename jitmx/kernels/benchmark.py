@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jitmx.models import NAMED
+
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
@@ -17,6 +19,7 @@ class Benchmark:
             nothing else.
         fields: fields of the family's problems that may be given of what is measured; along axes, several values.
         check: raises KnobError where those that were given do not fit each other; by default all do.
+        models: whose layers it can measure.
         peers: libraries that it can run beside jitmx.
         drawn: whether it can be plotted.
         device: whether it needs a card.
@@ -26,6 +29,7 @@ class Benchmark:
     what: str
     fields: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], None] = lambda fields: None
+    models: tuple[str, ...] = tuple(NAMED)
     peers: tuple[str, ...] = ()
     drawn: bool = False
     device: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from jitmx.errors import InputError
@@ -58,6 +60,19 @@ def require_aligned(name: str, tensor: torch.Tensor) -> None:
             f"{name} starts at an address that is no multiple of 16 bytes (storage offset {tensor.storage_offset()})",
             f"pass {name}.clone()",
         )
+
+
+def row_stride(rows: torch.Tensor) -> int | None:
+    """Values from a row to the next; None where rows do not lie evenly, or values of a row apart."""
+    *sizes, length = rows.shape
+    *strides, step = rows.stride()
+    if step != 1 and length > 1:
+        return None
+    pairs = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    for (_, outer), (size, inner) in itertools.pairwise(pairs):
+        if outer != size * inner:
+            return None
+    return int(pairs[-1][1]) if pairs else int(length)
 
 
 def require_no_grad(name: str, tensor: torch.Tensor) -> None:

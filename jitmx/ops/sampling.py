@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
 from jitmx.dispatch.choose import choose
@@ -142,7 +140,7 @@ def _found(logits: torch.Tensor) -> Plan | None:
 def _plan(logits: torch.Tensor) -> Plan | None:
     checks.require_cuda("logits", logits)
     _require(logits)
-    stride = _row_stride(logits)
+    stride = checks.row_stride(logits)
     if stride is None:
         said = f"logits have strides {list(logits.stride())}"
         raise InputError(
@@ -160,19 +158,6 @@ def _require(logits: torch.Tensor) -> None:
         raise InputError(f"logits have shape {list(logits.shape)}; a row has 1 to {MAX_VOCAB} of them")
     if logits.numel() // logits.shape[-1] > MAX_ROWS:
         raise InputError(f"logits have shape {list(logits.shape)}, over {MAX_ROWS} rows")
-
-
-def _row_stride(logits: torch.Tensor) -> int | None:
-    """Values from a row to the next; None where rows do not lie evenly, or values of a row apart."""
-    *sizes, vocab = logits.shape
-    *strides, step = logits.stride()
-    if step != 1 and vocab > 1:
-        return None
-    pairs = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
-    for (_, outer), (size, inner) in itertools.pairwise(pairs):
-        if outer != size * inner:
-            return None
-    return int(pairs[-1][1]) if pairs else int(vocab)
 
 
 def _run_operator(logits: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import jitmx
+from jitmx.attention_kernels import GRAPH_CONTEXT
 from jitmx.errors import InputError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import HEAD_DIMS, AttentionProblem
@@ -181,8 +182,9 @@ class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetad
         return self._batch(common_attn_metadata, self._decodes(common_attn_metadata))
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> JitmxAttentionMetadata:
-        """The same in one part: what comes first in a batch is not what a graph is captured for."""
-        return self._batch(common_attn_metadata, 0)
+        """The same in one part: what comes first in a batch is not what a graph is captured for; nor is its length."""
+        found = self._batch(common_attn_metadata, 0)
+        return replace(found, max_seq_len=min(found.max_seq_len, GRAPH_CONTEXT))
 
     def _decodes(self, given: Any) -> int:
         """How many requests of few tokens go before longer ones: 0 where there are only such, or none is first.

@@ -21,6 +21,7 @@ from jitmx.model_kernels import Experts, Packer, of_experts
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
+from jitmx.vllm.log import logger
 from jitmx.vllm.packing import make_room, pack_layer, processing, timed
 from jitmx.vllm.router import RouterLinear
 
@@ -57,7 +58,8 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         self.gate = gate if self._whole and self._gathered == 1 and not simulated else None
         if self.gate is not None:
             self.gate.taken = True
-        self._x_format, self._all_scales = x_format, all_scales
+        # A scale a row goes with weights whose scales are folded into them.
+        self._x_format, self._all_scales = "mxfp8" if x_format == "fp8" and all_scales else x_format, all_scales
         self._packed: tuple[PackedExperts, PackedExperts] | None = None
         self._in_block = False
 
@@ -116,7 +118,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         """
         arch, _ = facts.target()
         assert arch is not None, "the policy lets no layer come here without a target"
-        encoding = preferred_encoding(arch)
+        encoding = preferred_encoding(arch, self._x_format)
         packer, _ = self._needed(layer)
         warmup.prepare(packer)
         self._clear_rest(layer)
@@ -128,6 +130,13 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             w13, w2 = packed
             if self._all_scales:
                 w13, w2 = replace(w13, scale_range="full"), replace(w2, scale_range="full")
+            if self._x_format == "fp8" and _scale_range((w13, w2)) == "full":
+                self._x_format = "mxfp8"
+                logger.warning(
+                    "%s: a weight has scales outside %s to %s, which fp8 products do not take; its inputs are rounded "
+                    "to mxfp8",
+                    layer.layer_name, *NORMAL_SCALES,
+                )  # fmt: skip
             self._packed = w13, w2
         elif _scale_range(self._packed) == "normal" != _scale_range(packed):
             raise InputError(
@@ -136,6 +145,13 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
                 "start a new engine on these, with JITMX_ALL_SCALES=1 (additional_config's all_scales) "
                 "if it is to take any",
             )
+        if self._x_format == "fp8":  # of weights that are loaded again, too
+            for weight in self._packed:
+                weight.refresh_rows()
+                found = expert_operand.find(
+                    weight.words, weight.scales, weight.n, weight.k, expert_operand.layout(weight)
+                )
+                found.adopt(weight.row_words)
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)
         for name, weight in (("w13", w13), ("w2", w2)):
@@ -244,6 +260,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             arch, warmup.device_of(layer.w13_weight.device), self._rows, fused=self._in_block,
             experts=layer.expert_map.numel() if mapped else local, local=local, mapped=mapped, top=layer.top_k,
             hidden=hidden, intermediate=intermediate, bias=self.moe.has_bias, x_format=self._x_format,
+            row_range=_row_range(self._packed) if self._x_format == "fp8" else "narrow",
             scale_range=scale_range, scoring=_scoring(layer),
             routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None,
@@ -252,6 +269,10 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
 
 def _scale_range(packed: tuple[PackedExperts, PackedExperts]) -> str:
     return "normal" if all(weight.scale_range == "normal" for weight in packed) else "full"
+
+
+def _row_range(packed: tuple[PackedExperts, PackedExperts] | None) -> str:
+    return "wide" if packed is not None and "wide" in (weight.row_words.range for weight in packed) else "narrow"
 
 
 def _scoring(layer: Any) -> str:

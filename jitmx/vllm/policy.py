@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitmx import layers, settings
+from jitmx.arch import parse
 from jitmx.errors import SettingError
 from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
@@ -16,12 +17,12 @@ from jitmx.settings import Settings
 KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
                                       "attention", "greedy_sampler")}  # fmt: skip
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
-# Whether attention that nobody asked for or against is jitmx's.
-ATTENTION_BY_DEFAULT = False
+# Attention that nobody asked for or against is jitmx's where it serves all of these.
+ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
 DEFAULT = {"moe": "mxfp4"}
 STOCK_KERNELS = ("marlin", "triton")
 # What the experts' inputs are rounded to, and what `jitmx.moe` calls it.
-X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6"}
+X_FORMATS = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "fp6": "mxfp6", "fp8": "fp8"}
 
 # Caches that attention takes beside those of the type of its keys.
 OWN_BACKEND = "CUSTOM"  # jitmx's attention among vLLM's backends
@@ -67,12 +68,12 @@ class Request:
     @property
     def samples(self) -> bool:
         """Whether greedy batches are to be jitmx's: where it is to serve anything else, too."""
-        return self.greedy_sampler and bool(self.layers or self.serves_attention)
+        return self.greedy_sampler and bool(self.layers or self.attention)
 
-    @property
-    def serves_attention(self) -> bool:
-        """Whether attention is to be jitmx's where nothing stands against it."""
-        return ATTENTION_BY_DEFAULT if self.attention is None else self.attention
+    def serves_attention(self, lora: bool = False) -> bool:
+        """Whether attention is to be jitmx's where nothing stands against it: as asked, by default beside the layers in
+        `ATTENTION_BESIDE`, which adapters (`lora`) may leave to vLLM."""
+        return self.served(lora).keys() >= ATTENTION_BESIDE if self.attention is None else self.attention
 
     @property
     def x_format(self) -> str:
@@ -259,7 +260,7 @@ def decide_attention(layer: Attention, asked: Request, facts: Facts, kernels: Ca
     Args:
         kernels: what kernels lack for it on the target, in words; empty where nothing.
     """
-    said, wanted = asked.said["attention"], asked.serves_attention
+    said, wanted = asked.said["attention"], asked.serves_attention(facts.lora)
     if layer.backend == OWN_BACKEND:
         said, wanted = f"attention_config's {OWN_BACKEND}", True
     if not wanted:
@@ -343,6 +344,11 @@ def _against_moe(asked: Request, facts: Facts) -> str:
         return (
             "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
             "'experts' leaves them to jitmx"
+        )
+    if asked.x_format == "fp8" and facts.target is not None and "wgmma" not in parse(facts.target).features:
+        return (
+            f"{asked.said['moe_activation']} asks for inputs with a scale a row, which jitmx multiplies on sm_90a, not "
+            f"on {facts.target}; mxfp8 is there on every target"
         )
     return facts.against_moe
 

@@ -102,6 +102,9 @@ def run_experts(
     x = stream[0]
     w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
+    if x_format == "fp8":
+        w13.look_at(words13, scales13)
+        w2.look_at(words2, scales2)
     ids: torch.Tensor
     weights: torch.Tensor | None = None
     fuses = 0 < x.shape[0] <= model_kernels.NORMED_ROWS

@@ -152,11 +152,13 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
 
     decision = policy.decide_attention(layer, asked, found, lacking)
     if layer.draft:
-        _announce_draft("attention", asked.serves_attention)
+        _announce_draft("attention", asked.serves_attention(found.lora))
     else:
         kind = f"attention{'' if window is None else ' within a window'}"
-        wanted = asked.serves_attention or layer.backend == policy.OWN_BACKEND
-        _announce(kind, decision, wanted, found.target)
+        told = bool(asked.attention) or layer.backend == policy.OWN_BACKEND
+        _announce(kind, decision, told, found.target)
+        if decision.format is None and not told and asked.serves_attention(found.lora):
+            _announce_other(kind, decision.reason)
         compiled.add(config, "attention", decision.format)
     return decision
 
@@ -171,7 +173,7 @@ def decide_sampler(config: Any, against: str) -> bool:
     if not isinstance(config.quant_config, JitmxGptOssConfig):
         return False
     asked, found = _asked(config), facts.read(config)
-    if not (asked.layers or asked.serves_attention):
+    if not (asked.layers or asked.attention):
         return False
     against = policy.against_greedy(asked, found) or against
     _announce_sampler(against, found.target)
@@ -206,6 +208,12 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
         logger.info("jitmx serves %s in %s on %s (%s)", kind, decision.format, target, decision.reason)
     elif wanted:
         logger.warning("vLLM serves %s, jitmx is disabled for it: %s", kind, decision.reason)
+
+
+@functools.cache
+def _announce_other(kind: str, reason: str) -> None:
+    """One line for what would be jitmx's by default; no warning, for nobody asked for it."""
+    logger.info("vLLM serves %s: %s", kind, reason)
 
 
 @functools.cache

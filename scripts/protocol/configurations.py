@@ -75,7 +75,7 @@ class Configuration:
         """Whether attention is jitmx's, by the policy of its plugin."""
         from jitmx.vllm import policy
 
-        return bool(self.layers) and policy.request(self._options(), environ={}).serves_attention
+        return bool(self.layers) and policy.request(self._options(), environ={}).serves_attention()
 
     @property
     def attention_by(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from jitmx import bench as benchmarks
+from jitmx import models
 from jitmx.bench import attention_peers, benchmark, linear, moe_inputs, moe_peers, roofline
 from jitmx.bench import moe as benchmarks_moe
 from jitmx.bench import norm as benchmarks_norm
 from jitmx.bench import routing as benchmarks_routing
+from jitmx.bench import topk as benchmarks_topk
+from jitmx.bench import tree as benchmarks_tree
 from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.peers import PEERS
 from jitmx.cli import bench
@@ -156,6 +160,8 @@ def test_libraries_are_chosen_by_name() -> None:
         "moe": moe_peers.PEERS,
         "norm": tuple(benchmarks_norm.PEERS),
         "routing": tuple(benchmarks_routing.PEERS),
+        "topk": tuple(benchmarks_topk.PEERS),
+        "tree": benchmarks_tree.PEERS,
     }
     assert {name: one.peers for name, one in known.items() if one.peers} == there
     assert set(bench._peers("all", known)) == {name for names in there.values() for name in names}
@@ -179,7 +185,7 @@ def test_libraries_are_chosen_by_name() -> None:
         (("attention", "head_dim=64"), "'head_dim=64' is no field=value of attention; fields: batch, context"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, launch"),
+        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, topk, tree, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:
@@ -189,3 +195,54 @@ def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, argume
 def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:
     done = process("bench", "linear", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "bench needs a GPU that torch can use" in done.stderr
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What a card of the test's own was asked of experts, which it answers with a row."""
+    found: list[tuple[Any, ...]] = []
+
+    def bench_moe(*arguments: Any) -> list[dict[str, Any]]:
+        found.append(arguments)
+        return [moe_row(16, 339.25, None)]
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(benchmark, "ceilings", lambda: LIMITS)
+    monkeypatch.setattr(benchmarks_moe, "bench_moe", bench_moe)
+    return found
+
+
+def test_experts_of_any_sizes_are_measured(run: Any, read: Any, layers: list[tuple[Any, ...]]) -> None:
+    sizes: dict[str, Any] = {"experts": 8, "top": 2, "hidden": 4096, "intermediate": 14336}
+    said = run("bench", "moe", *(f"--{name}={size}" for name, size in sizes.items()), "-m", "16,64")
+    (shape, rows, *_), usual = layers[0], moe_inputs.LayerShape()
+    assert shape == moe_inputs.LayerShape(**sizes) and rows == (16, 64) and shape.bias == usual.bias
+    assert "experts 8 x [4096, 14336] top 2, swiglu_oai, from router logits" in said.stdout
+    payload = read("bench", "moe", "--experts", "8", "--x-format", "mxfp8")["moe"]
+    assert payload["model"] is None and payload["shape"]["experts"] == 8 and payload["shape"]["x_format"] == "mxfp8"
+
+
+@pytest.mark.parametrize("name", models.EXPERT_LAYERS)
+def test_experts_of_models_are_measured_by_name(name: str, read: Any, layers: list[tuple[Any, ...]]) -> None:
+    payload = read("bench", "moe", "--model", name.upper(), "x_format=mxfp8")["moe"]
+    assert payload["model"] == name and payload["shape"]["hidden"] == models.EXPERT_LAYERS[name].hidden
+    assert layers[0][0] == dataclasses.replace(moe_inputs.MODELS[name], x_format="mxfp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("attention", "--model", "mixtral-8x7b"), "attention is not measured of mixtral-8x7b; its models: gpt-"),
+        (("moe", "--experts"), "--experts needs a value: it is the same as experts=VALUE"),
+        (("moe", "--experts", "eight"), "experts is a whole number from 1"),
+        (("moe", "--expert", "8"), "No such option"),
+        (("linear", "--experts", "8"), "'experts=8' is no field=value of linear"),
+        (("moe", "hidden=100"), "hidden=100 is not a multiple of 32"),
+        (("moe", "--experts", "2"), "top=4 is over experts=2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_of_experts_is_refused(
+    words: tuple[str, ...], said: str, run: Any, layers: list[tuple[Any, ...]]
+) -> None:
+    assert said in run("bench", *words, code=2).stderr
+    assert not layers

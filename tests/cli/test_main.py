@@ -18,7 +18,7 @@ from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
 
-VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "env", "doctor", "cache", "bundle")
+VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache", "bundle")
 GROUPS = {
     "cache": ("ls", "show", "why", "verify", "prune", "stats", "path"),
     "bundle": ("create", "inspect", "verify", "sign", "import", "list", "keygen"),

@@ -12,7 +12,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.norm import NormProblem
 from jitmx.registry.spec import Variant
-from jitmx.runtime import card
+from jitmx.runtime import card, load
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROWS = (1, 2, 5, 16, 64, 300, 2049, 8192)
@@ -123,8 +123,9 @@ def test_a_product_behind_it_reads_what_it_wrote() -> None:
             assert float((y.double() - exact).norm() / exact.norm()) <= 0.005
 
 
-def test_a_kernel_that_is_not_loaded_is_an_error_in_a_capture() -> None:
-    x, weight = inputs(3, 6144, torch.float16)
+def test_a_kernel_that_is_not_loaded_is_an_error_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_functions", {})  # nothing that other tests have loaded
+    x, weight = inputs(3, 6136, torch.float16)  # a size of no other test
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(CaptureError, match=r"norm\.rms"), torch.cuda.graph(graph):
         jitmx.rms_norm(x, weight)

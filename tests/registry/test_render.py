@@ -44,6 +44,7 @@ TIED = {
     "linear.wgmma": {"dtype", "scale_range"},
     "moe.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
     "moe.wgmma": {"scale_range"},
+    "moe.wgmma_fp8": {"scale_range"},
     "routing.route": {"normalized"},
 }
 

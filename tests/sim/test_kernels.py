@@ -14,7 +14,7 @@ from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
-FAMILIES = ("bandwidth", "linear", "norm", "pack", "quantize", "sampling")
+FAMILIES = ("bandwidth", "linear", "norm", "pack", "quantize", "sampling", "topk", "tree")
 GATES = {"linear": 0.005, "norm": 0.004}  # others are exact
 RARER = [
     v for target in TARGETS[1::2] for found in kernels.families().values() for v in found.rarer(arch.parse(target))

@@ -11,6 +11,7 @@ import mutations_attention
 import mutations_experts
 import mutations_experts_more
 import mutations_far
+import mutations_fp8
 import mutations_linear_more
 import mutations_norm
 import mutations_order
@@ -19,6 +20,7 @@ import mutations_prompts
 import mutations_sampling
 import mutations_sequences
 import mutations_streams
+import mutations_tree
 import mutations_values
 import mutations_warpgroups
 from jitmx.registry.render import render
@@ -37,10 +39,12 @@ _CATALOGUES = (
     mutations_experts,
     mutations_experts_more,
     mutations_far,
+    mutations_fp8,
     mutations_norm,
     mutations_order,
     mutations_sampling,
     mutations_sequences,
+    mutations_tree,
     mutations_values,
 )
 VARIANTS = {where: place for catalogue in _CATALOGUES for where, place in catalogue.VARIANTS.items()}
@@ -48,7 +52,14 @@ MUTATIONS = tuple(mutation for catalogue in _CATALOGUES for mutation in catalogu
 _ESCAPED = {name for catalogue in _CATALOGUES for name, _ in catalogue.ESCAPES}
 
 
-_NIGHTLY = (mutations_experts_more, mutations_far, mutations_linear_more, mutations_sequences, mutations_values)
+_NIGHTLY = (
+    mutations_experts_more,
+    mutations_far,
+    mutations_fp8,
+    mutations_linear_more,
+    mutations_sequences,
+    mutations_values,
+)
 _OFTEN = {where for catalogue in _CATALOGUES if catalogue not in _NIGHTLY for where in catalogue.VARIANTS}
 
 

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.utils import AttentionGroup, allocate_kv_cache
 
-from jitmx import model_kernels
+from jitmx import attention_kernels, model_kernels
 from jitmx.errors import InputError
 from jitmx.vllm import facts
 from jitmx.vllm.attention import JitmxAttentionBackend
@@ -426,7 +426,12 @@ def test_decodes_before_a_long_chunk_are_a_call_of_their_own_but_for_a_graph(hos
         )  # fmt: skip
         apart = builder.build(0, common)
         assert [part.query_start_loc.tolist() for part in apart.parts] == [[0, 1, 3], [0, 70]]
-        assert len(builder.build_for_cudagraph_capture(common).parts) == 1
+        captured = builder.build_for_cudagraph_capture(common)
+        assert len(captured.parts) == 1 and captured.max_seq_len == 86
+        wide = torch.zeros(3, 2 * attention_kernels.GRAPH_CONTEXT // builder.page_size).int()
+        longer = common.replace(block_table_tensor=wide, max_seq_len=2 * attention_kernels.GRAPH_CONTEXT)
+        assert builder.build(0, longer).max_seq_len == longer.max_seq_len
+        assert builder.build_for_cudagraph_capture(longer).max_seq_len == attention_kernels.GRAPH_CONTEXT
         assert len(builder.build(0, common.replace(max_query_len=64)).parts) == 1
         other = torch.arange(48).int().view(3, 16)
         moved = builder.update_block_table(apart, other, common.slot_mapping)

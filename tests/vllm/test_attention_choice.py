@@ -107,11 +107,24 @@ def test_attention_is_jitmxs_where_it_is_asked_for(
     assert said(host) == [("INFO", line) for line in lines if wanted]
 
 
-def test_one_line_makes_it_the_default(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "ATTENTION_BY_DEFAULT", True)
-    assert served(build(host)) == [True] * 2
+BESIDE = {"mxfp4_layers": "moe,qkv,o"}
+
+
+def test_beside_experts_qkv_and_o_it_is_the_default(host: Any) -> None:
+    assert served(build(host, additional_config={"jitmx": BESIDE})) == [True] * 2
     assert ("INFO", "jitmx serves attention in bfloat16 on sm_90a (by default)") in host.said
-    assert served(build(host, additional_config={"jitmx": {"attention": "off"}})) == [False] * 2
+    for other in (BESIDE | {"attention": "off"}, {"mxfp4_layers": "moe,qkv"}):
+        assert served(build(host, additional_config={"jitmx": other})) == [False] * 2, other
+    assert not policy.request(BESIDE | {"moe_kernel": "marlin"}, environ={}).serves_attention()
+    assert not policy.request(BESIDE, environ={}).serves_attention(lora=True)
+
+
+def test_a_backend_that_the_user_chose_stays_and_the_log_tells_without_a_warning(host: Any) -> None:
+    model = build(host, attention_config={"backend": "CPU_ATTN"}, additional_config={"jitmx": BESIDE})
+    assert served(model) == [False] * 2
+    told = [line for line in host.said if "vLLM serves attention" in line[1]]
+    assert [level for level, _ in told] == ["INFO"] * 2
+    assert all("attention_config asks for CPU_ATTN" in message for _, message in told)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_switch_is_named_where_it_decided() -> None:
         ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
         ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),
         ({"moe_kernel": "cutlass"}, "jitmx.moe_kernel='cutlass' is not auto, gemm, gemv, marlin or triton"),
-        ({"moe_activation": "fp8"}, "jitmx.moe_activation='fp8' is not bf16, mxfp8, mxfp4 or fp6"),
+        ({"moe_activation": "int8"}, "jitmx.moe_activation='int8' is not bf16, mxfp8, mxfp4, fp6 or fp8"),
         ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
         ({"all_scales": "full"}, "jitmx.all_scales='full' is not 0 or 1"),
         ({"greedy_sampler": "auto"}, "jitmx.greedy_sampler='auto' is not 0 or 1"),
@@ -187,7 +187,7 @@ def test_kernels_for_all_scales_are_taken_for_every_layer_where_they_are_asked_f
     assert [decision.all_scales for decision in served] == [wanted] * 4 and all(one.format for one in served)
 
 
-@pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6"])
+@pytest.mark.parametrize("activation", ["mxfp8", "mxfp4", "fp6", "fp8"])
 def test_the_rounding_of_the_experts_inputs_is_said(activation: str) -> None:
     decision = decide(Layer("moe"), ask(VLLM_MXFP4_ACTIVATION=activation), H200)
     assert decision == Decision("mxfp4", f"by default; inputs rounded to {activation} by VLLM_MXFP4_ACTIVATION")
@@ -218,3 +218,10 @@ def test_jitmx_takes_no_more_than_was_asked_for_and_always_says_why(
 def test_the_policy_and_the_entry_point_import_neither_vllm_nor_torch() -> None:
     code = "import sys, jitmx.vllm, jitmx.vllm.policy; print(sorted({'vllm', 'torch', 'cupy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_inputs_with_a_scale_a_row_are_for_targets_that_multiply_them() -> None:
+    asked = ask(JITMX_MOE_ACTIVATION="fp8")
+    assert decide(Layer("moe"), asked, H200).format == "mxfp4" and asked.x_format == "fp8"
+    other = decide(Layer("moe"), asked, dataclasses.replace(H200, target="sm_121a"))
+    assert other.format is None and "JITMX_MOE_ACTIVATION" in other.reason and "not on sm_121a" in other.reason

@@ -112,7 +112,9 @@ def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.Monk
     assert options == {"expert_map": None, "top": 2, "scoring": "softmax_topk", "x_format": "bf16"}
 
 
-@pytest.mark.parametrize(("said", "x_format"), [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("fp6", "mxfp6")])
+@pytest.mark.parametrize(
+    ("said", "x_format"), [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("fp6", "mxfp6"), ("fp8", "fp8")]
+)
 def test_inputs_are_rounded_to_what_was_asked_for(
     host: Any, monkeypatch: pytest.MonkeyPatch, said: str, x_format: str
 ) -> None:

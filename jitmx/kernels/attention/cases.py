@@ -339,7 +339,7 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     Args:
         launch: for a problem on so many multiprocessors.
     """
-    step = knobs.keys * knobs.warps * 16 // (knobs.rows // knobs.group_split)
+    step = knobs.keys * knobs.warps * 16 * knobs.row_tiles // (knobs.rows // knobs.group_split)
     share = max(step, LEAST)
     long = {"cluster": knobs.parts, "global": 2, "none": 0}[knobs.reduction] * share + step // 2 + 3
     long = max(long, step * (knobs.stages + 1) + 5)

@@ -11,6 +11,7 @@ Floor: 2 head_dim values of the cache a token and KV head, over the memory bandw
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,11 @@ class DecodeKnobs(Knobs):
     mask: int = shared.MASK
     append: bool = shared.APPEND
     rows: int = knob(16, choices=ROWS, doc="new tokens x group, at most")
-    group_split: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share a KV head's rows, 16 a warp")
+    group_split: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share a KV head's rows")
+    row_tiles: int = knob(1, choices=(1, 2), doc="tiles of 16 rows that a warp takes")
     keys: int = knob(32, choices=(16, 32, 64), doc="old tokens that warps of all rows take at a time")
     stages: int = knob(3, low=1, high=8, doc="of these, under way")
-    warps: int = knob(4, low=1, high=16, doc="a block, a multiple of rows / 16")
+    warps: int = knob(4, low=1, high=16, doc="a block, in whole teams: as many as take all of its rows")
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that the registers of a multiprocessor must suffice for")
     reduction: str = knob("none", choices=("none", "cluster", "global"), doc="where blocks merge what they have")
     parts: int = knob(1, choices=(1, 2, 4, 8, 16), doc="blocks a cluster")
@@ -84,8 +86,12 @@ def _partial_bytes(knobs: DecodeKnobs) -> int:
     return _block_rows(knobs) * (knobs.head_dim + 4) * 4
 
 
+def _team(knobs: DecodeKnobs) -> int:
+    return _block_rows(knobs) // 16 // knobs.row_tiles
+
+
 def _rings(knobs: DecodeKnobs) -> int:
-    return knobs.warps // (_block_rows(knobs) // 16)
+    return knobs.warps // _team(knobs)
 
 
 def shared_bytes(knobs: DecodeKnobs) -> int:
@@ -112,17 +118,22 @@ def most_registers(knobs: DecodeKnobs) -> int:
 def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
-    need = 44 + knobs.head_dim // 2 + knobs.keys * 5 // 8 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
+    need = 44 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
+    need += knobs.row_tiles * (knobs.head_dim // 2 + knobs.keys * 5 // 8) + 30 * (knobs.row_tiles > 1)
     need += 8 * (knobs.cache == "e4m3" and knobs.append)  # reciprocals of its scales, and clamps
+    need += 16 * (knobs.reduction == "global" and _block_rows(knobs) > 16)
     need += 6 * knobs.soft_cap + 10 * (knobs.mask > 0) + 5 * (knobs.reduction != "none")
     return 208 if knobs.head_dim == 256 and knobs.keys == 16 else need  # operands are loaded as they are needed
 
 
 def _check(knobs: DecodeKnobs, arch: Arch) -> None:
-    team = _block_rows(knobs) // 16
-    if knobs.group % knobs.group_split or not team:
-        said = f"group_split={knobs.group_split} of group={knobs.group} and rows={knobs.rows} leaves no whole 16 rows"
-        raise KnobError(said, "lower group_split")
+    team, least = _team(knobs), 16 * knobs.row_tiles
+    if knobs.group % knobs.group_split or _block_rows(knobs) % least:
+        said = f"group_split={knobs.group_split} of group={knobs.group} and rows={knobs.rows} leaves no whole"
+        raise KnobError(f"{said} {least} rows", "lower group_split or row_tiles")
+    if knobs.row_tiles > 1 and (knobs.head_dim > 64 or knobs.keys > 32 or knobs.reduction == "global"):
+        said = f"row_tiles=2 of head_dim={knobs.head_dim}, keys={knobs.keys} and reduction={knobs.reduction} takes more"
+        raise KnobError(f"{said} than 255 registers a thread", "use row_tiles=1")
     shared.check_shared(knobs, arch)
     need, most = _registers(knobs), most_registers(knobs)
     if need > most:
@@ -167,6 +178,8 @@ RARER: tuple[dict[str, Any], ...] = (
      "warps": 2, "append": False},
     {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
+    {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
+     "rotary": 64, "sinks": "sinks_bf16"},
 )  # fmt: skip
 
 
@@ -192,6 +205,8 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
 # Contexts below the first are over before an uneven share of them counts. Up to the second, requests of other lengths,
 # which clusters do not help, take little longer.
 _SHORT, _EVEN = 1024, 4096
+# Tokens times KV heads from which on warps of two tiles each are quicker than two blocks that read the same.
+_ONCE = 8 * 4096
 # Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
 _LONG = 16384
 # Of old tokens that a block reads: three quarters of what blocks of an H200 do.
@@ -223,8 +238,9 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     if shared_out := _cluster(problem, arch, multiprocessors):
         return _within(problem, arch, knobs | shared_out, shared_out["stages"])
     knobs |= {"reduction": "global"}
-    if crowded and problem.cache == "same":
-        return _within(problem, arch, knobs | {"warps": 2, "blocks_per_sm": 4}, stages=3)
+    if crowded:
+        shape = {"warps": 2, "blocks_per_sm": 4} if problem.cache == "same" else {"warps": 4, "blocks_per_sm": 2}
+        return _within(problem, arch, knobs | shape, stages=3)
     return _within(problem, arch, knobs | {"warps": 8 if team == 1 else 4, "blocks_per_sm": 1}, stages=3)
 
 
@@ -236,18 +252,33 @@ def _split(problem: AttentionProblem, multiprocessors: int, blocks: int) -> int:
 
 def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any] | None:
     """Clusters on half of the multiprocessors, for a few requests: they read as fast, and fewer parts are merged."""
-    items, split = problem.batch * problem.kv_heads, _split(problem, multiprocessors, blocks=2)
-    if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN):
+    items, team = problem.batch * problem.kv_heads, rows_for(problem) // 16
+    if problem.context > (_LONG if items * 8 <= multiprocessors else _EVEN) or "cluster" not in arch.features:
         return None
+    found = {"reduction": "cluster", "blocks_per_sm": 1, "warps": 8, "keys": 32, "stages": 3}
+    # Keys are read once for rows of several tokens by warps of two tiles each, which pays where reading takes longest.
+    if team in (2, 4) and problem.head_dim <= 64 and problem.cache == "same" and problem.context > _SHORT:
+        split = team // 2
+        fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
+        found |= {"group_split": split, "row_tiles": 2}
+        if items * problem.context >= _ONCE and fit:
+            return found | {"parts": fit[-1]}
+        if items * problem.context >= _ONCE and items * split <= multiprocessors:  # two blocks a multiprocessor
+            return found | {"parts": 2, "warps": 4, "stages": 2}
+        if team == 2 and 8 in fit:  # all keys at once
+            return found | {"parts": 8, "warps": 4, "stages": 2}
+        found["row_tiles"] = 1
+    split = _split(problem, multiprocessors, blocks=2)
+    if items * split * 2 > multiprocessors:
+        return None
+    found |= {"group_split": split}
     fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
-    if "cluster" not in arch.features or items * split * 2 > multiprocessors:
-        return None
-    found = {"reduction": "cluster", "group_split": split, "blocks_per_sm": 1, "warps": 8, "keys": 32}
     if not fit:
         return found | {"parts": 2, "stages": 3 if split == 1 else 2}
-    if problem.context <= 4 * 8 * 64 and 4 in fit:  # all of a short context is one step of four blocks
-        return found | {"parts": 4, "keys": 64, "stages": 1}
-    return found | {"parts": fit[-1], "stages": 3}
+    for keys in (32, 64):  # all of a short context is one step of four blocks
+        if problem.context <= 4 * 8 * keys and 4 in fit:
+            return found | {"parts": 4, "keys": keys, "stages": 1}
+    return found | {"parts": fit[-1]}
 
 
 def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
@@ -264,7 +295,7 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them;
     where they never do, the blocks of a cluster, which take rows of each other, are not one.
     """
-    team = rows_for(problem) // 16 // knobs.get("group_split", 1)
+    team = rows_for(problem) // 16 // knobs.get("group_split", 1) // knobs.get("row_tiles", 1)
     most = max(1, min(knobs["warps"], 16 // team))
     for teams in sorted({most, min(most, 2), 1}, reverse=True):
         for blocks in sorted({knobs.get("blocks_per_sm", 1), 1}, reverse=True):
@@ -273,7 +304,8 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
                 if DECODE.legal(arch, **fixed(problem), **knobs | found):
                     return knobs | found
     if knobs["reduction"] == "cluster":
-        return _within(problem, arch, knobs | {"reduction": "global", "parts": 1, "group_split": 1}, stages)
+        alone = {"reduction": "global", "parts": 1, "group_split": 1, "row_tiles": 1}
+        return _within(problem, arch, knobs | alone, stages)
     DECODE.variant(arch, **fixed(problem), **knobs | {"keys": 16, "stages": 2, "warps": team})  # says what does not fit
     return knobs
 
@@ -282,14 +314,14 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     """Knobs that tuning tries."""
     pdl, whole = "pdl" in arch.features, rows_for(problem) // 16
     shapes = [
-        {"warps": warps * whole // split, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl,
-         "group_split": split}
+        {"warps": warps * whole // split // tiles, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": pdl,
+         "group_split": split, "row_tiles": tiles}
         for warps, keys, stages in (
             (4, 32, 3), (4, 32, 2), (8, 32, 2), (8, 16, 2), (8, 16, 3), (4, 16, 3), (4, 16, 4), (2, 32, 3), (5, 32, 2),
             (5, 16, 2), (4, 64, 3), (1, 32, 3), (1, 16, 4), (8, 32, 3), (8, 16, 5), (4, 64, 1), (8, 64, 1), (8, 32, 1),
         )
         for blocks in (1, 2, 4)
-        for split in (1, 2, 4) if whole % split == 0
+        for split, tiles in itertools.product((1, 2, 4), (1, 2)) if whole % (split * tiles) == 0
     ]  # fmt: skip
     reductions: list[dict[str, Any]] = [{"reduction": "global", "parts": 1}, {"reduction": "none", "parts": 1}]
     if "cluster" in arch.features:

@@ -28,9 +28,12 @@ def packed_tiles(n: int, k: int) -> tuple[int, int]:
     return -(-n // TILE_ROWS), -(-k // TILE_K)
 
 
-def preferred_encoding(arch: Arch) -> str:
-    """The encoding that a target's tensor cores want: nibbles where block-scaled MMA takes them as they are."""
-    return "nibble" if "mma_block_scale" in arch.features else "swizzle"
+def preferred_encoding(arch: Arch, activation: str = "bf16") -> str:
+    """The encoding that a target's tensor cores want of weights beside activations in a format.
+
+    Nibbles where block-scaled MMA takes them as they are, and where they are looked up to become E4M3.
+    """
+    return "nibble" if "mma_block_scale" in arch.features or activation == "fp8" else "swizzle"
 
 
 def reference(

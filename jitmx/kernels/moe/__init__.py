@@ -8,6 +8,7 @@ Kernels, a module and a template each:
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
+    gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are
     combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
@@ -17,6 +18,7 @@ by expert as `linear` packs one weight. hidden and intermediate are multiples of
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,21 +28,40 @@ from jitmx.kernels import Decomposition, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.layout import preferred_encoding
-from jitmx.kernels.moe import choice, combine, decode, gather, grouped, scaled, stream, tiles, token, wgmma
-from jitmx.kernels.moe.problem import MAX_ROWS, X_FORMATS, MoeProblem
+from jitmx.kernels.moe import (
+    choice,
+    combine,
+    decode,
+    gather,
+    gather_fp8,
+    grouped,
+    layer,
+    scaled,
+    stream,
+    tiles,
+    token,
+    wgmma,
+    wgmma_fp8,
+)
+from jitmx.kernels.moe.problem import MAX_ROWS, MX_FORMATS, MoeProblem
+from jitmx.kernels.routing.knobs import MAX_EXPERTS
 from jitmx.kernels.tuning import Follow, Tuning
-from jitmx.models import NAMED
+from jitmx.models import EXPERT_LAYERS, NAMED, ExpertLayer
 from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
 
-MODULES = token, stream, decode, grouped, scaled, gather, wgmma, combine
+MODULES = token, stream, decode, grouped, scaled, gather, wgmma, gather_fp8, wgmma_fp8, combine
 KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (256, 8192)
 QUANTIZED_ROWS = (16, 512)
+FP8_ROWS = (512, 8192)
 USUAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 65536)
 TUNED_ROWS = USUAL_ROWS[:-1]
+# Reads of a weight by one launch, on average, up to which that is quicker than to go by expert. On an H200 moe.stream
+# takes 1.1 to 1.4 times its reads at the memory's rate, and moe.grouped 1.5 to 1.6 times one.
+MOST_READS = 1.35
 ROOM_FOR_STREAM = 200 << 10  # bytes of shared memory a block
 
 
@@ -49,16 +70,17 @@ def _typical(arch: Arch) -> tuple[MoeProblem, ...]:
     encoding = preferred_encoding(arch)
     plain = tuple(MoeProblem(m, encoding=encoding) for m in (*TYPICAL_ROWS, *MANY_ROWS))
     chosen = tuple(MoeProblem(1, model.experts, encoding=encoding, routing="bf16") for model in NAMED.values())
-    quantized = (
-        MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in X_FORMATS[1:] for m in QUANTIZED_ROWS
-    )
-    return (*plain, *chosen, *quantized)
+    quantized = (MoeProblem(m, encoding=encoding, x_format=x_format) for x_format in MX_FORMATS for m in QUANTIZED_ROWS)
+    rows = tuple(MoeProblem(m, encoding=preferred_encoding(arch, "fp8"), x_format="fp8") for m in FP8_ROWS)
+    return (*plain, *chosen, *quantized, *(rows if "wgmma" in arch.features else ()))
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     name = by_expert(problem)
-    if problem.product in ("gather", "combine"):
+    if problem.product == "combine" or (problem.product == "gather" and problem.x_format == "bf16"):
         name = problem.product
+    elif problem.product == "gather":
+        name = "gather_fp8"
     elif whole := in_one_launch(problem, arch, multiprocessors):
         name = whole
     elif wgmma.serves_best(problem, arch) and "wgmma" in FAMILY.serving(problem, arch):
@@ -67,8 +89,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
 
 
 def by_expert(problem: MoeProblem) -> str:
-    """The kernel that makes a problem's products on any target."""
-    return "grouped" if problem.x_format == "bf16" else "scaled"
+    """The kernel that makes a problem's products on every target that has some for its format."""
+    return {"bf16": "grouped", "fp8": "wgmma_fp8"}.get(problem.x_format, "scaled")
 
 
 def of_one_launch(arch: Arch) -> tuple[str, ...]:
@@ -81,7 +103,7 @@ def of_one_launch(arch: Arch) -> tuple[str, ...]:
 
 
 def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
-    """The kernel that makes the layer in one launch: few rows, nothing unusual, and it fits shared memory."""
+    """The kernel that makes the layer in one launch: few rows an expert, nothing unusual, and it fits shared memory."""
     if problem.m > MAX_ROWS:
         return None
     able = FAMILY.serving(problem, arch)
@@ -90,8 +112,15 @@ def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str 
             kernel = KERNELS[name]
             knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
             if fits(problem, kernel.spec.variant(arch, **knobs), min(multiprocessors, arch.multiprocessors)):
-                return name
+                return name if _reads_few(problem, knobs) else None
     return None
+
+
+def _reads_few(problem: MoeProblem, knobs: Mapping[str, Any]) -> bool:
+    """Whether one launch reads weights about once; by expert they are, however many rows an expert has."""
+    if problem.experts > MAX_EXPERTS or "columns" not in knobs:  # of one row, or of more experts than lists have
+        return True
+    return layer.reads(problem, knobs["columns"]) <= MOST_READS
 
 
 def fits(problem: MoeProblem, variant: Variant, multiprocessors: int) -> bool:
@@ -122,11 +151,17 @@ def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) 
     return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
 
 
+def _of_model(one: ExpertLayer) -> dict[str, Any]:
+    """Fields of the problems of a model's layer, but those that have their defaults."""
+    usual = MoeProblem().as_dict()
+    return {name: value for name, value in dataclasses.asdict(one).items() if value != usual[name]}
+
+
 TUNING = Tuning(
     sizes=("experts", "top", "hidden", "intermediate"),
     values=lambda problem: {"m": TUNED_ROWS},
     described=_described,
-    models={name: ({"experts": model.experts},) for name, model in NAMED.items()},
+    models={name: (_of_model(one),) for name, one in EXPERT_LAYERS.items()},
     named=("activation", "scale_range", "product"),
     nameless=("encoding",),
     untimed=("residual", "routing", "scoring"),
@@ -142,7 +177,8 @@ BENCHMARK = Benchmark(
     "a layer of experts in CUDA graphs of dependent calls, each with a routing of its own that spreads as a trained "
     "router's and whose experts no cache holds, beside vLLM's experts that can be imported; the floor is the bytes of "
     "the experts hit at the read rate, or the operations at the matmul rate",
-    fields=("m", "x_format"),
+    fields=("m", "experts", "top", "hidden", "intermediate", "activation", "bias", "x_format"),
+    models=tuple(EXPERT_LAYERS),
     peers=("humming", "triton", "marlin"),
     drawn=True,
 )

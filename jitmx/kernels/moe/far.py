@@ -210,8 +210,12 @@ def _last(item: Buffer, first: int) -> Buffer:
     return item.spread(first * size, (first + len(item.data)) * size)
 
 
-def far_gather(variant: Variant, case: Case, few: MoeProblem, launch: Any) -> Case:
-    """The last rows of very many, with the last pairs; block 0, which clears the counters, finds no expert."""
+def far_gather(variant: Variant, case: Case, few: MoeProblem, launch: Any, line: int = TILE_K) -> Case:
+    """The last rows of very many, with the last pairs; block 0, which clears the counters, finds no expert.
+
+    Args:
+        line: values of k in a line of activations.
+    """
     values: dict[str, Any] = dict(case.values)
     rows, top, k = MAX_TOKENS - few.m, few.top, few.hidden
     pairs, whole = rows * top, dataclasses.replace(few, m=rows + few.m, experts=few.experts + 1)
@@ -224,7 +228,9 @@ def far_gather(variant: Variant, case: Case, few: MoeProblem, launch: Any) -> Ca
     nobody = np.array([[-1, 0, 0, 0]], np.int32)
     at = np.append(0, tiles - len(entries) + np.arange(len(entries))) * 16
     values["schedule"] = _with(values["schedule"], np.concatenate([nobody, entries])).spread(at, tiles * 16, fill=255)
-    values["y"] = _lines_at(values["y"], pairs * -(-k // TILE_K))
+    values["y"] = _lines_at(values["y"], pairs * -(-k // line))
+    if "x_scales" in values:
+        values["x_scales"] = values["x_scales"].spread(pairs * 4, whole.m * top * 4)
     return dataclasses.replace(
         case,
         name=f"far: rows={whole.m} top={top} experts={whole.experts} k={k} grid={geometry.blocks}",
@@ -255,11 +261,15 @@ def _lines_at(item: Buffer, before: int) -> Buffer:
     return item.spread(before * LINE_BYTES, before * LINE_BYTES + item.data.nbytes)
 
 
-def far_rows(variant: Variant, launch: Any) -> Iterator[Case]:
+def far_rows(variant: Variant, launch: Any, case: Any = lines_case, line: int = TILE_K) -> Iterator[Case]:
     """The last items of `moe.wgmma`: of many pairs, of many experts and features, and of an expert of many rows.
 
     Blocks take items by a counter, which is not 0 here but the number of the first item at hand. They go on until there
     is none.
+
+    Args:
+        case: makes a small one of variant, launch, problem, routing and seed.
+        line: values of k in a line of activations.
     """
     knobs = variant.knobs
     up = knobs.product == "up"
@@ -279,18 +289,16 @@ def far_rows(variant: Variant, launch: Any) -> Iterator[Case]:
             MoeProblem(rows, experts, ids.shape[1], shape[0], shape[1], product=knobs.product)
             for rows, experts, shape in ((1, 2 - lone, small), (before.rows + 1, before.experts + 2 - lone, sizes))
         )
-        yield _items(variant, some, whole, launch(knobs, whole, 2), Routing(ids), before)
+        small_case = case(variant, launch(knobs, whole, 2), some, Routing(ids), 9)
+        yield _items(variant, small_case, some, whole, before, line)
 
 
-def _items(
-    variant: Variant, few: MoeProblem, whole: MoeProblem, launch: Launch, routing: Routing, before: Before
-) -> Any:
+def _items(variant: Variant, small: Case, few: MoeProblem, whole: MoeProblem, before: Before, line: int) -> Case:
     knobs, up = variant.knobs, variant.knobs.product == "up"
-    small = lines_case(variant, launch, few, routing, 9)
     values: dict[str, Any] = dict(small.values)
     n, k = (2 * whole.intermediate, whole.hidden) if up else (whole.hidden, whole.intermediate)
     pairs, all_pairs = before.rows * few.top, whole.m * few.top
-    tile_m, steps = knobs.tile_m, -(-k // TILE_K)
+    tile_m, steps = knobs.tile_m, -(-k // line)
     lone = not before.experts  # one expert has all pairs, the last of which are a tile of their own
     if lone:
         pairs = pairs // tile_m * tile_m
@@ -304,7 +312,11 @@ def _items(
     values["scales"] = experts_at(values["scales"], before, n)
     if "bias" in values:
         values["bias"] = matrix_at(values["bias"], before.experts, before.features, n)
-    half, first = whole.intermediate, before.features // 2 // TILE_K  # of the first product: features of h, and step
+    if "bases" in values:
+        values["bases"] = matrix_at(values["bases"], before.experts, before.features, n)
+    if "x_scales" in values:
+        values["x_scales"] = values["x_scales"].spread(pairs * 4, all_pairs * 4)
+    half, first = whole.intermediate, before.features // 2 // line  # of the first product: features of h, and step
     if lone:
         offsets = np.array([0, all_pairs], np.int32)
         values["offsets"] = _with(values["offsets"], offsets)
@@ -312,11 +324,11 @@ def _items(
         values["schedule"] = _with(values["schedule"], entries).spread((tiles - 1) * 16, tiles * 16, fill=255)
         values["x"] = _steps_at(values["x"], pairs, all_pairs, steps)
         if up:
-            values["y"] = _steps_at(values["y"], pairs, all_pairs, -(-half // TILE_K))
+            values["y"] = _steps_at(values["y"], pairs, all_pairs, -(-half // line))
     else:
         values["x"] = _lines_at(values["x"], pairs * steps)
         if up:
-            values["y"] = _lines_at(values["y"], pairs * -(-half // TILE_K) + first * (few.m * few.top))
+            values["y"] = _lines_at(values["y"], pairs * -(-half // line) + first * (few.m * few.top))
     if not up:
         values["y"] = matrix_at(values["y"], pairs, before.features, n, all_pairs)
     wide = -(-n // knobs.tile_n)

@@ -167,9 +167,8 @@ def _block(tile_m: int, arch: Arch, full: bool) -> dict[str, Any]:
 
 def spread(problem: MoeProblem, tile_m: int) -> tuple[float, int]:
     """Experts that have rows, where all are as likely, and tiles that their rows fill, spread evenly."""
-    pairs = problem.m * problem.top
-    busy = problem.experts * -math.expm1(pairs * math.log1p(-1 / problem.experts)) if problem.experts > 1 else 1.0
-    return busy, math.ceil(busy * math.ceil(pairs / busy / tile_m))
+    busy = problem.experts_hit
+    return busy, math.ceil(busy * math.ceil(problem.rows_an_expert / tile_m))
 
 
 def _cost(problem: MoeProblem, tile_m: int, arch: Arch, multiprocessors: int) -> float:
@@ -208,7 +207,7 @@ def fullest(times: Mapping[int, float], problem: MoeProblem) -> int:
     The model spreads rows evenly, which no router does.
     """
     near = [tile_m for tile_m, time in times.items() if time <= NEAR * min(times.values())]
-    most = 4 * problem.m * problem.top / spread(problem, 1)[0]
+    most = 4 * problem.rows_an_expert
     return max((tile_m for tile_m in near if tile_m <= most), default=min(near))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,16 @@ def contract(threads: int, copy: str = "bulk") -> Contract:
 def few_rows(problem: MoeProblem) -> MoeProblem:
     """The problem with no more rows than one launch takes."""
     return replace(problem, m=min(problem.m, MAX_ROWS))
+
+
+def reads(problem: MoeProblem, columns: int) -> float:
+    """How often one launch reads the weights of an expert that has rows, on average: once for each `columns` rows.
+
+    A row takes different experts, all as likely.
+    """
+    share = min(problem.top / problem.experts, 1.0)
+    chance = [math.comb(problem.m, k) * share**k * (1 - share) ** (problem.m - k) for k in range(problem.m + 1)]
+    return sum(-(-rows // columns) * one for rows, one in enumerate(chance)) / (1 - chance[0])
 
 
 def require_room(problem: MoeProblem, variant: Variant, need: Callable[[Any], int], lower: str) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
 UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
-X_FORMATS = ("bf16", "mxfp8", "mxfp6", "mxfp4")
+MX_FORMATS = ("mxfp8", "mxfp6", "mxfp4")  # with a scale a block of 32; fp8 has one a row
+X_FORMATS = ("bf16", *MX_FORMATS, "fp8")
 WEIGHT_ON = ("output", "input")
 REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
@@ -28,6 +31,8 @@ PRODUCTS = ("layer", "gather", "up", "down", "combine")
 @dataclass(frozen=True)
 class MoeProblem(Problem):
     """One call of `jitmx.moe`: m rows, each to `top` of so many experts."""
+
+    derived: ClassVar[tuple[str, ...]] = ("rows_an_expert",)
 
     m: int = knob(1, low=1, high=MAX_TOKENS, doc="rows of x")
     experts: int = knob(GPT_OSS_120B.experts, low=1, high=1 << 15, doc="local experts")
@@ -45,6 +50,12 @@ class MoeProblem(Problem):
     bias: bool = knob(True, doc="both products have a bias")
     encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
+
+    row_range: str = knob(
+        "narrow",
+        choices=ROW_RANGES,
+        doc="of fp8: whether the scales of every row of W are at most eleven binades apart, or of some further",
+    )
 
     product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its launches")
     x_format: str = knob("bf16", choices=X_FORMATS, doc="format that x and h are quantized to, or bf16")
@@ -64,6 +75,18 @@ class MoeProblem(Problem):
         self.require_blocks("hidden", "intermediate")
         if self.residual == "pair" and self.reduction == "atomic":
             raise KnobError("reduction='atomic' adds to y in bf16, and residual='pair' leaves a pair", "use 'ordered'")
+
+    @property
+    def experts_hit(self) -> float:
+        """Experts that have rows, where all are as likely."""
+        if self.experts == 1:
+            return 1.0
+        return self.experts * -math.expm1(self.m * self.top * math.log1p(-1 / self.experts))
+
+    @property
+    def rows_an_expert(self) -> float:
+        """Rows that an expert has which has any, on average: what kernels of one or of many rows are chosen by."""
+        return self.m * self.top / self.experts_hit
 
     @property
     def overridable(self) -> bool:
@@ -89,4 +112,4 @@ class MoeProblem(Problem):
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> MoeProblem:
         """A problem whose weights were packed for `arch`."""
-        return cls(**{"encoding": preferred_encoding(arch), **shape})
+        return cls(**{"encoding": preferred_encoding(arch, shape.get("x_format", "bf16")), **shape})

@@ -27,7 +27,7 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.moe import grouped, tiles
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS
 from jitmx.kernels.moe.limits import require_of_product, require_usual
-from jitmx.kernels.moe.problem import ACTIVATIONS, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS, MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, MX_FORMATS, REDUCTIONS, UNGATED, WEIGHT_ON, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -51,7 +51,7 @@ class ScaledKnobs(dense.Geometry, Knobs):
     weight_on: str = knob("output", choices=WEIGHT_ON, doc="whether the router's weight multiplies W2 h + b2 or W13 x")
     reduction: str = knob("ordered", choices=REDUCTIONS, doc="parts of y by pair for moe.combine, or atomics on y")
     encoding: str = knob("nibble", choices=ENCODINGS, doc="order of the bits in a packed word")
-    x_format: str = knob("mxfp8", choices=X_FORMATS[1:], doc="format that x and h are rounded to: E4M3, E2M3 or E2M1")
+    x_format: str = knob("mxfp8", choices=MX_FORMATS, doc="format that x and h are rounded to: E4M3, E2M3 or E2M1")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scales of x and h take their exponent")
     atom: str = knob(
         "twin", choices=("twin", "mxf8f6f4", "mxf4"),
@@ -129,8 +129,8 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
     require_usual("scaled", problem, "activation", "x_format", "weight_on", "reduction")
     fixed = grouped.fixed_product(problem)
-    if problem.x_format == "bf16":
-        raise KnobError("moe.scaled does not take x_format='bf16', only mxfp8, mxfp6 or mxfp4")
+    if problem.x_format not in MX_FORMATS:
+        raise KnobError(f"moe.scaled does not take x_format={problem.x_format!r}, only mxfp8, mxfp6 or mxfp4")
     rule = problem.scale_rule if fixed["product"] == "up" else formats.SCALE_RULES[0]
     return fixed | {"x_format": problem.x_format, "scale_rule": rule}
 

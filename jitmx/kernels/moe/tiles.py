@@ -81,7 +81,7 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
     problem = choice.launched(problem)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
     share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
-    if variant.spec.name == "wgmma":
+    if variant.spec.name in ("wgmma", "wgmma_fp8"):
         gather = dataclasses.replace(problem, product="gather", residual=False)
         found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))
     found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))

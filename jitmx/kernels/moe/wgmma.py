@@ -7,6 +7,7 @@ what the second reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from jitmx.kernels.moe import far, tiles
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_ROWS, MoeProblem
+from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, LINE_BYTES, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
@@ -34,6 +35,8 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
 # products: on an H200 634 and 644 us with 8 rows, 795 and 685 with 16. Up to the second, tiles of 64 rows are quicker.
 MANY_ROWS, _FEW_ROWS = 12, 48
+_STAGES_FEW = {192: 10, 256: 8, 128: 10}  # by rows of W a block, of such tiles
+_CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
 _SLOT_BYTES = 640
 _CHUNK = 32  # rows of y that a warpgroup stores at once
@@ -138,22 +141,21 @@ def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Laun
     return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs))
 
 
-def _product(problem: MoeProblem) -> str:
-    """The product that answers a problem: of a whole layer of many rows the first."""
+def product_of(problem: MoeProblem) -> str:
+    """The product that answers a problem: of a whole layer the first."""
     if problem.product in ("up", "down"):
         return problem.product
-    if problem.product == "layer" and problem.m > MAX_ROWS:
+    if problem.product == "layer":
         return "up"
     raise KnobError(
-        f"moe.wgmma makes one product of many rows, and not product={problem.product} of m={problem.m}",
-        "use product='up' or product='down'",
+        f"moe.wgmma makes one product, and not product={problem.product}", "use product='up' or product='down'"
     )
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
     require_usual("wgmma", problem)
-    product = _product(problem)
+    product = product_of(problem)
     require_normal_scales("moe.wgmma", problem.scale_range, "moe.grouped")
     activation = problem.activation if product == "up" else ACTIVATIONS[0]
     return {"product": product, "activation": activation, **problem.pick("bias", "encoding", "scale_range")}
@@ -161,14 +163,27 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 def serves_best(problem: MoeProblem, arch: Arch) -> bool:
     """Whether this kernel is the choice for a product: many rows an expert, where it runs at all."""
-    many = problem.m * problem.top >= MANY_ROWS * problem.experts and problem.m > MAX_ROWS
-    return runs_on(arch) and many and problem.scale_range == "normal"
+    return runs_on(arch) and problem.rows_an_expert >= MANY_ROWS and problem.scale_range == "normal"
+
+
+def _rows_in_turn(problem: MoeProblem, tile_m: int, tile_n: int, multiprocessors: int) -> int:
+    """Rows of W that a multiprocessor decodes, one item after another, where rows are spread evenly."""
+    n = problem.sizes(product_of(problem))[0]
+    items = math.ceil(problem.experts_hit) * math.ceil(problem.rows_an_expert / tile_m) * -(-n // tile_n)
+    return -(-items // multiprocessors) * tile_n
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """192 rows of W, which divide both products of gpt-oss, by at most as many of x: what registers hold."""
-    if problem.m * problem.top < _FEW_ROWS * problem.experts:
-        return {"tile_m": 64, "grain": 16, "tile_n": 192, "stages": 10, "ring": 4, "pdl": True}
+    """192 rows of W, which divide both products of gpt-oss, by at most as many of x: what registers hold.
+
+    Few experts may leave multiprocessors idle in the last turn: then by as many rows of W as take clearly less.
+    """
+    if problem.rows_an_expert < _FEW_ROWS:
+        few = {"tile_m": 64, "grain": 16, "ring": 4, "pdl": True}
+        turns = {tile_n: _rows_in_turn(problem, 64, tile_n, multiprocessors) for tile_n in _STAGES_FEW}
+        best = min(turns, key=lambda tile_n: (turns[tile_n], -tile_n))
+        tile_n = best if turns[best] < _CLEARLY * turns[192] else 192
+        return few | {"tile_n": tile_n, "stages": _STAGES_FEW[tile_n]}
     return {"tile_m": WIDEST, "grain": 32, "tile_n": 192, "stages": 6, "ring": 4, "pdl": True}
 
 

@@ -81,7 +81,8 @@ def restore(lines: Array, offsets: Offsets, k: int) -> Array:
     return rows[:, :k]
 
 
-def _offsets(local: npt.NDArray[np.int32], experts: int) -> Offsets:
+def offsets_of(local: npt.NDArray[np.int32], experts: int) -> Offsets:
+    """Where each expert's pairs start, [experts + 1]."""
     valid = local[(local >= 0) & (local < experts)]
     return np.concatenate([[0], np.cumsum(np.bincount(valid, minlength=experts))]).astype(np.int32)
 
@@ -91,7 +92,7 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
     generator = np.random.default_rng(seed)
     rows, top = routing.ids.shape
     pairs, schedule = lists(routing.local, problem.experts, variant.knobs.tile_m)
-    offsets = _offsets(routing.local, problem.experts)
+    offsets = offsets_of(routing.local, problem.experts)
     x = generator.standard_normal((rows, problem.hidden)).astype(ml_dtypes.bfloat16)
     wanted = arrange(x[pairs[: offsets[-1]] // top], offsets).view(np.uint16)
 
@@ -127,7 +128,7 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     rows, top = routing.ids.shape
     n, k = (2 * problem.intermediate, problem.hidden) if up else (problem.hidden, problem.intermediate)
     pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
-    offsets = _offsets(routing.local, problem.experts)
+    offsets = offsets_of(routing.local, problem.experts)
     count = int(offsets[-1])
     alpha, limit = edges.parameters(seed)
     x = generator.standard_normal((count, k)).astype(ml_dtypes.bfloat16)

@@ -9,6 +9,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops.linear.packed import Packed, quantized
+from jitmx.ops.moe.row_words import RowWords, refreshed, row_words
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans
@@ -34,6 +35,7 @@ class PackedExperts(Packed):
     k: int
     encoding: str
     scale_range: str
+    _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
     # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
@@ -42,6 +44,22 @@ class PackedExperts(Packed):
         experts = self.words.shape[0] if isinstance(self.words, torch.Tensor) and self.words.dim() else 0
         what = f"packed experts [{experts}, {self.n}, {self.k}]"
         self._require(what, "use pack_experts", (experts, *tiles), (32, 4))
+
+    @property
+    def row_words(self) -> RowWords:
+        """What products in E4M3 are told of each row; the first time, it waits for the device."""
+        if not self._rows:
+            self._rows.append(row_words(self.words, self.scales, self.n, self.encoding))
+        return self._rows[0]
+
+    def refresh_rows(self) -> None:
+        """See to it that `row_words` is of what the weight holds now, and stays where it is.
+
+        Raises:
+            InputError: rows need passes that kernels in use do not make.
+        """
+        if self._rows:
+            refreshed(self._rows[0], self.words, self.scales, self.n, self.encoding)
 
     @property
     def experts(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe import FAMILY, MoeProblem
+from jitmx.kernels.moe import FAMILY, MoeProblem, fp8_rows
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.tiles import makes_products
@@ -82,11 +82,16 @@ class GroupedPlan(Plan):
         pairs = problem.m * problem.top
         parts = 0 if self.adds else pairs * problem.hidden * 2
         h = hidden_bytes(problem)
+        self._in_e4m3 = problem.x_format == "fp8"
         if self._gathers:  # nobody reads the gathered rows once there are parts: these take their place
-            h, parts = rows_bytes(pairs, problem.intermediate), rows_bytes(pairs, problem.hidden)
+            bytes_of = fp8_rows.rows_bytes if self._in_e4m3 else rows_bytes
+            h, parts = bytes_of(pairs, problem.intermediate), max(parts, bytes_of(pairs, problem.hidden))
         self._parts = _whole(h)
         self._counters = self._parts + _whole(parts)
+        self._scales = self._counters + (_whole(4 * COUNTERS) if self._in_e4m3 else 0)
         self.scratch = self._counters + (4 * COUNTERS if self._gathers else 0)
+        if self._in_e4m3:
+            self.scratch = self._scales + 4 * pairs
 
     def lists(self, ids: torch.Tensor, expert_map: torch.Tensor | None, count: torch.Tensor | None) -> Routing:
         """The lists that the products read, of ids [rows, top]."""
@@ -111,12 +116,17 @@ class GroupedPlan(Plan):
         listed = {**lists, "weights": found.weights.data_ptr(), "alpha": call.alpha, "limit": call.limit}
         ids = {"ids": found.ids.data_ptr(), "map": call.expert_map, "map_size": call.map_size}
         own = {"offsets": found.offsets.data_ptr(), "counters": counters} if self._gathers else ids
+        first: dict[str, int] = {}
+        second: dict[str, int] = {}
+        if self._in_e4m3:
+            own |= {"x_scales": memory.data_ptr() + self._scales}
+            first, second = ({"bases": bases} for bases in call.bases)
         if self._gathers:
             self._products["gather"](x=call.x, y=parts, **lists, **own)
         x = parts if self._gathers else call.x
-        self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own)
+        self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own, **first)
         y = call.y if self.adds else parts
-        self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own)
+        self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own, **second)
         if "combine" in self._products:
             self._products["combine"](x=parts, bias=call.residual, y=call.y, **ids)
 

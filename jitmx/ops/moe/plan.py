@@ -11,6 +11,7 @@ from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
+from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.ops.moe.grouped import GroupedPlan
@@ -39,6 +40,7 @@ class Call:
         count: rows that count.
         residual: [rows, hidden], added to y; or a pair [2, rows, hidden], as which y is left then.
         alpha, limit: of the activation.
+        bases: of fp8, what there is to be known of rows of W13 and of W2.
     """
 
     x: int
@@ -52,6 +54,7 @@ class Call:
     residual: int = 0
     alpha: float = ALPHA
     limit: float = LIMIT
+    bases: tuple[int, int] = (0, 0)
 
 
 class LayerPlan(plans.Plan):
@@ -99,9 +102,17 @@ def problem_of(
 ) -> MoeProblem:
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
+    if more.get("x_format") == "fp8":
+        wide = "wide" in (w13.row_words.range, w2.row_words.range)
+        more = {**more, "row_range": ROW_RANGES[wide]}
     return MoeProblem(
         rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
     )
+
+
+def bases_of(w13: Experts, w2: Experts) -> tuple[int, int]:
+    """Where lies what products in E4M3 are told of the rows of both weights."""
+    return w13.row_words.words.data_ptr(), w2.row_words.words.data_ptr()
 
 
 def launches(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:

@@ -94,6 +94,18 @@ SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
         {"rows": 32, "group": 8, "group_split": 2, "warps": 8, "mask": 32, "rope": "neox", "sinks": "sinks_bf16",
          "reduction": "cluster", "parts": 8},
     ),
+    "two tiles a warp, a tree": (
+        "sm_90a",
+        {"rows": 32, "group": 8, "row_tiles": 2, "keys": 32, "stages": 1, "mask": 32, "rope": "neox",
+         "sinks": "sinks_bf16", "windowed": True, **CLUSTER},
+    ),
+    "two tiles a warp, teams of two, E4M3": (
+        "sm_121a", {"rows": 64, "group": 8, "row_tiles": 2, "stages": 2, "cache": "e4m3", "rope": "interleaved"}
+    ),
+    "two tiles a warp, sums in fp16": (
+        "sm_80",
+        {"rows": 32, "group": 5, "row_tiles": 2, "dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "append": False},
+    ),
     "one warp, many stages": ("sm_90a", {"warps": 1, "stages": 8, "keys": 64, "rope": "neox"}),
     "three warps": ("sm_121a", {"warps": 3, "stages": 3, **GRID}),
     "eight warps": ("sm_90a", {"warps": 8, "windowed": True, "append": False}),
@@ -194,6 +206,8 @@ def test_what_warm_up_compiles_keeps_its_contracts(target: str) -> None:
         (lambda: decode("sm_90a", parts=4), "parts=4 with reduction=none; use .*parts=1 else"),
         (lambda: decode("sm_90a", rows=64), "warps=2 are not whole teams: 64 rows take 4 warps .*multiple of 4"),
         (lambda: decode("sm_90a", group_split=2), "group_split=2 of group=4 and rows=16 leaves no .*lower group_split"),
+        (lambda: decode("sm_90a", row_tiles=2), "rows=16 leaves no whole 32 rows.*lower group_split or row_tiles"),
+        (lambda: decode("sm_90a", rows=32, row_tiles=2, head_dim=128), "row_tiles=2 of head_dim=128.*use row_tiles=1"),
         (lambda: decode("sm_90a", rows=128, group_split=8), "group_split=8 of group=4 and rows=128 leaves no whole"),
         (lambda: decode("sm_90a", keys=64, cache="e4m3", head_dim=256), "registers a thread, over 255; lower keys"),
         (lambda: decode("sm_90a", rows=32, stages=1), "stages=1 of a team of 2 warps: it fills .*use stages=2"),

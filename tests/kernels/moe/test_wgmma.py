@@ -280,7 +280,7 @@ def test_targets_without_wgmma_are_refused(kernel: str) -> None:
     ("kernel", "fields", "said"),
     [
         ("wgmma", {"product": "up", "scale_range": "full"}, "does not take scale_range='full', only 'normal'"),
-        ("wgmma", {"product": "combine"}, "moe.wgmma makes one product of many rows, and not product=combine"),
+        ("wgmma", {"product": "combine"}, "moe.wgmma makes one product, and not product=combine"),
         ("gather", {"product": "up"}, "moe.gather brings rows together and makes no product=up"),
     ],
 )

@@ -1,0 +1,112 @@
+"""What `jitmx explain` prints of costs: launches of a call or a step, the model beside measured times, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jitmx.cli import output
+
+if TYPE_CHECKING:
+    from jitmx.costs.cards import Card
+    from jitmx.costs.launches import Priced
+    from jitmx.costs.measured import Figure, Figures
+    from jitmx.model_step import Step
+
+_RIGHT = ("TIMES", "MB", "INSTRUCTIONS", "US", "ALL US", "MEASURED", "PREDICTED", "OFF")
+
+
+def handovers(priced: Priced) -> str:
+    """Hand-overs of a launch in words: `launch, 2 grid`."""
+    kinds = priced.handovers.items()
+    return ", ".join(kind if times == 1 else f"{times:.3g} {kind}" for kind, times in kinds)
+
+
+def _row(one: Priced) -> tuple[object, ...]:
+    head = (one.label, one.choice.variant.name, one.times)
+    if one.work is None or one.prediction is None:
+        return (*head, None, None, None, None, None, "no cost is declared")
+    moved = (one.work.bytes + one.work.cached) / 1e6
+    counted = None if one.instructions is None else f"{one.instructions / 1e6:.2f} M"
+    us = one.prediction.us
+    return (
+        *head, f"{moved:.2f}", counted, handovers(one), f"{us:.2f}", f"{one.us:.1f}", one.prediction.bound
+    )  # fmt: skip
+
+
+def launches(found: Sequence[Priced]) -> None:
+    """Print a line a launch."""
+    headers: tuple[str, ...] = (
+        "LAYER",
+        "KERNEL",
+        "TIMES",
+        "MB",
+        "INSTRUCTIONS",
+        "HAND-OVERS",
+        "US",
+        "ALL US",
+        "BOUND BY",
+    )
+    rows = [_row(one) for one in found]
+    if not any(one.label for one in found):
+        headers, rows = headers[1:], [row[1:] for row in rows]
+    output.table(headers, rows, right=_RIGHT)
+
+
+def call(found: Sequence[Priced], card: Card) -> None:
+    """Print what the launches of a call cost."""
+    output.say()
+    launches(found)
+    us = sum(one.us for one in found)
+    output.say(f"predicted for {card.name}: {us:.2f} us in a chain of calls that depend on one another")
+
+
+def step(found: Step, name: str) -> None:
+    """Print what a step costs."""
+    output.say(
+        f"{name} on {found.card} ({found.arch}), a step of {found.batch} requests with {found.context} tokens each:"
+    )
+    launches(found.launches)
+    output.say(
+        f"predicted: {found.us / 1e3:.3f} ms a step, {found.tokens_per_second:.0f} tokens a second where nothing but "
+        "these launches takes time"
+    )
+
+
+def figures(found: Figures, rows: Sequence[tuple[Figure, float | None]]) -> None:
+    """Print the model beside measured times; None where another variant serves the call now."""
+    said = []
+    for figure, us in rows:
+        problem = ", ".join(f"{name}={output.knob(value)}" for name, value in figure.problem.items())
+        problem += f", rows={figure.rows}" if figure.rows > 1 else ""
+        off = None if us is None else f"{us / figure.us - 1:+.1%}"
+        use = "fitted to" if figure.fit else "held out" if figure.kind == "decode" else "beyond decoding"
+        said.append((figure.op, problem, f"{figure.us:.2f}", None if us is None else f"{us:.2f}", off, use))
+    output.say(f"{found.card} ({found.arch}), us")
+    output.table(("OP", "CALL", "MEASURED", "PREDICTED", "OFF", "USE"), said, right=_RIGHT)
+    for use, kind, fit in (
+        ("fitted to", "decode", True),
+        ("held out", "decode", False),
+        ("beyond decoding", "many", False),
+    ):
+        offs = [abs(us / one.us - 1) for one, us in rows if us is not None and one.kind == kind and one.fit == fit]
+        if offs:
+            within = sum(off <= 0.15 for off in offs)
+            mean = sum(off * off for off in offs) ** 0.5 / len(offs) ** 0.5
+            output.say(f"{use}: {len(offs)} figures, {within} within 15 %, rms {mean:.1%}, worst {max(offs):.1%}")
+
+
+def parameters(card: Card) -> None:
+    """Print what the model knows of a card, and from where."""
+    output.say(f"{card.name} ({card.arch}), {card.multiprocessors} multiprocessors")
+    rows = [(name, f"{item.value:.4g}", item.source) for name, item in card.parameters.items()]
+    output.table(("PARAMETER", "VALUE", "SOURCE"), rows, right=("VALUE",))
+
+
+def card_dict(card: Card) -> dict[str, Any]:
+    """A card's parameters for `--json`."""
+    found = {
+        name: {"value": item.value, "source": item.source, "fitted": item.fitted}
+        for name, item in card.parameters.items()
+    }
+    return {"card": card.name, "arch": card.arch, "multiprocessors": card.multiprocessors, "parameters": found}

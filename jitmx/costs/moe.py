@@ -1,0 +1,149 @@
+"""The cost of a layer of experts: the bytes of those that are hit, tiles decoded once for each item of rows, and two
+hand-overs, of h and of the sums of y."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jitmx import kernels
+from jitmx.arch import Arch
+from jitmx.costs.work import Cost, Probe, Work
+from jitmx.kernels.linear import tile_cost
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.moe import grouped
+from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.wgmma_arguments import product_case
+from jitmx.registry.spec import Variant
+
+WHOLE = ("token", "stream", "decode")  # which make a layer in one launch
+_COLUMNS = 8
+
+
+def hit(problem: MoeProblem) -> float:
+    """Experts that have rows, where all are as likely and a row's differ."""
+    return problem.experts * -math.expm1(problem.m * math.log1p(-min(problem.top / problem.experts, 1 - 1e-12)))
+
+
+def items(problem: MoeProblem, columns: int) -> float:
+    """Times that a tile of an expert's weight is decoded in all, over the tiles of one: once for each so many rows."""
+    m, share = problem.m, min(problem.top / problem.experts, 1.0)
+    if m * share > 64:  # no expert is without rows
+        return problem.experts * (m * share / columns + 0.5)
+    logs = [math.lgamma(m + 1) - math.lgamma(j + 1) - math.lgamma(m - j + 1) for j in range(m + 1)]
+    some = (
+        math.exp(log + j * math.log(share) + (m - j) * math.log1p(-share)) * -(-j // columns) if share < 1 else 0.0
+        for j, log in enumerate(logs)
+    )
+    return problem.experts * (math.fsum(some) if share < 1 else -(-m // columns))
+
+
+def tiles_of(problem: MoeProblem, product: str) -> int:
+    """Packed tiles of one expert's weight."""
+    rows, tiles = packed_tiles(*problem.sizes(product))
+    return rows * tiles
+
+
+def grouped_us(knobs: Any, problem: MoeProblem, arch: Arch, multiprocessors: int) -> float:
+    """What the model that chooses tiles gives a launch of `moe.grouped`, us: products of rows filled up to tiles."""
+    warps, (n, k) = knobs.warps_n * knobs.warps_m, problem.sizes(knobs.product)
+    shape = tile_cost.Shape(
+        knobs.tile_n // TILE_ROWS // knobs.warps_n, knobs.tile_m // _COLUMNS // knobs.warps_m, warps, knobs.tile_n,
+        knobs.tile_m, TILE_K, knobs.stages, 1, grouped.stage_bytes(knobs), 2 if warps == 4 else 1,
+    )  # fmt: skip
+    rows = math.ceil(items(problem, knobs.tile_m)) * knobs.tile_m
+    weights = hit(problem) * tiles_of(problem, knobs.product) * TILE_BYTES / arch.memory_gbps / 1e3
+    return max(tile_cost.microseconds(shape, rows, n, k, arch, multiprocessors), weights)
+
+
+def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int) -> Work | None:
+    """Of one launch."""
+    name, knobs, m = variant.spec.name, variant.knobs, problem.m
+    pairs, hidden, inner = m * problem.top, problem.hidden, problem.intermediate
+    busy = multiprocessors
+    if name in WHOLE:
+        columns = getattr(knobs, "columns", 1)
+        tiles = tiles_of(problem, "up") + tiles_of(problem, "down")
+        repeated = items(problem, columns)
+        biases = 2 * problem.bias * (problem.sizes("up")[0] + hidden)
+        return Work(
+            bytes=hit(problem) * (tiles * TILE_BYTES + biases)
+            + (2 + 2 * (1 + bool(problem.residual))) * 2 * m * hidden,
+            flops=2.0 * repeated * tiles * TILE_ROWS * TILE_K * _COLUMNS,
+            units=repeated * tiles,
+            blocks=multiprocessors,
+            busy=busy,
+            grids=2,
+        )
+    if name in ("gather", "combine"):
+        return Work(bytes=0.0, cached=2.0 * hidden * (m + pairs), busy=busy)
+    if name not in ("grouped", "wgmma"):
+        return None
+    product = knobs.product
+    n, k = problem.sizes(product)
+    rows = min(m, pairs) if product == "up" and name == "grouped" else pairs
+    out = pairs * (inner if product == "up" else hidden)
+    tile = knobs.tile_m if name == "grouped" else knobs.grain  # widths that rows are filled up to
+    filled = items(problem, tile) * tile
+    decoded = items(problem, knobs.tile_m)
+    own = grouped_us(knobs, problem, variant.arch, multiprocessors) if name == "grouped" else None
+    return Work(
+        bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES + 2.0 * (rows * k + out),
+        flops=2.0 * filled * n * k,
+        tensor="wgmma" if name == "wgmma" else "mma",
+        units=decoded * tiles_of(problem, product),
+        blocks=busy,
+        busy=busy,
+        # A block has one item after another, each with its start and its end.
+        rounds=max(1.0, decoded * -(-n // knobs.tile_n) / busy) if name == "wgmma" else 1.0,
+        fills=int(name == "wgmma"),
+        own_us=own,
+    )
+
+
+def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
+    """A small layer by two blocks and one of twice its tiles, whose item has as many rows as there may be; of one
+    product, an expert's rows."""
+    name, knobs = variant.spec.name, variant.knobs
+    if name == "wgmma":
+        yield from _product_probes(variant, problem)
+    if name not in ("stream", "decode"):
+        return
+    for seed, inner in enumerate((576, 1152)):
+        ids = np.zeros((knobs.columns, 1), np.int32)
+        small = dataclasses.replace(problem, m=len(ids), experts=1, top=1, hidden=768, intermediate=inner)
+        launch = kernels.family("moe").launch(variant, small, 2)
+        case = dataclasses.replace(make_case(variant, launch, small, Routing(ids), seed), resident=launch.blocks)
+        yield Probe(case, tiles_of(small, "up") + tiles_of(small, "down"))
+
+
+def _rows_of(problem: MoeProblem) -> int:
+    """Rows of an expert that has some, on average."""
+    return round(problem.m * problem.top / hit(problem))
+
+
+def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
+    knobs = variant.knobs
+    rows, k = max(1, min(_rows_of(problem), knobs.tile_m)), problem.sizes(knobs.product)[1]
+    for times in (1, 2):
+        n = times * knobs.tile_n
+        sizes = (k, n // 2) if knobs.product == "up" else (n, k)
+        ids = np.zeros((rows, 1), np.int32)
+        small = dataclasses.replace(
+            problem, m=rows, experts=1, top=1, hidden=sizes[0], intermediate=sizes[1], product=knobs.product
+        )
+        launch = kernels.family("moe").launch(variant, small, 1)
+        yield Probe(product_case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
+
+
+def _counted(problem: MoeProblem) -> tuple[int, ...]:
+    """Of one product its sizes and rows an expert; of whole layers nothing: tiles are alike."""
+    return () if problem.product == "layer" else (_rows_of(problem), problem.hidden, problem.intermediate)
+
+
+COST = Cost(work, probes, _counted)

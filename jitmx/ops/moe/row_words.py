@@ -1,0 +1,61 @@
+"""What `moe.wgmma_fp8` is told of each row of a packed weight: the least of its scales, and its passes over k."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from jitmx.errors import InputError
+from jitmx.formats import SCALE_ONE
+from jitmx.kernels.moe.fp8_rows import BINADES, ROW_RANGES
+
+# Magnitudes of all codes of a packed word.
+_MAGNITUDES = {"nibble": 0x77777777, "swizzle": 0x0FFF0FFF}
+
+
+class RowWords(NamedTuple):
+    """Of a weight [experts, n, k].
+
+    Attributes:
+        words: int16 [experts, n], as jitmx.kernels.moe.fp8_rows.row_words makes them.
+        range: "narrow" where every row takes one pass, else "wide".
+    """
+
+    words: torch.Tensor
+    range: str
+
+
+def refreshed(old: RowWords, words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:
+    """What there is to be known of new weights in the same memory, where that of the old ones lies.
+
+    Raises:
+        InputError: rows need passes that kernels in use do not make.
+    """
+    new = row_words(words, scales, n, encoding)
+    if (old.range, new.range) == ROW_RANGES:
+        raise InputError(
+            "a reloaded weight has rows whose scales are further apart than one pass over k takes, and kernels in use "
+            "make one",
+            "start a new engine on these weights",
+        )
+    old.words.copy_(new.words)
+    return old
+
+
+def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:
+    """Look at a packed weight; waits for the device. Blocks of nothing but zeros do not count."""
+    experts, tile_rows, tiles = words.shape[:3]
+    found = torch.empty(experts, n, dtype=torch.int16, device=words.device)
+    most = torch.ones((), dtype=torch.int32, device=words.device)
+    for expert in range(experts):  # one at a time: of all of them there may be gigabytes
+        # [tile rows, tiles, g, lanes of a quad, words]; words are of rows g, g + 8 of the first block, then the second.
+        codes = words[expert].view(tile_rows, tiles, 8, 4, 4) & _MAGNITUDES[encoding]
+        there = (codes != 0).any(3)[..., [0, 2, 1, 3]].view(tile_rows, tiles, 8, 2, 2)
+        bytes_ = scales[expert].view(torch.uint8).view(tile_rows, tiles, 8, 2, 2).int()  # row g or g + 8, block
+        least = torch.where(there, bytes_, 255).amin((1, 4))
+        passes = (torch.where(there, bytes_, 0).amax((1, 4)) - least).clamp(min=0) // BINADES + 1
+        base = torch.where(there.any(1).any(-1), least, SCALE_ONE)
+        most = torch.maximum(most, passes.amax())
+        found[expert] = (base | passes << 8).transpose(1, 2).reshape(-1)[:n].short()
+    return RowWords(found, ROW_RANGES[bool(most > 1)])

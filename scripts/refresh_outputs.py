@@ -1,0 +1,47 @@
+"""Write anew what the commands of a document print: each block of ```console that opens with `$ jitmx ...`.
+
+    python scripts/refresh_outputs.py docs/cost-model.md
+
+The commands run in this process, without settings of the environment, and must exit 0.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from jitmx.cli import main as jitmx
+
+_BLOCK = re.compile(r"```console\n\$ jitmx ([^\n]*)\n(.*?)```", re.DOTALL)
+
+
+def printed(words: str) -> str:
+    """What `jitmx` prints for these words.
+
+    Raises:
+        RuntimeError: it exits with another code than 0.
+    """
+    done = CliRunner().invoke(jitmx, shlex.split(words), prog_name="jitmx")
+    if done.exit_code:
+        raise RuntimeError(f"jitmx {words}: exit {done.exit_code}: {done.output}")
+    return done.stdout
+
+
+def refreshed(text: str) -> str:
+    """A document's text with blocks as their commands print them now."""
+    return _BLOCK.sub(lambda block: f"```console\n$ jitmx {block[1]}\n{printed(block[1])}```", text)
+
+
+def main(arguments: Sequence[str]) -> None:
+    for name in arguments:
+        path = Path(name)
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,94 @@
+// Products of a warpgroup whose weights are MXFP4, at E4M3's rate: as weight_stream.cuh, with stages of activations in
+// E4M3, 128 k each, which are two tiles of W.
+#pragma once
+#include "jitmx/mma/wgmma.cuh"
+#include "jitmx/mma/wgmma_product.cuh"
+#include "jitmx/mxfp4/e4m3_decode.cuh"
+#include "jitmx/mxfp4/weight_stream.cuh"
+
+namespace jitmx {
+
+// The tables of this lane's rows g and g + 8, whose least scales are those of `bases`.
+template <bool Wide> struct RowTables {
+  MagnitudeTable low, high;
+  u32 low_base, high_base;
+
+  __device__ __forceinline__ RowTables(u32 low_base, u32 high_base)
+      : low(low_base), high(high_base), low_base(low_base), high_base(high_base) {}
+
+  // The fragment of A for a tile: of both blocks, rows g and g + 8 of each half of its k.
+  template <class Encoding, class Tile> __device__ __forceinline__ void decode(const Tile& tile, u32 (&a)[8]) const {
+    block<Encoding, 0>(tile.words.x, tile.words.y, tile.scales, a);
+    block<Encoding, 1>(tile.words.z, tile.words.w, tile.scales, a);
+  }
+
+ private:
+  template <class Encoding, int I>
+  __device__ __forceinline__ void block(u32 word, u32 word_high, u32 scales, u32 (&a)[8]) const {
+    u32 l, h;
+    low.template under<I, Wide>(scales, low_base, l, h);
+    look_up<Encoding>(word, l, h, a[4 * I], a[4 * I + 2]);
+    high.template under<I + 2, Wide>(scales, high_base, l, h);
+    look_up<Encoding>(word_high, l, h, a[4 * I + 1], a[4 * I + 3]);
+  }
+};
+
+// Adds the products of `tiles` tiles of W to `sums`. N: rows of X, columns of the products. Products of one tile are
+// under way as the next one is decoded.
+template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages>
+__device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][8], const Tables& tables, int tiles,
+                                              Weights& weights, Stages& stages, int lane) {
+  static_assert(Slots % 2 == 0, "a stage is two tiles");
+  const auto decode = [&](int i) {
+    typename Weights::Tile tile;
+    weights.read(i, tile);
+    tables.template decode<Encoding>(tile, a[i % 2]);
+    weights.load(i);
+  };
+  const auto multiply = [&](int i) {
+    const u64 x = stages.matrix() + i % 2 * 4;
+    if (i % 2 == 0) stages.wait();
+    wgmma_fence();
+    wgmma_steps<E4M3, N, 2>(sums, a[i % 2], x);
+    wgmma_commit();
+  };
+  int left = tiles;
+#pragma unroll 1
+  for (; left >= Slots; left -= Slots) {
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) {
+      decode(i);
+      multiply(i);
+      wgmma_wait<1>();
+      fence_operand(a[(i + 1) % 2]);
+      if (i % 2) stages.next();
+      else if (i > 0 || left < tiles) stages.release(lane);
+    }
+    weights.advance();
+    fence_operand(a[(Slots - 1) % 2]);
+  }
+  // What is left is multiplied without overlap: where only some tiles are there, what the next product reads would be
+  // moved while one is under way, and then ptxas lets none overlap anywhere.
+  if (left > 0) {
+#pragma unroll
+    for (int i = 0; i + 1 < Slots; ++i) {
+      if (i < left) {
+        decode(i);
+        multiply(i);
+        wgmma_wait<0>();
+        fence_operand(a[i % 2]);
+        if (i % 2) stages.next();
+        else if (i > 0 || left < tiles) stages.release(lane);
+      } else {
+        weights.load(i);
+      }
+    }
+    weights.load(Slots - 1);
+    weights.advance();
+    if (left % 2) stages.next();
+  }
+  fence_operand(sums);
+  stages.release(lane);
+}
+
+}  // namespace jitmx

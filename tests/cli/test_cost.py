@@ -1,0 +1,109 @@
+"""`jitmx explain --cost`, `--model`, `--measured`, `--parameters`, and `jitmx report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jitmx.costs import cards, measured
+
+STEP = ("explain", "--model", "gpt-oss-120b", "--arch", "sm_121")
+
+
+def test_a_call_s_cost_is_printed_behind_what_it_takes_and_is_its_json(run, read) -> None:
+    words = ("explain", "linear", "-m", "1", "-n", "5120", "-k", "2880", "--arch", "sm_121")
+    plain, priced = run(*words).stdout, run(*words, "--cost").stdout
+    assert priced.startswith(plain)
+    said = read(*words, "--cost")
+    assert said["us"] == sum(one["us"] * one["times"] for one in said["cost"]) > 0
+    assert "cost" not in read(*words)
+    (one,) = said["cost"]
+    assert one["kernel"] == said["kernel"] and one["bound"] == "memory" and one["instructions"] > 1e6
+    assert one["bytes"] == pytest.approx(320 * 45 * 544 + 2 * (5120 + 2880), abs=2 * 5120)
+    assert f"{one['us']:.2f}" in priced and "predicted for NVIDIA GB10" in priced
+
+
+def test_a_step_is_the_sum_of_its_launches_and_grows_with_batch_and_context(read) -> None:
+    short, long, many = (
+        read(*STEP, "--batch", str(b), "--context", str(c)) for b, c in ((1, 512), (1, 65536), (16, 512))
+    )
+    for step in (short, long, many):
+        assert step["us"] == pytest.approx(sum(one["us"] * one["times"] for one in step["launches"]), rel=1e-3)
+        assert step["tokens_per_second"] == pytest.approx(step["batch"] / step["us"] * 1e6, rel=1e-3)
+    # 18 layers read 2 KiB a token and 8 KV heads of 64 values, at 240 GB/s.
+    assert long["us"] - short["us"] == pytest.approx((65536 - 512) * 2048 * 18 / 240e3, rel=0.05)
+    assert many["us"] > short["us"]
+    half = read(*STEP, "--context", "65536", "--kv-cache-dtype", "fp8")
+    assert half["us"] - short["us"] == pytest.approx((long["us"] - short["us"]) / 2, rel=0.1)
+
+
+def test_the_table_of_a_step_has_a_line_a_launch_and_names_the_card(run, read) -> None:
+    said, step = run(*STEP, "--batch", "4").stdout.splitlines(), read(*STEP, "--batch", "4")
+    assert said[0] == "gpt-oss-120b on NVIDIA GB10 (sm_121a), a step of 4 requests with 2048 tokens each:"
+    assert said[1].split()[:2] == ["LAYER", "KERNEL"] and len(said) == 3 + len(step["launches"])
+    assert said[-1].startswith(f"predicted: {step['us'] / 1e3:.3f} ms a step")
+
+
+def test_measured_figures_stand_beside_what_the_model_says(run, read) -> None:
+    said = read("explain", "--measured", "--arch", "sm_90")
+    assert len(said["figures"]) == len(measured.load().figures)
+    assert all(one["predicted_us"] is None or one["predicted_us"] > 0 for one in said["figures"])
+    lines = run("explain", "--measured", "--arch", "sm_90").stdout.splitlines()
+    assert any(line.startswith("held out: ") and "within 15 %" in line for line in lines)
+
+
+def test_parameters_are_printed_with_their_sources(run, read) -> None:
+    said = read("explain", "--parameters", "--arch", "sm_121")["parameters"]
+    assert said.keys() == cards.GB10.parameters.keys()
+    told = run("explain", "--parameters", "--arch", "sm_121").stdout
+    assert all(one["source"] in told for one in said.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("explain", "--arch", "sm_90"), "give one of OP, --model, --measured and --parameters"),
+        (("explain", "moe", "--measured", "--arch", "sm_90"), "give one of"),
+        (("explain", "moe", "--batch", "4", "--arch", "sm_90"), "--batch is of a step"),
+        (("explain", "moe", "--kv-cache-dtype", "fp8", "--arch", "sm_90"), "--kv-cache-dtype is of a step"),
+        (("explain", "moe", "--cost", "--arch", "sm_80"), "no parameters for sm_80"),
+        (("explain", "--measured", "--arch", "sm_121"), "no measured times of sm_121a"),
+        (("explain", "--model", "nothing", "--arch", "sm_90"), "nothing' is none of gpt-oss-120b"),
+        (("explain", "--model", "gpt-oss-20b", "--arch", "sm_90,sm_121"), "one target at a time"),
+        (("explain", "--model", "gpt-oss-20b", "--batch", "0", "--arch", "sm_90"), "'0' is no whole number"),
+        (("report", "--arch", "sm_90"), "pass -o FILE"),
+        (("report", "--arch", "sm_90", "--family", "nothing", "-o", "r.html"), "nothing"),
+    ],
+)
+def test_what_cannot_be_priced_or_written_is_refused_with_what_to_do(words, said, run) -> None:
+    assert said in run(*words, code=2).output
+
+
+def test_a_page_that_cannot_be_written_is_an_error_in_a_line(run, tmp_path) -> None:
+    told = run("report", "--arch", "sm_90", "-o", str(tmp_path / "missing" / "r.html"), code=2).output
+    assert "cannot be written: No such file or directory" in told and "Traceback" not in told
+
+
+def test_a_report_s_json_has_what_its_page_has(run, tmp_path) -> None:
+    path = tmp_path / "r.html"
+    said = json.loads(run("report", "--arch", "sm_90", "--family", "linear", "-o", str(path), "--json").stdout)
+    text = path.read_text()
+    assert {row["family"] for row in said["variants"]} == {"linear"} and said["times"]
+    assert all(row["name"] in text for row in said["variants"])
+    assert {row["kernel"] for row in said["times"]} <= {row["name"] for row in said["variants"]}
+    assert any(row["measured"] for row in said["times"])
+    assert {setting["name"] for setting in said["settings"]} >= {"JITMX_CACHE_DIR", "JITMX_MODE"}
+    assert {check["name"] for check in said["checks"]} and said["cache"]["entries"]["count"] == 0
+
+
+def test_a_damaged_entry_of_the_cache_is_a_finding_of_the_page(run, tmp_path) -> None:
+    run("warmup", "--arch", "sm_90", "--variant", "quantize.quantize")
+    objects = list(Path(tmp_path / "cache").rglob("*.cubin"))
+    objects[0].write_bytes(b"damaged")
+    said = json.loads(
+        run("report", "--arch", "sm_90", "--family", "quantize", "-o", str(tmp_path / "r.html"), "--json").stdout
+    )
+    assert "corrupt-object" in [item["kind"] for item in said["cache"]["findings"]]
+    assert str(objects[0]) in (tmp_path / "r.html").read_text()

@@ -1,0 +1,100 @@
+"""`jitmx.moe` with x and h in E4M3 on the card: beside float64, and beside float64 of inputs that are rounded alike.
+
+The tensor cores keep fewer bits of sums of E4M3 products than fp32 has, which no simulator shows: the second gate does.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import jitmx
+from gpu.test_moe import SHAPES, Evidence, Layer, error, launched, routed
+from jitmx.kernels.moe.fp8_rows import hidden_multiplier
+from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.runtime import card
+
+SERVED = "wgmma" in card.arch(0).features
+COST, ALIKE = 0.05, 0.006
+
+
+class Rounded(Layer):
+    """Experts whose weights may be packed either way, and have rows of several passes."""
+
+    def __init__(self, *sizes: int, encoding: str = "nibble", apart: int = 0) -> None:
+        super().__init__(*sizes)
+        for weight in self.weights:
+            weight.scales[:, 7, 0] -= apart
+        self.packed = [jitmx.pack_experts(weight, encoding=encoding) for weight in self.weights]
+
+    def alike(self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """The layer in float64 with x and h rounded as the kernels round them, and nothing else."""
+        ids, weights = routing
+        largest = x.double().abs().amax(1, keepdim=True)
+        scale = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest / 448))), 1.0)
+        seen = (x.double() / scale).float().to(torch.float8_e4m3fn).double() * scale
+        multiplier = hidden_multiplier(ALPHA, LIMIT)
+        y = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
+        for e in ids.unique().tolist():
+            rows, slots = (ids == e).nonzero(as_tuple=True)
+            a = seen[rows] @ self._values(0, e).T + self.biases[0][e].double()  # type: ignore[index]
+            gate, up = a[:, 0::2].clamp(max=LIMIT), a[:, 1::2].clamp(-LIMIT, LIMIT)
+            h = (up + 1) * gate * torch.sigmoid(ALPHA * gate)
+            h = (h * multiplier).float().to(torch.float8_e4m3fn).double() / multiplier
+            out = h @ self._values(1, e).T + self.biases[1][e].double()  # type: ignore[index]
+            y.index_add_(0, rows, out * weights[rows, slots].double()[:, None])
+        return y
+
+
+def hold(layer: Rounded, m: int, top: int) -> float:
+    """The error beside rows rounded alike, of a call and of its replay from a graph with other rows."""
+    x, routing = torch.randn(m, layer.hidden, device="cuda").bfloat16(), routed(m, top, layer.experts)
+    y = layer(x, routing, x_format="fp8")
+    assert error(y, layer.wanted(x, routing)) <= COST
+    errors = [error(y, layer.alike(x, routing))]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, routing, x_format="fp8", out=y)
+    x.copy_(torch.randn_like(x))
+    for mine, new in zip(routing, routed(m, top, layer.experts), strict=True):
+        mine.copy_(new)
+    graph.replay()
+    errors.append(error(y, layer.alike(x, routing)))
+    assert max(errors) <= ALIKE
+    return max(errors)
+
+
+if SERVED:
+
+    @pytest.mark.parametrize("shape", ["gpt-oss-20b", "half tiles"])
+    @pytest.mark.parametrize("encoding", ["nibble", "swizzle"])
+    def test_experts_with_a_scale_a_row_are_within_both_gates(shape: str, encoding: str, evidence: Evidence) -> None:
+        experts, top, hidden, intermediate = SHAPES[shape]
+        layer = Rounded(experts, hidden, intermediate, encoding=encoding)
+        for m in (1, 16, 100, 700, 3000):
+            found = hold(layer, m, top)
+            fields = {"encoding": encoding, "x_format": "fp8"}
+            for variant in launched(m, experts, top, hidden, intermediate, **fields)[:3]:
+                evidence(variant, found, f"{shape} m={m}, eager and graph replay")
+
+    @pytest.mark.parametrize("apart", [12, 30])
+    def test_rows_of_several_passes_are_within_both_gates(apart: int) -> None:
+        layer = Rounded(5, 352, 480, apart=apart)
+        assert [weight.row_words.range for weight in layer.packed] == ["wide"] * 2
+        for m in (7, 300):
+            hold(layer, m, 2)
+
+    def test_the_same_rows_give_the_same_bits_however_many_there_are_beside_them() -> None:
+        layer = Rounded(32, 2880, 2880)
+        x, routing = torch.randn(900, 2880, device="cuda").bfloat16(), routed(900, 4, 32)
+        y = layer(x, routing, x_format="fp8")
+        few = tuple(part[:70].contiguous() for part in routing)
+        assert torch.equal(layer(x[:70].contiguous(), few, x_format="fp8"), y[:70])
+        assert torch.equal(layer(x, routing, x_format="fp8"), y)
+
+else:
+
+    def test_a_card_without_the_instructions_says_so() -> None:
+        layer = Rounded(5, 96, 160)
+        with pytest.raises(jitmx.errors.KnobError, match="no kernel of moe on"):
+            layer(torch.randn(2, 96, device="cuda").bfloat16(), routed(2, 2, 5), x_format="fp8")

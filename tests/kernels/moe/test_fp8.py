@@ -1,0 +1,137 @@
+"""Experts in E4M3 with a scale a row: `moe.gather_fp8` and `moe.wgmma_fp8`, and what decoding makes of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from contracts import keep_contracts
+from jitmx import arch, formats, kernels
+from jitmx.dispatch.choose import choose, companions
+from jitmx.errors import KnobError
+from jitmx.kernels.moe import MoeProblem, fp8_rows
+from jitmx.registry.spec import Variant
+from jitmx.sim.verify import Verdict
+
+FAMILY = kernels.family("moe")
+HOPPER = arch.parse("sm_90")
+SMALL = {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2}
+# Knobs away from their defaults that change the instructions most.
+SAMPLE: dict[str, dict[str, Any]] = {
+    "up": {"encoding": "nibble"},
+    "up, swizzle, widths by 16": {"tile_m": 64, "grain": 16, "stages": 10},
+    "up, wide rows": {"rows": "wide", "bias": False, **SMALL},
+    "up, four warpgroups": {"tile_m": 64, "grain": 16, "tile_n": 256, "stages": 8, "encoding": "nibble"},
+    "down, wide rows": {"product": "down", "rows": "wide", "encoding": "nibble"},
+    "down, long ring": {"product": "down", "ring": 8, "stages": 5, "encoding": "nibble", "pdl": False},
+    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 256, "stages": 5, "bias": False},
+}
+
+
+def variant(name: str = "wgmma_fp8", **knobs: Any) -> Variant:
+    return FAMILY.spec(name).variant(HOPPER, **knobs)
+
+
+@pytest.mark.parametrize("knobs", SAMPLE.values(), ids=SAMPLE)
+def test_products_are_those_of_rows_rounded_alike(knobs: dict[str, Any], simulated: Callable[..., Verdict]) -> None:
+    simulated(variant(**knobs))
+
+
+@pytest.mark.parametrize("knobs", [{}, {"tile_m": 64, "rows": 64, "warps": 16}], ids=str)
+def test_gathered_rows_are_rounded_bit_for_bit(knobs: dict[str, Any], simulated: Callable[..., Verdict]) -> None:
+    assert simulated(variant("gather_fp8", **knobs)).error == 0
+
+
+def test_the_machine_code_keeps_its_contract_and_its_products_overlap() -> None:
+    keep_contracts(variant(**knobs) for knobs in SAMPLE.values())
+    keep_contracts([variant("gather_fp8")])
+
+
+def table(base: int, byte: int) -> list[float]:
+    """What look-ups give the eight magnitudes, in the arithmetic of mxfp4/e4m3_decode.cuh."""
+    low = 0x14100800 + (byte - base) * 0x08080800
+    high = 0x24201C18 + (byte - base) * 0x08080808
+    codes = np.array([low & 0xFFFFFFFF, high & 0xFFFFFFFF], np.uint32).view(np.uint8)
+    return list(map(float, codes.view(ml_dtypes.float8_e4m3fn)))
+
+
+@pytest.mark.parametrize("base", [2, 77, 117, 128])
+def test_every_scale_within_a_pass_makes_exact_normal_numbers_of_e4m3(base: int) -> None:
+    magnitudes = formats.values(formats.get("mxfp4"))[:8]
+    factor = np.uint32(base + 5 << 23).view(np.float32)  # as row_factor has it
+    for byte in range(base, base + fp8_rows.BINADES):
+        found = table(base, byte)
+        assert np.array_equal(np.array(found) * float(factor), magnitudes * 2.0 ** (byte - 127))
+        assert all(value >= 2.0**-6 for value in found[1:]) and max(found) <= 448
+    for byte in (base - 1, base + fp8_rows.BINADES):  # one further is wrong: a subnormal, or past the largest
+        assert np.array_equal(table(base, byte), magnitudes * 2.0 ** (byte - base - 5)) is False
+
+
+@pytest.mark.parametrize("byte", [0, 2, 127, 187, 254])
+def test_zero_stays_zero_under_the_scale_of_another_pass(byte: int) -> None:
+    assert table(60, byte)[0] == 0
+
+
+@given(
+    x=arrays.arrays(
+        np.float32, st.tuples(st.integers(1, 3), st.integers(1, 40)),
+        elements=st.floats(width=32, allow_nan=True, allow_infinity=True),
+    )
+)  # fmt: skip
+def test_a_row_takes_the_least_scale_that_holds_it(x: np.ndarray[Any, Any]) -> None:
+    rows = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    codes, scales = fp8_rows.quantize_rows(rows)
+    for row, code, scale in zip(rows, fp8_rows.decode(codes), scales.astype(np.float64), strict=True):
+        if not np.isfinite(row).all():
+            assert np.isnan(scale) and not code.any()
+            continue
+        assert np.abs(row).max() <= 448 * scale and np.log2(scale) % 1 == 0
+        assert scale == (2.0**-126 if 0 < np.abs(row).max() < 2.0**-118 else scale)
+        if np.abs(row).max() > 2.0**-117:
+            assert np.abs(row).max() > 448 * scale / 2
+        step = np.maximum(
+            np.exp2(np.floor(np.log2(np.maximum(np.abs(row), 2.0**-6 * scale)))) * 2.0**-3, 2.0**-9 * scale
+        )
+        assert (np.abs(code * scale - row) <= step / 2).all()
+
+
+@given(seed=st.integers(0, 99), k=st.sampled_from((32, 96, 160, 352)), counts=st.lists(st.integers(0, 11), min_size=1))
+def test_lines_are_taken_apart_again(seed: int, k: int, counts: list[int]) -> None:
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    codes = np.random.default_rng(seed).integers(0, 256, (int(offsets[-1]), k)).astype(np.uint8)
+    lines = fp8_rows.arrange(codes, offsets) if len(codes) else np.zeros((0, 128), np.uint8)
+    assert lines.nbytes == fp8_rows.rows_bytes(len(codes), k)
+    assert np.array_equal(fp8_rows.restore(lines, offsets, k), codes) or not len(codes)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.75, 1.702, 30.0])
+@pytest.mark.parametrize("limit", [0.1, 1.25, 7.0, 100.0])
+def test_the_activation_never_passes_what_h_is_scaled_for(alpha: float, limit: float) -> None:
+    gate = np.concatenate([np.linspace(-60 / alpha, limit, 20001), [limit]])
+    largest = (limit + 1) * np.abs(gate / (1 + np.exp(-np.clip(alpha * gate, -700, 700)))).max()
+    multiplier = fp8_rows.hidden_multiplier(alpha, limit)
+    assert largest * multiplier <= 448 * 1.0001 and largest * multiplier >= 448 / 4.2
+
+
+@pytest.mark.parametrize("rows", [1, 64, 512, 8192])
+def test_every_number_of_rows_goes_by_expert(rows: int) -> None:
+    found = choose("moe", MoeProblem.on(HOPPER, m=rows, x_format="fp8"), HOPPER)
+    names = [found.variant.spec.name, *(one.variant.spec.name for one in companions(found))]
+    assert names[0] == "wgmma_fp8" and names[-3:] == ["gather_fp8", "wgmma_fp8", "combine"]
+    assert found.variant.knobs.encoding == "nibble" and found.variant.knobs.rows == "narrow"
+
+
+def test_targets_without_it_say_so() -> None:
+    for target in ("sm_80", "sm_121"):
+        chip = arch.parse(target)
+        with pytest.raises(KnobError, match="no kernel of moe on"):
+            choose("moe", MoeProblem.on(chip, m=64, x_format="fp8"), chip)
+        with pytest.raises(KnobError, match="sm_90a"):
+            FAMILY.spec("wgmma_fp8").variant(chip, pdl=False)

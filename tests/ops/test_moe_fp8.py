@@ -1,0 +1,158 @@
+"""`jitmx.moe` whole on the simulator with x and h in E4M3, a scale a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import jitmx
+from jitmx import formats
+from jitmx.errors import InputError, KnobError
+from jitmx.kernels.linear.layout import ENCODINGS
+from jitmx.kernels.moe import fp8_rows, layout
+from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.ops.moe import operand
+from jitmx.ops.moe.row_words import row_words
+from ops.test_moe_simulated import Layer, error, scores
+from simulated_card import Simulated
+
+pytestmark = pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+LAUNCHES = ["routing.sort", "moe.gather_fp8", "moe.wgmma_fp8", "moe.wgmma_fp8", "moe.combine"]
+COST, ALIKE = 0.05, 0.006  # relative L2 against float64, and against the same inputs rounded alike
+
+
+class Spread(Layer):
+    """Experts, some rows of whose weights have scales that are further apart than one pass over k takes."""
+
+    def __init__(self, apart: int, encoding: str = "nibble") -> None:
+        super().__init__(3, 96, 160, encoding=encoding)
+        generator = torch.Generator().manual_seed(apart)
+        for at, (n, k) in enumerate(((320, 96), (96, 160))):
+            codes = torch.randint(0, 256, (3, n, k // 2), dtype=torch.uint8, generator=generator)
+            scales = torch.full((3, n, k // 32), 122, dtype=torch.uint8)
+            scales[1, 5, 0] -= apart
+            self.packed[at] = jitmx.pack_experts((codes, scales), encoding=encoding)
+            table = formats.unpack_nibbles(codes.numpy())
+            self.values[at] = formats.dequantize(table, scales.numpy(), formats.get("mxfp4"))
+
+
+def rounded_alike(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
+    """The layer in float64 with x and h rounded as the kernels round them, and nothing else."""
+    b13, b2 = (bias.double().numpy() for bias in layer.biases)
+    codes, scales = fp8_rows.quantize_rows(x.double().numpy())
+    seen = fp8_rows.decode(codes) * scales[:, None]
+    multiplier = fp8_rows.hidden_multiplier(ALPHA, LIMIT)
+    y = np.zeros(x.shape)
+    for row, slot in np.argwhere((ids.numpy() >= 0) & (ids.numpy() < layer.experts)):
+        expert = int(ids[row, slot])
+        h = layout.activate(layer.values[0][expert] @ seen[row] + b13[expert], "swiglu_oai")
+        h = (h * multiplier).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / multiplier
+        y[row] += float(weights[row, slot]) * (layer.values[1][expert] @ h + b2[expert])
+    return y
+
+
+def chosen(m: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values, ids = scores(m, experts).topk(2)
+    return ids.int(), values.softmax(-1).contiguous()
+
+
+@pytest.mark.parametrize(("m", "encoding"), [(1, "nibble"), (5, "swizzle"), (70, "nibble")])
+def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encoding: str, card: Simulated) -> None:
+    layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
+    x = layer.x(m)
+    y = layer(x, routing, x_format="fp8")
+    assert card.kernels == LAUNCHES
+    assert 0.005 <= error(y, layer.wanted(x, *routing)) <= COST
+    assert error(y, rounded_alike(layer, x, *routing)) <= ALIKE
+    assert m > 5 or torch.equal(layer(x, routing, x_format="fp8"), y)
+
+
+@pytest.mark.parametrize(("apart", "passes", "encoding"), [(11, 1, "nibble"), (12, 2, "swizzle"), (40, 4, "nibble")])
+def test_rows_whose_scales_are_far_apart_take_more_passes(
+    apart: int, passes: int, encoding: str, card: Simulated
+) -> None:
+    layer, routing = Spread(apart, encoding), chosen(20, 3)
+    for weight in layer.packed:
+        found = weight.row_words
+        assert found.range == ("narrow" if passes == 1 else "wide")
+        assert sorted(set((found.words >> 8).flatten().tolist())) == sorted({1, passes})
+        assert found.words[1, 5] == (122 - apart) | passes << 8
+    x = layer.x(20)
+    y = layer(x, routing, x_format="fp8")
+    assert card.kernels == LAUNCHES
+    assert error(y, rounded_alike(layer, x, *routing)) <= ALIKE
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_is_said_of_rows_is_what_numpy_finds(encoding: str, card: Simulated) -> None:
+    generator = np.random.default_rng(5)
+    codes = generator.integers(0, 16, (3, 40, 160)).astype(np.uint8)
+    scales = generator.integers(60, 130, (3, 40, 5)).astype(np.uint8)
+    codes[:, ::3, 32:96] = 8 * generator.integers(0, 2, (3, 14, 64))  # zeros of either sign
+    codes[1, 7] = 0
+    packed = jitmx.pack_experts(
+        (torch.from_numpy(formats.pack_nibbles(codes)), torch.from_numpy(scales)), encoding=encoding
+    )
+    found = row_words(packed.words, packed.scales, 40, encoding)
+    assert np.array_equal(found.words.numpy().view(np.uint16), fp8_rows.row_words(codes, scales))
+    assert found.range == "wide"
+
+
+def test_a_row_with_a_nan_is_nan_and_no_other_is(card: Simulated) -> None:
+    layer, routing = Layer(3, 96, 160), chosen(9, 3)
+    x = layer.x(9)
+    x[4, 17], x[6] = torch.nan, 0
+    y = layer(x, routing, x_format="fp8")
+    assert y[4].isnan().all() and not y[[0, 1, 2, 3, 5, 6, 7, 8]].isnan().any()
+
+
+def test_the_operator_of_torch_takes_it(card: Simulated) -> None:
+    layer, routing = Spread(30), chosen(5, 3)
+    x = layer.x(5)
+    packed = [part for weight in layer.packed for part in (weight.words, weight.scales)]
+
+    layouts = [operand.layout(weight) for weight in layer.packed]
+    found = torch.ops.jitmx.moe(
+        x, *routing, *packed, 96, 160, *layouts, *layer.biases, None, None, None, "softmax_topk", "swiglu_oai", ALPHA,
+        LIMIT, "fp8",
+    )  # fmt: skip
+    assert torch.equal(found, layer(x, routing, x_format="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "kind"),
+    [
+        ({"alpha": 0.0}, "give h no bound", InputError),
+        ({"limit": float("nan")}, "give h no bound", InputError),
+        ({"activation": "silu"}, "one scale is that of every row of h", KnobError),
+        ({"weight_on": "input"}, "does not take weight_on='input'", KnobError),
+    ],
+)
+def test_what_has_no_scale_a_row_is_refused(more: dict[str, Any], said: str, kind: type, card: Simulated) -> None:
+    layer, routing = Layer(3, 96, 160), chosen(2, 3)
+    with pytest.raises(kind, match=said):
+        layer(layer.x(2), routing, x_format="fp8", **more)
+    assert not card.kernels
+
+
+def test_weights_that_are_loaded_again_are_looked_at_again(card: Simulated) -> None:
+    layer, other, routing = Spread(20), Spread(30), chosen(4, 3)
+    x = layer.x(4)
+    layer(x, routing, x_format="fp8")
+    places = [weight.row_words.words.data_ptr() for weight in layer.packed]
+    for weight, new in zip(layer.packed, other.packed, strict=True):
+        weight.words.copy_(new.words)
+        weight.scales.copy_(new.scales)
+        weight.refresh_rows()
+    assert [weight.row_words.words.data_ptr() for weight in layer.packed] == places
+    found = [weight.row_words.words for weight in layer.packed]
+    assert all(torch.equal(words, weight.row_words.words) for words, weight in zip(found, other.packed, strict=True))
+    narrow = Spread(0).packed[0]
+    assert narrow.row_words.range == "narrow"
+    narrow.scales.copy_(other.packed[0].scales)
+    with pytest.raises(InputError, match="further apart than one pass over k takes"):
+        narrow.refresh_rows()
