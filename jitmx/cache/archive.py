@@ -133,12 +133,6 @@ class Archive:
         at, member = self._places[name]
         return b"".join(self._checked(name, at, member))
 
-    def check(self, name: str) -> None:
-        """Like `read`, for contents that nobody needs: little of them is in memory at once."""
-        at, member = self._places[name]
-        for _ in self._checked(name, at, member):
-            pass
-
     def _checked(self, name: str, at: int, member: Member) -> Iterator[bytes]:
         if self._source.read(at, _BLOCK) != _header(name, member.size):
             raise BundleError(f"the header of {name} is not what its list calls for")

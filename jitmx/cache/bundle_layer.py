@@ -131,7 +131,12 @@ def installed() -> Iterator[tuple[str, Path]]:
     from importlib import metadata
 
     named: dict[str, Path] = {}
-    for point in metadata.entry_points(group=GROUP):
+    try:
+        points = metadata.entry_points(group=GROUP)
+    except Exception as error:  # the metadata of any package here may be damaged in any way
+        logger.warning("the metadata of installed packages cannot be read (%r); no bundle of a wheel is found", error)
+        return
+    for point in points:
         if point.dist is None or not (_PACKAGE.fullmatch(point.value) and _FILE.fullmatch(point.name)):
             continue
         place = point.dist.locate_file("/".join([*point.value.split("."), f"{point.name}{bundle.SUFFIX}"]))

@@ -152,7 +152,7 @@ class ServedModel:
         if self.draft is not None:
             own |= {"draft": dataclasses.asdict(models.find_draft(self.draft)), "draft_layers": dict(asked.draft)}
         return {
-            **named, "sizes": model.config(), "layers": asked.served(self.lora),
+            **named, "sizes": model.config(), "layers": dict(sorted(asked.served(self.lora).items())),
             "attention": self._attends(asked, model), "sampler": asked.samples, **choices, **own,
         }  # fmt: skip
 

@@ -135,6 +135,17 @@ def test_every_flipped_byte_of_a_signed_bundle_is_refused(make: Make, keypair: C
         data[at] ^= 0xFF
 
 
+def test_a_source_that_only_a_scan_names_is_checked_as_well(make: Make) -> None:
+    _, _, source = make("a")
+    scan = Scan("c" * 64, hashlib.sha256(source.encode()).hexdigest(), {})
+    name = bundle.name_of("source", scan.source_digest)
+    listed = {bundle.name_of("scan", scan.digest): scan.to_json(), name: source.encode()}
+    about = {one: [len(data), hashlib.sha256(data).hexdigest()] for one, data in listed.items()}
+    made = archive.pack(seal({"bundle": 1, "made": {}, "members": about}), list(listed.items()))
+    checked(made)
+    assert "do not match its list" in refused(made.replace(b"// a\n", b"// b\n"))
+
+
 def test_a_bundle_that_ends_too_early_or_goes_on_is_refused(make: Make) -> None:
     data = small(make)
     for end in range(0, len(data), 97):

@@ -193,6 +193,17 @@ def test_a_wheel_cannot_point_elsewhere_and_a_bad_one_is_done_without(
     assert all(f"acme/{name}.jitmx" in caplog.text for name in ("absent", "shared", "bad"))
 
 
+def test_damaged_metadata_of_another_package_is_no_reason_to_stop(
+    on_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = on_path / "broken-1.dist-info"
+    broken.mkdir(parents=True)
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (broken / "entry_points.txt").write_bytes(b"\xff\xfe[")
+    assert store.current().lookup(make("a")[0].key) is None
+    assert "no bundle of a wheel is found" in caplog.text
+
+
 def test_opening_a_bundle_leaves_no_descriptor(place: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):

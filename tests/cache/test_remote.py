@@ -90,7 +90,8 @@ def test_whatever_else_lies_there_is_a_miss_and_one_warning(
     both = bundle.make([kernel, Kernel(*make("b"))], [], {})
     none = bundle.make([], [], {})
     flipped = data.replace(kernel.image, kernel.image[:-1] + b"?")
-    for odd in (b"", b"x", data[:700], data[:-1], data + b"x", other, both, none, flipped, bytes(len(data))):
+    beside = bundle.make([kernel], [Scan("c" * 64, "d" * 64, {"x.h": "e" * 64})], {}).replace(b'"x.h"', b'"y.h"')
+    for odd in (b"", b"x", data[:700], data[:-1], data + b"x", other, both, none, flipped, beside, bytes(len(data))):
         path.write_bytes(odd)
         assert shared.entry(key) is None
     assert len(warnings(caplog)) == 1 and "taken for absent" in caplog.text
@@ -382,6 +383,19 @@ def test_an_entry_that_came_between_look_and_claim_is_seen(folder: Path) -> None
     looks = iter([None, "there"])
     with claim.alone(Answers(f"file://{folder}", 5.0), "v1/claims/k", 5, lambda: next(looks)) as found:
         assert found == "there"
+
+
+def test_a_claim_whose_answer_was_lost_is_known_for_one_s_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering, really = Answers(f"file://{folder}", 5.0), Answers.create
+
+    def create(self: Answers, path: str, data: bytes) -> bool:
+        return really(self, path, data) and really(self, path, data)  # asked again by a driver that heard nothing
+
+    monkeypatch.setattr(Answers, "create", create)
+    began = time.monotonic()
+    with claim.alone(answering, "v1/claims/k", 30, lambda: None) as found:
+        assert found is None and (folder / "v1" / "claims" / "k.0").exists()
+    assert time.monotonic() - began < 2 and not list((folder / "v1" / "claims").iterdir())
 
 
 def test_where_no_claim_can_be_made_everybody_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,17 @@ def test_warmup_and_bundle_ask_one_function_and_take_the_same_layers(
         assert "--layers says how a model is served" in run(*verb, "--layers", "moe", "--arch", "sm_90", code=2).stderr
 
 
+def test_the_order_of_layers_and_targets_makes_no_difference(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_kernels, "of_model", lambda *_arguments, **_how: [])
+    monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")
+    for name, layers, targets in (("a", "moe,o,qkv", "sm_90,sm_121"), ("b", "qkv,o,moe", "sm_121,sm_90")):
+        how = ("--model", "gpt-oss-20b", "--layers", layers, "--arch", targets, "-q", "-o", str(tmp_path / name))
+        run("bundle", "create", *how)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_gpus_that_are_here_make_no_difference_and_other_cards_are_named(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
