@@ -240,5 +240,4 @@ def test_the_script_writes_a_draft_or_a_pair(run: Any, tmp_path: Path) -> None:
     )  # fmt: skip
     assert said["acceptance"] == [0.875, 0.75] and (tmp_path / "t" / "config.json").exists()
     assert "of a pair" in run("make_draft.py", tmp_path / "y", "--corrupted", 0.1, code=2).stderr
-    assert "is none of" in run("make_draft.py", tmp_path / "y", "--preset", "large", code=2).stderr
     assert "do not ascend" in run("make_draft.py", tmp_path / "y", "--aux-layers", "2,1", code=1).stderr

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,18 +37,26 @@ class Run:
 
     Attributes:
         tokens: `COUNT` of the cycle's, and three more.
-        states: of the first `COUNT`, as the target gives them to the draft.
-        first: the token that the target's logits have behind each of these.
+        card: that simulates.
     """
 
     pair: bigram.Pair
+    target: Any
     draft: Any
-    config: Any
     tokens: torch.Tensor
-    states: torch.Tensor
-    first: torch.Tensor
+    card: Any
 
-    def proposals(self, k: int, shift: int = 1) -> list[int]:
+    @property
+    def config(self) -> Any:
+        return self.target.vllm_config
+
+    def target_states(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the target gives its draft of the first `COUNT` tokens, and the tokens that it makes behind each."""
+        with vllm_world.world(), torch.no_grad(), set_forward_context(None, self.config, num_tokens=COUNT):
+            last, aux = self.target.model(self.tokens[:COUNT], torch.arange(COUNT), None)
+            return torch.cat(aux, -1), self.target.compute_logits(last).argmax(-1)
+
+    def proposals(self, k: int, states: torch.Tensor, shift: int = 1) -> list[int]:
         """What the draft proposes behind the last token, by a prefill and k - 1 decodes with jitmx's attention."""
         attn = self.draft.model.layers[0].self_attn.attn
         with vllm_world.world(), set_current_vllm_config(self.config):
@@ -58,7 +66,7 @@ class Run:
         table, found = torch.tensor([[2, 1]]).int(), []
         tokens = self.tokens[shift : COUNT + shift]
         with torch.no_grad():
-            hidden = self.draft.combine_hidden_states(self.states)
+            hidden = self.draft.combine_hidden_states(states)
             for step in range(k):
                 old = 0 if step == 0 else COUNT + step - 1
                 positions = torch.arange(len(tokens)) + old
@@ -81,55 +89,38 @@ class Run:
 
 
 @pytest.fixture
-def started(host: Any, tmp_path: Path) -> Callable[..., Run]:
-    def start(read: tuple[int, ...] | None = None, **changes: Any) -> Run:
-        """A pair, whose target gives the states that its draft names, or others (`read`)."""
-        pair = bigram.tiny(**changes)
-        bigram.write(pair, tmp_path / "target", tmp_path / "draft")
-        host.folder = tmp_path / "target"
-        method = {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 2}
+def run(host: Any, tmp_path: Path) -> Iterator[Run]:
+    pair = bigram.tiny()
+    bigram.write(pair, tmp_path / "target", tmp_path / "draft")
+    host.folder = tmp_path / "target"
+    method = {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 2}
+    with simulated_card.on_cpu("sm_90a") as card:
         target = host.build(load=True, additional_config={"jitmx": ASKED}, speculative_config=method)
-        config, model = target.vllm_config, target.model
+        config = target.vllm_config
         eagle3_utils.set_eagle3_aux_hidden_state_layers(target, config.speculative_config)
-        model.aux_hidden_state_layers = read or model.aux_hidden_state_layers
         speculator = SimpleNamespace(
             vllm_config=config, draft_logits=None, enable_adaptive_verification=False, max_num_reqs=8,
             use_local_argmax_reduction=False,
         )  # fmt: skip
         with vllm_world.world(), set_current_vllm_config(config):
             draft = EagleSpeculator.load_draft_model(speculator, target, set())
-        for layer in (*(block.attn for block in model.layers), draft.model.layers[0].self_attn):
+        for layer in (*(block.attn for block in target.model.layers), draft.model.layers[0].self_attn):
             layer.rotary_emb._forward_method = layer.rotary_emb.forward_native
-        for block in model.layers:  # whose output counts for nothing: O is zeros
+        for block in target.model.layers:  # whose output counts for nothing: O is zeros
             block.attn.attn.forward = lambda q, *_: q.clone()
-        tokens = pair.cycle[: COUNT + 3]
-        with vllm_world.world(), torch.no_grad(), set_forward_context(None, config, num_tokens=COUNT):
-            last, aux = model(tokens[:COUNT], torch.arange(COUNT), None)
-            first = target.compute_logits(last).argmax(-1)
-        return Run(pair, draft, config, tokens, torch.cat(aux, -1), first)
-
-    return start
+        yield Run(pair, target, draft, pair.cycle[: COUNT + 3], card)
 
 
-def test_every_proposal_of_a_draft_on_jitmx_is_what_the_target_makes(started: Callable[..., Run]) -> None:
-    with simulated_card.on_cpu("sm_90a") as card:
-        run = started()
-        assert torch.equal(run.first, run.tokens[1 : COUNT + 1])
-        methods = [one.quant_method for one in run.draft.modules() if hasattr(one, "quant_method")]
-        assert sum(isinstance(one, JitmxLinearMethod) for one in methods) == 6 and hasattr(run.draft, "jitmx_targets")
-        card.launched.clear()
-        assert run.proposals(2) == run.tokens[COUNT + 1 :].tolist()
-        attention = [name for name in card.kernels if name.startswith("attention")]
-        assert len(attention) >= 2 and "attention.decode" in attention
-        assert run.proposals(1, shift=0) == [int(run.tokens[COUNT])]  # of the token before: refused
-
-
-def test_states_of_other_layers_and_corrupted_rows_are_refused(started: Callable[..., Run]) -> None:
-    with simulated_card.on_cpu("sm_90a"):
-        run = started((1, 2, 4), corrupted=0.5)
-        right = run.pair.proposed
-        assert run.proposals(1) == [int(right[run.pair.refusing])]
-        targets = run.draft.jitmx_targets
-        assert torch.equal(targets, run.pair.d2t)
-        chosen = targets[torch.searchsorted(right, run.pair.cycle)]
-        assert (chosen != run.pair.cycle).double().mean() == pytest.approx(0.5, abs=0.01)
+def test_every_proposal_of_a_draft_on_jitmx_is_what_the_target_makes(run: Run) -> None:
+    methods = [one.quant_method for one in run.draft.modules() if hasattr(one, "quant_method")]
+    assert sum(isinstance(one, JitmxLinearMethod) for one in methods) == 6 and hasattr(run.draft, "jitmx_targets")
+    states, first = run.target_states()
+    assert torch.equal(first, run.tokens[1 : COUNT + 1])
+    run.card.launched.clear()
+    assert run.proposals(2, states) == run.tokens[COUNT + 1 :].tolist()
+    attention = [name for name in run.card.kernels if name.startswith("attention")]
+    assert len(attention) >= 2 and "attention.decode" in attention
+    # Of the token before it proposes what is there already; of states of another layer its one wrong token.
+    assert run.proposals(1, states, shift=0) == [int(run.tokens[COUNT])]
+    run.target.model.aux_hidden_state_layers = (1, 2, 4)
+    assert run.proposals(1, run.target_states()[0]) == [int(run.pair.proposed[run.pair.refusing])]
