@@ -96,5 +96,5 @@ else:
 
     def test_a_card_without_the_instructions_says_so() -> None:
         layer = Rounded(5, 96, 160)
-        with pytest.raises(jitmx.errors.KnobError, match="no kernel of moe on"):
+        with pytest.raises(jitmx.errors.KnobError, match="needs the instructions of sm_90a"):
             layer(torch.randn(2, 96, device="cuda").bfloat16(), routed(2, 2, 5), x_format="fp8")

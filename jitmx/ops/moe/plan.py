@@ -9,6 +9,7 @@ from typing import Any
 from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
+from jitmx.errors import KnobError
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.fp8_rows import ROW_RANGES
@@ -133,6 +134,10 @@ _known = Plans()
 
 def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapping[str, Any]) -> Plan:
     arch, count = card.arch(device), card.multiprocessors(device)
+    if problem.x_format == "fp8" and "wgmma" not in arch.features:
+        raise KnobError(
+            f"x_format='fp8' needs the instructions of sm_90a, which {arch} lacks", "mxfp8 is there on every target"
+        )
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)
