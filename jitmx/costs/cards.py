@@ -106,13 +106,13 @@ H200 = Card(
     merge_us=Parameter(1.3, f"{_LOG}, attention.decode: what the merge of a grid costs"),
     exchange_gbps=Parameter(24.5, f"{_LOG}, linear.wgmma and linear.splitk: 12 to 14 bytes a cycle, 24 at best"),
     stacked=Parameter(0.5, f"{_LOG}, linear.wgmma: an HGMMA leaves the scheduler half of its cycles"),
-    cluster_us=_fitted(0.3324),
-    grid_us=_fitted(2.983),
-    fill_us=_fitted(0.5187),
-    exposed_gbps=_fitted(71.37),
-    issued=_fitted(1.07),
+    cluster_us=_fitted(0.33),
+    grid_us=_fitted(3.09),
+    fill_us=_fitted(0.5512),
+    exposed_gbps=_fitted(71.57),
+    issued=_fitted(1.064),
     alone=_fitted(1.441),
-    unhidden=_fitted(0.01548),
+    unhidden=_fitted(0.008833),
 )
 
 
