@@ -16,7 +16,6 @@ from jitmx.errors import SettingError
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
-    from jitmx.models import Model
     from jitmx.registry.spec import Variant
     from jitmx.vllm.policy import Request
 
@@ -108,7 +107,7 @@ class ServedModel:
         model, served = models.find(self.name), asked.served(self.lora)
         stored = "e4m3" if self.kv_cache_dtype == "fp8" else "same"
         most = model_kernels.cached(self.requests, self.context, self.block_size, stored)
-        attends = self._attends(asked, model)
+        attends = asked.attends(model.head_dim, self.lora)
         needed = [
             model_kernels.of_model(
                 model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
@@ -130,13 +129,6 @@ class ServedModel:
                 own.append(sampling_kernels.Sampler(arch.name, None, self.requests, model.vocabulary, "bf16"))
         return targets.served_variants(arches, needed, counts)
 
-    def _attends(self, asked: Request, model: Model) -> bool:
-        """Whether attention is jitmx's: by default, where it can be, as in vLLM."""
-        from jitmx.kernels.attention.problem import HEAD_DIMS
-
-        attends = asked.serves_attention(self.lora)
-        return attends and (bool(asked.attention) or model.head_dim in HEAD_DIMS)
-
     def about(self) -> dict[str, Any]:
         """What `variants` rests on, as JSON: the same wherever the model's checkpoint lies."""
         from jitmx import models
@@ -153,7 +145,7 @@ class ServedModel:
             own |= {"draft": dataclasses.asdict(models.find_draft(self.draft)), "draft_layers": dict(asked.draft)}
         return {
             **named, "sizes": model.config(), "layers": dict(sorted(asked.served(self.lora).items())),
-            "attention": self._attends(asked, model), "sampler": asked.samples, **choices, **own,
+            "attends": asked.attends(model.head_dim, self.lora), "samples": asked.samples, **choices, **own,
         }  # fmt: skip
 
 

@@ -81,6 +81,10 @@ class Request:
         `ATTENTION_BESIDE`, which adapters (`lora`) may leave to vLLM."""
         return self.served(lora).keys() >= ATTENTION_BESIDE if self.attention is None else self.attention
 
+    def attends(self, head_dim: int, lora: bool = False) -> bool:
+        """Whether attention of heads of so many values is to be jitmx's; by default, only where it can be."""
+        return self.serves_attention(lora) and (bool(self.attention) or head_dim in HEAD_DIMS)
+
     @property
     def x_format(self) -> str:
         """What the experts' inputs are rounded to, as `jitmx.moe` calls it."""

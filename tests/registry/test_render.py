@@ -37,6 +37,7 @@ IDLE = {(name, "scale_range", "fp16") for name in ("linear.gemv", "linear.tile")
 
 # Knobs that can change together with two others at least, such as the shape of a block with its warps.
 TIED = {
+    "attention.decode": {"row_tiles"},
     "linear.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
     "linear.stream": {"ahead", "chunk", "predecode", "share", "split_k", "stages", "sums", "whole"},
     "linear.tile": {"warps_m"},

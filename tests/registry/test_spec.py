@@ -54,11 +54,16 @@ def test_an_illegal_choice_names_its_limit_and_the_nearest_legal_one(make: Any, 
     assert before in str(error.value) and after in str(error.value)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+def _numbers(spec: KernelSpec) -> list[dataclasses.Field[Any]]:
+    return [item for item in dataclasses.fields(spec.knobs) if type(item.default) is int]
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if _numbers(spec)], ids=lambda spec: f"{spec.family}.{spec.name}"
+)
 @given(data=st.data())
 def test_a_number_that_is_no_choice_is_answered_with_the_nearest_that_is(spec: KernelSpec, data: st.DataObject) -> None:
-    numbers = [item for item in dataclasses.fields(spec.knobs) if type(item.default) is int]
-    item = data.draw(st.sampled_from(numbers))
+    item = data.draw(st.sampled_from(_numbers(spec)))
     value = data.draw(st.integers(-1000, 1000).filter(lambda value: value not in values(item)))
     with pytest.raises(KnobError, match=rf"{item.name}={value} is .*; the nearest (legal value )?is -?\d+$") as error:
         spec.knobs(**{item.name: value})

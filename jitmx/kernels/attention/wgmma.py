@@ -104,7 +104,7 @@ WGMMA = KernelSpec(
     name="wgmma",
     knobs=WgmmaKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=launched_registers(knobs), require=(r"\bHGMMA\.64x", r"\bUTMALDG\.4D\b")
+        max_registers=min(255, launched_registers(knobs)), require=(r"\bHGMMA\.64x", r"\bUTMALDG\.4D\b")
     ),
     check=_check,
     shared_bytes=shared_bytes,

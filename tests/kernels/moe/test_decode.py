@@ -53,7 +53,8 @@ def test_layers_of_known_models_are_served_where_blocks_have_little_shared_memor
     experts, top, hidden, intermediate = shape
     problem = MoeProblem.on(target, m=m, experts=experts, top=top, hidden=hidden, intermediate=intermediate)
     choice = choose("moe", problem, target)
-    assert choice.variant.spec is SPEC
+    # At 64 rows tiles of several rows read each weight less often.
+    assert choice.variant.spec is SPEC or (m == 64 and choice.variant.spec.name == "grouped")
 
 
 @settings(max_examples=50)
