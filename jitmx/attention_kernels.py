@@ -49,7 +49,9 @@ def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]
         layer: whose `batch` and `context` are the most there are.
         tokens: new ones of all requests, at most.
     """
-    contexts = [1 << bits for bits in range(6, 33, 2) if 1 << bits < 4 * layer.context]
+    # Between 1024 and 8192 tokens, knobs change with each doubling.
+    bits_of = (bits for bits in range(6, 33) if bits % 2 == 0 or 10 < bits < 14)
+    contexts = [1 << bits for bits in bits_of if 1 << bits < 4 * layer.context]
     few = [rows // layer.group for rows in decode.ROWS if rows >= layer.group]
     few = list(dict.fromkeys((1, *(queries for queries in few if queries <= tokens))))
     many = [queries for queries in (few[-1] + 1, *(1 << bits for bits in range(5, 25))) if few[-1] < queries]
