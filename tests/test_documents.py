@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 
@@ -57,6 +59,16 @@ def test_every_name_in_the_readme_s_python_is_public() -> None:
     assert names and names <= set(jitmx.__all__)
     for block in blocks:
         compile(block, "README.md", "exec")
+
+
+@pytest.mark.parametrize("name", jitmx.__all__)
+def test_what_a_docstring_names_as_source_and_reference_is_there(name: str) -> None:
+    _, _, said = (inspect.getdoc(getattr(jitmx, name)) or "").partition("Source: ")
+    template, _, reference = said.partition("\n")[0].rstrip(".").partition("; reference: ")
+    for place in re.findall(r"(?:templates|jitmx)/[\w./]*\w", f"{template} {reference}"):
+        assert (ROOT / place).exists(), place
+    for dotted in re.findall(r"jitmx\.[\w.]*\w", reference):
+        pkgutil.resolve_name(dotted)
 
 
 def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None:
