@@ -70,7 +70,7 @@ def answering(send: Callable[[BaseHTTPRequestHandler], None]) -> type[BaseHTTPRe
         def log_message(self, *_: object) -> None:
             pass
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             send(self)
 
     return Answer
