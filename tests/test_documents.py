@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -45,6 +47,30 @@ def test_every_command_in_a_document_is_a_verb_with_these_options(document: Path
             if isinstance(command, FieldLetters):
                 used = {word for word in used if word in options or len(word) > 2}
             assert used <= options, f"jitmx {line}"
+
+
+def verbs(group: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every verb."""
+    if isinstance(group, LazyGroup):
+        for name in group.list_commands(click.Context(group)):
+            inner = group.get_command(click.Context(group), name)
+            assert inner is not None
+            yield from verbs(inner, (*names, name))
+    yield names
+
+
+@pytest.mark.parametrize("names", list(verbs()), ids=" ".join)
+def test_every_example_of_a_help_text_can_be_called_as_it_stands(names: tuple[str, ...]) -> None:
+    group = verb(list(names)) or main
+    text = re.sub(r"\\\n\s*", "", group.epilog or "")
+    examples = re.findall(r"^ +(?:\w+=\S+ )*jitmx (.*)$", text, re.MULTILINE)
+    assert examples
+    for line in examples:
+        words = shlex.split(re.split(r" [|>] |   ", line)[0])
+        command = verb(words)
+        assert command is not None and not isinstance(command, LazyGroup), line
+        left = words[1 + (words[0] in ("cache", "bundle")) :]
+        command.make_context("jitmx", left)  # reads every value
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
