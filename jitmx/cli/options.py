@@ -85,9 +85,7 @@ def _words(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     return tuple(dict.fromkeys(word for value in values for word in value.replace(",", " ").split()))
 
 
-def counts(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> tuple[int, ...]:
+def counts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
     """Reads whole numbers of 1 or more, repeated or separated by commas."""
     one = Count(1, 1 << 16)
     return tuple(one.convert(word, parameter, context) for word in _words(context, parameter, values))
