@@ -121,8 +121,8 @@ def test_a_fresh_host_serves_from_the_remote_without_a_compiler_call(
     assert project.run(REQUIRED, then, **alone).stdout == done.stdout
 
 
-# A process that serves 24 kernels at least, and on until it is told to stop, whatever becomes of the remote; it says how
-# many it has served, and how long one took.
+# A process that serves 24 kernels at least, and on until it is told to stop, whatever becomes of the remote; it says
+# how many it has served, and how long one took.
 SERVE = """
 import json, os, random, sys, time
 from jitmx import arch, build, settings
