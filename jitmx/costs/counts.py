@@ -28,6 +28,7 @@ from jitmx.toolchain import nvrtc
 SCHEMA_VERSION = 1
 _LANES = 32
 _LARGEST = 16 << 20  # bytes of a file of counts
+_counted_here: dict[str, Count | None] = {}  # by this process, by their keys
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,13 @@ def count(variant: Variant, problem: Any, *, simulate: bool = True) -> Count | N
     cost = costs.of(variant.spec.family)
     if cost is None:
         return None
-    known = _known().get(key(variant, problem))
-    return known or (_count(variant, problem) if simulate else None)
+    name = key(variant, problem)
+    known = _known().get(name)
+    if known is None and simulate:
+        if name not in _counted_here:
+            _counted_here[name] = counted(variant, problem)
+        known = _counted_here[name]
+    return known
 
 
 def key(variant: Variant, problem: Any) -> str:
@@ -70,11 +76,6 @@ def key(variant: Variant, problem: Any) -> str:
 @functools.lru_cache(maxsize=512)
 def _digest(variant: Variant) -> str:
     return ledger.digest(render(variant))
-
-
-@functools.lru_cache(maxsize=256)
-def _count(variant: Variant, problem: Any) -> Count | None:
-    return counted(variant, problem)
 
 
 def counted(variant: Variant, problem: Any) -> Count | None:

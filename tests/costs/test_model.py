@@ -176,6 +176,20 @@ def test_twice_the_tokens_are_twice_the_instructions_beside_what_blocks_have_any
     assert 1.95 * small.instructions < large.instructions < 2 * small.instructions
 
 
+def test_code_that_nobody_has_counted_is_counted_once_for_all_problems_that_count_alike(monkeypatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(counts, "_known", dict)
+    monkeypatch.setattr(counts, "_counted_here", {})
+    monkeypatch.setattr(counts, "counted", lambda variant, problem: asked.append(problem) or counts.Count(7.0, 3.0))
+    found = [
+        call.explain("attention", arch.parse("sm_121a"), batch=4, context=tokens, sinks="sinks_bf16").choice
+        for tokens in (8192, 16384)
+    ]
+    made = [counts.count(choice.variant, choice.problem) for choice in found]
+    assert made == [counts.Count(7.0, 3.0)] * 2 and len(asked) == 1
+    assert counts.count(found[0].variant, found[0].problem, simulate=False) is None
+
+
 def test_a_family_without_a_declaration_has_no_cost_and_says_so() -> None:
     assert costs.of("quantize") is None
     priced = launches.of_call(call.explain("quantize", arch.parse("sm_90a")))
