@@ -16,7 +16,12 @@ from jitmx.settings import Settings
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
 KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
                                       "attention", "greedy_sampler", "draft_layers")}  # fmt: skip
-FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
+FLAGS = (
+    "fuse_norm",
+    "all_scales",
+    "attention",
+    "greedy_sampler",
+)  # of these, what may also be true or false, or 1 or 0
 # Attention that nobody asked for or against is jitmx's where it serves all of these.
 ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
 DEFAULT = {"moe": "mxfp4"}
@@ -394,7 +399,7 @@ def _checked(options: Any) -> dict[str, Any]:
             raise SettingError(f"additional_config's jitmx has no {key!r}", hint)
         setting = by_field[KEYS[key]]
         text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key.endswith("_layers") else value
-        text = str(int(text)) if isinstance(text, bool) and key in FLAGS else text
+        text = str(int(text)) if isinstance(text, int) and key in FLAGS else text
         if not isinstance(text, str):
             raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")
         try:

@@ -136,6 +136,12 @@ def test_a_switch_is_named_where_it_decided() -> None:
     assert decide(Layer("o"), asked, H200).reason == "not among the layers asked for (JITMX_QUANTIZE_O=0)"
 
 
+@pytest.mark.parametrize("flag", ["fuse_norm", "all_scales", "greedy_sampler"])
+@pytest.mark.parametrize("value", [0, 1, False, True, "0", "1"], ids=repr)
+def test_a_flag_is_a_number_a_bool_or_a_text(flag: str, value: Any) -> None:
+    assert getattr(ask({flag: value}), flag) is bool(int(value))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -148,6 +154,7 @@ def test_a_switch_is_named_where_it_decided() -> None:
         ({"moe_kernel": "cutlass"}, "jitmx.moe_kernel='cutlass' is not auto, gemm, gemv, marlin or triton"),
         ({"moe_activation": "int8"}, "jitmx.moe_activation='int8' is not bf16, mxfp8, mxfp4, fp6 or fp8"),
         ({"fuse_norm": "auto"}, "jitmx.fuse_norm='auto' is not 0 or 1"),
+        ({"fuse_norm": 2}, "jitmx.fuse_norm=2 is not 0 or 1"),
         ({"all_scales": "full"}, "jitmx.all_scales='full' is not 0 or 1"),
         ({"greedy_sampler": "auto"}, "jitmx.greedy_sampler='auto' is not 0 or 1"),
         ({"draft_layers": "moe"}, "('moe' is none of qkv, o, gate_up, down, fc, lm_head, all)"),
