@@ -21,7 +21,7 @@ FLAGS = (
     "all_scales",
     "attention",
     "greedy_sampler",
-)  # of these, what may also be true or false, or 1 or 0
+)  # of these, what may also be a bool or a number
 # Attention that nobody asked for or against is jitmx's where it serves all of these.
 ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
 DEFAULT = {"moe": "mxfp4"}
