@@ -72,15 +72,16 @@ def require_numbers(recipe: Recipe, alpha: Any, limit: Any) -> None:
     Raises:
         InputError: alpha is no finite number, limit none of 0 or more, or with fp8 one of them gives h no bound.
     """
-    if not checks.is_number(alpha) or not math.isfinite(alpha):
-        raise InputError(f"alpha={alpha!r} of swiglu_oai is not a finite number")
-    if not checks.is_number(limit) or not limit >= 0:
-        raise InputError(f"limit={limit!r} of swiglu_oai is not a number of 0 or more", "pass inf where there is none")
-    if recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
+    known = checks.is_number(alpha) and checks.is_number(limit)
+    if known and recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
         raise InputError(
             f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
             "use numbers above 0, or x_format='mxfp8'",
         )
+    if not checks.is_number(alpha) or not math.isfinite(alpha):
+        raise InputError(f"alpha={alpha!r} of swiglu_oai is not a finite number")
+    if not known or not limit >= 0:
+        raise InputError(f"limit={limit!r} of swiglu_oai is not a number of 0 or more", "pass inf where there is none")
 
 
 def taken_apart(routing: Any) -> Chosen:
