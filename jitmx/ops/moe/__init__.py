@@ -11,7 +11,6 @@ from torch import Tensor
 from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.moe.problem import MAX_ROWS
 from jitmx.ops import checks, custom
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
@@ -67,11 +66,11 @@ def moe(
     current stream of x's device and works under `torch.cuda.graph` once the shape has been called before capture, and
     under `torch.compile`, where it is the operator `torch.ops.jitmx.moe`.
 
-    Up to 64 rows are one launch, unless a table or the environment has them go by expert, or experts have so many of
-    them that it would read weights more than once. More are four: lists by expert, the two products, and the sum over a
-    row's experts in the order of its slots; each expert's part is then rounded to bf16. So are fewer rows of what the
-    one launch does not make: another `x_format`, `weight_on` or `reduction`, experts without gates, and layers that it
-    has no shared memory for. From logits, the choice of experts
+    Few rows are one launch (on sm_90a 512 / top at most, elsewhere 64), unless a table or the environment has them go
+    by expert, or experts have so many of them that it would read weights more than once. More are four: lists by
+    expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
+    rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
+    `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
     is one launch before them; of one row, where all experts are local, it is part of the one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
@@ -222,8 +221,6 @@ def _plan(
     rows = x.numel() // w13.k
     if rows == 0:
         return None
-    if rows > MAX_ROWS:
-        check_lists(w13.experts, expert_map)
     made = launches(problem_of(w13, w2, rows, top, **more, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
