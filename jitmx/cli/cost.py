@@ -57,6 +57,10 @@ def call(found: Sequence[Priced], card: Card) -> None:
     """Print what the launches of a call cost."""
     output.say()
     launches(found)
+    unknown = sum(one.prediction is None for one in found)
+    if unknown:
+        output.say(f"not predicted for {card.name}: no cost is declared of {unknown} of the {len(found)} launches")
+        return
     us = sum(one.us for one in found)
     output.say(f"predicted for {card.name}: {us:.2f} us in a chain of calls that depend on one another")
 

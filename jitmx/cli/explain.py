@@ -94,7 +94,7 @@ def command(
     """
     if sum(map(bool, (op, model, measured, parameters))) != 1:
         raise click.UsageError("give one of OP, --model, --measured and --parameters; `jitmx variants` lists operators")
-    _require_no_step_option(model)
+    _require_read(model=model is not None, op=op is not None, cost=op is not None and cost)
     if model is not None:
         _step(targets_asked, model, batch, context, "e4m3" if kv_cache_dtype == "fp8" else "same", as_json)
     elif op is None:
@@ -115,12 +115,24 @@ def _one(targets_asked: tuple[Arch, ...]) -> Arch:
     return found[0]
 
 
-def _require_no_step_option(model: str | None) -> None:
+# Options that nothing reads but beside another, with what they are of and how that is said.
+_BESIDE = {
+    "batch": ("model", "a step: name the model by --model"),
+    "context": ("model", "a step: name the model by --model"),
+    "kv_cache_dtype": ("model", "a step: name the model by --model"),
+    "rows": ("cost", "the cost of a call: name OP and pass --cost"),
+    "sms": ("op", "a call: name OP"),
+    "cost": ("op", "a call: name OP"),
+}
+
+
+def _require_read(**there: bool) -> None:
+    """Raise UsageError for an option that nothing reads."""
     context = click.get_current_context()
-    for name in ("batch", "context", "kv_cache_dtype"):
-        if model is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+    for name, (beside, said) in _BESIDE.items():
+        if not there[beside] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} is of a step: name the model by --model, or leave --{name} out")
+            raise click.UsageError(f"--{name} is of {said}, or leave --{name} out")
 
 
 def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
@@ -192,7 +204,9 @@ def _call(
     if as_json:
         said = explanation.to_dict()
         if priced is not None:
-            said |= {"cost": [one.to_dict() for one in priced], "us": round(launches.total(priced), 3)}
+            known = all(one.prediction for one in priced)
+            us = round(launches.total(priced), 3) if known else None
+            said |= {"cost": [one.to_dict() for one in priced], "us": us}
         output.emit(said)
         return
     for line in explanation.lines():

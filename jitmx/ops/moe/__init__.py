@@ -11,7 +11,8 @@ from torch import Tensor
 from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.ops import checks, custom
+from jitmx.ops import custom
+from jitmx.ops.checks import require_layout, require_tensor
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import (
@@ -23,6 +24,7 @@ from jitmx.ops.moe.checks import (
     require_experts,
     require_layer,
     require_like,
+    require_numbers,
     require_out,
     require_residual,
     taken_apart,
@@ -173,11 +175,8 @@ def run(
         named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
         named |= {"weights": weights, "residual": residual}
         require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count)
-    if recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
-        raise InputError(
-            f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
-            "use numbers above 0, or x_format='mxfp8'",
-        )
+    if alpha is not ALPHA or limit is not LIMIT:
+        require_numbers(recipe, alpha, limit)
     at_x, at_residual = address("x", x), address("residual", residual)
     address("ids" if weights is not None else "router logits", ids)
     address("weights", weights)
@@ -237,7 +236,7 @@ def _routed(
         return Routing(ids, weights, None, None, None, None)
     if isinstance(made, LayerPlan) and made.routing != "ids":
         if ids.data_ptr() & 15:  # read several at a time
-            checks.require_layout("router logits", ids)
+            require_layout("router logits", ids)
         return Routing(ids, None, None, None, None, None)
     if weights is None:
         assert top is not None
@@ -260,6 +259,7 @@ def _traced(
     recipe: Recipe, alpha: float, limit: float, out: torch.Tensor | None, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` as an operator, which can be traced through."""
+    require_tensor("x", x)
     require_experts(w13, w2, recipe)
     chosen = taken_apart(routing)
     packed = w13.words, w13.scales, w2.words, w2.scales, w13.k, w2.k
