@@ -88,7 +88,7 @@ class Linear(Needed):
         )  # fmt: skip
         problem = fused(problem, arch, multiprocessors)
         if self.norm and not problem.norm:
-            yield from _norm(self.k, self.dtype, arch, multiprocessors)
+            yield from norm_launch(self.k, self.dtype, arch, multiprocessors)
         for choice, _ in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
             yield choice.variant
 
@@ -161,7 +161,7 @@ class Experts(Needed):
     def launches(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """The routing, the lists where the experts read some, and the experts; the norm, where the routing has none."""
         if self.norm and m > NORMED_ROWS:
-            yield from _norm(self.hidden, "bf16", arch, multiprocessors)
+            yield from norm_launch(self.hidden, "bf16", arch, multiprocessors)
         own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
@@ -385,7 +385,7 @@ def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Varian
 settings.when_changed(variants.cache_clear)
 
 
-def _norm(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+def norm_launch(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
     """RMSNorm in a launch of its own; none where torch makes it."""
     if norm_takes(hidden):
         yield choose.choose("norm", NormProblem(hidden, dtype), arch, multiprocessors=multiprocessors).variant

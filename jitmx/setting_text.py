@@ -125,5 +125,12 @@ def chosen_layers(text: str) -> tuple[tuple[str, str], ...]:
         raise Unfit(str(error)) from error
 
 
+def chosen_draft_layers(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(layers.parse(text, layers.DRAFT_FORMATS).items())
+    except SettingError as error:
+        raise Unfit(str(error)) from error
+
+
 def switch(text: str) -> bool | None:
     return None if text.lower() == "auto" else flag(text)

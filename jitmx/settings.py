@@ -156,6 +156,11 @@ class Settings:
          "to be said; or all; or none"),
         None, "layers of a model in vLLM that jitmx serves; by default moe",
     )  # fmt: skip
+    draft_layers: tuple[tuple[str, str], ...] = _setting(
+        (setting_text.chosen_draft_layers, "qkv, o, gate_up, down, fc, lm_head, separated by ',', each with :mxfp4 or "
+         ":mxfp8 where that is to be said; or all; or none"),
+        (), "layers of an Eagle3 draft model in vLLM that jitmx serves; by default none",
+    )  # fmt: skip
     moe_kernel: str = _setting(
         _one_of(*MOE_KERNELS), "auto",
         "experts in vLLM: auto, gemm and gemv are jitmx's; marlin and triton hand the layer back to vLLM",

@@ -208,6 +208,33 @@ _SAMPLER_TABLE: dict[str, dict[str, str]] = {
 }
 
 
+# What jitmx relies on for draft models: where one of these has changed, vLLM serves all of their layers.
+_SPECULATION_TABLE: dict[str, dict[str, str]] = {
+    "vllm.model_executor.models.llama_eagle3": {
+        "LlamaDecoderLayer.__init__": "self vllm_config prefix config layer_idx",
+        "LlamaDecoderLayer.forward": "self positions embeds hidden_states residual",
+        "LlamaDecoderLayer._norm_before_residual": "self hidden_states",
+        "LlamaModel.forward": "self input_ids positions hidden_states input_embeds",
+        "Eagle3LlamaForCausalLM.__init__": "self vllm_config prefix",
+        "Eagle3LlamaForCausalLM.compute_logits": "self hidden_states",
+        "Eagle3LlamaForCausalLM.get_top_tokens": "self hidden_states",
+        "Eagle3LlamaForCausalLM.load_weights": "self weights",
+        "get_draft_quant_config": "vllm_config",
+    },
+    "vllm.model_executor.models.llama": {
+        "LlamaAttention.forward": "self positions hidden_states",
+        "LlamaMLP.forward": "self x",
+    },
+    "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": {"get_eagle3_aux_layers_from_config": "spec_config"},
+    "vllm.v1.worker.gpu.spec_decode.eagle.utils": {"_should_share": "eagle flag draft target"},
+    "vllm.v1.worker.gpu.spec_decode.eagle.speculator": {
+        "EagleSpeculator.load_draft_model": "self target_model target_attn_layer_names",
+        "EagleSpeculator.sample_draft": "self hidden_states draft_logits",
+        "EagleSpeculator.get_draft_top_tokens": "self hidden_states",
+    },
+}
+
+
 def _hooks(table: Mapping[str, Mapping[str, str]]) -> tuple[Hook, ...]:
     return tuple(
         Hook(module, name, tuple(takes.split())) for module, names in table.items() for name, takes in names.items()
@@ -216,6 +243,7 @@ def _hooks(table: Mapping[str, Mapping[str, str]]) -> tuple[Hook, ...]:
 
 HOOKS = _hooks(_TABLE)
 SAMPLER_HOOKS = _hooks(_SAMPLER_TABLE)
+SPECULATION_HOOKS = _hooks(_SPECULATION_TABLE)
 
 
 def moved(hooks: Iterable[Hook] | None = None) -> list[str]:

@@ -13,8 +13,9 @@ from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
+KEYS = {name: name for name in ("mxfp4_layers", "draft_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
                                       "attention", "greedy_sampler")}  # fmt: skip
+LAYERS = ("mxfp4_layers", "draft_layers")  # of these, what may also be a list
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
 # Whether attention that nobody asked for or against is jitmx's.
 ATTENTION_BY_DEFAULT = False
@@ -50,6 +51,7 @@ class Request:
 
     Attributes:
         layers: the format of each layer asked for.
+        draft_layers: likewise of a draft model.
         said: by kind of layer, and for what else there is, where that was said.
         moe_kernel, moe_activation, fuse_norm, all_scales, attention, greedy_sampler: as JITMX_MOE_KERNEL,
             JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM, JITMX_ALL_SCALES, JITMX_ATTENTION and JITMX_GREEDY_SAMPLER.
@@ -63,6 +65,7 @@ class Request:
     all_scales: bool = False
     attention: bool | None = None
     greedy_sampler: bool = True
+    draft_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> bool:
@@ -118,7 +121,7 @@ class Layer:
     """One layer to decide on.
 
     Attributes:
-        kind: one of `layers.KINDS`.
+        kind: one of `layers.KINDS`, or of a draft model one of `layers.DRAFT_KINDS`.
         prefix: its name in the model.
         draft: it is of a draft model.
         tied: its weight is that of the embeddings.
@@ -197,6 +200,7 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
         read = settings.current() if environ is None else settings.read(environ)
     own = _checked(options)
     said = {name: settings.origin(name, environ) for name in KEYS if name != "mxfp4_layers"}
+    draft = dict(own.get("draft_layers", read.draft_layers))
     said.update({name: f"additional_config's {name}" for name in own if name in said})
     if "mxfp4_layers" in own:
         chosen, where = dict(own["mxfp4_layers"]), "additional_config's mxfp4_layers"
@@ -218,20 +222,23 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
     kernel = own.get("moe_kernel", read.moe_kernel)
     activation = own.get("moe_activation", read.moe_activation)
     flags = {name: own.get(name, getattr(read, name)) for name in FLAGS}
-    return Request(chosen, said, kernel, activation, **flags)
+    return Request(chosen, said, kernel, activation, **flags, draft_layers=draft)
 
 
 def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     """Who serves a layer."""
-    kind, said = layer.kind, asked.said[layer.kind]
-    format = asked.layers.get(kind)
+    kind = layer.kind
+    if layer.draft:
+        said, format = asked.said["draft_layers"], asked.draft_layers.get(kind)
+    else:
+        said, format = asked.said[kind], asked.layers.get(kind)
     if format is None:
-        return Decision(None, f"not among the layers asked for ({said})")
+        return Decision(None, f"not among the layers {'of a draft ' if layer.draft else ''}asked for ({said})")
     against = _against(layer, asked, facts)
     if against:
         return Decision(None, against)
     reason = "by default" if said == "default" else f"by {said}"
-    if kind == "moe" and asked.moe_activation != "bf16":
+    if kind == "moe" and not layer.draft and asked.moe_activation != "bf16":
         reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
     return Decision(format, reason, asked.all_scales)
 
@@ -315,15 +322,15 @@ def _against(layer: Layer, asked: Request, facts: Facts) -> str:
     """What stands against jitmx serving a layer that it was asked for, or an empty text."""
     if against := against_any(facts):
         return against
-    if facts.offloaded and layer.kind in layers.OF_BLOCK:
+    if facts.offloaded and layer.kind not in ("fc", "lm_head"):
         return (
             "vLLM offloads weights to the host (--cpu-offload-gb or --offload-group-size), and jitmx packs and reads "
             "them in device memory; serve without it"
         )
-    if layer.draft:
-        return "it is of a draft model"
     if layer.kind == "moe":
         return _against_moe(asked, facts)
+    if layer.draft:
+        return "its weight is that of the embeddings, which are looked up in bf16" if layer.tied else layer.against
     if facts.lora:
         return "LoRA is on, and adapters are added to products of bf16 weights"
     if layer.kind == "lm_head":
@@ -363,7 +370,7 @@ def _checked(options: Any) -> dict[str, Any]:
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(KEYS)}"
             raise SettingError(f"additional_config's jitmx has no {key!r}", hint)
         setting = by_field[KEYS[key]]
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key == "mxfp4_layers" else value
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) and key in LAYERS else value
         text = str(int(text)) if isinstance(text, bool) and key in FLAGS else text
         if not isinstance(text, str):
             raise SettingError(f"additional_config's jitmx.{key} is {value!r}, and must be a text: {setting.choices}")

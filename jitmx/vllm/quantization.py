@@ -76,11 +76,13 @@ def decide(layer: Layer, against_moe: str = "") -> Decision:
     config = get_current_vllm_config()
     asked, found = _asked(config), facts.read(config)
     decision = policy.decide(layer, asked, replace(found, against_moe=against_moe))
-    if layer.draft:
-        _announce_draft(layer.kind, layer.kind in asked.layers)
-    else:
+    if not layer.draft:
         _announce(layer.kind, decision, layer.kind in asked.layers, found.target)
-    compiled.add(config, layer.kind, decision.format)
+    elif layer.kind in asked.draft_layers:
+        _announce(f"the draft's {layer.kind}", decision, True, found.target)
+    else:
+        _announce_draft(layer.kind, layer.kind in asked.layers)
+    compiled.add(config, f"draft_{layer.kind}" if layer.draft else layer.kind, decision.format)
     return decision
 
 
@@ -130,7 +132,6 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
     from jitmx.vllm import block
 
     config = get_current_vllm_config()
-    asked, found = _asked(config), facts.read(config)
     other = "" if "OAIAttention._build_attention" not in block.changed() else "vLLM's code that builds it has changed"
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
     layer = Attention(
@@ -139,13 +140,18 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
         cache.block_size if cache is not None and cache.user_specified_block_size else None, facts.draft(),
         facts.attention_backend(config, window is not None), other or facts.against_attention(config),
     )  # fmt: skip
+    return _decide_attention(config, layer, window, "sinks_bf16", "attention")
+
+
+def _decide_attention(config: Any, layer: Attention, window: int | None, sinks: str, name: str) -> Decision:
+    asked, found = _asked(config), facts.read(config)
 
     def lacking() -> str:
         arch, _ = facts.target()
         assert arch is not None, "no layer is served without a target"
         problem = AttentionProblem(
-            kv_heads=layer.kv_heads, dtype="fp16" if dtype == "float16" else "bf16", head_dim=layer.head_dim,
-            cache="e4m3" if policy.cache_format(layer) == "e4m3" else "same", sinks="sinks_bf16", window=window or 0,
+            kv_heads=layer.kv_heads, dtype="fp16" if layer.dtype == "float16" else "bf16", head_dim=layer.head_dim,
+            cache="e4m3" if policy.cache_format(layer) == "e4m3" else "same", sinks=sinks, window=window or 0,
             group=layer.heads // layer.kv_heads, page_size=layer.page_size or 16,
         )  # fmt: skip
         return attention_kernels.lacking(problem, arch)
@@ -154,11 +160,82 @@ def decide_attention(module: Any, window: int | None, cache: Any) -> Decision:
     if layer.draft:
         _announce_draft("attention", asked.serves_attention)
     else:
-        kind = f"attention{'' if window is None else ' within a window'}"
+        kind = f"{name}{'' if window is None else ' within a window'}"
         wanted = asked.serves_attention or layer.backend == policy.OWN_BACKEND
         _announce(kind, decision, wanted, found.target)
-        compiled.add(config, "attention", decision.format)
+        compiled.add(config, name.replace("the draft's ", "draft_"), decision.format)
     return decision
+
+
+def draft_config(config: Any) -> Any:
+    """The configuration of an Eagle3 draft's layers; None where jitmx takes none of them.
+
+    Args:
+        config: the VllmConfig that the draft is built by.
+    """
+    asked = _asked(config)
+    if not isinstance(config.quant_config, JitmxGptOssConfig) or not asked.draft_layers or not facts.draft():
+        return None
+    from jitmx.vllm.draft_config import JitmxDraftConfig
+
+    return JitmxDraftConfig(lambda kind, prefix: decide(Layer(kind, prefix, draft=True)))
+
+
+def decide_draft_block(layer: Any, against: str) -> bool:
+    """Whether norm and residual of a draft's layer go into its products; said in the log once.
+
+    Args:
+        layer: vLLM's, whose O, gate-up and down are jitmx's.
+        against: what stands against it, in words; empty where nothing.
+    """
+    config = get_current_vllm_config()
+    asked, (target, _) = _asked(config), facts.target()
+    assert target is not None, "no layer is served without a target"
+    gate_up = layer.mlp.gate_up_proj
+    if not asked.fuse_norm:
+        against = f"{asked.said['fuse_norm']} asks for norms in launches of their own"
+    elif not against and not model_kernels.gains(
+        target, sum(gate_up.output_partition_sizes), layer.hidden_size, gate_up.quant_method.format
+    ):
+        against = f"the kernel for one row of gate-up in {gate_up.quant_method.format} on {target} has no RMSNorm in it"
+    _announce_draft_block(against, target.name)
+    compiled.add(config, "draft_block", None if against else "fused")
+    return not against
+
+
+def decide_draft_attention(module: Any, built: Any) -> Decision:
+    """Who serves the attention of a draft's layer, which has its own numbers of heads and its own window.
+
+    Args:
+        module: vLLM's LlamaAttention.
+        built: the attention in it that vLLM chose a backend for.
+    """
+    config = get_current_vllm_config()
+    if not isinstance(config.quant_config, JitmxGptOssConfig) or not facts.draft():
+        return Decision(None, "the model is no draft of gpt-oss in MXFP4")
+    cache, window = config.cache_config, built.sliding_window
+    layer = Attention(
+        module.num_heads, module.num_kv_heads, module.head_dim, str(torch.get_default_dtype()).removeprefix("torch."),
+        built.kv_cache_dtype, cache.block_size if cache.user_specified_block_size else None,
+        backend=facts.attention_backend(config, window is not None), other=facts.against_attention(config),
+    )  # fmt: skip
+    return _decide_attention(config, layer, window, "no_sinks", "the draft's attention")
+
+
+def decide_draft_head(head: Any) -> Decision:
+    """Whether a draft without a head of its own has the target's, which is in bf16, packed.
+
+    Args:
+        head: the target's.
+    """
+    from jitmx.vllm.linear import refusal
+
+    config = get_current_vllm_config()
+    wanted = _asked(config).draft_layers.get("lm_head")
+    against = "" if wanted is None else refusal(wanted, head.embedding_dim, head.weight.dtype) or ""
+    if config.speculative_config.draft_lm_head_quantization is not None:
+        against = "draft_lm_head_quantization makes the draft's head of the bf16 weight"
+    return decide(Layer("lm_head", "lm_head of the draft", draft=True, against=against))
 
 
 def decide_sampler(config: Any, against: str) -> bool:
@@ -185,6 +262,16 @@ def install() -> None:
     router.install()
     lm_head.register(decide_lm_head)
     block.install(decide_block, decide_attention)
+    config = get_current_vllm_config_or_none()
+    speculates = config is None or config.speculative_config is not None
+    moved = hooks.moved(hooks.SPECULATION_HOOKS) if speculates else []
+    if moved:
+        _announce_speculation(f"incompatible vLLM internals: {'; '.join(moved)}")
+    elif speculates:
+        from jitmx.vllm import draft, speculation
+
+        draft.install(draft_config, decide_draft_block, decide_draft_attention)
+        speculation.install(decide_draft_head)
     moved = hooks.moved(hooks.SAMPLER_HOOKS)
     if moved:
         _announce_sampler(f"incompatible vLLM internals: {'; '.join(moved)}", None)
@@ -212,7 +299,22 @@ def _announce(kind: str, decision: Decision, wanted: bool, target: str | None) -
 def _announce_draft(kind: str, wanted: bool) -> None:
     """One line for each kind of layer of a draft model; no warning, for who asked for it meant the target's."""
     if wanted:
-        logger.info("vLLM serves the draft model's own %s; jitmx serves layers of the target model only", kind)
+        logger.info("vLLM serves the draft model's own %s; jitmx serves those that draft_layers names", kind)
+
+
+@functools.cache
+def _announce_draft_block(against: str, target: str) -> None:
+    """One line on the layers of a draft whose products are jitmx's."""
+    if against:
+        logger.warning("vLLM normalises and adds the residual of the draft in launches of its own: %s", against)
+    else:
+        logger.info("jitmx normalises and adds the residual within the products of the draft on %s", target)
+
+
+@functools.cache
+def _announce_speculation(against: str) -> None:
+    """One line where jitmx cannot serve drafts."""
+    logger.warning("vLLM serves all layers of draft models: %s", against)
 
 
 @functools.cache

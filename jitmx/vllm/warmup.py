@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import batch, build, settings
+from jitmx.draft_kernels import top_tokens
 from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
@@ -67,6 +68,26 @@ def prepare_product(layer: Any) -> None:
     format, _, scale_range = operand.parts(layout)
     for needed in _of(layer, layer.weight.device, n, k, format, scale_range)[-1:]:
         prepare(needed)
+
+
+def prepare_top_tokens(config: Any, model: Any) -> None:
+    """The same for what takes a draft's tokens from its packed head.
+
+    Args:
+        config: the VllmConfig, which says how many requests there may be.
+        model: a `jitmx.vllm.draft.JitmxEagle3LlamaForCausalLM`.
+    """
+    arch, _ = facts.target()
+    if arch is None:
+        return
+    head = model.lm_head
+    n, k, layout = head.jitmx_packed
+    format, _, scale_range = operand.parts(layout)
+    *_, product = of_linear(
+        arch, device_of(head.weight.device), config.scheduler_config.max_num_seqs, n, k, format,
+        dtype=DTYPES[head.weight.dtype], bias=False, scale_range=scale_range,
+    )  # fmt: skip
+    prepare(top_tokens(product, model.logits_processor.org_vocab_size, model.jitmx_norm is not None))
 
 
 def begin_linear(layer: Any, format: str, scale_range: str) -> None:

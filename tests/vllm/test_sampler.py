@@ -268,7 +268,6 @@ def test_vllms_sampler_stays_where_it_is_asked_for(
     [
         ({"compute_nans": True}, "NaN are counted"),
         ({"return_sampling_mask": True}, "sampling masks are returned"),
-        ({"speculative_config": object()}, "drafts are verified"),
         ({"changed": ("Sampler.__call__",)}, r"another than jitmx knows (Sampler.__call__)"),
         ({"head_dtype": torch.float64}, "logits in torch.float64 are none of jitmx's"),
         ({"class": None}, "vLLM samples by Watermarked"),
@@ -279,9 +278,7 @@ def test_vllms_sampler_stays_where_jitmx_cannot_do_what_it_does(
 ) -> None:
     state, made = state_of(host, host.build()), stock()
     for name, value in changes.items():
-        if name == "speculative_config":
-            monkeypatch.setattr(state.vllm_config, name, value)
-        elif name == "changed":
+        if name == "changed":
             monkeypatch.setattr(sampler, name, lambda value=value: value)
         elif name == "head_dtype":
             monkeypatch.setattr(type(state.vllm_config.model_config), name, value)

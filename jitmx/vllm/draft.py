@@ -1,0 +1,299 @@
+"""The layer and the head of an Eagle3 draft model (`LlamaForCausalLMEagle3`) on jitmx's kernels.
+
+A draft step is read off its weights: the layer, and a head that is as large as three layers. O and down add the residual
+to what they make, as a hi/lo residual (`jitmx.vllm.block`); for one row gate-up and the head normalise what they read.
+The head takes the largest logit without writing any. The two norms before QKV and their concatenation, and SiLU, stay
+with torch.compile, which makes one launch of the first with the look-up of the embedding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.models import llama, llama_eagle3
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, LlamaDecoderLayer
+
+import jitmx.ops.linear.argmax  # noqa: F401 - defines torch.ops.jitmx.linear_argmax
+import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
+from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.model_kernels import NORMED_ROWS
+from jitmx.ops.linear import compose
+from jitmx.vllm import ahead, attention, compiled, hooks
+from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
+from jitmx.vllm.draft_config import JitmxDraftConfig
+from jitmx.vllm.linear import JitmxLinearMethod
+from jitmx.vllm.policy import Decision
+
+# What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
+_KNOWN = {
+    "LlamaDecoderLayer.__init__": (LlamaDecoderLayer.__init__, "b8e94053e669764d"),
+    "LlamaDecoderLayer.forward": (LlamaDecoderLayer.forward, "9ec591e707b8c393"),
+    "LlamaModel.forward": (llama_eagle3.LlamaModel.forward, "58a7224a3592d8a3"),
+    "Eagle3LlamaForCausalLM.compute_logits": (Eagle3LlamaForCausalLM.compute_logits, "7fe5ad6de5da9a2f"),
+    "Eagle3LlamaForCausalLM.get_top_tokens": (Eagle3LlamaForCausalLM.get_top_tokens, "907ef31068e766e1"),
+    "LlamaAttention.__init__": (llama.LlamaAttention.__init__, "0eb7ca7a6336774f"),
+    "LlamaAttention.forward": (llama.LlamaAttention.forward, "52a4c32d47977aad"),
+    "LlamaMLP.forward": (llama.LlamaMLP.forward, "11828a2086fd9236"),
+}
+
+_decide_block: Callable[[Any, str], bool] | None = None
+_decide_attention: Callable[[Any, Any], Decision] | None = None
+
+
+class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
+    """vLLM's layer of a draft, fused where the policy says so. Arguments are those of vLLM's.
+
+    Attributes:
+        jitmx_fused: norms and residual are in its products.
+        jitmx_rotates: rotary embedding is left to the launch of attention.
+    """
+
+    def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
+        super().__init__(vllm_config, prefix=prefix, config=config, layer_idx=layer_idx)
+        self.jitmx_fused = self.jitmx_rotates = False
+        attn, mlp = self.self_attn, self.mlp
+        products = attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj
+        if type(self) is not JitmxDraftLayer:
+            self._begin(products)
+            return
+        self._take_attention(vllm_config)
+        qkv, o, gate_up, down = (layer.quant_method for layer in products)
+        if _decide_block is not None and all(isinstance(method, JitmxLinearMethod) for method in (o, gate_up, down)):
+            self.jitmx_fused = _decide_block(self, _other(self))
+        if isinstance(qkv, JitmxLinearMethod):
+            qkv.prefetch = attn.o_proj  # attention, between them, leaves memory idle
+        if self.jitmx_fused:
+            o.extras = down.extras = {"residual": "pair"}
+            gate_up.extras = {"norm": True}
+            self._take_rope(vllm_config)
+        self._begin(products)
+        if isinstance(attn.attn.impl, JitmxAttentionImpl):
+            needed = attn.attn.impl.needed(
+                vllm_config, torch.get_default_device(), vllm_config.cache_config.block_size or 16
+            )
+            if needed is not None:
+                ahead.begin(needed)
+
+    @staticmethod
+    def _begin(products: Iterable[Any]) -> None:
+        for layer in products:
+            if isinstance(layer.quant_method, JitmxLinearMethod):
+                layer.quant_method.begin(layer)
+
+    def _take_attention(self, config: Any) -> None:
+        """Have the attention that vLLM has built built anew with jitmx's backend, where the policy says so."""
+        own, built = self.self_attn, self.self_attn.attn
+        if _decide_attention is None or type(built) is not Attention or isinstance(built.impl, JitmxAttentionImpl):
+            return
+        if _decide_attention(own, built).format is None:
+            return
+        layers = config.compilation_config.static_forward_context
+        assert layers.pop(built.layer_name) is built, "vLLM knows a layer's attention by its name"
+        own.attn = Attention(
+            own.num_heads, own.head_dim, own.scaling, num_kv_heads=own.num_kv_heads, cache_config=config.cache_config,
+            quant_config=built.quant_config, per_layer_sliding_window=built.sliding_window, attn_type=built.attn_type,
+            prefix=built.layer_name, attn_backend=JitmxAttentionBackend,
+        )  # fmt: skip
+
+    def _take_rope(self, config: Any) -> None:
+        impl, rope = self.self_attn.attn.impl, self.self_attn.rotary_emb
+        if isinstance(impl, JitmxAttentionImpl):
+            if not attention.rotates(rope, impl.head_size, config.model_config.max_model_len):
+                impl.rope = rope
+            self.jitmx_rotates = impl.rope is not None
+            compiled.add(config, "draft_rope", "attention" if self.jitmx_rotates else None)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        embeds: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream behind the layer: its high and its low part.
+
+        Args:
+            positions: [tokens].
+            embeds, hidden_states: [tokens, hidden].
+            residual: what hidden_states lack of the stream, like them; None before the first layer.
+        """
+        if not self.jitmx_fused:
+            stock: tuple[torch.Tensor, torch.Tensor] = super().forward(positions, embeds, hidden_states, residual)
+            return stock
+        own, norm = self.self_attn, self.input_layernorm
+        residual_lo: torch.Tensor | None = None
+        if self.layer_idx == 0:
+            normed, x = self._residual_norm(hidden_states=hidden_states)
+            normed = torch.cat([norm(embeds), normed], dim=-1)
+        else:
+            x, residual_lo = torch.ops.jitmx.vllm_pair(hidden_states, residual).unbind()
+            normed = norm(x)
+        qkv, _ = own.qkv_proj(normed)
+        q, k, v = qkv.split([own.q_size, own.kv_size, own.kv_size], dim=-1)
+        if not self.jitmx_rotates:
+            q, k = own.rotary_emb(positions, q, k)
+        stream = own.o_proj.quant_method.apply_in_block(
+            own.o_proj, own.attn(q, k, v), residual=x, residual_lo=residual_lo
+        )
+        x, residual_lo = stream.unbind()
+        norm, mlp = self.post_attention_layernorm, self.mlp
+        gated = mlp.gate_up_proj.quant_method.apply_in_block(
+            mlp.gate_up_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
+        )
+        stream = mlp.down_proj.quant_method.apply_in_block(
+            mlp.down_proj, mlp.act_fn(gated), residual=x, residual_lo=residual_lo
+        )
+        x, residual_lo = stream.unbind()
+        return x, residual_lo
+
+
+class _LeftToHead(RMSNorm):  # type: ignore[misc]
+    """The last norm of a draft whose head normalises what it reads: hands the stream's high part on."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+class JitmxEagle3LlamaForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
+    """vLLM's draft, whose head is read once a token. Arguments are those of vLLM's."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        model = self.model
+        fc = getattr(model, "fc", None)
+        if fc is not None and isinstance(fc.quant_method, JitmxLinearMethod):
+            fc.quant_method.begin(fc)
+        if not model.norm_output and all(getattr(layer, "jitmx_fused", False) for layer in model.layers):
+            model.norm = _LeftToHead(self.config.hidden_size, eps=self.config.rms_norm_eps)
+            compiled.add(vllm_config, "draft_norm", "head")
+        if self.draft_id_to_target_id is not None:
+            # Of each draft's token the target's; a buffer, so that sleep keeps it and graphs find it.
+            self.register_buffer("jitmx_targets", torch.zeros_like(self.draft_id_to_target_id), persistent=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        """vLLM's, and the table of tokens made of d2t."""
+        found = super().load_weights(weights)
+        offsets = self.draft_id_to_target_id
+        if offsets is not None and not offsets.is_meta:
+            self.jitmx_targets.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
+        return found
+
+    @property
+    def jitmx_norm(self) -> RMSNorm | None:
+        """The norm that is left to the head, or None."""
+        norm = self.model.norm
+        return norm if isinstance(norm, _LeftToHead) else None
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the target's vocabulary, [tokens, vocabulary].
+
+        Args:
+            hidden_states: [tokens, hidden], as `forward` gives them.
+        """
+        logits: torch.Tensor | None = super().compute_logits(self._normed(hidden_states))
+        return logits
+
+    def get_top_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's token whose logit in the draft is largest, int64 [tokens]; the lowest of several.
+
+        Args:
+            hidden_states: [tokens, hidden], as `forward` gives them.
+        """
+        own = argmax_weight(self)
+        if own is None:
+            found: torch.Tensor = super().get_top_tokens(self._normed(hidden_states))
+            return found
+        words, scales, n, k, layout = own
+        norm, weight, epsilon = self.jitmx_norm, None, 0.0
+        if norm is not None and hidden_states.shape[0] <= NORMED_ROWS:
+            weight, epsilon = norm.weight.data, norm.variance_epsilon
+        else:
+            hidden_states = self._normed(hidden_states)
+        top: torch.Tensor = torch.ops.jitmx.linear_argmax(
+            hidden_states.contiguous(), words, scales, n, k, layout, None, weight, epsilon
+        )
+        return top if self.draft_id_to_target_id is None else self.jitmx_targets[top]
+
+    def _normed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        norm = self.jitmx_norm
+        if norm is None or hidden_states.shape[0] == 0:
+            return hidden_states
+        return compose.rms_norm(hidden_states, norm.weight.data, norm.variance_epsilon)
+
+
+def argmax_weight(model: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, str] | None:
+    """The packed head of a draft as `linear_argmax` takes it, without rows of padding, whose logits would be zeros.
+
+    None where vLLM has to compare: a head that is not packed, that ranks share, or whose logits are turned around.
+    """
+    head = model.lm_head
+    if not isinstance(getattr(head, "quant_method", None), JitmxLinearMethod) or not hasattr(head, "jitmx_packed"):
+        return None
+    if head.tp_size > 1 or not model.logits_processor.scale > 0 or getattr(head, "bias", None) is not None:
+        return None
+    _, k, layout = head.jitmx_packed
+    n = model.logits_processor.org_vocab_size
+    tiles = -(-n // TILE_ROWS)
+    return head.weight_packed.data[:tiles], head.weight_scale.data[:tiles], n, k, layout
+
+
+def install(
+    quantize: Callable[[Any], Any],
+    decide_block: Callable[[Any, str], bool],
+    decide_attention: Callable[[Any, Any], Decision],
+) -> None:
+    """Have vLLM build drafts of these layers. Again, it changes nothing; another plugin's classes stay.
+
+    Args:
+        quantize: from the VllmConfig to jitmx's configuration for the draft's layers, or None where it takes none.
+        decide_block: whether a layer is fused, by the layer and what stands against it, in words.
+        decide_attention: who serves its attention, by vLLM's module for it and the inner layer that vLLM built.
+    """
+    global _decide_block, _decide_attention
+    _decide_block, _decide_attention = decide_block, decide_attention
+    stock = llama_eagle3.get_draft_quant_config
+    if llama_eagle3.LlamaDecoderLayer is LlamaDecoderLayer:
+        llama_eagle3.LlamaDecoderLayer = JitmxDraftLayer
+    if llama_eagle3.Eagle3LlamaForCausalLM is Eagle3LlamaForCausalLM:
+        llama_eagle3.Eagle3LlamaForCausalLM = JitmxEagle3LlamaForCausalLM
+    if not hasattr(stock, "jitmx"):
+        llama_eagle3.get_draft_quant_config = _configured(stock, quantize)
+
+
+def _configured(stock: Callable[[Any], Any], quantize: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(stock)
+    def found(vllm_config: Any) -> Any:
+        own = stock(vllm_config)
+        return quantize(vllm_config) if own is None else own
+
+    found.jitmx = True  # type: ignore[attr-defined]
+    return found
+
+
+def _other(layer: Any) -> str:
+    """What of vLLM's own stands against a fused layer, in words; empty where nothing."""
+    attn, mlp = layer.self_attn, layer.mlp
+    norms = layer.input_layernorm, layer.post_attention_layernorm, layer.hidden_norm
+    checks = (
+        (type(attn) is llama.LlamaAttention and type(mlp) is llama.LlamaMLP, "its parts are of other classes"),
+        (all(type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None for norm in norms),
+         "its RMSNorm is another than vLLM's"),
+        (not attn.o_proj.skip_bias_add and not mlp.down_proj.skip_bias_add, "a bias is added elsewhere"),
+        (attn.o_proj.tp_size == 1, f"products are added up over {attn.o_proj.tp_size} ranks before the residual is"),
+        (not changed(), f"vLLM's code of the draft is another than jitmx knows ({', '.join(changed())})"),
+    )  # fmt: skip
+    return next((reason for fine, reason in checks if not fine), "")
+
+
+@functools.cache
+def changed() -> tuple[str, ...]:
+    """Which functions that the draft takes the place of are not as they were when it was written."""
+    return tuple(name for name, (found, known) in _KNOWN.items() if hooks.digest(found) != known)
+
+
+__all__ = ["JitmxDraftConfig", "JitmxDraftLayer", "JitmxEagle3LlamaForCausalLM", "argmax_weight", "changed", "install"]
