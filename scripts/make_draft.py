@@ -35,7 +35,10 @@ from scripts.protocol.report import SCHEMA_VERSION
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="Of --bigram: the draft has the target's vocabulary and head, and no d2t.")
 @click.option(
-    "--wrong", type=click.FloatRange(0, 1), default=0.0, help="Of --bigram: share of d2t that is wrong, and so rejected."
+    "--wrong",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Of --bigram: share of d2t that is wrong, and so rejected.",
 )
 def main(
     out: Path, preset: str | None, model: str | None, vocab: int | None, flat_ids: bool, head: bool, seed: int,

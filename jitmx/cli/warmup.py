@@ -82,22 +82,30 @@ def _lost(results: list[Built | Failed]) -> tuple[int, int]:
 
 
 def _served(
-    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any]
-) -> list[Variant]:
+    arches: tuple[Arch, ...], name: str, layers: str | None, tokens: int, ranks: int, lora: bool, cache: dict[str, Any],
+    draft: dict[str, Any],
+) -> list[Variant]:  # fmt: skip
     """The variants that vLLM asks for when it serves a model with jitmx.
 
     Args:
         cache: batch, context, page_size and cache of its attention, as in `AttentionProblem`.
+        draft: the name of its draft model or None, the layers that jitmx serves or None, and its drafts a step.
     """
-    from jitmx import model_kernels, models, sampling_kernels
-    from jitmx.layers import parse
+    from jitmx import draft_kernels, drafts, model_kernels, models, sampling_kernels
+    from jitmx.layers import DRAFT_FORMATS, parse
     from jitmx.vllm import policy
 
     try:
         parse("none" if layers is None else layers)
     except SettingError as error:
         raise click.UsageError(f"--layers={layers}: {error}") from error
-    asked = policy.request(None if layers is None else {"mxfp4_layers": layers})
+    if draft["layers"] is not None:
+        try:
+            parse(draft["layers"], DRAFT_FORMATS)
+        except SettingError as error:
+            raise click.UsageError(f"--draft-layers={draft['layers']}: {error}") from error
+    given = {"mxfp4_layers": layers, "draft_layers": draft["layers"]}
+    asked = policy.request({name: value for name, value in given.items() if value is not None} or None)
     how: dict[str, Any] = {
         "tokens": tokens, "ranks": ranks, "lora": lora, "fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales,
         "x_format": asked.x_format,
@@ -108,14 +116,39 @@ def _served(
     if asked.samples:
         for arch, own in zip(arches, needed, strict=True):
             own.append(sampling_kernels.Sampler(arch.name, None, cache["batch"], model.vocabulary, "bf16"))
+            if draft["name"] is not None:
+                each = draft["steps"] + 1
+                own.append(draft_kernels.Acceptance(arch.name, None, cache["batch"], each, model.vocabulary, "bf16"))
+    if draft["name"] is not None:
+        drafter = drafts.find(draft["name"])
+        for arch, own in zip(arches, needed, strict=True):
+            own += draft_kernels.of_draft(
+                drafter, arch, asked.draft_layers, tokens=tokens, requests=cache["batch"], ranks=ranks,
+                fuse_norm=asked.fuse_norm, all_scales=asked.all_scales, attention=most,
+            )  # fmt: skip
     return targets.served_variants(arches, needed)
+
+
+def _given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _require_no_model_option() -> None:
     """Without a model nothing reads the options that say how it is served."""
-    context = click.get_current_context()
-    for name in ("layers", "tokens", "ranks", "lora", "requests", "context", "block_size", "kv_cache_dtype"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+    for name in (
+        "draft",
+        "draft_layers",
+        "draft_tokens",
+        "layers",
+        "tokens",
+        "ranks",
+        "lora",
+        "requests",
+        "context",
+        "block_size",
+        "kv_cache_dtype",
+    ):
+        if _given(name):
             name = name.replace("_", "-")
             raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
 
@@ -152,6 +185,7 @@ Examples:
   jitmx warmup --arch sm_90 linear -m 1,2,4,8 -n 4096 -k 4096 bias=0 dtype=fp16
   jitmx warmup --arch sm_90 attention batch=1,16,64 context=2048,8192 queries=1 sinks=sinks_bf16
   jitmx warmup --arch sm_90 --model gpt-oss-120b --layers moe,qkv,o,lm_head
+  jitmx warmup --arch sm_90 --model gpt-oss-120b --draft eagle3-120b --draft-layers all
   jitmx warmup --arch sm_90 --variant linear.gemv m=2 bias=1 split_k=8
   jitmx warmup -q --json > warmed.json
 
@@ -172,6 +206,15 @@ failed "error" and "remedy"; with several targets also "arch".
 @click.option(
     "--tokens", type=Count(1, 1 << 24), default=16384, show_default=True,
     help="Of the model: tokens of a forward pass at most (vLLM's max_num_batched_tokens).",
+)  # fmt: skip
+@click.option(
+    "--draft", metavar="NAME",
+    help="Also of its Eagle3 draft: eagle3-120b (NVIDIA's sizes), eagle3-20b (SpecForge's) or a checkpoint.",
+)  # fmt: skip
+@click.option("--draft-layers", help="Of the draft: those that jitmx serves, instead of JITMX_DRAFT_LAYERS.")
+@click.option(
+    "--draft-tokens", type=Count(1, 64), default=3, show_default=True,
+    help="Of the draft: vLLM's num_speculative_tokens, at most.",
 )  # fmt: skip
 @click.option("--ranks", type=Count(1, 1 << 16), default=1, help="Of the model: vLLM's tensor_parallel_size.")
 @click.option("--lora", is_flag=True, help="Of the model: with LoRA on, on layers other than the experts.")
@@ -210,6 +253,9 @@ def command(
     model: str | None,
     layers: str | None,
     tokens: int,
+    draft: str | None,
+    draft_layers: str | None,
+    draft_tokens: int,
     ranks: int,
     lora: bool,
     requests: int,
@@ -244,7 +290,10 @@ def command(
             raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
         stored = "e4m3" if kv_cache_dtype == "fp8" else "same"
         cache = {"batch": requests, "context": context, "page_size": block_size, "cache": stored}
-        variants = _served(arches, model, layers, tokens, ranks, lora, cache)
+        if draft is None and (draft_layers is not None or _given("draft_tokens")):
+            raise click.UsageError("--draft-layers and --draft-tokens are of a draft: name it by --draft")
+        drafter = {"name": draft, "layers": draft_layers, "steps": draft_tokens}
+        variants = _served(arches, model, layers, tokens, ranks, lora, cache, drafter)
     from jitmx import batch
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:

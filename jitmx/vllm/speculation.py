@@ -180,7 +180,8 @@ def packed_copy(head: Any, decision: Any) -> Any:
     made.jitmx_packed = weight.n, weight.k, operand.layout(weight)
     replace_parameter(made, "weight_packed", weight.words)
     replace_parameter(made, "weight_scale", weight.scales)
-    replace_parameter(made, "weight", head.weight.data.new_full((1, 1), math.nan))
+    # Not replaced: the target's parameter would be written to.
+    made._parameters["weight"] = torch.nn.Parameter(head.weight.data.new_full((1, 1), math.nan), requires_grad=False)
     made._already_called_process_weights_after_loading = True
     warmup.prepare_product(made)
     return made

@@ -178,7 +178,8 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", gpt_oss.GptOssModel.block_cls)  # put back after the test
     caches: tuple[Callable[..., Any], ...] = (
         plugin._say_once, hooks.hold, quantization._announce, quantization._announce_block,
-        quantization._announce_draft, quantization._announce_sampler,
+        quantization._announce_draft, quantization._announce_sampler, quantization._announce_draft_block,
+        quantization._announce_speculation,
     )  # fmt: skip
     found = Host(checkpoint[0], [], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)

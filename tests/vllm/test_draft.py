@@ -22,14 +22,13 @@ vllm_world = pytest.importorskip("vllm_world")
 from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.models import llama_eagle3
+from vllm.model_executor.models import llama_eagle3, registry
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
-import jitmx
 from jitmx import drafts
 from jitmx.drafts import Draft
 from jitmx.draft_kernels import TopTokens, of_draft
@@ -40,6 +39,7 @@ from jitmx.vllm import hooks, speculation
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
 from jitmx.vllm.linear import JitmxLinearMethod
 from scripts.protocol import drafts as checkpoints
+from scripts.protocol.checkpoint import round_to_grid
 from scripts.protocol.drafts import Bigram
 from vllm_world import error
 
@@ -55,6 +55,7 @@ IDS = (0, 1, 2)
 @pytest.fixture(autouse=True)
 def stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own classes and functions come back after a test."""
+    registry._try_load_model_cls.cache_clear()
     for module, names in (
         (llama_eagle3, ("LlamaDecoderLayer", "Eagle3LlamaForCausalLM", "get_draft_quant_config")),
         (eagle3_utils, ("get_eagle3_aux_layers_from_config",)), (utils, ("_should_share",)),
@@ -107,7 +108,7 @@ def plain(tensors: dict[str, torch.Tensor], embeds: torch.Tensor, states: torch.
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     def w(name: str) -> torch.Tensor:
-        return jitmx.dequantize(jitmx.quantize(tensors[f"{name}.weight"], "mxfp4")).double()
+        return round_to_grid(tensors[f"{name}.weight"]).double()
 
     def rms(x: torch.Tensor, name: str) -> torch.Tensor:
         scale = tensors[f"{name}.weight"].double()
@@ -167,7 +168,9 @@ def test_a_draft_makes_what_torch_makes_of_its_weights(host: Any, tmp_path: Path
     folder = written(tmp_path)
     with simulated_card.on_cpu("sm_90a") as card:
         model, draft = built(host, folder)
-        assert {name: method.format for name, method in methods(draft).items()} == dict.fromkeys(methods(draft), "mxfp4")
+        assert {name: method.format for name, method in methods(draft).items()} == dict.fromkeys(
+            methods(draft), "mxfp4"
+        )
         assert draft.taken and draft.model.layers[0].jitmx_fused and draft.jitmx_norm is not None
         card.launched.clear()
         last, following = run(draft, TOKENS[:rows], states_of(rows))
@@ -178,7 +181,7 @@ def test_a_draft_makes_what_torch_makes_of_its_weights(host: Any, tmp_path: Path
         tokens = draft.get_top_tokens(last[-1:])
         assert [variant.knobs.as_dict().get("argmax") for variant in card.launched] == [True]
         logits = draft.compute_logits(last)
-    embeds = model.model.embed_tokens.weight.data[TOKENS[:rows]]
+    embeds = model.model.embedding.weight.data[TOKENS[:rows]]
     wanted, stream = plain(load_file(folder / "model.safetensors"), embeds, states_of(rows))
     assert error(logits, wanted) < 0.02 and error(following, stream) < 0.02
     assert tokens.tolist() == wanted[-1:].argmax(-1).tolist() and tokens.dtype is torch.int64
@@ -268,9 +271,7 @@ def test_a_draft_that_nobody_asked_for_stays_with_vllm(host: Any, tmp_path: Path
         ({"draft_sample_method": "probabilistic"}, "draft_sample_method=probabilistic"),
     ],
 )
-def test_logits_that_something_asks_for_are_written(
-    host: Any, tmp_path: Path, more: dict[str, Any], why: str
-) -> None:
+def test_logits_that_something_asks_for_are_written(host: Any, tmp_path: Path, more: dict[str, Any], why: str) -> None:
     with simulated_card.on_cpu("sm_90a"):
         _, draft = built(host, written(tmp_path), **more)
     assert not draft.taken and ("INFO", f"the draft's logits are written: {why}") in host.said

@@ -160,7 +160,7 @@ def test_an_eagle3_draft_reads_the_targets_states_and_has_its_head_or_its_own_in
     assert (draft.lm_head is model.lm_head) != head and torch.equal(drafted, logits) != head
     if head:
         assert type(draft.lm_head.quant_method) is UnquantizedEmbeddingMethod
-    own = "vLLM serves the draft model's own lm_head; jitmx serves layers of the target model only"
+    own = "vLLM serves the draft model's own lm_head; jitmx serves those that draft_layers names"
     assert [line for line in host.said if "draft" in line[1]] == [("INFO", own)]
     assert model.vllm_config.additional_config["jitmx_serves"]["lm_head"] == "mxfp4"
 

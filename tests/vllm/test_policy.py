@@ -96,7 +96,29 @@ def test_only_the_models_own_untied_head_is_quantized() -> None:
 
 @pytest.mark.parametrize("kind", layers.KINDS)
 def test_a_draft_models_layers_stay_with_vllm(kind: str) -> None:
-    assert decide(Layer(kind, "lm_head", draft=True), ask(ALL), H200) == Decision(None, "it is of a draft model")
+    wanted = Decision(None, "not among the layers of a draft asked for (default)")
+    assert decide(Layer(kind, "lm_head", draft=True), ask(ALL), H200) == wanted
+
+
+def test_layers_of_a_draft_are_asked_for_by_a_key_of_their_own() -> None:
+    asked = ask({"draft_layers": ["qkv", "fc:mxfp8"]})
+    assert asked.draft_layers == {"qkv": "mxfp4", "fc": "mxfp8"} and asked.layers == {"moe": "mxfp4"}
+    assert ask({"draft_layers": "all"}).draft_layers == dict.fromkeys(layers.DRAFT_KINDS, "mxfp4")
+    assert ask(None, JITMX_DRAFT_LAYERS="down:mxfp8").draft_layers == {"down": "mxfp8"} and ask(None).draft_layers == {}
+    with pytest.raises(SettingError, match="moe"):
+        ask({"draft_layers": "moe"})
+    found = decide(Layer("fc", "model.fc", draft=True), asked, H200)
+    assert found == Decision("mxfp8", "by additional_config's draft_layers")
+
+
+@pytest.mark.parametrize("kind", layers.DRAFT_KINDS)
+def test_what_stands_against_jitmx_stands_against_layers_of_a_draft(kind: str) -> None:
+    asked = ask({"draft_layers": "all"})
+    for change, said in (({"target": None, "no_target": "no card"}, "no card"), ({"ubatches": True}, "two streams")):
+        decision = decide(Layer(kind, draft=True), asked, dataclasses.replace(H200, **change))
+        assert decision.format is None and said in decision.reason
+    assert decide(Layer(kind, draft=True, against="of its own"), asked, H200) == Decision(None, "of its own")
+    assert decide(Layer(kind, draft=True, tied=True), asked, H200).format is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +142,9 @@ def test_a_switch_is_named_where_it_decided() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, fuse"),
+        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, draft_layers, moe_kernel"),
         ({"layers": "moe"}, "jitmx has no 'layers'; did you mean mxfp4_layers?"),
-        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, fuse_norm"),
+        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, draft_layers, moe_kernel"),
         ({"mxfp4_layers": 3}, "jitmx.mxfp4_layers is 3, and must be a text"),
         ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
         ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),
