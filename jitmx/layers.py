@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-
 from collections.abc import Mapping
 
 from jitmx.errors import SettingError

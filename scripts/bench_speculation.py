@@ -3,10 +3,11 @@
 python scripts/bench_speculation.py OUT --target gpt-oss-120b --draft DRAFT --rates .74,.54 --rates .60,.36 --stock
 python scripts/bench_speculation.py OUT --target gpt-oss-120b --draft DRAFT --replay .6 --replay .7 --replay .8 --k 3
 
-DRAFT is a folder that scripts/make_draft.py wrote. The target's weights are random (`load_format=dummy`), with routing
-spread as a trained model's, unless --target is a folder with weights. --rates are chances that vLLM accepts the first, the
-second and so on of the drafts (`rejection_sample_method="synthetic"`), the same for stock vLLM and jitmx. --replay puts
-the tokens of a recorded greedy run in the place of the draft's, each right with that chance where those before it are.
+DRAFT is a folder that scripts/make_draft.py wrote. The target's weights are random (`load_format=dummy`), with
+routing spread as a trained model's, unless --target is a folder with weights. --rates are chances that vLLM accepts
+the first, the second and so on of the drafts (`rejection_sample_method="synthetic"`), the same for stock vLLM and
+jitmx. --replay puts the tokens of a recorded greedy run in the place of the draft's, each right with that chance
+where those before it are.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any
 
 import click
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.protocol import replay, worker
 from scripts.protocol.configurations import Configuration, layers
 from scripts.protocol.report import SCHEMA_VERSION, ProtocolError
 from scripts.protocol.sizes import PRESETS, config
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMPT, SHORT, LONG = 128, 96, 352
 _CHILD = "SPECULATION_ENGINE"  # says that this process is one of those that are measured
 
@@ -184,8 +185,8 @@ def main(
             results.append(row)
             for own in row["figures"]:
                 click.echo(
-                    f"{label:44} batch {own['batch']:3} {own['tokens_s']:9.1f} tok/s  {own['tokens_step']:.2f} tokens a "
-                    f"step  {own['speedup']:.3f} x" + (f"  {row['agreement']}" if "agreement" in row else "")
+                    f"{label:44} batch {own['batch']:3} {own['tokens_s']:9.1f} tok/s  {own['tokens_step']:.2f} tokens "
+                    f"a step  {own['speedup']:.3f} x" + (f"  {row['agreement']}" if "agreement" in row else "")
                 )
     for row in results:
         row.pop("tokens")

@@ -63,8 +63,8 @@ def main(
             else:
                 target = models.find(str(model))
                 sizes = replace(
-                    drafts.EAGLE3_120B, hidden=target.hidden, intermediate=6 * target.hidden, target_hidden=target.hidden,
-                    heads=target.heads, kv_heads=target.kv_heads, head_dim=target.head_dim,
+                    drafts.EAGLE3_120B, hidden=target.hidden, intermediate=6 * target.hidden,
+                    target_hidden=target.hidden, heads=target.heads, kv_heads=target.kv_heads, head_dim=target.head_dim,
                     vocabulary=vocab or target.vocabulary, target_vocabulary=target.vocabulary,
                 )  # fmt: skip
                 ids = checkpoints.default_layers(target.layers)

@@ -1,9 +1,9 @@
 """The layer and the head of an Eagle3 draft model (`LlamaForCausalLMEagle3`) on jitmx's kernels.
 
-A draft step is read off its weights: the layer, and a head that is as large as three layers. O and down add the residual
-to what they make, as a hi/lo residual (`jitmx.vllm.block`); for one row gate-up and the head normalise what they read.
-The head takes the largest logit without writing any. The two norms before QKV and their concatenation, and SiLU, stay
-with torch.compile, which makes one launch of the first with the look-up of the embedding.
+A draft step takes as long as its weights take to be read: the layer, and a head as large as three. O and down add the
+residual to what they make, as a hi/lo residual (`jitmx.vllm.block`); for one row gate-up and the head normalise what
+they read. The head takes the largest logit without writing any. The two norms before QKV and their concatenation, and
+SiLU, stay with torch.compile, which makes one launch of the first with the look-up of the embedding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models import llama, llama_eagle3
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, LlamaDecoderLayer
 
-import jitmx.ops.linear.argmax  # noqa: F401 - defines torch.ops.jitmx.linear_argmax
+import jitmx.ops.linear.argmax
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.model_kernels import NORMED_ROWS

@@ -13,8 +13,8 @@ from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {name: name for name in ("mxfp4_layers", "draft_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
-                                      "attention", "greedy_sampler")}  # fmt: skip
+KEYS = {name: name for name in ("mxfp4_layers", "draft_layers", "moe_kernel", "moe_activation", "fuse_norm",
+                                "all_scales", "attention", "greedy_sampler")}  # fmt: skip
 LAYERS = ("mxfp4_layers", "draft_layers")  # of these, what may also be a list
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
 # Whether attention that nobody asked for or against is jitmx's.

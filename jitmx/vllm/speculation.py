@@ -105,7 +105,7 @@ def same_head(own: Any, target: Any) -> bool | None:
             return False
         made = pack(weight, operand.parts(layout)[0])
         words, scales = made.words, made.scales
-    return torch.equal(words, target.weight_packed) and torch.equal(scales, target.weight_scale)
+    return bool(torch.equal(words, target.weight_packed) and torch.equal(scales, target.weight_scale))
 
 
 def _shares(stock: Callable[..., bool]) -> Callable[..., bool]:
@@ -138,7 +138,8 @@ def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
 def finish(speculator: Any, model: Any, target_model: Any) -> None:
     """Behind loading: a packed head where one was asked for, and tokens taken from it without logits."""
     config = speculator.vllm_config
-    head, target = model.lm_head, getattr(target_model, "lm_head", None)
+    head: Any = model.lm_head
+    target: Any = getattr(target_model, "lm_head", None)
     if head is target and _decide_head is not None and not isinstance(head.quant_method, JitmxLinearMethod):
         decision = _decide_head(head)
         if decision is not None and decision.format is not None:

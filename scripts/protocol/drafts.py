@@ -1,4 +1,4 @@
-"""Synthetic Eagle3 drafts: random weights of a trained draft's scale, and a pair of models whose acceptance is known."""
+"""Synthetic Eagle3 drafts: random weights of a trained draft's scale, and a pair whose acceptance is known."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ def _entries(draft: Draft) -> Iterator[Drawn]:
         for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
             yield Drawn(f"{stem}.{name}.weight", (hidden,), "ones")
         for name, n, k, gain in (
-            ("self_attn.q_proj", q, read, 1.0), ("self_attn.k_proj", kv, read, 1.0), ("self_attn.v_proj", kv, read, 1.0),
-            ("self_attn.o_proj", hidden, q, 0.5), ("mlp.gate_proj", draft.intermediate, hidden, 1.0),
+            ("self_attn.q_proj", q, read, 1.0), ("self_attn.k_proj", kv, read, 1.0),
+            ("self_attn.v_proj", kv, read, 1.0), ("self_attn.o_proj", hidden, q, 0.5),
+            ("mlp.gate_proj", draft.intermediate, hidden, 1.0),
             ("mlp.up_proj", draft.intermediate, hidden, 1.0), ("mlp.down_proj", hidden, draft.intermediate, 0.5),
         ):  # fmt: skip
             yield Drawn(f"{stem}.{name}.weight", (n, k), "bf16", gain * k**-0.5)
@@ -116,8 +117,8 @@ def _entries(draft: Draft) -> Iterator[Drawn]:
 class Bigram:
     """A target whose next token is the one behind the last in a ring, and a draft that knows it.
 
-    Every weight is zero or a power of two, so that MXFP4 holds it: what is accepted says nothing of rounding, and all of
-    which states the draft reads, in front of which layers, behind which token, and of d2t.
+    Every weight is zero or a power of two, so that MXFP4 holds it: what is accepted says nothing of rounding, and all
+    of d2t, and of which states the draft reads, in front of which layers and behind which token.
 
     Attributes:
         tokens: of the ring; the draft's are these. vocabulary: of the target.

@@ -77,7 +77,7 @@ class Replay:
         speculator.propose = replayed
 
     def spread_routing(self) -> None:
-        """Norms of 1, normal embeddings and routers, in random weights: tokens then choose experts as a trained model's."""
+        """Norms of 1, normal embeddings and routers: tokens choose experts as those of a trained model do."""
         torch.manual_seed(0)
         for name, parameter in self.model_runner.model.named_parameters():
             if parameter.dtype not in (torch.bfloat16, torch.float32):

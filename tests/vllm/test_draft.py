@@ -30,8 +30,8 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from jitmx import drafts
-from jitmx.drafts import Draft
 from jitmx.draft_kernels import TopTokens, of_draft
+from jitmx.drafts import Draft
 from jitmx.errors import InputError
 from jitmx.model_kernels import Linear, variants
 from jitmx.vllm import draft as ours
@@ -48,7 +48,7 @@ SMALL = Draft(
     hidden=64, intermediate=96, layers=1, states=3, target_hidden=64, heads=4, kv_heads=2, head_dim=64,
     vocabulary=100, target_vocabulary=100,
 )  # fmt: skip
-ALL = {"mxfp4_layers": "moe,qkv,o,lm_head", "draft_layers": "all"}
+ALL = {"mxfp4_layers": "lm_head", "draft_layers": "all"}
 IDS = (0, 1, 2)
 
 
