@@ -48,7 +48,7 @@ SMALL = Draft(
     hidden=64, intermediate=96, layers=1, states=3, target_hidden=64, heads=4, kv_heads=2, head_dim=64,
     vocabulary=100, target_vocabulary=100,
 )  # fmt: skip
-ALL = {"mxfp4_layers": "lm_head", "draft_layers": "all"}
+ALL = {"mxfp4_layers": "moe,lm_head", "draft_layers": "all"}
 IDS = (0, 1, 2)
 
 
@@ -69,10 +69,14 @@ def written(folder: Path, sizes: Draft = SMALL, **more: Any) -> Path:
     return checkpoints.write(folder / "draft", sizes, IDS, **more).folder
 
 
+def speculative(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2, **more}
+
+
 def built(host: Any, folder: Path, options: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any]:
     """A target and its draft, as vLLM's speculator loads it."""
-    asked = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2, **more}
-    model = host.build(load=True, additional_config={"jitmx": ALL | (options or {})}, speculative_config=asked)
+    asked = {"additional_config": {"jitmx": ALL | (options or {})}, "speculative_config": speculative(folder, **more)}
+    model = host.build(load=True, **asked)
     config = model.vllm_config
     speculator = SimpleNamespace(
         vllm_config=config, speculative_config=config.speculative_config, use_acceptance_estimator=False,
@@ -430,8 +434,7 @@ def test_aux_layers_that_cannot_be_right_are_refused(said: dict[str, Any], why: 
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_vllm_takes_the_layers_that_a_checkpoint_names(host: Any, tmp_path: Path, nested: bool) -> None:
-    with simulated_card.on_cpu("sm_90a"):
-        model, _ = built(host, written(tmp_path, nested=nested))
+    model = host.build(speculative_config=speculative(written(tmp_path, nested=nested)))
     eagle3_utils.set_eagle3_aux_hidden_state_layers(model, model.vllm_config.speculative_config)
     assert model.model.aux_hidden_state_layers == IDS
 
@@ -441,8 +444,7 @@ def test_a_draft_that_names_no_layers_gets_vllms_with_a_warning(host: Any, tmp_p
     about = json.loads((folder / "config.json").read_text())
     del about["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     (folder / "config.json").write_text(json.dumps(about))
-    with simulated_card.on_cpu("sm_90a"):
-        model, _ = built(host, folder)
+    model = host.build(speculative_config=speculative(folder))
     found = eagle3_utils.get_eagle3_aux_layers_from_config(model.vllm_config.speculative_config)
     assert found is None and any(level == "WARNING" and "names no eagle_aux" in text for level, text in host.said)
 
@@ -452,7 +454,7 @@ def test_where_a_hook_has_moved_vllm_serves_the_draft(
 ) -> None:
     gone = hooks.Hook("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM.gone")
     monkeypatch.setattr(hooks, "SPECULATION_HOOKS", (*hooks.SPECULATION_HOOKS, gone))
-    asked = {"method": "eagle3", "model": str(written(tmp_path)), "num_speculative_tokens": 2}
+    asked = speculative(written(tmp_path))
     with simulated_card.on_cpu("sm_90a"):
         model = host.build(load=True, additional_config={"jitmx": ALL}, speculative_config=asked)
         with vllm_world.world(), set_current_vllm_config(model.vllm_config):
