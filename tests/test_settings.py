@@ -45,6 +45,11 @@ READ: dict[str, list[tuple[str, Any]]] = {
         ("kernel=grouped", (("kernel", "grouped"),)),
     ],
     "moe_tile": [("64x128", "64x128"), ("64X32X128s3", "64x32x128s3")],
+    "draft_layers": [
+        ("qkv,gate_up:MXFP8", (("qkv", "mxfp4"), ("gate_up", "mxfp8"))),
+        ("all", tuple((layer, "mxfp4") for layer in layers.DRAFT_KINDS)),
+        ("none", ()),
+    ],
     "mxfp4_layers": [
         ("moe,qkv", (("moe", "mxfp4"), ("qkv", "mxfp4"))),
         (" O:MXFP8 , lm_head", (("o", "mxfp8"), ("lm_head", "mxfp4"))),
@@ -88,6 +93,7 @@ REFUSED: dict[str, list[str]] = {
     "linear_tile": ["64", "64x", "64x0", "64x128x", "64x128s", "64x128x1x1", "64*128", "-1x4", "s4", "9" * 5000 + "x1"],
     "moe_knobs": ["tile_m", "=32", "tile_m=", "tile_m=32;stages=4,x", "tile_m=32,tile_m=64"],
     "moe_tile": ["64", "x128", "64x0", "64*128"],
+    "draft_layers": ["moe", "fc:int4", "none,fc", "fc,fc:mxfp8", ","],
     "mxfp4_layers": ["mlp", "moe:mxfp8", "all:mxfp8", "qkv:int4", "qkv,qkv:mxfp8", "none,moe", ",", "qkv:"],
     "moe_kernel": ["cutlass", "auto,gemm", "0"],
     "moe_activation": ["fp8", "bfloat16"],
