@@ -20,6 +20,7 @@ import mutations_prompts
 import mutations_sampling
 import mutations_sequences
 import mutations_streams
+import mutations_swiglu
 import mutations_tree
 import mutations_values
 import mutations_warpgroups
@@ -44,6 +45,7 @@ _CATALOGUES = (
     mutations_order,
     mutations_sampling,
     mutations_sequences,
+    mutations_swiglu,
     mutations_tree,
     mutations_values,
 )
