@@ -13,6 +13,7 @@ from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.pack import encoding_on
 from jitmx.kernels.tree.problem import TreeProblem
 from jitmx.model_kernels import NORMED_ROWS, Attention, Needed, gains, norm, of_linear
@@ -66,6 +67,11 @@ class Acceptance(Needed):
         yield Launch(choose.choose("tree", TreeProblem("accept", m), arch, multiprocessors=multiprocessors))
 
 
+def gates(n: int, format: str) -> bool:
+    """Whether n gates and ups in a format meet in their product: a tile has 8 of each."""
+    return format == "mxfp4" and n % TILE_ROWS == 0
+
+
 def of_draft(
     draft: Draft,
     arch: Arch,
@@ -95,9 +101,11 @@ def of_draft(
         fuse_norm and ranks == 1 and served.keys() >= {"o", "gate_up", "down"}
         and gains(arch, *shard.dense["gate_up"], served["gate_up"])
     )  # fmt: skip
-    extras: dict[str, dict[str, Any]] = {}
+    extras: dict[str, dict[str, Any]] = {"gate_up": {}}
     if fused:
         extras = {"o": {"residual": "pair"}, "gate_up": {"norm": True}, "down": {"residual": "pair"}}
+    if "gate_up" in served and gates(shard.dense["gate_up"][0], served["gate_up"]):
+        extras["gate_up"] |= {"swiglu": True}
     found: list[Needed] = []
     for kind in shard.dense:
         own = draft.bias and kind in ("qkv", "o")

@@ -1,9 +1,9 @@
 """The layer and the head of an Eagle3 draft model (`LlamaForCausalLMEagle3`) on jitmx's kernels.
 
 A draft step takes as long as its weights take to be read: the layer, and a head as large as three. O and down add the
-residual to what they make, as a hi/lo residual (`jitmx.vllm.block`); for one row gate-up and the head normalise what
-they read. The head takes the largest logit without writing any. The two norms before QKV and their concatenation, and
-SiLU, stay with torch.compile, which makes one launch of the first with the look-up of the embedding.
+residual to what they make, as a hi/lo residual (`jitmx.vllm.block`), and gate-up leaves up * silu(gate); for one row
+gate-up and the head normalise what they read. The head takes the largest logit without writing any. The two norms
+before QKV and their concatenation stay with torch.compile, which makes one launch of them and of the embedding.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, Llam
 
 import jitmx.ops.linear.argmax
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
+from jitmx.draft_kernels import gates
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.model_kernels import NORMED_ROWS
 from jitmx.ops.linear import compose
@@ -76,6 +77,10 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             o.extras = down.extras = {"residual": "pair"}
             gate_up.extras = {"norm": True}
             self._take_rope(vllm_config)
+        if JitmxMLP.takes(mlp):
+            gate_up.extras |= {"swiglu": True}
+            mlp.__class__ = JitmxMLP
+            compiled.add(vllm_config, "the draft model's gates", "product")
         self._begin(products)
         if isinstance(attn.attn.impl, JitmxAttentionImpl):
             needed = attn.attn.impl.needed(
@@ -155,10 +160,34 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             mlp.gate_up_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
         )
         stream = mlp.down_proj.quant_method.apply_in_block(
-            mlp.down_proj, mlp.act_fn(gated), residual=x, residual_lo=residual_lo
-        )
+            mlp.down_proj, gated if isinstance(mlp, JitmxMLP) else mlp.act_fn(gated), residual=x,
+            residual_lo=residual_lo,
+        )  # fmt: skip
         x, residual_lo = stream.unbind()
         return x, residual_lo
+
+
+class JitmxMLP(llama.LlamaMLP):  # type: ignore[misc]
+    """vLLM's MLP of a draft, whose gates and ups meet in their product."""
+
+    @staticmethod
+    def takes(mlp: Any) -> bool:
+        """Whether an MLP that vLLM has built can become one."""
+        layer = mlp.gate_up_proj
+        known = type(mlp) is llama.LlamaMLP and "LlamaMLP.forward" not in changed()
+        ours = isinstance(layer.quant_method, JitmxLinearMethod) and getattr(layer, "bias", None) is None
+        return known and ours and gates(layer.weight.shape[0], layer.quant_method.format)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """vLLM's, with the product of gates and ups in one operator.
+
+        Args:
+            x: [tokens, hidden].
+        """
+        gated = self.gate_up_proj.quant_method.apply_in_block(self.gate_up_proj, x)
+        y: torch.Tensor
+        y, _ = self.down_proj(gated)
+        return y
 
 
 class _LeftToHead(RMSNorm):  # type: ignore[misc]

@@ -13,6 +13,7 @@ import mutations_experts_more
 import mutations_far
 import mutations_fp8
 import mutations_linear_more
+import mutations_mlp
 import mutations_norm
 import mutations_order
 import mutations_products
@@ -20,7 +21,6 @@ import mutations_prompts
 import mutations_sampling
 import mutations_sequences
 import mutations_streams
-import mutations_swiglu
 import mutations_tree
 import mutations_values
 import mutations_warpgroups
@@ -45,7 +45,7 @@ _CATALOGUES = (
     mutations_order,
     mutations_sampling,
     mutations_sequences,
-    mutations_swiglu,
+    mutations_mlp,
     mutations_tree,
     mutations_values,
 )

@@ -13,7 +13,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
 from jitmx.kernels.linear.gated import whole_rows
-from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE, SWIGLU
+from jitmx.kernels.linear.knobs import BIAS, ENCODING, RESIDUAL, SCALE_RANGE, SWIGLU
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import (
     require_divisor,
@@ -39,8 +39,9 @@ class GemvKnobs(Knobs):
     """Compile-time choices of `linear.gemv`."""
 
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = BIAS
+    residual: bool | str = RESIDUAL
     swiglu: bool = SWIGLU
     engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
     encoding: str = ENCODING
@@ -132,8 +133,11 @@ def launch(knobs: GemvKnobs, problem: LinearProblem, multiprocessors: int) -> La
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
-    require_plain("gemv", problem, "swiglu")
-    return {"m": row_count(problem, ROWS), **problem.pick("dtype", "bias", "swiglu", "encoding", "scale_range")}
+    require_plain("gemv", problem, "residual", "swiglu")
+    return {
+        "m": row_count(problem, ROWS),
+        **problem.pick("dtype", "bias", "residual", "swiglu", "encoding", "scale_range"),
+    }
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -246,6 +250,10 @@ _RARER: tuple[dict[str, Any], ...] = (
      "unroll": 1, "stage_x": False, "blocks_per_sm": 1},
     {"m": 4, "dtype": "fp16", "bias": True, "encoding": "nibble", "copy": "async", "pdl": False, "warps": 2,
      "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1, "blocks_per_sm": 1},
+    {"m": 4, "bias": True, "residual": "pair", "warps": 4, "split_k": 2, "chunk": 2, "stages": 2, "unroll": 2,
+     "blocks_per_sm": 1},
+    {"m": 2, "residual": True, "encoding": "nibble", "warps": 2, "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1,
+     "blocks_per_sm": 1},
     {"swiglu": True, "warps": 2, "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1, "blocks_per_sm": 1},
     {"m": 8, "swiglu": True, "encoding": "nibble", "warps": 4, "split_k": 2, "chunk": 2, "stages": 2, "unroll": 2,
      "blocks_per_sm": 1},

@@ -89,6 +89,23 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
                 }
 
 
+def _quartered(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """The same in clusters of four, with sums where codes were: for a row of X too long for pairs of blocks.
+
+    Computed, not measured.
+    """
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    if problem.m > 1 or not has_clusters(arch) or multiprocessors < 8 or tiles < 4:
+        return
+    most = -(-rows // (multiprocessors // 4 - SPARE_CLUSTERS[4]))
+    for split in (4, 3, 2):
+        if most * split in WARPS:
+            yield {
+                "cluster": 4, "warps": most * split, "split_k": split, "sums": "block", "unroll": 1, "predecode": 1,
+                "blocks_per_sm": 1, "late": False,
+            }  # fmt: skip
+
+
 def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
     """Rings that hold less and less."""
     for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):
@@ -112,6 +129,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
     fixed = _fixed(problem)
     has_pdl, has_bulk = "pdl" in arch.features, "tma" in arch.features
     shared, streamed = list(_shared(problem, arch, multiprocessors)), list(_streamed(problem))
+    shared += _quartered(problem, arch, multiprocessors)
     many = packed_tiles(problem.n, problem.k)[0] >= 12 * multiprocessors
     for scaling, way in itertools.product(
         _scalings(problem, arch), [*streamed, *shared] if many else [*shared, *streamed]

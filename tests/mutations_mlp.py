@@ -1,4 +1,4 @@
-"""Faults of products whose rows are gates and ups (`mutation.py`)."""
+"""Faults of the products of a dense MLP: gates and ups, and few rows with a residual (`mutation.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ VARIANTS = {
     ),
     "swiglu-gemv-split": variant(
         "linear", "gemv", "sm_121a", m=2, swiglu=True, encoding="nibble", warps=4, split_k=2, chunk=2, stages=1,
+        unroll=2, blocks_per_sm=1,
+    ),
+    "gemv-pair": variant(
+        "linear", "gemv", "sm_121a", m=4, residual="pair", encoding="nibble", warps=4, split_k=2, chunk=2, stages=1,
         unroll=2, blocks_per_sm=1,
     ),
     "swiglu-stream": variant(
@@ -42,6 +46,16 @@ MUTATIONS = catalogue(
             ("gates of the first warp alone count", "gate += partial[p]", "gate = partial[0]"),
             ("gates of all rows of X are those of the first", "gate += partial[p][j / 8 * 16", "gate += partial[p][0"),
             ("half of the features are stored", "j < 8 * kM", "j < 4 * kM"),
+        ),
+        "gemv-pair": (
+            (
+                "the low part of the residual is not read",
+                "value += T::widen(static_cast<const u16*>(args.residual_lo)[at]);",
+                "",
+            ),
+            ("the low part of Y is what was kept", "T::round(value - T::widen(kept))", "T::round(0.f * value)"),
+            ("low parts lie behind eight rows", "(u64)args.rows * args.n + at", "(u64)kM * args.n + at"),
+            ("every row gets the first one's residual", "(args.residual)[at]", "(args.residual)[n]"),
         ),
         "swiglu-stream": (
             ("ups are not normalised", "up *= factor;", ""),
