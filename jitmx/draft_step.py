@@ -57,11 +57,14 @@ class Speculation:
         draft: a step of the draft with one row a request, fc included.
         verify: by rows of a request, a step of the target.
         gains: of each k and its rates.
+        host_us, fewer_experts: `HOST_US` and `FEWER_EXPERTS`.
     """
 
     draft: Step
     verify: Mapping[int, Step]
     gains: Sequence[Gain]
+    host_us: float = HOST_US
+    fewer_experts: float = FEWER_EXPERTS
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -73,7 +76,7 @@ class Speculation:
         return {
             "draft": self.draft.to_dict(), "verify_us": {str(rows): round(step.us, 1) for rows, step in
                                                          self.verify.items()},
-            "host_us": HOST_US, "fewer_experts": FEWER_EXPERTS, "gains": gains,
+            "host_us": self.host_us, "fewer_experts": self.fewer_experts, "gains": gains,
         }  # fmt: skip
 
 
@@ -114,17 +117,20 @@ def parts(
 
 
 def price(
-    model: Model, draft: Draft, arch: Arch, batch: int, context: int, ks: Sequence[int],
-    rates: Sequence[tuple[float, ...]], *, cache: str = "same",
+    model: Model, draft: Draft, arch: Arch, batch: int, context: int, rates: Sequence[tuple[float, ...]], *,
+    cache: str = "same",
 ) -> Speculation:  # fmt: skip
-    """A step of speculation, for each number of drafts and each acceptance that has as many positions.
+    """A step of speculation, with as many drafts as each acceptance has positions, and with fewer.
+
+    Args:
+        rates: of each position the part of proposals that is accepted up to there.
 
     Raises:
         ArchError: no card of the target has parameters.
         KnobError: no kernel serves a layer on the target.
     """
     card = cards.of(arch)
-    most = max(ks)
+    most = max(map(len, rates))
     verify = {
         rows: model_step.price(model, arch, batch, context, cache=cache, rows=rows) for rows in range(1, most + 2)
     }
@@ -137,7 +143,7 @@ def price(
     following = step(1, False).us
     gains = []
     for given in rates:
-        for k in (k for k in ks if k <= len(given)):
+        for k in range(1, len(given) + 1):
             drafting = step(k + 1, True).us + (k - 1) * following + HOST_US
             own = given[:k]
             us, shared = (one + drafting for one in (verify[k + 1].us, _shared(verify[1], verify[k + 1], model, k + 1)))
