@@ -131,6 +131,7 @@ class JitmxRejectionSampler(RejectionSampler):  # type: ignore[misc]
         if (
             b"\0" in greedy.tobytes()
             or invalid_drafts is not None  # a grammar ends before a draft does
+            or self.synthetic_conditional_rates is not None
             or logits.dtype is not own.jitmx_dtype
             or logits.shape[0] != len(input_batch.logits_indices)
             or logits.stride(1) != 1

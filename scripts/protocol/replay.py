@@ -1,4 +1,6 @@
-"""A drafter whose acceptance is chosen: the draft's kernels run, then its tokens are those of a recorded greedy run.
+"""What a benchmark of speculation asks of vLLM's worker: chosen acceptance, and the times of its graphs.
+
+A replay drafter runs the draft's kernels, and then its tokens are those of a recorded greedy run.
 
 Routing of the target is then that of real tokens, as it is not where acceptance is drawn by vLLM ("synthetic"): a token
 that is accepted is the one that greedy decoding takes next, and one that is not is another.
@@ -6,6 +8,7 @@ that is accepted is the one that greedy decoding takes next, and one that is not
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import torch
@@ -58,10 +61,13 @@ class Replay:
         """From now on drafts are those of the record; each is right with the chance `rate` where those before are.
 
         Args:
-            runs: as for `Record`.
+            runs: as for `Record`; none: drafts are the draft's own again.
         """
         runner = self.model_runner
         speculator, device = runner.speculator, runner.device
+        if not runs:
+            vars(speculator).pop("propose", None)
+            return
         record = Record(runs, runner.model_config.get_vocab_size(), device)
         generator = torch.Generator(device=device).manual_seed(seed)
         propose = type(speculator).propose
@@ -75,3 +81,43 @@ class Replay:
             return record.drafts(firsts, known, drafts.shape[1], rate, generator).to(drafts.dtype)
 
         speculator.propose = replayed
+
+    def synthetic(self, rates: list[float]) -> None:
+        """From now on vLLM accepts the first 1, 2 ... of each proposal with these chances; none: what is right."""
+        from vllm.v1.worker.gpu.spec_decode.rejection_sampler import unconditional_to_conditional_rates
+
+        sampler = self.model_runner.rejection_sampler
+        chances = unconditional_to_conditional_rates(rates) if rates else None
+        device = self.model_runner.device
+        sampler.synthetic_conditional_rates = (
+            None if chances is None else torch.tensor(chances, dtype=torch.float32, device=device)
+        )
+
+    def graphs(self, tokens: int, times: int = 20) -> list[dict[str, Any]]:
+        """Milliseconds of each captured graph of up to so many tokens, replayed back to back: the median of five."""
+        runner = self.model_runner
+        managers = {"target": runner.cudagraph_manager}
+        if runner.speculator is not None:
+            managers |= {
+                "draft, first step": runner.speculator.prefill_cudagraph_manager,
+                "draft, other steps": runner.speculator.decode_cudagraph_manager,
+            }
+        found = []
+        for name, manager in managers.items():
+            for shape, graph in ({} if manager is None else manager.graphs).items():
+                if shape.cg_mode.name == "FULL" and shape.num_tokens <= tokens and not shape.num_active_loras:
+                    taken = statistics.median(_milliseconds(graph, times) for _ in range(5))
+                    found.append({
+                        "graph": name, "tokens": shape.num_tokens, "requests": shape.num_reqs, "ms": round(taken, 4)
+                    })  # fmt: skip
+        return found
+
+
+def _milliseconds(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / times
