@@ -119,9 +119,8 @@ def test_every_figure_of_an_engine_is_a_line_as_soon_as_it_is_known(fake: Path) 
 
 
 def test_an_engine_that_fails_says_the_end_of_its_log(fake: Path) -> None:
-    (fake / "vllm" / "__init__.py").write_text(
-        "SamplingParams = None\ndef LLM(**given):\n    raise SystemExit('no card')"
-    )
+    failing = "SamplingParams = None\ndef LLM(**given):\n    raise SystemExit('no card')"
+    (fake / "vllm" / "__init__.py").write_text(failing)
     with pytest.raises(ProtocolError, match=r"stock k=0 ended with 1; .*stock-k0\.log:\nno card"):
         speculation.run(engine("stock", HERE, DRAFT, 0), Asked(), fake / "logs")
 
