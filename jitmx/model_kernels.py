@@ -34,7 +34,7 @@ from jitmx.registry.spec import Variant
 # Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
 # on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
 NORMED_ROWS = 1
-_EXTRAS = ("norm", "residual")
+_EXTRAS = ("norm", "residual", "swiglu")
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
 
 
@@ -73,6 +73,7 @@ class Linear(Needed):
     Attributes:
         n, k, dtype, bias, weight, encoding, scale_range: as in `LinearProblem`.
         norm, residual: it is given one, and has it fused where that is best.
+        swiglu: its rows are gates and ups, likewise.
     """
 
     n: int
@@ -84,12 +85,13 @@ class Linear(Needed):
     scale_range: str
     norm: bool = False
     residual: bool | str = False
+    swiglu: bool = False
 
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, or several where a kernel takes only some of the rows; before them the norm, where they have none."""
         problem = LinearProblem(
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
-            residual=self.residual,
+            residual=self.residual, swiglu=self.swiglu,
         )  # fmt: skip
         problem = fused(problem, arch, multiprocessors)
         if self.norm and not problem.norm:
@@ -233,19 +235,20 @@ def of_linear(
     scale_range: str,
     norm: bool = False,
     residual: bool | str = False,
+    swiglu: bool = False,
 ) -> tuple[Quantizer, Packer, Linear]:
     """What quantizes and packs the weight of a dense layer while it is loaded, and its product; in this order.
 
     Args:
         format: that the weight is quantized to.
         dtype: of the checkpoint's values and of activations.
-        device, rows, n, k, bias, scale_range, norm, residual: as in `Linear`.
+        device, rows, n, k, bias, scale_range, norm, residual, swiglu: as in `Linear`.
     """
     encoding = encoding_on(arch, format)
     return (
         Quantizer(arch.name, device, 1, format, dtype),
         Packer(arch.name, device, 1, format, encoding),
-        Linear(arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual),
+        Linear(arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual, swiglu),
     )
 
 
@@ -351,10 +354,10 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
     Raises:
         KnobError: no kernel serves the product alone.
     """
-    wanted = [name for name in _EXTRAS if getattr(problem, name)]
-    if problem.m > NORMED_ROWS:
-        wanted = [name for name in wanted if name != "norm"]
-    plain = replace(problem, norm=False, residual=False) if problem.norm or problem.residual else problem
+    asked = [name for name in _EXTRAS if getattr(problem, name)]
+    wanted = [name for name in asked if name != "norm" or problem.m <= NORMED_ROWS]
+    absent: dict[str, Any] = dict.fromkeys(asked, False)
+    plain = replace(problem, **absent) if asked else problem
     if not wanted:
         return plain
     family = kernels.family("linear")

@@ -67,9 +67,10 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
     places = max(1, min(launch.blocks, multiprocessors) // shared)  # where whole rows of tiles are made
     items = -(-problem.n // rows_together(knobs)) * passes(knobs, m)
     sums = (4 if problem.residual == "pair" else 2) * (2 if problem.residual else 1)
+    features = 0 if problem.argmax else problem.n // (2 if problem.swiglu else 1)
     width = getattr(knobs, "tile_m", -(-m // _COLUMNS) * _COLUMNS)
     return Work(
-        bytes=weight_bytes(problem) + 2 * m * problem.k + sums * m * problem.n + 2 * problem.bias * problem.n,
+        bytes=weight_bytes(problem) + 2 * m * problem.k + sums * m * features + 2 * problem.bias * problem.n,
         flops=2.0 * rows * TILE_ROWS * tiles * TILE_K * passes(knobs, m) * width,
         tensor="wgmma" if name in ("splitk", "wgmma") else "mma",
         exposed=2.0 * min(m, getattr(knobs, "tile_m", m)) * problem.k / shared if name in _SLICED else 0.0,

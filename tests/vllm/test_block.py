@@ -342,11 +342,11 @@ def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
         qkv, norm = layer.attn.qkv_proj, layer.input_layernorm.weight.data
         weight = (qkv.weight_packed, qkv.weight_scale, *qkv.jitmx_packed, qkv.bias)
         for later in ((), weight[:2]):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, *later))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, False, *later))
         o, attended = layer.attn.o_proj, torch.randn(1, 128).bfloat16()
         weight = (o.weight_packed, o.weight_scale, *o.jitmx_packed, o.bias)
         for lost in (None, x * 0.001):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0, False))
         opcheck(torch.ops.jitmx.vllm_pair.default, (x, x * 0.1))
         experts, gate = layer.mlp.experts.routed_experts, layer.mlp.router
         opcheck(

@@ -55,7 +55,7 @@ class Part:
         self.brief = Step(variant, device, geometry, fixed, _PLAIN if self.plain else _WITH_RESIDUAL)
         self.whole = Step(variant, device, geometry, fixed, (*_WITH_RESIDUAL, *PREFETCH))
         self.x_bytes = rows * k * 2
-        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
+        self.y_bytes = rows * 8 if asked.argmax else rows * n * (1 if asked.swiglu else 2)
 
 
 class Plan(plan.Plan):
