@@ -1,4 +1,8 @@
-"""`linear.scaled`: X rounded to an MX format in the kernel, times MXFP4 weights, by block-scaled MMA or its twin."""
+"""`linear.scaled`: X rounded to an MX format in the kernel, times MXFP4 weights, by block-scaled MMA or its twin.
+
+Where E4M3 with a scale a row is asked for (`activation=fp8`) and `linear.wgmma_fp8` is not there, this is E4M3 with a
+scale a block of 32, the least power of two that holds the block: no value is rounded more coarsely, at the same rate.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +221,8 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     require_plain("scaled", problem, "activation", "residual")
     if problem.residual == "pair":
         raise KnobError("linear.scaled does not take residual='pair', only residual=True or residual=False")
-    return problem.pick("dtype", "bias", "residual", "encoding", "activation", "scale_rule")
+    finer = {"activation": "mxfp8", "scale_rule": "ceil"} if problem.activation == "fp8" else {}
+    return problem.pick("dtype", "bias", "residual", "encoding", "activation", "scale_rule") | finer
 
 
 def _geometries(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, ScaledKnobs]]:

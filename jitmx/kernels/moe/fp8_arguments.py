@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 
 from jitmx import formats
+from jitmx.kernels import fp8_rows
+from jitmx.kernels.fp8_rows import BINADES, LINE_BYTES
 from jitmx.kernels.linear.layout import NORMAL_SCALES
-from jitmx.kernels.moe import edges, fp8_rows
+from jitmx.kernels.moe import edges
 from jitmx.kernels.moe.arguments import GATE, Routing, end_sides
-from jitmx.kernels.moe.fp8_rows import BINADES, LINE_BYTES
 from jitmx.kernels.moe.layout import activate, pack_experts
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import Lists, arguments
@@ -72,8 +73,7 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
 def random_weight(knobs: Any, experts: int, n: int, k: int, generator: np.random.Generator, hot: bool) -> Any:
     """Values of a random weight of each expert; its packed words, scales and words of its rows; and its plain scales.
 
-    Scales of some rows are as far apart as one pass takes, and of wide ones of `rows` further: two passes, and three.
-    A block of zeros may have any scale. The last rows are zero but for a block whose scale is at an end of the range.
+    The first rows are on the edges of a pass; the last are zero but for a block whose scale is at an end of the range.
     """
     codes = generator.integers(0, 16, (experts, n, k)).astype(np.uint8)
     centre = formats.SCALE_ONE - 2 - round(np.log2(k) / 2)
@@ -81,13 +81,7 @@ def random_weight(knobs: Any, experts: int, n: int, k: int, generator: np.random
     if hot:
         scales[:, np.arange(n) // 2 % edges.HOT == 1] += 4
     blocks = k // 32
-    spans = (BINADES - 1, BINADES, 2 * BINADES + 5) if knobs.rows == "wide" else (BINADES - 1,)
-    for row, apart in enumerate(spans):
-        if blocks > 1:
-            scales[:, row, 0] = scales[:, row].max(axis=-1) - apart
-            scales[:, row, 0 if row else 1 :] = np.maximum(scales[:, row, 0 if row else 1 :], scales[:, row, :1])
-    if blocks > 1:
-        codes[:, 5, :32], scales[:, 5, 0] = 8 * (np.arange(32) % 2), formats.SCALE_ONE + 60  # zeros of either sign
+    fp8_rows.spread_scales(codes, scales, knobs.rows == "wide")
     if not hot:
         for byte, row in zip(NORMAL_SCALES, edges.end_rows(n, knobs), strict=True):
             block = int(generator.integers(0, blocks))

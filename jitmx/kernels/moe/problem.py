@@ -10,8 +10,8 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
-from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob

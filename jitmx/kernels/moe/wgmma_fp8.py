@@ -1,6 +1,6 @@
 """`moe.wgmma_fp8`: as `moe.wgmma`, with x and h in E4M3 and a scale a row, at the rate of E4M3's products.
 
-W becomes E4M3 as it is decoded (jitmx.kernels.moe.fp8_rows): exact, since the scales of a row's blocks differ by at
+W becomes E4M3 as it is decoded (jitmx.kernels.fp8_rows): exact, since the scales of a row's blocks differ by at
 most eleven binades in a pass over k. Rows whose scales differ more take further passes, and all of their item does.
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.fp8_rows import LINE_K, ROW_RANGES
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import tiles, wgmma
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, product_case
-from jitmx.kernels.moe.fp8_rows import LINE_K, ROW_RANGES
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST

@@ -9,7 +9,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops.linear.packed import Packed, quantized
-from jitmx.ops.moe.row_words import RowWords, refreshed, row_words
+from jitmx.ops.linear.row_words import RowWords, refreshed, row_words
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans

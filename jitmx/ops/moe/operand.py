@@ -8,8 +8,8 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.ops.linear import operand
+from jitmx.ops.linear.row_words import RowWords, row_words
 from jitmx.ops.moe.experts import PackedExperts
-from jitmx.ops.moe.row_words import RowWords, row_words
 from jitmx.runtime.plan import Plans
 
 FORMAT = "mxfp4"

@@ -10,9 +10,9 @@ from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
 from jitmx.errors import KnobError
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
-from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.ops.moe.grouped import GroupedPlan

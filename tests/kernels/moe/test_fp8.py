@@ -16,7 +16,8 @@ from contracts import keep_contracts
 from jitmx import arch, formats, kernels
 from jitmx.dispatch.choose import choose, companions
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, fp8_rows
+from jitmx.kernels import fp8_rows
+from jitmx.kernels.moe import MoeProblem
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 

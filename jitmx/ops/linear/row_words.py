@@ -8,7 +8,7 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.formats import SCALE_ONE
-from jitmx.kernels.moe.fp8_rows import BINADES, ROW_RANGES
+from jitmx.kernels.fp8_rows import BINADES, ROW_RANGES
 
 # Magnitudes of all codes of a packed word.
 _MAGNITUDES = {"nibble": 0x77777777, "swizzle": 0x0FFF0FFF}
@@ -18,7 +18,7 @@ class RowWords(NamedTuple):
     """Of a weight [experts, n, k].
 
     Attributes:
-        words: int16 [experts, n], as jitmx.kernels.moe.fp8_rows.row_words makes them.
+        words: int16 [experts, n], as jitmx.kernels.fp8_rows.row_words makes them.
         range: "narrow" where every row takes one pass, else "wide".
     """
 
