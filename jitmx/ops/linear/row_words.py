@@ -1,4 +1,4 @@
-"""What `moe.wgmma_fp8` is told of each row of a packed weight: the least of its scales, and its passes over k."""
+"""What products in E4M3 are told of each row of a packed weight: the least of its scales, and its passes over k."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAGNITUDES = {"nibble": 0x77777777, "swizzle": 0x0FFF0FFF}
 
 
 class RowWords(NamedTuple):
-    """Of a weight [experts, n, k].
+    """Of a weight [experts, n, k], or [n, k], which counts as one expert.
 
     Attributes:
         words: int16 [experts, n], as jitmx.kernels.fp8_rows.row_words makes them.
@@ -45,6 +45,8 @@ def refreshed(old: RowWords, words: torch.Tensor, scales: torch.Tensor, n: int, 
 
 def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:
     """Look at a packed weight; waits for the device. Blocks of nothing but zeros do not count."""
+    if words.dim() == 4:
+        words, scales = words[None], scales[None]
     experts, tile_rows, tiles = words.shape[:3]
     found = torch.empty(experts, n, dtype=torch.int16, device=words.device)
     most = torch.ones((), dtype=torch.int32, device=words.device)
@@ -59,3 +61,51 @@ def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) 
         most = torch.maximum(most, passes.amax())
         found[expert] = (base | passes << 8).transpose(1, 2).reshape(-1)[:n].short()
     return RowWords(found, ROW_RANGES[bool(most > 1)])
+
+
+class PackedRows:
+    """What packed words and scales know of their rows."""
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    n: int
+    encoding: str
+    _rows: list[RowWords]
+
+    @property
+    def row_words(self) -> RowWords:
+        """What products in E4M3 are told of each row; the first time, it waits for the device."""
+        if not self._rows:
+            self._rows.append(row_words(self.words, self.scales, self.n, self.encoding))
+        return self._rows[0]
+
+    def refresh_rows(self) -> None:
+        """See to it that `row_words` is of what the weight holds now, and stays where it is.
+
+        Raises:
+            InputError: rows need passes that kernels in use do not make.
+        """
+        if self._rows:
+            refreshed(self._rows[0], self.words, self.scales, self.n, self.encoding)
+
+
+class OperandRows:
+    """What an operand, which has no tensors, knows of the rows of its weight."""
+
+    n: int
+    encoding: str
+    _rows: list[RowWords]
+
+    def look_at(self, words: torch.Tensor, scales: torch.Tensor) -> None:
+        """See to it that `row_words` is there, of the tensors that this was found for."""
+        if not self._rows:
+            self._rows.append(row_words(words, scales, self.n, self.encoding))
+
+    def adopt(self, rows: RowWords) -> None:
+        """Take what is known of the rows, of the packed weight that lies there: graphs hold its address."""
+        self._rows[:] = [rows]
+
+    @property
+    def row_words(self) -> RowWords:
+        """What products in E4M3 are told of each row."""
+        return self._rows[0]

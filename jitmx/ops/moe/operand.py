@@ -8,7 +8,7 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.ops.linear import operand
-from jitmx.ops.linear.row_words import RowWords, row_words
+from jitmx.ops.linear.row_words import OperandRows, RowWords
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.runtime.plan import Plans
 
@@ -16,7 +16,7 @@ FORMAT = "mxfp4"
 
 
 @dataclass(frozen=True, eq=False)
-class ExpertOperand:
+class ExpertOperand(OperandRows):
     """Packed weights [experts, n, k] as calls need them. Attributes as those of PackedExperts."""
 
     experts: int
@@ -28,20 +28,6 @@ class ExpertOperand:
     addresses: tuple[int, int]
     plans: Plans = field(default_factory=Plans)
     _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
-
-    def look_at(self, words: torch.Tensor, scales: torch.Tensor) -> None:
-        """See to it that `row_words` is there, of the tensors that this was found for."""
-        if not self._rows:
-            self._rows.append(row_words(words, scales, self.n, self.encoding))
-
-    def adopt(self, rows: RowWords) -> None:
-        """Take what is known of the rows, of the packed experts that lie there: graphs hold its address."""
-        self._rows[:] = [rows]
-
-    @property
-    def row_words(self) -> RowWords:
-        """What products in E4M3 are told of each row."""
-        return self._rows[0]
 
     @property
     def shape(self) -> tuple[int, int, int]:
