@@ -139,9 +139,9 @@ def test_a_switch_is_named_where_it_decided() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, fuse"),
+        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, linear_a"),
         ({"layers": "moe"}, "jitmx has no 'layers'; did you mean mxfp4_layers?"),
-        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, fuse_norm"),
+        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, linear_activation"),
         ({"mxfp4_layers": 3}, "jitmx.mxfp4_layers is 3, and must be a text"),
         ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
         ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),

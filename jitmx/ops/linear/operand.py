@@ -14,7 +14,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.linear.packed import PackedWeight
-from jitmx.ops.linear.row_words import OperandRows, RowWords
+from jitmx.ops.linear.row_words import Looked, OperandRows
 from jitmx.runtime.plan import Plans
 
 _MOST = 8192  # entries; a model has some hundreds of weights
@@ -32,7 +32,7 @@ class Operand(OperandRows):
     device: torch.device
     addresses: tuple[int, int]
     plans: Plans = field(default_factory=Plans)
-    _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
+    _rows: list[Looked] = field(default_factory=list, init=False, repr=False)
 
 
 Weight = PackedWeight | Operand

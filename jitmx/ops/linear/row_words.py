@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from jitmx.errors import InputError
 from jitmx.formats import SCALE_ONE
 from jitmx.kernels.fp8_rows import BINADES, ROW_RANGES
+from jitmx.runtime import card
+from jitmx.runtime.plan import Plans
 
 # Magnitudes of all codes of a packed word.
 _MAGNITUDES = {"nibble": 0x77777777, "swizzle": 0x0FFF0FFF}
@@ -63,6 +66,10 @@ def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) 
     return RowWords(found, ROW_RANGES[bool(most > 1)])
 
 
+# What was found, and of which memory.
+Looked = tuple[RowWords, weakref.ref[torch.UntypedStorage]]
+
+
 class PackedRows:
     """What packed words and scales know of their rows."""
 
@@ -94,18 +101,33 @@ class OperandRows:
 
     n: int
     encoding: str
-    _rows: list[RowWords]
+    plans: Plans
+    _rows: list[Looked]
 
     def look_at(self, words: torch.Tensor, scales: torch.Tensor) -> None:
-        """See to it that `row_words` is there, of the tensors that this was found for."""
-        if not self._rows:
-            self._rows.append(row_words(words, scales, self.n, self.encoding))
+        """See to it that `row_words` is there, of these tensors and not of others that lay there before."""
+        if self._rows and (self._rows[0][1]() is words.untyped_storage() or card.capturing()):
+            return
+        self.adopt(row_words(words, scales, self.n, self.encoding), words)
 
-    def adopt(self, rows: RowWords) -> None:
+    def adopt(self, rows: RowWords, words: torch.Tensor) -> None:
         """Take what is known of the rows, of the packed weight that lies there: graphs hold its address."""
-        self._rows[:] = [rows]
+        if self._rows and self._rows[0][0].words is not rows.words:
+            self.plans.clear()  # they hold that of others
+        self._rows[:] = [(rows, weakref.ref(words.untyped_storage()))]
+
+    def refresh(self, words: torch.Tensor, scales: torch.Tensor) -> None:
+        """Look at a weight that has been written, or written again; what is known of it stays where it is.
+
+        Raises:
+            InputError: rows need passes that kernels in use do not make.
+        """
+        if self._rows and self._rows[0][1]() is words.untyped_storage():
+            refreshed(self._rows[0][0], words, scales, self.n, self.encoding)
+        else:
+            self.look_at(words, scales)
 
     @property
     def row_words(self) -> RowWords:
         """What products in E4M3 are told of each row."""
-        return self._rows[0]
+        return self._rows[0][0]

@@ -8,7 +8,7 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.ops.linear import operand
-from jitmx.ops.linear.row_words import OperandRows, RowWords
+from jitmx.ops.linear.row_words import Looked, OperandRows
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.runtime.plan import Plans
 
@@ -27,7 +27,7 @@ class ExpertOperand(OperandRows):
     device: torch.device
     addresses: tuple[int, int]
     plans: Plans = field(default_factory=Plans)
-    _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
+    _rows: list[Looked] = field(default_factory=list, init=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:
