@@ -182,7 +182,7 @@ class Experts(Needed):
             scale_range=self.scale_range, x_format=self.x_format, row_range=self.row_range,
             residual=self.residual,
             **own,
-        )  # fmt: skip
+        ).taken(arch)  # fmt: skip
         tile, chooses = 0, False
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
             if isinstance(choice.problem, RoutingProblem):  # of the local experts, which may be some of more

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitmx import layers, settings
-from jitmx.arch import parse
 from jitmx.errors import SettingError
 from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
@@ -378,11 +377,6 @@ def _against_moe(asked: Request, facts: Facts) -> str:
         return (
             "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
             "'experts' leaves them to jitmx"
-        )
-    if asked.x_format == "fp8" and facts.target is not None and "wgmma" not in parse(facts.target).features:
-        return (
-            f"{asked.said['moe_activation']} asks for inputs with a scale a row, which jitmx multiplies on sm_90a, not "
-            f"on {facts.target}; mxfp8 is there on every target"
         )
     return facts.against_moe
 

@@ -22,6 +22,7 @@ from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear import plan as linear_plan
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import Recipe
+from jitmx.ops.moe.plan import reads_rows
 from jitmx.ops.routing import calls as routing_calls
 from jitmx.runtime import card
 from jitmx.vllm import monitor
@@ -110,7 +111,7 @@ def run_experts(
     x = stream[0]
     w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
-    if x_format == "fp8":
+    if reads_rows(x_format, w13):
         w13.look_at(words13, scales13)
         w2.look_at(words2, scales2)
     ids: torch.Tensor

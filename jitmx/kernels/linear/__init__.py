@@ -178,7 +178,7 @@ BENCHMARK = Benchmark(
     "jitmx.bench.linear",
     "medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and the "
     "other libraries' MXFP4 products that are installed; gpt-oss-120b's products where n= and k= are not given",
-    fields=("m", "n", "k"),
+    fields=("m", "n", "k", "activation", "encoding", "norm"),
     check=_require_sizes,
     peers=("humming", "marlin", "triton_kernels"),
     drawn=True,
