@@ -223,7 +223,7 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
     calls: list[tuple[int, int]] = []
 
     def run_product(x: torch.Tensor, weight: Any, *rest: Any, prefetch: Any = None) -> torch.Tensor:
-        return x.new_ones((*((2,) if len(rest) > 5 else ()), *x.shape[:-1], weight.n))
+        return x.new_ones((*((2,) if len(rest) > 6 else ()), *x.shape[:-1], weight.n))
 
     monkeypatch.setattr(products.product, "run", run_product)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=True, residual=True))
@@ -396,14 +396,14 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
         packed = [jitmx.pack_weight((codes, scales)) for _ in range(2)]
         own, other = (operand.find(weight.words, weight.scales, 48, 96, operand.layout(weight)) for weight in packed)
         x = torch.zeros(1, 96).bfloat16()
-        first = products._fused(own, x, True, False, True)
-        assert first.norm and products._fused(own, x, True, False, True) is first
-        assert products._fused(other, x, True, False, True) is first  # weights of a shape share what was chosen
+        first = products._fused(own, x, True, False, True, "none")
+        assert first.norm and products._fused(own, x, True, False, True, "none") is first
+        assert products._fused(other, x, True, False, True, "none") is first  # weights of a shape share what was chosen
         assert asked == [(1, "bf16", True)]
-        assert not products._fused(own, x, True, False, False).norm
-        assert products._fused(own, x.half(), True, False, True).dtype == "fp16"
-        assert products._fused(own, x.repeat(3, 1), True, False, True).m == 3
+        assert not products._fused(own, x, True, False, False, "none").norm
+        assert products._fused(own, x.half(), True, False, True, "none").dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1), True, False, True, "none").m == 3
         assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
         settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
-        assert not products._fused(own, x, True, False, True).norm and asked[4:] == [(1, "bf16", True)]
+        assert not products._fused(own, x, True, False, True, "none").norm and asked[4:] == [(1, "bf16", True)]
     settings.reload()

@@ -105,7 +105,7 @@ def _rows(rows: int, hidden: int, epsilon: float, generator: np.random.Generator
         x[:4] *= 0.25 / np.abs(x[:4].astype(np.float32)).max(axis=1, keepdims=True).astype(ml_dtypes.bfloat16)
         x[0, -1], x[1, 0], x[2, 1], x[3], x[4, -1], x[5, 0], x[6] = 1.75, 1.7578125, -1.5, 0, np.nan, -np.inf, 2.0**-130
         x[7] *= np.sqrt(epsilon) / 2.0**8
-        x[8] = generator.standard_normal(hidden) * 2.0**100
+        x[8] = generator.uniform(0.9, 0.99, hidden) * np.where(generator.random(hidden) < 0.5, -1, 1) * 2.0**128
     return x
 
 
