@@ -76,6 +76,7 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
         + sums * m * problem.n
         + 2 * problem.bias * problem.n,
         flops=(1.0 if in_e4m3 else 2.0) * rows * TILE_ROWS * tiles * TILE_K * passes(knobs, m) * width,
+        needed=(1.0 if in_e4m3 else 2.0) * m * problem.n * problem.k,
         tensor="wgmma" if by_groups else "mma",
         exposed=2.0 * min(m, getattr(knobs, "tile_m", m)) * problem.k / shared if name in _SLICED else 0.0,
         units=float(rows * tiles * passes(knobs, m)),

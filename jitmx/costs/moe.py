@@ -76,6 +76,7 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
             bytes=hit(problem) * (tiles * TILE_BYTES + biases)
             + (2 + 2 * (1 + bool(problem.residual))) * 2 * m * hidden,
             flops=2.0 * repeated * tiles * TILE_ROWS * TILE_K * _COLUMNS,
+            needed=2.0 * pairs * tiles * TILE_ROWS * TILE_K,
             units=repeated * tiles,
             blocks=multiprocessors,
             busy=busy,
@@ -99,6 +100,7 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         + (1.0 if in_e4m3 else 2.0) * rows * k
         + (1.0 if in_e4m3 and product == "up" else 2.0) * out,
         flops=(1.0 if in_e4m3 else 2.0) * filled * n * k,  # of E4M3 twice as many take as long
+        needed=(1.0 if in_e4m3 else 2.0) * pairs * n * k,
         tensor="wgmma" if by_groups else "mma",
         units=decoded * tiles_of(problem, product),
         blocks=busy,
