@@ -66,6 +66,25 @@ def call(found: Sequence[Priced], card: Card) -> None:
     output.say(f"predicted for {card.name}: {us:.2f} us in a chain of calls that depend on one another")
 
 
+def rows(name: str, found: Sequence[tuple[int, Sequence[Priced], float]], card: Card) -> None:
+    """Print a line for each number of rows: what serves it, what that costs and what it takes at the least.
+
+    Args:
+        name: of the field that counts rows.
+    """
+    said = []
+    for count, priced, floor in found:
+        us = sum(one.us for one in priced)
+        kernel = priced[0].choice.variant.name
+        launches = sum(one.times for one in priced)
+        said.append((count, kernel, launches, f"{us:.1f}", f"{floor:.1f}", f"{us / floor:.2f}"))
+    headers = (name.upper(), "KERNEL", "LAUNCHES", "US", "FLOOR US", "OF FLOOR")
+    output.table(headers, said, right=(name.upper(), "LAUNCHES", "US", "FLOOR US", "OF FLOOR"))
+    output.say(
+        f"predicted for {card.name}; the floor: bytes at the memory's rate, or operations in bf16 at the products'"
+    )
+
+
 def step(found: Step, name: str) -> None:
     """Print what a step costs."""
     output.say(

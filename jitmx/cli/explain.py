@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -47,6 +48,7 @@ Examples:
   jitmx explain attention --arch sm_90 batch=64 context=8192 window=128 cache=e4m3
   jitmx explain attention --arch sm_90 batch=4 queries=2048
   jitmx explain moe --arch sm_121 -m 16 --cost
+  jitmx explain moe --arch sm_121 -m 16,64,256,1024 --cost
   jitmx explain --model gpt-oss-120b --arch sm_121 --batch 16 --context 8192
   jitmx explain --model gpt-oss-120b --draft gpt-oss-120b-eagle3 --rates .74,.54 --arch sm_121
   jitmx explain --measured --arch sm_90
@@ -111,6 +113,8 @@ def command(
 
     Fields that are not given are those of the operator's first typical call, a layer of gpt-oss-120b; -m 4 is short for
     m=4. A tile in the environment also decides that a call runs on a kernel that has one.
+
+    With --cost, -m 16,64,256 is a line for each: what it should take beside its floor.
 
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
     explains the launch of what is left. Other launches that the same call makes are listed last.
@@ -233,6 +237,31 @@ def _parameters(targets_asked: tuple[Arch, ...], as_json: bool) -> None:
         cost.parameters(card)
 
 
+def _rows(
+    op: str, arch: Arch, count: int | None, name: str, values: Sequence[int], shape: dict[str, Any], rows: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Calls of several numbers of rows, with what they cost beside their floors."""
+    from jitmx.cli import cost
+    from jitmx.costs import cards, launches
+    from jitmx.dispatch.call import explain
+
+    card = cards.of(arch)
+    found = []
+    for value in values:
+        priced = launches.of_call(explain(op, arch, multiprocessors=count, **shape, **{name: value}), card, rows)
+        found.append((value, priced, launches.floor(priced, card)))
+    if as_json:
+        said = [
+            {name: value, "cost": [one.to_dict() for one in priced], "us": round(launches.total(priced), 3),
+             "floor_us": round(floor, 3)}
+            for value, priced, floor in found
+        ]  # fmt: skip
+        output.emit({"arch": arch.name, "card": card.name, "calls": said})
+    else:
+        cost.rows(name, found, card)
+
+
 def _call(
     op: str, field: tuple[str, ...], targets_asked: tuple[Arch, ...], sms: int | None, as_json: bool, rows: int | None
 ) -> None:
@@ -240,9 +269,17 @@ def _call(
     from jitmx import kernels
     from jitmx.dispatch.call import explain
 
-    shape = shapes.read(op, kernels.family(op).problem, field)
+    family = kernels.family(op)
+    shape, lists = shapes.read_values(op, family.problem, field, family.axes)
     arch = _one(targets_asked)
     count = sms or next(iter(targets.multiprocessors(arch)), None)
+    several = [name for name, values in lists.items() if len(values) > 1]
+    shape |= {name: values[0] for name, values in lists.items() if name not in several}
+    if several:
+        if rows is None or len(several) > 1:
+            raise click.UsageError(f"{' and '.join(several)}: explain one call at a time, or several rows with --cost")
+        _rows(op, arch, count, several[0], lists[several[0]], shape, rows, as_json)
+        return
     explanation = explain(op, arch, multiprocessors=count, **shape)
     priced = None
     if rows is not None:

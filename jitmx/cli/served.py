@@ -116,7 +116,7 @@ class ServedModel:
         needed = [
             model_kernels.of_model(
                 model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
-                all_scales=asked.all_scales, x_format=asked.x_format,
+                all_scales=asked.all_scales, x_format=asked.x_format, activation=asked.activation,
                 attention=most if attends else None,
             )
             for arch in arches
@@ -144,7 +144,7 @@ class ServedModel:
 
         asked, model = self.request(), models.find(self.name)
         named = {"model": self.name} if self.name in models.NAMED else {}
-        choices = {name: getattr(asked, name) for name in ("fuse_norm", "all_scales", "x_format")}
+        choices = {name: getattr(asked, name) for name in ("fuse_norm", "all_scales", "x_format", "activation")}
         own = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)

@@ -151,7 +151,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
                 found = expert_operand.find(
                     weight.words, weight.scales, weight.n, weight.k, expert_operand.layout(weight)
                 )
-                found.adopt(weight.row_words)
+                found.adopt(weight.row_words, weight.words)
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)
         for name, weight in (("w13", w13), ("w2", w2)):

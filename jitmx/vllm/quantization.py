@@ -50,7 +50,8 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
             if decision.format is not None:
                 from jitmx.vllm.linear import JitmxLinearMethod
 
-                return JitmxLinearMethod(decision.format, prefix, all_scales=decision.all_scales)
+                activation = _asked(get_current_vllm_config()).activation
+                return JitmxLinearMethod(decision.format, prefix, all_scales=decision.all_scales, activation=activation)
         return super().get_quant_method(layer, prefix)
 
     def _experts(self, layer: Any, prefix: str) -> Any:

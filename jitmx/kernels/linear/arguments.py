@@ -61,7 +61,7 @@ GATE = 0.005  # relative L2 against float64, rounding of a 16-bit output include
 PAIR_GATE = 1e-4  # of a pair, where X is not rounded on its way
 
 _STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
-X_FORMATS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4"}
+X_FORMATS = {"mxfp8": "mxfp8", "mxfp6": "mxfp6e2m3", "mxfp4": "mxfp4", "fp8": "mxfp8"}
 
 
 def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed: int, special: str = "") -> Case:

@@ -9,12 +9,13 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SWIGLU
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_ROWS, preferred_encoding
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
-ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4")
+ACTIVATIONS = ("none", "mxfp8", "mxfp6", "mxfp4", "fp8")  # fp8: E4M3 with a scale a row
 WEIGHTS = ("mxfp4", "mxfp8")
 
 
@@ -31,6 +32,11 @@ class LinearProblem(Problem):
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")
+    row_range: str = knob(
+        "narrow",
+        choices=ROW_RANGES,
+        doc="of fp8: whether the scales of every row of W are at most eleven binades apart, or of some further",
+    )
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
     residual: bool | str = RESIDUAL

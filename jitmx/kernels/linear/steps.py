@@ -64,5 +64,6 @@ def _of_product(problem: LinearProblem) -> Iterator[Decomposition]:
 def _rounding(problem: LinearProblem) -> tuple[Companion, ...]:
     """X to codes and back."""
     format = X_FORMATS[problem.activation]
-    there, back = (QuantizeProblem(direction, format, problem.dtype) for direction in ("quantize", "dequantize"))
+    rule = "ceil" if problem.activation == "fp8" else "floor"
+    there, back = (QuantizeProblem(to, format, problem.dtype, scale_rule=rule) for to in ("quantize", "dequantize"))
     return Companion("quantize", there, {}, {}), Companion("quantize", back, {}, {})

@@ -32,7 +32,7 @@ from jitmx.ops.moe.checks import (
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.moe.grouped import GroupedPlan, check_lists
 from jitmx.ops.moe.operand import Experts
-from jitmx.ops.moe.plan import Call, LayerPlan, Plan, bases_of, launches, problem_of
+from jitmx.ops.moe.plan import Call, LayerPlan, Plan, bases_of, launches, problem_of, reads_rows
 from jitmx.ops.routing.calls import kind, logits_type, run_route, scoring_of
 from jitmx.ops.routing.plan import Routing
 
@@ -198,7 +198,7 @@ def run(
             rows, mapped = x.numel() // w13.k, expert_map is not None
             more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
         made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
-        bases = bases_of(w13, w2) if recipe.x_format == "fp8" else (0, 0)
+        bases = bases_of(w13, w2, recipe.x_format)
         found = w13.plans.remember(key, _Planned(made, w2, pair, (*w13.addresses, *w2.addresses), bases))
     call = Call(
         at_x, at_out, found.weights, address("b13", b13), address("b2", b2), address("expert_map", expert_map),
@@ -294,7 +294,7 @@ def _run_operator(
     recipe.require()
     w13 = expert_operand.find(words13, scales13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
-    if recipe.x_format == "fp8":
+    if reads_rows(recipe.x_format, w13):
         w13.look_at(words13, scales13)
         w2.look_at(words2, scales2)
     return run(
