@@ -393,8 +393,8 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
 _RARER: tuple[dict[str, Any], ...] = (
     {"bias": True, "residual": True, "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 2,
      "warps_m": 1, "pdl": False},
-    {"residual": "pair", "encoding": "nibble", "tile_n": 64, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 4,
-     "fetch": "late", "split_k": 3},
+    {"residual": "pair", "bias": True, "encoding": "nibble", "tile_n": 64, "tile_m": 16, "warps_n": 2, "warps_m": 1,
+     "stages": 4, "fetch": "late", "split_k": 3},
     {"bias": True, "dtype": "fp16", "scale_range": "full", "tile_n": 32, "tile_m": 16, "warps_n": 2, "warps_m": 1,
      "stages": 3},
     {"residual": True, "weight": "mxfp8", "scale_range": "full", "tile_n": 32, "tile_m": 16, "warps_n": 2,
@@ -403,7 +403,7 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"exchange": "cluster", "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1,
      "bias": True},
     {"exchange": "cluster", "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1,
-     "residual": "pair"},
+     "residual": "pair", "bias": True},
 )  # fmt: skip
 
 KERNEL = Kernel(
