@@ -135,7 +135,7 @@ def simulate(
     shared_bytes: int = 0,
     cluster: int = 1,
     resident_blocks: int | None = None,
-    max_steps: int = 200_000,
+    max_steps: int = 2_000_000,
     programmatic: bool = False,
     old_reads: bool = True,
     blocks: Sequence[int] | None = None,

@@ -56,7 +56,7 @@ class Machine:
         *,
         cluster: int = 1,
         clock: int = 0,
-        max_steps: int = 200_000,
+        max_steps: int = 2_000_000,
         order: Array | None = None,
         slow: int | None = None,
     ) -> None:
