@@ -47,6 +47,8 @@ _WGMMA = (
     ("q is not fenced", "  async_proxy_fence_shared();\n  barrier(1,", "  barrier(1,"),
     ("q is read before it is there", "  barrier(1, kWarps * 32);\n", ""),
     ("the first keys are not waited for", "    mbarrier_wait_together(full, 0);\n", ""),
+    ("the first product is not fenced", "    mbarrier_wait_together(full, 0);\n    wgmma_fence();\n",
+     "    mbarrier_wait_together(full, 0);\n"),
     ("keys are not waited for", "      mbarrier_wait_together(full + 8 * at.stage, at.parity());\n", ""),
     ("keys are waited for as they were a round before", "mbarrier_wait_together(full + 8 * at.stage, at.parity());",
      "mbarrier_wait_together(full + 8 * at.stage, at.parity() ^ 1);"),
