@@ -178,6 +178,8 @@ RARER: tuple[dict[str, Any], ...] = (
      "warps": 2, "append": False},
     {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
+    {"rows": 32, "group_split": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2,
+     "rope": "neox", "rotary": 64, "cache": "e4m3"},
     {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "sinks": "sinks_bf16"},
 )  # fmt: skip

@@ -113,6 +113,16 @@ WGMMA = KernelSpec(
 )
 
 
+# Every branch that the variants of typical calls have not.
+RARER: tuple[dict[str, Any], ...] = (
+    {"cache": "e4m3", "sinks": "sinks_fp32", "windowed": True, "soft_cap": True, "rope": "interleaved", "rotary": 32,
+     "table": "table_fp32", "rows": 64, "stages": 3, "group": 8, "page_size": 32},
+    {"dtype": "fp16", "head_dim": 128, "cache": "e4m3", "rows": 128, "stages": 3, "group": 4},
+    {"dtype": "fp16", "head_dim": 128, "windowed": True, "rows": 64, "stages": 4, "group": 5, "page_size": 48,
+     "pdl": False},
+)  # fmt: skip
+
+
 def runs_on(arch: Arch) -> bool:
     """Whether a target has products of warpgroups."""
     return "wgmma" in arch.features

@@ -329,6 +329,7 @@ _RARER: tuple[dict[str, Any], ...] = (
      "chunk": 3, "tile_rows": 2},
     {"m": 2, "residual": "pair", "norm": True, "scaling": "post", "share": False, "whole": True, "warps": 2,
      "chunk": 2, "copy": "async", "pdl": False},
+    {"m": 2, "bias": True, "warps": 4, "split_k": 2, "copy": "async", "predecode": 1, "pdl": False},
     {"m": 2, "bias": True, "norm": True, "residual": True, "scaling": "bare", "warps": 4, "split_k": 2, "cluster": 2,
      "unroll": 1, "predecode": 1},
     {"m": 4, "residual": "pair", "scaling": "halves", "warps": 4, "split_k": 2, "cluster": 4, "sums": "block",

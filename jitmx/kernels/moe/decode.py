@@ -206,6 +206,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 _RARER: tuple[dict[str, Any], ...] = (
     {"columns": 8, "activation": "silu", "bias": False, "residual": "pair", "scale_range": "full", "copy": "async",
      "pdl": False, "warps": 4, "teams": 2, "chunk": 2, "stages": 4, "inputs": 9},
+    {"columns": 2, "copy": "async", "residual": True, "warps": 4, "chunk": 2, "stages": 2, "inputs": 3, "pdl": False},
     {"columns": 2, "residual": True, "cluster": 2, "warps": 4, "chunk": 2, "stages": 2, "inputs": 3},
 )  # fmt: skip
 

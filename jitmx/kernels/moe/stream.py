@@ -246,8 +246,8 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 _RARER: tuple[dict[str, Any], ...] = (
     {"columns": 2, "activation": "silu", "residual": "pair", "bias": False, "encoding": "nibble", "scaling": "post",
      "scale_range": "full", "handshake": "counters", "warps": 4, "chunk": 3},
-    {"residual": True, "scaling": "halves"},
-    {"columns": 2, "bias": False, "scaling": "fold"},
+    {"columns": 8, "residual": True, "scaling": "halves", "warps": 4, "chunk": 3},
+    {"columns": 2, "bias": False, "scaling": "fold", "warps": 4, "chunk": 2},
 )  # fmt: skip
 
 KERNEL = Kernel(
