@@ -62,15 +62,18 @@ _MOST_BYTES, _MOST_SECONDS = 1 << 60, 1e10
 class Count(click.IntRange):
     """A whole number within limits, whatever number of digits is passed."""
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, low: int, high: int, step: int = 1) -> None:
         super().__init__(low, high)
-        self._low, self._high = low, high
+        self._low, self._high, self._step = low, high, step
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return value if isinstance(value, int) else setting_text.whole(value, self._low, self._high)
+            found = value if isinstance(value, int) else setting_text.whole(value, self._low, self._high)
         except ValueError:
             self.fail(f"{short(value)} is no whole number from {self._low} to {self._high}", param, ctx)
+        if found % self._step:
+            self.fail(f"{found} is no multiple of {self._step}", param, ctx)
+        return found
 
 
 def _targets(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Arch, ...]:

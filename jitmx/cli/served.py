@@ -41,7 +41,7 @@ _OPTIONS = (
         help="Of its attention: tokens of a request at most (vLLM's max_model_len).",
     ),
     click.option(
-        "--block-size", type=Count(16, 1 << 16), default=16, show_default=True,
+        "--block-size", type=Count(16, 1 << 16, step=16), default=16, show_default=True,
         help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
     ),
     click.option(
