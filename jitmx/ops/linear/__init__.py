@@ -345,7 +345,7 @@ def _run_operator(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     weight = operand.find(words, scales, n, k, layout)
-    if reads_rows(activation, weight, x.dtype):
+    if activation is not None and reads_rows(activation, weight, x.dtype):
         weight.look_at(words, scales)
     prefetch = operand.prefetch(*prefetched) if prefetched else NO_PREFETCH
     return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
