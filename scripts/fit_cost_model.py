@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,18 +23,19 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import arch as arches
-from jitmx import costs, json_rows, kernels, model_step
+from jitmx import costs, draft_step, json_rows, kernels, model_step
 from jitmx.cache import files
 from jitmx.costs import cards, counts, measured, predict
 from jitmx.costs.cards import Card, Parameter
 from jitmx.costs.launches import Priced
 from jitmx.dispatch import call, choose
-from jitmx.models import NAMED
+from jitmx.models import GPT_OSS_120B, NAMED, NAMED_DRAFTS
 
 Array = npt.NDArray[np.float64]
 START = {"cluster_us": 0.5, "grid_us": 2.0, "fill_us": 0.6, "exposed_gbps": 60.0, "issued": 1.0, "alone": 1.0,
          "unhidden": 0.1}  # fmt: skip
 BATCHES, CONTEXT = (1, 4, 16, 64), 2048
+DRAFTED = (1, 2, 3, 4)  # rows of a request that has a draft
 
 
 def with_parameters(card: Card, values: dict[str, float]) -> Card:
@@ -91,7 +93,7 @@ def pairs_of(figures: measured.Figures, **wanted: Any) -> list[tuple[float, list
 
 def asked() -> Iterator[tuple[Any, Any]]:
     """Variants with problems that are to be counted: of the figures, and on each card of typical calls and of
-    steps of the models."""
+    steps of the models, of several rows and of their drafts too."""
     figures = measured.load()
     for figure in figures.figures:
         for launch in call.explain(figure.op, arches.parse(figures.arch), **figure.problem).launches:
@@ -107,6 +109,11 @@ def asked() -> Iterator[tuple[Any, Any]]:
             for batch in BATCHES:
                 for part in model_step.parts(model, target, batch, CONTEXT):
                     yield part.launch.choice.variant, part.launch.choice.problem
+        for rows in DRAFTED:
+            verified = model_step.parts(GPT_OSS_120B, target, 1, CONTEXT, rows=rows)
+            drafted = (draft_step.parts(draft, target, 1, CONTEXT, rows=rows) for draft in NAMED_DRAFTS.values())
+            for part in (*verified, *itertools.chain.from_iterable(drafted)):
+                yield part.launch.choice.variant, part.launch.choice.problem
 
 
 def count_anew() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -88,7 +89,9 @@ def served(spec: KernelSpec, arch: Arch) -> Problem | None:
     for one in (problems[0], problems[-1]):
         for item in dataclasses.fields(one):
             if isinstance(item.default, bool) or item.metadata.get("choices"):
-                problems += [dataclasses.replace(one, **{item.name: value}) for value in values(item)]
+                for value in values(item):
+                    with contextlib.suppress(KnobError):  # not beside what the typical one asks for
+                        problems.append(dataclasses.replace(one, **{item.name: value}))
     for problem in problems:
         larger = [problem, dataclasses.replace(problem, m=512)] if hasattr(problem, "m") else [problem]
         for asked in larger:
