@@ -34,7 +34,9 @@ from jitmx.registry.spec import Variant
 # Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
 # on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
 NORMED_ROWS = 1
-_EXTRAS = ("norm", "residual")
+_EXTRAS = ("norm", "residual", "swiglu")
+# Tokens from which dense products take their inputs in E4M3 where that is asked for: they are bound by operations.
+FP8_ROWS = 256
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
 
 
@@ -73,6 +75,9 @@ class Linear(Needed):
     Attributes:
         n, k, dtype, bias, weight, encoding, scale_range: as in `LinearProblem`.
         norm, residual: it is given one, and has it fused where that is best.
+        swiglu: its rows are gates and ups, likewise.
+        activation: what X is rounded to, as `activation_of` takes it.
+        row_range: as in `LinearProblem`.
     """
 
     n: int
@@ -84,17 +89,22 @@ class Linear(Needed):
     scale_range: str
     norm: bool = False
     residual: bool | str = False
+    swiglu: bool = False
+    activation: str = "none"
+    row_range: str = "narrow"
 
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, or several where a kernel takes only some of the rows; before them the norm, where they have none."""
         problem = LinearProblem(
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
-            residual=self.residual,
+            residual=self.residual, swiglu=self.swiglu, row_range=self.row_range,
         )  # fmt: skip
+        problem = replace(problem, activation=activation_of(problem, self.activation, arch))
         problem = fused(problem, arch, multiprocessors)
         if self.norm and not problem.norm:
             yield from norm(self.k, self.dtype, arch, multiprocessors)
         for choice, times in choose.split("linear", problem, arch, multiprocessors=multiprocessors):
+            yield from map(Launch, choose.companions(choice))
             yield Launch(choice, times)
 
 
@@ -174,7 +184,7 @@ class Experts(Needed):
             scale_range=self.scale_range, x_format=self.x_format, row_range=self.row_range,
             residual=self.residual,
             **own,
-        )  # fmt: skip
+        ).taken(arch)  # fmt: skip
         tile, chooses = 0, False
         for choice in choose.launches("moe", layer, arch, multiprocessors=multiprocessors):
             if isinstance(choice.problem, RoutingProblem):  # of the local experts, which may be some of more
@@ -233,20 +243,26 @@ def of_linear(
     scale_range: str,
     norm: bool = False,
     residual: bool | str = False,
+    swiglu: bool = False,
+    activation: str = "none",
+    row_range: str = "narrow",
 ) -> tuple[Quantizer, Packer, Linear]:
     """What quantizes and packs the weight of a dense layer while it is loaded, and its product; in this order.
 
     Args:
         format: that the weight is quantized to.
         dtype: of the checkpoint's values and of activations.
-        device, rows, n, k, bias, scale_range, norm, residual: as in `Linear`.
+        device, rows, n, k, bias, scale_range, norm, residual, swiglu, activation, row_range: as in `Linear`.
     """
     encoding = encoding_on(arch, format)
     return (
         Quantizer(arch.name, device, 1, format, dtype),
         Packer(arch.name, device, 1, format, encoding),
-        Linear(arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual),
-    )
+        Linear(
+            arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual, swiglu,
+            activation, row_range,
+        ),
+    )  # fmt: skip
 
 
 def of_experts(
@@ -281,6 +297,7 @@ def of_model(
     fuse_norm: bool = True,
     all_scales: bool = False,
     x_format: str = "bf16",
+    activation: str = "none",
     attention: AttentionProblem | None = None,
 ) -> list[Needed]:
     """What the layers of a gpt-oss model need as vLLM builds them, each once.
@@ -293,6 +310,7 @@ def of_model(
         fuse_norm: norms and residuals go into the products of blocks, where that gains.
         all_scales: kernels for all scales, whatever the weights have.
         x_format: what the experts' inputs are rounded to, as in `MoeProblem`.
+        activation: what those of dense layers are, as in `LinearProblem`.
         attention: where jitmx serves it, requests and tokens of one at most, and the cache's type and page size.
 
     Raises:
@@ -314,7 +332,9 @@ def of_model(
     for kind, (biases, extras) in dense.items():
         for bias in biases if kind in served else ():
             n, k = shard.dense[kind]
-            found += of_linear(arch, None, tokens, n, k, served[kind], bias=bias, scale_range=scales, **extras)
+            found += of_linear(
+                arch, None, tokens, n, k, served[kind], bias=bias, scale_range=scales, activation=activation, **extras
+            )
     if "moe" in served:
         found += of_experts(
             arch, None, tokens, fused=fused, experts=model.experts, local=model.experts, mapped=False, top=model.top,
@@ -342,6 +362,16 @@ def gains(arch: Arch, n: int, k: int, format: str) -> bool:
     return fused(problem, arch, arch.multiprocessors).norm
 
 
+def activation_of(problem: LinearProblem, activation: str, arch: Arch) -> str:
+    """What X of a product is rounded to where `activation` is asked for: nothing where that gains nothing.
+
+    Of fewer rows products read weights, which are as they were; E4M3 with a scale a row goes with MXFP4 weights whose
+    scales are within the usual.
+    """
+    few = problem.m < FP8_ROWS or problem.weight != "mxfp4"
+    return "none" if few or ("wgmma" in arch.features and problem.scale_range != "normal") else activation
+
+
 def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearProblem:
     """`problem` without what the kernel that is best for the product alone has not in it.
 
@@ -351,10 +381,11 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
     Raises:
         KnobError: no kernel serves the product alone.
     """
-    wanted = [name for name in _EXTRAS if getattr(problem, name)]
-    if problem.m > NORMED_ROWS:
-        wanted = [name for name in wanted if name != "norm"]
-    plain = replace(problem, norm=False, residual=False) if problem.norm or problem.residual else problem
+    asked = [name for name in _EXTRAS if getattr(problem, name)]
+    early = problem.m <= NORMED_ROWS or problem.activation != "none"
+    wanted = [name for name in asked if name != "norm" or early]
+    absent: dict[str, Any] = dict.fromkeys(asked, False)
+    plain = replace(problem, **absent) if asked else problem
     if not wanted:
         return plain
     family = kernels.family("linear")

@@ -100,6 +100,7 @@ _TILE_ALIASES = {"moe": ("FLASHINFER_MOE_TILE",)}
 
 MOE_KERNELS = ("auto", "gemm", "gemv", "marlin", "triton")
 MOE_ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6", "fp8")
+LINEAR_ACTIVATIONS = ("bf16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,10 @@ class Settings:
     moe_activation: str = _setting(
         _one_of(*MOE_ACTIVATIONS), "bf16", "what the experts' inputs are rounded to in vLLM", "VLLM_MXFP4_ACTIVATION"
     )
+    linear_activation: str = _setting(
+        _one_of(*LINEAR_ACTIVATIONS), "bf16",
+        "what the inputs of dense layers that jitmx serves in MXFP4 are rounded to in vLLM, of 256 tokens and more",
+    )  # fmt: skip
     fuse_norm: bool = _setting(
         _FLAG, True, "RMSNorm and residual of a block in vLLM go into its products, where all of them are jitmx's"
     )
@@ -245,7 +250,9 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
-        detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
+        detail = ""
+        if isinstance(error, setting_text.Unfit):
+            detail, text = f" ({error})", text if error.shown is None else error.shown
         raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
 
 

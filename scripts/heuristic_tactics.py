@@ -3,7 +3,9 @@
     python scripts/heuristic_tactics.py [FOLDER]      default: tactics/
 
 64x128 up to 16 rows and 128x128 above were the fastest when grouped FP8 x FP4 products of CUTLASS were measured on a
-GB10, and are taken wherever a kernel has such a tile. All else is the model's: `heuristic` of the family. Other targets
+GB10, and are taken where activations are quantized and a kernel has such a tile. Products in bf16 have no rows: there a
+tile of 128 rows for the few of an expert takes a quarter more than its bytes, and the model, `heuristic` of the family,
+has what is quicker. Other targets
 that nobody here could measure have no table, since it would repeat the model. A tuning run on the card replaces it.
 """
 
@@ -21,13 +23,13 @@ from jitmx.arch import Arch
 from jitmx.dispatch import tactics
 from jitmx.errors import KnobError
 from jitmx.kernels.moe import KERNELS, USUAL_ROWS, MoeProblem
-from jitmx.kernels.moe.problem import MAX_ROWS
+from jitmx.kernels.moe.problem import MAX_ROWS, MX_FORMATS
 from jitmx.kernels.moe.tiles import makes_products
 
 TARGET = "sm_121a"
 NOTE = (
-    "cost model for GB10: 48 multiprocessors, 240 GB/s, 101,376 B of shared memory a block; tiles of grouped FP8 x FP4 "
-    "products of CUTLASS that measured best on a GB10, by rows of x"
+    "cost model for GB10: 48 multiprocessors, 240 GB/s, 101,376 B of shared memory a block; of quantized activations "
+    "tiles of grouped FP8 x FP4 products of CUTLASS that measured best on a GB10, by rows of x"
 )
 EXPERTS = (128, 32)  # of gpt-oss-120b and gpt-oss-20b
 # Rows at most, and tile.
@@ -42,10 +44,9 @@ def moe(chip: Arch) -> list[Row]:
     A kernel that the model holds for slower has its rows behind those of the one that serves.
     """
     rows: list[Row] = []
-    formats = MoeProblem.__dataclass_fields__.get("x_format")
-    for x_format, experts in itertools.product(formats.metadata["choices"] if formats else ("",), EXPERTS):
+    for x_format, experts in itertools.product(MX_FORMATS, EXPERTS):
         kind = {"experts": experts, "top": 4, "hidden": 2880, "intermediate": 2880, "scale_range": "normal"}
-        kind |= {"x_format": x_format} if x_format else {}
+        kind |= {"x_format": x_format}
         best = {m: choice(MoeProblem.on(chip, m=m, **kind), chip, None) for m in USUAL_ROWS}
         rows += merged({**kind, "product": "layer"}, best)
         for name, kernel in KERNELS.items():

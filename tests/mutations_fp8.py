@@ -1,16 +1,23 @@
-"""Faults of experts in E4M3 (`mutation.py`)."""
+"""Faults of experts and dense products in E4M3 (`mutation.py`)."""
 
 from __future__ import annotations
 
 from mutation import catalogue, variant
 
 SMALL = {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2}
+DENSE = {"groups": 2, "tile_m": 32, "stages": 2, "ring": 2}
 VARIANTS = {
     "gather-fp8": variant("moe", "gather_fp8", "sm_90a", tile_m=64, rows=8, warps=4),
     "fp8-up": variant("moe", "wgmma_fp8", "sm_90a", encoding="nibble", **{**SMALL, "ring": 4}),
     "fp8-swizzle": variant("moe", "wgmma_fp8", "sm_90a", encoding="swizzle", **SMALL),
     "fp8-down": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", **SMALL),
     "fp8-wide": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", rows="wide", **SMALL),
+    "rows-norm": variant("norm", "rows", "sm_90a", block=128, vectors=2),
+    "rows-plain": variant("norm", "rows", "sm_90a", norm=False, block=128, vectors=2),
+    "dense-fp8": variant("linear", "wgmma_fp8", "sm_90a", bias=True, encoding="nibble", **DENSE),
+    "dense-promote": variant("linear", "wgmma_fp8", "sm_90a", residual="pair", promote=True, **DENSE),
+    "dense-wide": variant("linear", "wgmma_fp8", "sm_90a", rows="wide", encoding="nibble", **DENSE),
+    "scaled-e4m3": variant("linear", "scaled", "sm_89", atom="e4m3", tile_m=8, pdl=False),
 }
 
 MUTATIONS = catalogue(VARIANTS, {
@@ -80,6 +87,79 @@ MUTATIONS = catalogue(VARIANTS, {
          "for (int pass = 0; pass < 1; ++pass, from = first)"),
         ("X goes on where the first pass ended", "++pass, from = first)", "++pass)"),
         ("weights are read once", "if (++pass_ < passes_) return;", ""),
+    ),
+    "rows-norm": (
+        ("epsilon is left out", "args.inverse, args.epsilon)", "args.inverse, 0.f)"),
+        ("the weight of the norm is left out", "values[i][j] * root * factors[j]", "values[i][j] * root"),
+        ("huge squares make no zeros", "values[i][j] * root * factors[j]", "values[i][j] * factors[j] * root"),
+        ("sums of the next row but one are those of this", "sums[turn][threadIdx.x / 32] = mine;\n    __syncthreads();",
+         "sums[turn][threadIdx.x / 32] = mine;"),
+        ("the largest is looked for before the norm", "largest[turn][threadIdx.x / 32] = most;\n    __syncthreads();",
+         "largest[turn][threadIdx.x / 32] = most;"),
+        ("x is read before the previous kernel ends", "  wait_for_previous();\n", ""),
+        ("a row is another block's", "const u32 next = row + gridDim.x;", "const u32 next = row + gridDim.x + 1u;"),
+    ),
+    "rows-plain": (
+        ("a magnitude of 1.75 times a power of two takes the next one", "most + 0x1FFFFFu >> 23",
+         "most + 0x200000u >> 23"),
+        ("one just above it does not", "most + 0x1FFFFFu >> 23", "most + 0x1EFFFFu >> 23"),
+        ("a scale may be a subnormal", ">> 23) - 8, 1))", ">> 23) - 8, 0))"),
+        ("a row of zeros has a scale of zero's", "most == 0u ? 127u :", "most == 0u ? 1u :"),
+        ("an infinity counts as finite", "most < 0x7F800000u", "most <= 0x7F800000u"),
+        ("signs count as magnitudes", "__float_as_uint(values[i][j]) & 0x7FFFFFFFu", "__float_as_uint(values[i][j])"),
+        ("a NaN becomes a number", "finite ? bits_to_float(scale << 23) : bits_to_float(0x7FFFFFFFu)",
+         "bits_to_float(scale << 23)"),
+        ("codes of what is not finite are NaN", "codes[parity] = finite ?", "codes[parity] = true ?"),
+        ("odd k lie first", "at / 4 % 4 * 2 + parity)", "at / 4 % 4 * 2 + 1 - parity)"),
+        ("half a line is left out", "if (at >= to.steps * 16) break;", "if (at >= int(args.vectors)) break;"),
+        ("the scale of a row is its block's", "args.scales[row] =", "args.scales[blockIdx.x] ="),
+    ),
+    "dense-fp8": (
+        ("rows g + 8 have the base of rows g", "high = next_high & 0xFFu;", "high = next_low & 0xFFu;"),
+        ("bases are those of the tile before", "next_low = word_of(args, next);", ""),
+        ("the scale of another row of X is taken", "token + i * 8 + lane % 4 * 2, last",
+         "token + i * 8 + lane % 4 * 2 + 1, last"),
+        ("the scale of a row past the last is read", "args.x_scales[min(at + 1, last)]", "args.x_scales[at + 1]"),
+        ("rows of W have no base", "row_factor(low + up)", "1.f"),
+        ("words past the last row are read", "args.bases[min(row, args.n - 1)]", "args.bases[row]"),
+        ("a tile has the rows of the first", "static_cast<const u8*>(args.x) + u64(token) * kLineBytes",
+         "static_cast<const u8*>(args.x)"),
+        ("a stage is half of one", "for (int step = 0; step < tiles.steps; step += 2)",
+         "for (int step = 0; step < tiles.steps; step += 4)"),
+        ("a stage is filled before it is free",
+         "        mbarrier_wait(shared_address(shared.empty + state.stage), state.parity());\n", ""),
+        ("more rows are brought than there are", "min(kTokens, args.rows - token) * kLineBytes",
+         "kTokens * kLineBytes"),
+        ("what no row fills is not zeroed", "if (args.rows % kTokens != 0) {", "if (false) {"),
+        ("X is brought before the previous kernel ends",
+         "    if (warp == kWarps) {\n      wait_for_previous();\n", "    if (warp == kWarps) {\n"),
+        ("weights of one tile serve all", "    tile_ += gridDim.x;\n", ""),
+    ),
+    "dense-promote": (
+        ("sums are not added", "      total[i] += sums[i];\n", ""),
+        ("sums are added twice", "      sums[i] = 0.f;\n", ""),
+        ("the last sums are left out", "  fence_operand(sums);\n  keeper.settle(sums);\n  stages.release(lane);",
+         "  fence_operand(sums);\n  stages.release(lane);"),
+        ("totals of a tile go on into the next", "sums[i] = total[i] = 0.f", "sums[i] = 0.f"),
+    ),
+    "dense-wide": (
+        ("there is one pass", "passes = max(passes, word_of(args, row + i) >> 8)", "passes = max(passes, 1u)"),
+        ("lanes differ in their passes", "return int(__reduce_max_sync(kFullWarp, passes));", "return int(passes);"),
+        ("sums of smaller scales are not scaled down", "sums[i] *= 1.f / (1 << kBinades);", "sums[i] *= 1.f;"),
+        ("the second pass is over the same scales", "const u32 up = u32(pass) * kBinades;", "const u32 up = 0u;"),
+        ("X is brought once", "for (int pass = 0; pass < passes; ++pass) {\n      const u8* from",
+         "for (int pass = 0; pass < 1; ++pass) {\n      const u8* from"),
+        ("weights are read once", "if (++pass_ < passes_) return;", ""),
+        ("passes begin where the last tile ended", "    pass_ = 0;\n", ""),
+    ),
+    "scaled-e4m3": (
+        ("signs are exponents", "(w & 0x20202020u) << 2", "(w & 0x20202020u) << 1"),
+        ("the biases differ by one less", "kRestore = 64.f", "kRestore = 32.f"),
+        ("the second block has the scale of the first", "rows.of[0] >> 8 & 0xFFu, rows.of[1] >> 8 & 0xFFu",
+         "rows.of[0] & 0xFFu, rows.of[1] & 0xFFu"),
+        ("rows g + 8 have the scale of rows g", "const SplitScale<true> a(i < 2 ? low : high);",
+         "const SplitScale<true> a(low);"),
+        ("the second block of X is the first", "(d, w.r + 4, x.r + 2, rows.of[0]", "(d, w.r + 4, x.r, rows.of[0]"),
     ),
 })  # fmt: skip
 

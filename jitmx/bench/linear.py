@@ -53,14 +53,20 @@ def random_weight(n: int, k: int, format: str = "mxfp4") -> MXTensor:
     return random_mxfp4(n, k)
 
 
-def time_linear(weights: list[PackedWeight], m: int) -> float:
-    """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape."""
+def time_linear(weights: list[PackedWeight], m: int, **extras: Any) -> float:
+    """Seconds a call of `jitmx.linear` with m rows in a chain over `weights`, copies of one shape.
+
+    Args:
+        extras: fields of the problem: activation, norm.
+    """
     n, k = weights[0].shape
-    plan = Plan(weights[0], m, torch.bfloat16, weights[0].words.get_device())
+    plan = Plan(weights[0], m, torch.bfloat16, weights[0].words.get_device(), extras)
     plans = [plan.over(weight) for weight in weights]
+    norm = torch.ones(k, device="cuda", dtype=torch.bfloat16)
+    normed = norm.data_ptr() if extras.get("norm") else 0
 
     def call(plan: Plan) -> Any:
-        return lambda x, y: plan(x.data_ptr(), y.data_ptr())
+        return lambda x, y: plan(x.data_ptr(), y.data_ptr(), 0, 0, normed, 1e-5)
 
     count = timing.calls_of(weights[0].nbytes, len(weights), m, n, k)
     return timing.chain([call(plans[i % len(plans)]) for i in range(count)], m * max(n, k), torch.bfloat16)
@@ -87,6 +93,8 @@ def bench_products(
     shapes: Iterable[tuple[str, int, int]],
     rows: Iterable[int],
     wanted: Sequence[str] = tuple(peers.PEERS),
+    encoding: str | None = None,
+    **extras: Any,
 ) -> list[dict[str, Any]]:
     """Rows of `name, n, k, m, kernel, us, bytes, flops, cublas_us, peers` for each shape and row count.
 
@@ -94,17 +102,19 @@ def bench_products(
 
     Args:
         wanted: names of libraries to run beside jitmx and cuBLAS.
+        encoding: of the packed weight; by default what its device wants.
+        extras: fields of the problem: activation, norm. What is beside has neither.
     """
     out = []
     counts = tuple(rows)
     for name, n, k in shapes:
         tensor = random_weight(n, k)
-        weights = rotated(pack_weight(tensor))
+        weights = rotated(pack_weight(tensor, encoding=encoding))
         others = peers.loaded(wanted, functools.partial(peers.load, weight=tensor, copies=len(weights)))
         for m in counts:
-            spent = time_linear(weights, m)
+            spent = time_linear(weights, m, **extras)
             moved = weights[0].nbytes + m * (n + k) * 2
-            row = {"name": name, "n": n, "k": k, "m": m, "kernel": _kernel(weights[0], m)}
+            row = {"name": name, "n": n, "k": k, "m": m, "kernel": _kernel(weights[0], m, **extras)}
             row |= {"us": spent * 1e6, "bytes": moved, "flops": 2 * m * n * k}
             row |= {"cublas_us": time_cublas(n, k, m) * 1e6}
             row["peers"] = {peer: time_peer(found, n, k, m) for peer, found in others.items()}
@@ -113,10 +123,10 @@ def bench_products(
     return out
 
 
-def _kernel(weight: PackedWeight, m: int) -> str:
+def _kernel(weight: PackedWeight, m: int, **extras: Any) -> str:
     """The kernel that most rows of a call run on."""
     device = weight.words.get_device()
-    return str(Plan(weight, m, torch.bfloat16, device).steps[0].variant.spec.name)
+    return str(Plan(weight, m, torch.bfloat16, device, extras).parts[0].brief.variant.spec.name)
 
 
 def time_peer(products: list[peers.Product] | str, n: int, k: int, m: int) -> dict[str, Any]:
@@ -140,10 +150,11 @@ def bench(asked: Asked) -> list[dict[str, Any]]:
         if "n" in given
         else [(name, *shape) for name, shape in GPT_OSS_120B.dense.items()]
     )
+    extras = {name: given[name] for name in ("encoding", "activation", "norm") if name in given}
     return [
         row
         for size in sizes
-        for row in bench_products([size], given.get("m") or usual_rows(size[1], ROWS), asked.peers)
+        for row in bench_products([size], given.get("m") or usual_rows(size[1], ROWS), asked.peers, **extras)
     ]
 
 

@@ -99,6 +99,14 @@ def of_call(call: Call, card: Card | None = None, rows: int = 1) -> list[Priced]
     return [price(launch, card, rows=rows) for launch in call.launches]
 
 
+def floor(priced: Iterable[Priced], card: Card) -> float:
+    """What launches take at the least, us: their bytes, or operations that the call asks for, at the card's rates."""
+    work = [one.work for one in priced if one.work is not None for _ in range(one.times)]
+    rate = max(card.mma_tflops.value, card.wgmma_tflops.value)
+    memory = sum(one.bytes for one in work) / card.memory_gbps.value / 1e3
+    return max(memory, sum(one.needed for one in work) / rate / 1e6)
+
+
 def total(priced: Iterable[Priced]) -> float:
     """Predicted us of launches one after another."""
     return sum(one.us for one in priced)

@@ -10,7 +10,7 @@ from typing import Any
 from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.costs.work import Cost, Probe, Work
-from jitmx.kernels.linear import tile, tile_cost
+from jitmx.kernels.linear import fp8_arguments, tile, tile_cost
 from jitmx.kernels.linear.arguments import make_case
 from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
@@ -67,17 +67,24 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
     places = max(1, min(launch.blocks, multiprocessors) // shared)  # where whole rows of tiles are made
     items = -(-problem.n // rows_together(knobs)) * passes(knobs, m)
     sums = (4 if problem.residual == "pair" else 2) * (2 if problem.residual else 1)
+    features = 0 if problem.argmax else problem.n // (2 if problem.swiglu else 1)
     width = getattr(knobs, "tile_m", -(-m // _COLUMNS) * _COLUMNS)
+    in_e4m3 = name == "wgmma_fp8"  # whose operations take half of the time
+    by_groups = name in ("splitk", "wgmma", "wgmma_fp8")
     return Work(
-        bytes=weight_bytes(problem) + 2 * m * problem.k + sums * m * problem.n + 2 * problem.bias * problem.n,
-        flops=2.0 * rows * TILE_ROWS * tiles * TILE_K * passes(knobs, m) * width,
-        tensor="wgmma" if name in ("splitk", "wgmma") else "mma",
+        bytes=weight_bytes(problem)
+        + (1 if in_e4m3 else 2) * m * problem.k
+        + sums * m * features
+        + 2 * problem.bias * problem.n,
+        flops=(1.0 if in_e4m3 else 2.0) * rows * TILE_ROWS * tiles * TILE_K * passes(knobs, m) * width,
+        needed=(1.0 if in_e4m3 else 2.0) * m * problem.n * problem.k,
+        tensor="wgmma" if by_groups else "mma",
         exposed=2.0 * min(m, getattr(knobs, "tile_m", m)) * problem.k / shared if name in _SLICED else 0.0,
         units=float(rows * tiles * passes(knobs, m)),
         blocks=launch.blocks,
         busy=min(launch.blocks, multiprocessors),
         spread=math.ceil(items / places) * places / items if getattr(knobs, "deal", "tiles") == "tiles" else 1.0,
-        fills=int(name in ("splitk", "wgmma")),
+        fills=int(by_groups),
         exchanged=_exchanged(variant, m, launch.cluster),
         clusters=int(launch.cluster > 1),
         merges=int(launch.cluster == 1 and split > 1),
@@ -95,7 +102,8 @@ def probes(variant: Variant, problem: LinearProblem) -> Iterator[Probe]:
     for times in (2, 4):
         n = times * -(-together // TILE_ROWS) * TILE_ROWS
         part = dataclasses.replace(problem, m=m, n=n)
-        case = make_case(variant, kernels.family("linear").launch(variant, part, 2), m, n, problem.k, times)
+        make = fp8_arguments.make_case if variant.spec.name == "wgmma_fp8" else make_case
+        case = make(variant, kernels.family("linear").launch(variant, part, 2), m, n, problem.k, times)
         yield Probe(case, n // TILE_ROWS * tiles)
 
 

@@ -17,6 +17,7 @@ from jitmx.kernels.linear import tile_cost
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
+from jitmx.kernels.moe.fp8_arguments import product_case as fp8_case
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import product_case
 from jitmx.registry.spec import Variant
@@ -75,15 +76,17 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
             bytes=hit(problem) * (tiles * TILE_BYTES + biases)
             + (2 + 2 * (1 + bool(problem.residual))) * 2 * m * hidden,
             flops=2.0 * repeated * tiles * TILE_ROWS * TILE_K * _COLUMNS,
+            needed=2.0 * pairs * tiles * TILE_ROWS * TILE_K,
             units=repeated * tiles,
             blocks=multiprocessors,
             busy=busy,
             grids=2,
         )
-    if name in ("gather", "combine"):
+    if name in ("gather", "gather_fp8", "combine"):
         return Work(bytes=0.0, cached=2.0 * hidden * (m + pairs), busy=busy)
-    if name not in ("grouped", "wgmma"):
+    if name not in ("grouped", "wgmma", "wgmma_fp8"):
         return None
+    by_groups, in_e4m3 = name != "grouped", name == "wgmma_fp8"
     product = knobs.product
     n, k = problem.sizes(product)
     rows = min(m, pairs) if product == "up" and name == "grouped" else pairs
@@ -93,15 +96,18 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
     decoded = items(problem, knobs.tile_m)
     own = grouped_us(knobs, problem, variant.arch, multiprocessors) if name == "grouped" else None
     return Work(
-        bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES + 2.0 * (rows * k + out),
-        flops=2.0 * filled * n * k,
-        tensor="wgmma" if name == "wgmma" else "mma",
+        bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES
+        + (1.0 if in_e4m3 else 2.0) * rows * k
+        + (1.0 if in_e4m3 and product == "up" else 2.0) * out,
+        flops=(1.0 if in_e4m3 else 2.0) * filled * n * k,  # of E4M3 twice as many take as long
+        needed=(1.0 if in_e4m3 else 2.0) * pairs * n * k,
+        tensor="wgmma" if by_groups else "mma",
         units=decoded * tiles_of(problem, product),
         blocks=busy,
         busy=busy,
         # A block has one item after another, each with its start and its end.
-        rounds=max(1.0, decoded * -(-n // knobs.tile_n) / busy) if name == "wgmma" else 1.0,
-        fills=int(name == "wgmma"),
+        rounds=max(1.0, decoded * -(-n // knobs.tile_n) / busy) if by_groups else 1.0,
+        fills=int(by_groups),
         own_us=own,
     )
 
@@ -110,7 +116,7 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     """A small layer by two blocks and one of twice its tiles, whose item has as many rows as there may be; of one
     product, an expert's rows."""
     name, knobs = variant.spec.name, variant.knobs
-    if name == "wgmma":
+    if name in ("wgmma", "wgmma_fp8"):
         yield from _product_probes(variant, problem)
     if name not in ("stream", "decode"):
         return
@@ -138,7 +144,8 @@ def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
             problem, m=rows, experts=1, top=1, hidden=sizes[0], intermediate=sizes[1], product=knobs.product
         )
         launch = kernels.family("moe").launch(variant, small, 1)
-        yield Probe(product_case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
+        case = fp8_case if variant.spec.name == "wgmma_fp8" else product_case
+        yield Probe(case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
 
 
 def _counted(problem: MoeProblem) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from jitmx.registry.spec import Variant
 
 def work(variant: Variant, problem: NormProblem, rows: int, multiprocessors: int) -> Work:
     """Of one launch for so many rows."""
-    moved = 4.0 * rows * problem.hidden
+    moved = (4.0 if problem.y == "same" else 3.0) * rows * problem.hidden
     blocks = launch(variant.knobs, rows, multiprocessors).blocks
     return Work(
         bytes=2.0 * problem.hidden,

@@ -17,6 +17,7 @@ class Work:
     Attributes:
         bytes: of device memory that it moves at the least.
         flops: operations of its products, with those of rows that only fill up an instruction.
+        needed: those that the call asks for, for its floor; of E4M3 half of them, as they take half of the time.
         tensor: what makes the products: "mma" (m16n8k16) or "wgmma".
         powers: of two, where they take turns with products.
         exposed: bytes that a multiprocessor brings from the L2 between the wait for the launch before and its first
@@ -43,6 +44,7 @@ class Work:
 
     bytes: float
     flops: float = 0.0
+    needed: float = 0.0
     tensor: str = "mma"
     powers: float = 0.0
     exposed: float = 0.0

@@ -29,7 +29,8 @@ from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import pack as packing
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.packed import PackedWeight
-from jitmx.ops.linear.plan import DTYPES
+from jitmx.ops.linear.plan import DTYPES, reads_rows
+from jitmx.ops.linear.swiglu import interleave_gate_up
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
 from jitmx.vllm.log import logger
@@ -85,10 +86,11 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         prefix: the layer's full name, for messages.
         stock: the method whose parameters the checkpoint is loaded into; vLLM's for bf16 linear layers by default.
         all_scales: take kernels for all scales from the start: a weight that is loaded again may have any.
+        activation: what X of many rows is rounded to, "none" or "fp8".
 
     Attributes:
-        extras: norm or residual, as in `LinearProblem`, where the layer's block gives them to the product
-            (`apply_in_block`).
+        extras: norm, residual or swiglu, as in `LinearProblem`, where the layer's block gives them to the product
+            (`apply_in_block`); with swiglu, rows are packed in the order of `jitmx.interleave_gate_up`.
         prefetch: the layer whose weight the product prefetches to the L2: work that leaves memory idle lies between;
             None for none.
 
@@ -98,11 +100,13 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     uses_meta_device = True
 
-    def __init__(self, format: str, prefix: str, stock: Any = None, all_scales: bool = False) -> None:
+    def __init__(
+        self, format: str, prefix: str, stock: Any = None, all_scales: bool = False, activation: str = "none"
+    ) -> None:
         super().__init__()
         if format not in WEIGHTS:
             raise InputError(f"{prefix}: format={format!r} is not one of {', '.join(WEIGHTS)}")
-        self.format, self.prefix = format, prefix
+        self.format, self.prefix, self.activation = format, prefix, activation
         self._all_scales = all_scales
         self.extras: dict[str, Any] = {}
         self.prefetch: torch.nn.Module | None = None
@@ -160,7 +164,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             return
         warmup.prepare_packing(layer, self.format)
         with timed():
-            packed = pack(layer.weight.data, self.format)
+            weight = layer.weight.data
+            packed = pack(interleave_gate_up(weight) if self.extras.get("swiglu") else weight, self.format)
         if self._all_scales:
             packed = replace(packed, scale_range="full")
         layout = operand.layout(packed)
@@ -178,6 +183,9 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         replace_parameter(layer, "weight_packed", packed.words)
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
+        found = operand.find(layer.weight_packed.data, layer.weight_scale.data, packed.n, packed.k, before)
+        if reads_rows(self.activation, found, layer.weight.dtype):
+            found.refresh(layer.weight_packed.data, layer.weight_scale.data)
         layer._already_called_process_weights_after_loading = True
         warmup.prepare_product(layer)
 
@@ -192,6 +200,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             [..., n].
         """
         n, k, layout = layer.jitmx_packed
+        if self.activation != "none":
+            return self._product(layer, x, bias, None, None, None, 0.0)
         y: torch.Tensor = torch.ops.jitmx.linear(
             x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, None, None, 0.0, None,
             *self._prefetched(),
@@ -202,7 +212,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
         residual_lo: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
     ) -> torch.Tensor:  # fmt: skip
-        """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is.
+        """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is, or up * silu(gate) of gates and ups.
 
         Args:
             x: [tokens, k] in the layer's dtype.
@@ -211,12 +221,18 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             norm, epsilon: of the RMSNorm; the weight is [k].
 
         Returns:
-            [tokens, n]; with a residual a hi/lo residual [2, tokens, n].
+            [tokens, n]; with a residual a hi/lo residual [2, tokens, n]; with swiglu [tokens, n / 2].
         """
+        return self._product(layer, x, layer.bias, residual, residual_lo, norm, epsilon)
+
+    def _product(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+        residual_lo: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
+    ) -> torch.Tensor:  # fmt: skip
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
-            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, layer.bias, residual, residual_lo,
-            norm, epsilon, *self._prefetched(),
+            x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, residual, residual_lo, norm,
+            epsilon, bool(self.extras.get("swiglu")), self.activation, *self._prefetched(),
         )  # fmt: skip
         return y
 

@@ -29,7 +29,7 @@ from jitmx.vllm.router import RouterLinear
 class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
     """Experts whose routing, products and sum are jitmx's.
 
-    vLLM gives it hidden states and router logits. Where the router was taken over it gives no logits, and up to 64
+    vLLM gives it hidden states and router logits. Where the router was taken over it gives no logits, and few
     tokens are two launches: the routing, and the experts. With LoRA, and where vLLM itself has to see which experts
     are chosen, vLLM chooses and jitmx gets ids and weights.
 
@@ -151,7 +151,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
                 found = expert_operand.find(
                     weight.words, weight.scales, weight.n, weight.k, expert_operand.layout(weight)
                 )
-                found.adopt(weight.row_words)
+                found.adopt(weight.row_words, weight.words)
         w13, w2 = self._packed
         layer.jitmx_packed = w13.k, w2.k, expert_operand.layout(w13), expert_operand.layout(w2)
         for name, weight in (("w13", w13), ("w2", w2)):

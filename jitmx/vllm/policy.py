@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitmx import layers, settings
-from jitmx.arch import parse
 from jitmx.errors import SettingError
 from jitmx.kernels.attention.problem import HEAD_DIMS
 from jitmx.settings import Settings
 
 # Keys of --additional-config '{"jitmx": {...}}', and the setting whose place each takes.
-KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "fuse_norm", "all_scales",
-                                      "attention", "greedy_sampler", "draft_layers")}  # fmt: skip
+KEYS = {name: name for name in ("mxfp4_layers", "moe_kernel", "moe_activation", "linear_activation", "fuse_norm",
+                                "all_scales", "attention", "greedy_sampler", "draft_layers")}  # fmt: skip
 FLAGS = ("fuse_norm", "all_scales", "attention", "greedy_sampler")  # of these, what may also be true or false
 # Attention that nobody asked for or against is jitmx's where it serves all of these.
 ATTENTION_BESIDE = frozenset(("moe", "qkv", "o"))
@@ -57,14 +56,16 @@ class Request:
         layers: the format of each layer asked for.
         draft: the same of the draft model.
         said: by kind of layer, and for what else there is, where that was said.
-        moe_kernel, moe_activation, fuse_norm, all_scales, attention, greedy_sampler: as JITMX_MOE_KERNEL,
-            JITMX_MOE_ACTIVATION, JITMX_FUSE_NORM, JITMX_ALL_SCALES, JITMX_ATTENTION and JITMX_GREEDY_SAMPLER.
+        moe_kernel, moe_activation, linear_activation, fuse_norm, all_scales, attention, greedy_sampler: as
+            JITMX_MOE_KERNEL, JITMX_MOE_ACTIVATION, JITMX_LINEAR_ACTIVATION, JITMX_FUSE_NORM, JITMX_ALL_SCALES,
+            JITMX_ATTENTION and JITMX_GREEDY_SAMPLER.
     """
 
     layers: Mapping[str, str]
     said: Mapping[str, str]
     moe_kernel: str = "auto"
     moe_activation: str = "bf16"
+    linear_activation: str = "bf16"
     fuse_norm: bool = True
     all_scales: bool = False
     attention: bool | None = None
@@ -89,6 +90,11 @@ class Request:
     def x_format(self) -> str:
         """What the experts' inputs are rounded to, as `jitmx.moe` calls it."""
         return X_FORMATS[self.moe_activation]
+
+    @property
+    def activation(self) -> str:
+        """What the inputs of dense layers are rounded to, as `jitmx.linear` calls it, or "none"."""
+        return "none" if self.linear_activation == "bf16" else self.linear_activation
 
     def served(self, lora: bool = False) -> dict[str, str]:
         """The formats of the layers that jitmx serves where nothing but adapters (`lora`) stands against it."""
@@ -230,7 +236,8 @@ def request(options: Any = None, read: Settings | None = None, environ: Mapping[
     activation = own.get("moe_activation", read.moe_activation)
     flags = {name: own.get(name, getattr(read, name)) for name in FLAGS}
     draft = dict(own.get("draft_layers", read.draft_layers))
-    return Request(chosen, said, kernel, activation, draft=draft, **flags)
+    dense = own.get("linear_activation", read.linear_activation)
+    return Request(chosen, said, kernel, activation, dense, draft=draft, **flags)
 
 
 def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
@@ -247,6 +254,8 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
     reason = "by default" if said == "default" else f"by {said}"
     if kind == "moe" and asked.moe_activation != "bf16":
         reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
+    if kind in ("qkv", "o") and format == "mxfp4" and asked.linear_activation != "bf16":
+        reason += f"; inputs of many tokens rounded to {asked.linear_activation} by {asked.said['linear_activation']}"
     return Decision(format, reason, asked.all_scales)
 
 
@@ -368,11 +377,6 @@ def _against_moe(asked: Request, facts: Facts) -> str:
         return (
             "LoRA is on for the experts, and jitmx adds no adapters inside them; --lora-target-modules without "
             "'experts' leaves them to jitmx"
-        )
-    if asked.x_format == "fp8" and facts.target is not None and "wgmma" not in parse(facts.target).features:
-        return (
-            f"{asked.said['moe_activation']} asks for inputs with a scale a row, which jitmx multiplies on sm_90a, not "
-            f"on {facts.target}; mxfp8 is there on every target"
         )
     return facts.against_moe
 

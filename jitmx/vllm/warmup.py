@@ -15,7 +15,7 @@ from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from jitmx import batch, build, settings
 from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops.linear import operand
-from jitmx.ops.linear.plan import DTYPES
+from jitmx.ops.linear.plan import DTYPES, reads_rows
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing
@@ -65,7 +65,10 @@ def prepare_product(layer: Any) -> None:
     """The same for the product of such a layer."""
     n, k, layout = layer.jitmx_packed
     format, _, scale_range = operand.parts(layout)
-    for needed in _of(layer, layer.weight.device, n, k, format, scale_range)[-1:]:
+    found = operand.find(layer.weight_packed.data, layer.weight_scale.data, n, k, layout)
+    known = reads_rows(layer.quant_method.activation, found, layer.weight.dtype)
+    rows = {"row_range": found.row_words.range} if known else {}
+    for needed in _of(layer, layer.weight.device, n, k, format, scale_range, **rows)[-1:]:
         prepare(needed)
 
 
@@ -77,7 +80,13 @@ def begin_linear(layer: Any, format: str, scale_range: str) -> None:
 
 
 def _of(
-    layer: Any, device: torch.device, n: int, k: int, format: str, scale_range: str = "normal"
+    layer: Any,
+    device: torch.device,
+    n: int,
+    k: int,
+    format: str,
+    scale_range: str = "normal",
+    row_range: str = "narrow",
 ) -> tuple[Needed, ...]:
     """What a dense layer needs, its product last; nothing where there is no target."""
     arch, _ = facts.target()
@@ -89,7 +98,8 @@ def _of(
     bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
     return of_linear(
         arch, device_of(device), config.scheduler_config.max_num_batched_tokens, n, k, format,
-        dtype=DTYPES[layer.weight.dtype], bias=bias, scale_range=scale_range, **layer.quant_method.extras,
+        dtype=DTYPES[layer.weight.dtype], bias=bias, scale_range=scale_range,
+        activation=layer.quant_method.activation, row_range=row_range, **layer.quant_method.extras,
     )  # fmt: skip
 
 

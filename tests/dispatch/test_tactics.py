@@ -139,25 +139,29 @@ def test_rows_of_products_say_for_which_type_and_scales_they_are() -> None:
             assert all({"dtype", "scale_range"} <= set(row.when) for row in load(path).rows), path
 
 
-def test_tiles_of_experts_on_gb10_are_64_rows_up_to_16_tokens_and_128_above() -> None:
+def test_tiles_of_quantized_experts_on_gb10_are_64_rows_up_to_16_tokens_and_128_above() -> None:
     chip, family = arch.parse("sm_121"), kernels.family("moe")
-    for m in (1, 7, 16, 17, 64, 65, 300, 8192):
+    for m in (1, 7, 16, 17, 64, 65, 300, 8192):  # a quantized layer goes by expert however few rows it has
         for experts in (32, 128):
             for product in ("layer", "up", "down"):
-                problem = family.problem.on(chip, m=m, experts=experts, product=product)
-                choice = choose("moe", problem, chip, knobs={"kernel": "grouped"})
+                problem = family.problem.on(chip, m=m, experts=experts, product=product, x_format="mxfp8")
+                choice = choose("moe", problem, chip)
                 knobs = choice.variant.knobs
                 assert (knobs.tile_m, knobs.tile_n) == ((64, 128) if m <= 16 else (128, 128))
                 table = next(source for source in choice.sources if source.name == "shipped table")
                 assert table.detail.startswith("heuristic, not measured: cost model for GB10: 48 multiprocessors, 240 ")
-    for m in (1, 16, 17, 512, 8192):  # a quantized layer goes by expert however few rows it has
-        knobs = choose("moe", family.problem.on(chip, m=m, x_format="mxfp8"), chip).variant.knobs
-        assert (knobs.tile_m, knobs.tile_n) == ((64, 128) if m <= 16 else (128, 128))
-    served = choose("moe", family.problem.on(chip, m=16), chip)
-    assert (served.variant.spec.name, served.decided_by.name) == ("decode", "shipped table")
-    assert choose("moe", family.problem.on(chip, m=65), chip).variant.knobs.tile_m == 128
-    full = choose("moe", family.problem.on(chip, m=65, scale_range="full"), chip)
-    assert full.decided_by.name == "heuristic"
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+def test_tiles_of_experts_in_bf16_on_gb10_follow_rows_an_expert(experts: int) -> None:
+    chip, family = arch.parse("sm_121"), kernels.family("moe")
+    served = choose("moe", family.problem.on(chip, m=16, experts=experts), chip)
+    assert (served.variant.spec.name, served.decided_by.name) == ("decode", "heuristic")
+    for m in (64, 65, 300, 1024):
+        problem = family.problem.on(chip, m=m, experts=experts)
+        choice = choose("moe", problem, chip)
+        assert (choice.variant.spec.name, choice.decided_by.name) == ("grouped", "heuristic")
+        assert choice.variant.knobs.tile_m <= max(64, 4 * problem.rows_an_expert)
 
 
 @pytest.fixture

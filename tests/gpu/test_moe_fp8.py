@@ -10,7 +10,7 @@ import torch
 
 import jitmx
 from gpu.test_moe import SHAPES, Evidence, Layer, error, launched, routed
-from jitmx.kernels.moe.fp8_rows import hidden_multiplier
+from jitmx.kernels.fp8_rows import hidden_multiplier
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.runtime import card
 

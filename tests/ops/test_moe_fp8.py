@@ -12,11 +12,12 @@ import torch
 import jitmx
 from jitmx import formats
 from jitmx.errors import InputError, KnobError
+from jitmx.kernels import fp8_rows
 from jitmx.kernels.linear.layout import ENCODINGS
-from jitmx.kernels.moe import fp8_rows, layout
+from jitmx.kernels.moe import layout
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.ops.linear.row_words import row_words
 from jitmx.ops.moe import operand
-from jitmx.ops.moe.row_words import row_words
 from ops.test_moe_simulated import Layer, error, scores
 from simulated_card import Simulated
 

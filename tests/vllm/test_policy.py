@@ -139,9 +139,12 @@ def test_a_switch_is_named_where_it_decided() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("moe", "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, fuse"),
+        (
+            "moe",
+            "jitmx is 'moe', and must be an object with keys of mxfp4_layers, moe_kernel, moe_activation, linear_a",
+        ),
         ({"layers": "moe"}, "jitmx has no 'layers'; did you mean mxfp4_layers?"),
-        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, fuse_norm"),
+        ({"qqq": 1}, "jitmx has no 'qqq'; it has mxfp4_layers, moe_kernel, moe_activation, linear_activation"),
         ({"mxfp4_layers": 3}, "jitmx.mxfp4_layers is 3, and must be a text"),
         ({"mxfp4_layers": "moe,qvk"}, "('qvk' is none of moe, qkv, o, lm_head, all; did you mean qkv?)"),
         ({"mxfp4_layers": "moe:mxfp8"}, "(moe takes mxfp4, not 'mxfp8')"),
@@ -240,8 +243,10 @@ def test_the_policy_and_the_entry_point_import_neither_vllm_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_inputs_with_a_scale_a_row_are_for_targets_that_multiply_them() -> None:
-    asked = ask(JITMX_MOE_ACTIVATION="fp8")
-    assert decide(Layer("moe"), asked, H200).format == "mxfp4" and asked.x_format == "fp8"
-    other = decide(Layer("moe"), asked, dataclasses.replace(H200, target="sm_121a"))
-    assert other.format is None and "JITMX_MOE_ACTIVATION" in other.reason and "not on sm_121a" in other.reason
+@pytest.mark.parametrize("target", ["sm_90a", "sm_89", "sm_121a"])
+def test_inputs_in_e4m3_are_served_on_every_target(target: str) -> None:
+    asked = ask(JITMX_MOE_ACTIVATION="fp8", JITMX_LINEAR_ACTIVATION="fp8", JITMX_MXFP4_LAYERS="moe,qkv")
+    for kind, name in (("moe", "moe_activation"), ("qkv", "linear_activation")):
+        decision = decide(Layer(kind), asked, dataclasses.replace(H200, target=target))
+        assert decision.format == "mxfp4" and f"rounded to fp8 by JITMX_{name.upper()}" in decision.reason
+    assert (asked.x_format, asked.activation) == ("fp8", "fp8")

@@ -326,7 +326,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         "q_stride": heads * head_dim,
         "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
-        "scale_stride": 1, "parts": getattr(knobs, "parts", 1), "least_queries": asked.least_queries, **strides,
+        "scale_stride": 1, "least_queries": asked.least_queries, **strides,
     }  # fmt: skip
     return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
 

@@ -327,6 +327,8 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     ]  # fmt: skip
     reductions: list[dict[str, Any]] = [{"reduction": "global", "parts": 1}, {"reduction": "none", "parts": 1}]
     if "cluster" in arch.features:
-        reductions += [{"reduction": "cluster", "parts": parts} for parts in (2, 4, 8)]
+        alone = problem.batch * problem.kv_heads * 16 <= multiprocessors  # clusters of 16 have a place
+        offer = (2, 4, 8, 16) if alone else (2, 4, 8)
+        reductions += [{"reduction": "cluster", "parts": parts} for parts in offer]
     offered = [reduction | shape for shape in shapes for reduction in reductions]
     return [knobs for knobs in offered if DECODE.legal(arch, **fixed(problem), **knobs)]

@@ -7,6 +7,7 @@ Kernels, a module and a template each:
     splitk  a few dozen rows to some hundred, on sm_90a: clusters of blocks share k
     slice   at most 32 rows, of weights that fit shared memory: a warp keeps its slice of X in registers
     wgmma   many rows, on sm_90a
+    wgmma_fp8  X in E4M3 with a scale a row, on sm_90a
     scaled  X quantized to an MX format on the way in; block-scaled MMA on sm_12x
 
 Shapes: X [rows, k], W [n, k], bias [n], Y [rows, n]; k is a multiple of 32, n is any. docs/packed-layout.md draws the
@@ -20,20 +21,22 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family
+from jitmx.kernels import Companion, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel, spread
-from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma
+from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma, wgmma_fp8
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.linear.limits import has_clusters
 from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.norm.problem import NormProblem
 from jitmx.kernels.tuning import Tuning
 from jitmx.models import GPT_OSS_120B, NAMED
+from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "GPT_OSS", "KERNELS", "LinearProblem", "candidates"]
 
 KERNELS: dict[str, Kernel] = {
-    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, splitk, tile, wgmma, scaled)
+    module.KERNEL.spec.name: module.KERNEL for module in (gemv, stream, slice, splitk, tile, wgmma, wgmma_fp8, scaled)
 }
 
 # [n, k] of gpt-oss-120b, without and with a bias: QKV, O, lm_head.
@@ -41,6 +44,7 @@ GPT_OSS = tuple((n, k, (False, True) if kind != "lm_head" else (False,)) for kin
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 EIGHT_BIT_ROWS = (1, 16, 64, 512)
 QUANTIZED_ROWS = (16, 512)
+FP8_ROWS = (512, 8192)
 _WIDE, _MOST_LOGITS = 100_000, 512  # an output layer sees one row a sequence, not one a token
 
 # Up to this many rows, bytes in flight count for more than products.
@@ -68,7 +72,11 @@ def _typical(arch: Arch) -> tuple[LinearProblem, ...]:
         for activation in ("mxfp8", "mxfp6", "mxfp4")
         for m in QUANTIZED_ROWS
     )
-    return dense + eight + quantized
+    sizes = (GPT_OSS_120B.qkv, GPT_OSS_120B.o) if "wgmma" in arch.features else ()
+    in_e4m3 = tuple(
+        LinearProblem(m, *size, "bf16", True, encoding, activation="fp8") for size in sizes for m in FP8_ROWS
+    )
+    return dense + eight + quantized + in_e4m3
 
 
 def _buckets(problem: LinearProblem) -> dict[str, tuple[int, ...]]:
@@ -80,7 +88,10 @@ def _buckets(problem: LinearProblem) -> dict[str, tuple[int, ...]]:
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     """The first kernel in order of preference for this many rows that serves the problem on the target."""
     able, reasons = FAMILY.serving(problem, arch), []
-    for name in _preference(problem, arch):
+    names = _preference(problem, arch)
+    if len(names) > 1 and names[0] == "stream" and _idles(problem, arch, multiprocessors):
+        names = (*(("gemv", "tile") if problem.m <= gemv.MAX_ROWS else ("tile", "gemv")), "stream")
+    for name in names:
         if name not in able:
             continue
         try:
@@ -90,9 +101,21 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tupl
     raise KnobError("; ".join(reasons) or f"no kernel of linear serves {problem.as_dict()} on {arch}")
 
 
+def _idles(problem: LinearProblem, arch: Arch, multiprocessors: int) -> bool:
+    """Whether `stream` has no room for X, or leaves half of the multiprocessors idle: its warps take whole rows."""
+    kernel = KERNELS["stream"]
+    try:
+        tuned = kernel.heuristic(problem, arch, multiprocessors)
+        variant = kernel.spec.variant(arch, **kernel.fixed(problem), **tuned)
+    except KnobError:
+        return True
+    shares = tuned.get("share", True)
+    return not shares and 2 * FAMILY.launch(variant, problem, multiprocessors).blocks < multiprocessors
+
+
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     if problem.activation != "none":
-        return ("scaled",)
+        return ("wgmma_fp8", "scaled")
     if problem.norm or problem.argmax:
         return ("stream",)
     few = ("stream", "gemv") if has_clusters(arch) else ("gemv",)
@@ -148,6 +171,13 @@ def _require_sizes(fields: Mapping[str, Any]) -> None:
     LinearProblem(**sizes)
 
 
+def _companions(problem: LinearProblem, variant: Variant) -> tuple[Companion, ...]:
+    """Before a product in E4M3 the launch that makes its rows, with the RMSNorm where there is one."""
+    if variant.spec.name != "wgmma_fp8":
+        return ()
+    return (Companion("norm", NormProblem(problem.k, problem.dtype, "e4m3", problem.norm), {}, {}),)
+
+
 TUNING = Tuning(
     sizes=("n", "k"),
     values=lambda problem: {"m": usual_rows(problem.n, TYPICAL_ROWS)},
@@ -163,7 +193,7 @@ BENCHMARK = Benchmark(
     "jitmx.bench.linear",
     "medians in CUDA graphs of dependent calls over weights that rotate past the L2, beside cuBLAS in bf16 and the "
     "other libraries' MXFP4 products that are installed; gpt-oss-120b's products where n= and k= are not given",
-    fields=("m", "n", "k"),
+    fields=("m", "n", "k", "activation", "encoding", "norm"),
     check=_require_sizes,
     peers=("humming", "marlin", "triton_kernels"),
     drawn=True,
@@ -179,6 +209,7 @@ FAMILY = Family(
     axes=("m",),
     buckets=_buckets,
     candidates=candidates,
+    companions=_companions,
     decompositions=steps.decompositions,
     steps=steps.STEPS,
     tuning=TUNING,

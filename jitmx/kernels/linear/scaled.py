@@ -1,4 +1,8 @@
-"""`linear.scaled`: X rounded to an MX format in the kernel, times MXFP4 weights, by block-scaled MMA or its twin."""
+"""`linear.scaled`: X rounded to an MX format in the kernel, times MXFP4 weights, by block-scaled MMA or its twin.
+
+Where E4M3 with a scale a row is asked for (`activation=fp8`) and `linear.wgmma_fp8` is not there, this is E4M3 with a
+scale a block of 32, the least power of two that holds the block: no value is rounded more coarsely, at the same rate.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +87,9 @@ class ScaledKnobs(Geometry, Knobs):
     activation: str = knob("mxfp8", choices=ACTIVATIONS, doc="format that X is rounded to: E4M3, E2M3 or E2M1")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scales of X take their exponent")
     atom: str = knob(
-        "twin", choices=("twin", "mxf8f6f4", "mxf4"),
-        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or bf16 MMA with scaled sums",
+        "twin", choices=("twin", "e4m3", "mxf8f6f4", "mxf4"),
+        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or MMA whose sums are scaled, in "
+        "E4M3 (of mxfp8, from sm_89 on) or bf16",
     )  # fmt: skip
     tile_n: int = knob(64, choices=TILES_N, doc="features (rows of W) a block")
     tile_m: int = knob(8, choices=TILES_M, doc="tokens (rows of X) a block")
@@ -101,7 +106,7 @@ class ScaledKnobs(Geometry, Knobs):
         vectors = -(-self.tile_m * CHUNK * TILE_K // 8 // self.threads)
         fragment = 4 if self.activation == "mxfp4" else 8
         rows = self.tile_n // TILE_ROWS // self.warps_n
-        rest = 120 + 8 * max(0, vectors - 4) if self.atom == "twin" else 42
+        rest = 120 + 8 * max(0, vectors - 4) if self.atom in ("twin", "e4m3") else 42
         return sums + 9 * vectors + rows * (4 * CHUNK + 1 + fragment) + rest
 
 
@@ -121,11 +126,18 @@ def chunks(k: int) -> int:
     return -(-k // (CHUNK * TILE_K))
 
 
+def atoms(activation: str, arch: Arch) -> tuple[str, ...]:
+    """What multiplies a format of X on a target, the best guess first."""
+    eight = activation in ("mxfp8", "fp8") and "cvt_e4m3" in arch.features
+    if "mma_block_scale" in arch.features:
+        return ("mxf4" if activation == "mxfp4" else "mxf8f6f4", "twin", *(("e4m3",) if eight else ()))
+    # sm_89 has FP8 MMA and is short of issue; on others what was measured is the twin.
+    return (("e4m3", "twin") if (arch.major, arch.minor) == (8, 9) else ("twin", "e4m3")) if eight else ("twin",)
+
+
 def atom(activation: str, arch: Arch) -> str:
-    """The block-scaled MMA for a format of X where the target has it, else its twin."""
-    if "mma_block_scale" not in arch.features:
-        return "twin"
-    return "mxf4" if activation == "mxfp4" else "mxf8f6f4"
+    """The one that heuristics take."""
+    return atoms(activation, arch)[0]
 
 
 def most_blocks(knobs: Any) -> int:
@@ -143,8 +155,8 @@ def _check(knobs: ScaledKnobs, arch: Arch) -> None:
 
 def check_atom(asked: str, name: str, value: str, arch: Arch) -> None:
     """Raise KnobError where an atom does not multiply the format that the knob `name` has, on this target."""
-    if asked not in ("twin", (best := atom(value, arch))):
-        raise KnobError(f"atom={asked!r} is not what multiplies {name}={value!r} on {arch}", f"use atom={best!r}")
+    if asked not in (able := atoms(value, arch)):
+        raise KnobError(f"atom={asked!r} is not what multiplies {name}={value!r} on {arch}", f"use atom={able[0]!r}")
 
 
 def check_geometry(knobs: Geometry) -> None:
@@ -180,7 +192,12 @@ def check_geometry(knobs: Geometry) -> None:
 
 def contract(knobs: Geometry, atom: str, *more: str) -> Contract:
     """What the machine code of a product by an atom must be; `more` are instructions that it must have besides."""
-    require = {"twin": r"\bHMMA\.16816\.F32\.BF16", "mxf8f6f4": r"\bQMMA\.SF\.16832", "mxf4": r"\bOMMA\.SF\.16864"}
+    require = {
+        "twin": r"\bHMMA\.16816\.F32\.BF16",
+        "e4m3": r"\bQMMA\.16832\.F32\.E4M3\.E4M3",
+        "mxf8f6f4": r"\bQMMA\.SF\.16832",
+        "mxf4": r"\bOMMA\.SF\.16864",
+    }
     return Contract(
         max_registers=knobs.register_limit,
         require=(require[atom], r"\bLDS\.(64|128)\b", r"\bLDG\.E\..*128", *more),
@@ -217,7 +234,8 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     require_plain("scaled", problem, "activation", "residual")
     if problem.residual == "pair":
         raise KnobError("linear.scaled does not take residual='pair', only residual=True or residual=False")
-    return problem.pick("dtype", "bias", "residual", "encoding", "activation", "scale_rule")
+    finer = {"activation": "mxfp8", "scale_rule": "ceil"} if problem.activation == "fp8" else {}
+    return problem.pick("dtype", "bias", "residual", "encoding", "activation", "scale_rule") | finer
 
 
 def _geometries(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[tuple[float, ScaledKnobs]]:
@@ -241,16 +259,16 @@ def microseconds(knobs: ScaledKnobs, problem: LinearProblem, arch: Arch, multipr
     """How long a launch takes by a model of the chip: the slowest of matrix units, issue, L2 and DRAM, with latencies.
 
     A chunk costs a multiprocessor the most of three, and an eighth of their sum for what does not overlap: its MMA
-    (16 x 8 x 64 in 16 clocks, FP4 in 4; the twin issues instructions for 46), instructions at four a clock (60 a warp
-    for 256 values quantized, 64 for 16 x 64 weights put in place, 16 of them for FP4), and bytes at 32 a clock. Blocks
-    side by side share that, but a chunk never takes less than the way to DRAM and back.
+    (16 x 8 x 64 in 16 clocks, FP4 in 4; the twin issues instructions for 46, in E4M3 for 34), instructions at four a
+    clock (60 a warp for 256 values quantized, 64 for 16 x 64 weights put in place, 16 of them for FP4), and bytes at 32
+    a clock. Blocks side by side share that, but a chunk never takes less than the way to DRAM and back.
     """
     row_tiles, tokens = knobs.tile_n // TILE_ROWS, knobs.tile_m
-    step = {"twin": 46, "mxf8f6f4": 16, "mxf4": 4}[knobs.atom]
+    step = {"twin": 46, "e4m3": 34, "mxf8f6f4": 16, "mxf4": 4}[knobs.atom]
     products = CHUNK * step * row_tiles * tokens // 8
     issue = tokens * 16 * 60 // 128 + row_tiles * knobs.warps_m * (4 if knobs.atom == "mxf4" else 16) + 40
     read = (tokens * 256 + knobs.tile_n * 68 * knobs.warps_m) // 32
-    if knobs.atom == "twin":
+    if knobs.atom in ("twin", "e4m3"):
         issue += products
     chunk = max(products, issue, read) + (products + issue + read) // 8
 
@@ -314,6 +332,7 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"activation": "mxfp4", "encoding": "swizzle", "atom": "twin", "residual": True, "pdl": False},
     {"dtype": "fp16", "bias": True, "scale_rule": "even", "split_k": 2},
     {"activation": "mxfp6", "residual": True, "scale_rule": "ceil", "split_k": 2},
+    {"activation": "mxfp8", "atom": "e4m3", "bias": True, "scale_rule": "ceil"},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -60,12 +60,12 @@ class WgmmaKnobs(Knobs):
     pdl: bool = PDL
 
 
-def threads(knobs: WgmmaKnobs) -> int:
+def threads(knobs: warpgroups.Tiled) -> int:
     """Threads a block: a warpgroup more than multiply, which moves X."""
     return (knobs.groups + 1) * 128
 
 
-def launch_registers(knobs: WgmmaKnobs) -> int:
+def launch_registers(knobs: warpgroups.Tiled) -> int:
     """Registers a thread at launch; warpgroups that multiply then take some from the one that moves X."""
     return 65536 // threads(knobs) // 8 * 8
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.fp8_rows import LINE_K
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, gather_case
-from jitmx.kernels.moe.fp8_rows import LINE_K
 from jitmx.kernels.moe.limits import require_usual
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import TILES_M, WIDEST

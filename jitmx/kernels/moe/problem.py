@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.linear.layout import ENCODINGS, RESIDUALS, SCALE_RANGES, preferred_encoding
-from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.routing.knobs import MAX_TOKENS, SCORINGS
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
@@ -111,5 +111,16 @@ class MoeProblem(Problem):
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> MoeProblem:
-        """A problem whose weights were packed for `arch`."""
-        return cls(**{"encoding": preferred_encoding(arch, shape.get("x_format", "bf16")), **shape})
+        """A problem whose weights were packed for `arch`, in the form that its kernels take."""
+        encoding = preferred_encoding(arch, shape.get("x_format", "bf16"))
+        return cls(**{"encoding": encoding, **shape}).taken(arch)
+
+    def taken(self, arch: Arch) -> MoeProblem:
+        """The same as kernels of a target take it.
+
+        Where E4M3 with a scale a row is asked for and the target has no kernel for it, that is E4M3 with the least
+        scale that holds a block of 32: no value is rounded more coarsely, at the same rate.
+        """
+        if self.x_format != "fp8" or "wgmma" in arch.features:
+            return self
+        return replace(self, x_format="mxfp8", scale_rule="ceil", row_range=ROW_RANGES[0])

@@ -54,8 +54,9 @@ class ScaledKnobs(dense.Geometry, Knobs):
     x_format: str = knob("mxfp8", choices=MX_FORMATS, doc="format that x and h are rounded to: E4M3, E2M3 or E2M1")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the scales of x and h take their exponent")
     atom: str = knob(
-        "twin", choices=("twin", "mxf8f6f4", "mxf4"),
-        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or bf16 MMA with scaled sums",
+        "twin", choices=("twin", "e4m3", "mxf8f6f4", "mxf4"),
+        doc="the product: block-scaled MMA of sm_12x (mxf4 for mxfp4, else mxf8f6f4), or MMA whose sums are scaled, in "
+        "E4M3 (of mxfp8, from sm_89 on) or bf16",
     )  # fmt: skip
     tile_n: int = knob(128, choices=TILES_N, doc="rows of W a block")
     tile_m: int = knob(16, choices=TILES_M, doc="rows of a tile of the schedule, at most")
@@ -204,6 +205,7 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"activation": "relu2", "weight_on": "input", "x_format": "mxfp4", "scale_rule": "even", "tile_n": 64,
      "warps_n": 4},
     {"activation": "plain", "x_format": "mxfp6", "tile_n": 64, "warps_n": 4, "pdl": False},
+    {"x_format": "mxfp8", "atom": "e4m3", "tile_n": 64, "warps_n": 4},
     {"product": "down", "x_format": "mxfp8", "weight_on": "input", "reduction": "atomic", "tile_n": 64, "warps_n": 4,
      "bias": False},
 )  # fmt: skip

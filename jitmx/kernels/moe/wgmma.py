@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -60,21 +60,36 @@ class WgmmaKnobs(Knobs):
     pdl: bool = PDL
 
 
-def _groups(knobs: WgmmaKnobs) -> int:
+class Tiled(Protocol):
+    """Knobs that make a tile of features by rows."""
+
+    @property
+    def product(self) -> str: ...
+    @property
+    def tile_m(self) -> int: ...
+    @property
+    def grain(self) -> int: ...
+    @property
+    def tile_n(self) -> int: ...
+    @property
+    def ring(self) -> int: ...
+
+
+def _groups(knobs: Tiled) -> int:
     return knobs.tile_n // 64
 
 
-def threads(knobs: WgmmaKnobs) -> int:
+def threads(knobs: Tiled) -> int:
     """Threads a block: a warpgroup more than multiply, which finds items and moves activations."""
     return (_groups(knobs) + 1) * 128
 
 
-def launch_registers(knobs: WgmmaKnobs) -> int:
+def launch_registers(knobs: Tiled) -> int:
     """Registers a thread at launch; warpgroups that multiply then take most of those of the other."""
     return 65536 // threads(knobs) // 8 * 8
 
 
-def multiplying_registers(knobs: WgmmaKnobs) -> int:
+def multiplying_registers(knobs: Tiled) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
     groups = _groups(knobs)
     return (launch_registers(knobs) * (groups + 1) - _SPARE_REGISTERS) // groups // 8 * 8
@@ -94,7 +109,11 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(f"moe.wgmma needs the instructions of sm_90a, which {arch} lacks", "use moe.grouped")
     require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
-    # Sums, two decoded fragments, and what addresses and decoding take.
+    check_registers(knobs)
+
+
+def check_registers(knobs: Tiled) -> None:
+    """Raise KnobError where a tile takes more than there are: sums, two decoded fragments, and what decoding takes."""
     need, have = knobs.tile_m // 2 + 16 + 40, multiplying_registers(knobs)
     if need > have:
         legal = max(tile for tile in TILES_M if tile // 2 + 56 <= have)
@@ -104,21 +123,24 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
         )
 
 
-def _contract(knobs: WgmmaKnobs, arch: Arch) -> Contract:
+def contract(knobs: Tiled, product: str) -> Contract:
+    """What the machine code of a kernel must be whose products are `product`, by the columns N and without operands."""
+    registers = launch_registers(knobs)
     return Contract(
-        min_registers=launch_registers(knobs),
-        max_registers=launch_registers(knobs),
+        min_registers=registers,
+        max_registers=registers,
         require=(
-            *(rf"HGMMA\.64x{width}x16\.F32\.BF16 R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in _widths(knobs)),
+            *(rf"{product.replace('N', str(width))} R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in widths(knobs)),
             r"\bUBLKCP\b",
             r"\bLDGSTS\.E\..*128",
         ),
         # An empty group, which a wait for all but one then leaves alone: products are complete before the next decode.
-        forbid=(r"\bHGMMA\S* RZ,",),
+        forbid=(r"\b[HQ]GMMA\S* RZ,",),
     )
 
 
-def _widths(knobs: WgmmaKnobs) -> range:
+def widths(knobs: Tiled) -> range:
+    """Rows of tiles, for each of which there is a loop."""
     return range(knobs.grain, knobs.tile_m + 1, knobs.grain)
 
 
@@ -126,7 +148,7 @@ SPEC = KernelSpec(
     family="moe",
     name="wgmma",
     knobs=WgmmaKnobs,
-    contract=_contract,
+    contract=lambda knobs, arch: contract(knobs, r"HGMMA\.64xNx16\.F32\.BF16"),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
@@ -136,9 +158,14 @@ SPEC = KernelSpec(
 
 def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, or one for each item that there can be at most."""
+    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs))
+
+
+def blocks(knobs: Tiled, problem: MoeProblem, multiprocessors: int) -> int:
+    """Of a launch."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
     items = tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n)
-    return Launch(max(1, min(items, multiprocessors)), shared_bytes(knobs))
+    return max(1, min(items, multiprocessors))
 
 
 def product_of(problem: MoeProblem) -> str:
@@ -198,12 +225,13 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     return [base, *(base | other for other in others)]
 
 
-def _cases(variant: Variant) -> Iterator[Case]:
+def cases(
+    variant: Variant, launch: Any, case: Any = product_case, x_format: str = "bf16", line: int = TILE_K
+) -> Iterator[Case]:
     """Every width, a row more than a tile, experts without rows, ids of none; whole rings, more, and half a step."""
     knobs, generator = variant.knobs, np.random.default_rng(5)
     up = knobs.product == "up"
-    widths = [width - 3 * (index % 3) for index, width in enumerate(_widths(knobs))]
-    counts = [*widths, 0, knobs.tile_m + 1]
+    counts = [*(width - 3 * (index % 3) for index, width in enumerate(widths(knobs))), 0, knobs.tile_m + 1]
     many = generator.permutation(np.repeat(np.arange(len(counts)), counts))
     ids = np.append(many, [-1] * (2 - len(many) % 2)).reshape(-1, 2).astype(np.int32)
     some = 64 if up else 32
@@ -215,10 +243,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
             (ids, len(counts), knobs.tile_n + 64, (3 * knobs.ring - 1) * TILE_K - 32, 2),
         )
     ):
-        hidden, intermediate = (k, n // 2) if up else (n, k)
-        problem = MoeProblem(len(routed), experts, routed.shape[1], hidden, intermediate, product=knobs.product)
-        yield product_case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
-    yield from far.far_rows(variant, launch)
+        sizes = (k, n // 2) if up else (n, k)
+        problem = MoeProblem(len(routed), experts, routed.shape[1], *sizes, product=knobs.product, x_format=x_format)
+        yield case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
+    yield from far.far_rows(variant, launch, case, line)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -231,7 +259,7 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
-    cases=_cases,
+    cases=lambda variant: cases(variant, launch),
     candidates=_candidates,
     runs_on=runs_on,
     tile=tiles.maker(SPEC),

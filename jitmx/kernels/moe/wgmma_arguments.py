@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,31 +15,49 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import edges
 from jitmx.kernels.moe.arguments import GATE, Routing, end_sides, random_weight
 from jitmx.kernels.moe.grouped_arguments import lists
-from jitmx.kernels.moe.layout import ALPHA, LIMIT, activate
+from jitmx.kernels.moe.layout import ALPHA, LIMIT, Floats, activate
 from jitmx.kernels.moe.problem import MoeProblem
-from jitmx.registry.arguments import Arguments, number, reads, writes
+from jitmx.registry.arguments import Arguments, Field, number, reads, writes
 from jitmx.registry.case import Array, Buffer, Case, deviation, judged, mismatches, relative_l2, summed
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
-ARGUMENTS = Arguments(
+
+def arguments(name: str, x: str, y: str, bases: tuple[Field, ...] = (), scales: tuple[Field, ...] = ()) -> Arguments:
+    """The argument struct of a gather and of the two products that read what it lays out.
+
+    Args:
+        x, y: what they are, of each of the three.
+        bases: fields of the rows of W.
+        scales: fields of the rows of x.
+    """
+    return Arguments(
+        name,
+        reads("x", x),
+        reads("weight", "packed words by expert: [n, k]"),
+        reads("scales", "packed"),
+        *bases,
+        reads("bias", "[experts, n]"),
+        reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
+        reads("offsets", "[experts + 1]: where each expert's pairs start", "int"),
+        reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
+        reads("weights", "[pairs], by row and slot", "float"),
+        *scales,
+        writes("y", y),
+        writes("counters", "[2]: items that blocks have taken, of either product; gather clears them", "unsigned int"),
+        number("alpha", "float", "of swiglu_oai"),
+        number("limit", "float", "of swiglu_oai"),
+        number("top", "int", "experts a row"),
+        number("n", "int"),
+        number("k", "int"),
+        number("tiles", "int", "of the schedule, at most"),
+    )
+
+
+ARGUMENTS = arguments(
     "ExpertArguments",
-    reads("x", "of gather [rows, k]; of the products ExpertRows"),
-    reads("weight", "packed words by expert: [n, k]"),
-    reads("scales", "packed"),
-    reads("bias", "[experts, n]"),
-    reads("pairs", "[pairs]: row * top + slot, by expert", "int"),
-    reads("offsets", "[experts + 1]: where each expert's pairs start", "int"),
-    reads("schedule", "[tiles, 4]: expert or -1, first of pairs, rows, number among its expert's tiles", "int"),
-    reads("weights", "[pairs], by row and slot", "float"),
-    writes("y", "of gather and of the first product ExpertRows; of the second [pairs, n], by row and slot"),
-    writes("counters", "[2]: items that blocks have taken, of either product; gather clears them", "unsigned int"),
-    number("alpha", "float", "of swiglu_oai"),
-    number("limit", "float", "of swiglu_oai"),
-    number("top", "int", "experts a row"),
-    number("n", "int"),
-    number("k", "int"),
-    number("tiles", "int", "of the schedule, at most"),
+    "of gather [rows, k]; of the products ExpertRows",
+    "of gather and of the first product ExpertRows; of the second [pairs, n], by row and slot",
 )
 TILES_M = (64, 128, 192, 256)  # rows of a tile of the schedule, at most
 WIDEST = 192  # of those, what heuristics take: narrower tiles have loops of their own
@@ -87,35 +107,139 @@ def offsets_of(local: npt.NDArray[np.int32], experts: int) -> Offsets:
     return np.concatenate([[0], np.cumsum(np.bincount(valid, minlength=experts))]).astype(np.int32)
 
 
+@dataclass(frozen=True)
+class Lists:
+    """Pairs by expert and the schedule of their tiles, as routing leaves them.
+
+    Attributes:
+        pairs, schedule, offsets: as the fields of the arguments.
+        there: pairs that have an expert; those of none come last.
+        routing: what they are made of.
+    """
+
+    pairs: npt.NDArray[np.int32]
+    schedule: npt.NDArray[np.int32]
+    offsets: Offsets
+    routing: Routing
+
+    @classmethod
+    def of(cls, variant: Variant, problem: MoeProblem, routing: Routing) -> Lists:
+        """Those of a case."""
+        pairs, schedule = lists(routing.local, problem.experts, variant.knobs.tile_m)
+        return cls(pairs, schedule, offsets_of(routing.local, problem.experts), routing)
+
+    @property
+    def there(self) -> npt.NDArray[np.int32]:
+        return self.pairs[: self.offsets[-1]]
+
+    @property
+    def sides(self) -> dict[str, bool]:
+        """Whether an expert has no row."""
+        return {"expert of no row": bool((np.diff(self.offsets) == 0).any())}
+
+    def name(self, experts: int, sizes: str, launch: Launch) -> str:
+        """Of a case."""
+        rows, top = self.routing.ids.shape
+        return f"rows={rows} top={top} experts={experts} {sizes} grid={launch.blocks}"
+
+    def gathering(
+        self, launch: Launch, problem: MoeProblem, x: Array, outputs: dict[str, Any], wrong: Callable[[Any], float],
+        sides: dict[str, bool] | None = None,
+    ) -> Case:  # fmt: skip
+        """The case of a gather, bit for bit, with counters that must be zero.
+
+        Args:
+            outputs: fields that it writes.
+            wrong: the share of wrong values in these.
+            sides: of x.
+        """
+
+        def check(outputs: Any) -> float:
+            *found, counters = outputs
+            return wrong(found) + mismatches(counters, np.zeros_like(counters))
+
+        return Case(
+            name=self.name(problem.experts, f"k={problem.hidden}", launch),
+            launch=launch,
+            values={
+                "x": Buffer(x), "pairs": Buffer(self.pairs), "offsets": Buffer(self.offsets),
+                "schedule": Buffer(self.schedule), **outputs,
+                "counters": Buffer(np.empty(COUNTERS, np.uint32), output=True),
+                "alpha": ALPHA, "limit": LIMIT, "top": self.routing.ids.shape[1], "k": problem.hidden,
+                "tiles": len(self.schedule),
+            },
+            check=check,
+            gate=0.0,
+            sides=self.sides | {"row of no expert": bool((self.routing.local < 0).all(axis=1).any())} | (sides or {}),
+        )  # fmt: skip
+
+    def multiplied(self, x: Floats, weight: Floats, bias: Array | None) -> tuple[Floats, Floats]:
+        """Rows of x [pairs, k] times the weight [experts, n, k] of their expert, and the sums of all magnitudes."""
+        out, size = np.zeros((len(x), weight.shape[1])), np.zeros((len(x), weight.shape[1]))
+        for expert, (first, end) in enumerate(itertools.pairwise(self.offsets)):
+            mine = x[first:end]
+            out[first:end], size[first:end] = mine @ weight[expert].T, np.abs(mine) @ np.abs(weight[expert]).T
+            if bias is not None:
+                out[first:end] += bias[expert].astype(np.float64)
+                size[first:end] += np.abs(bias[expert].astype(np.float64))
+        return out, size
+
+    def weighted(self, out: Floats, weights: Array) -> Floats:
+        """Rows by expert times the weights of their pairs, by row and slot."""
+        placed = np.empty_like(out)
+        placed[self.there] = out * weights.ravel()[self.there, None].astype(np.float64)
+        return placed
+
+    def multiplying(
+        self, launch: Launch, problem: MoeProblem, inputs: dict[str, Any], y: Array, given: dict[str, Any],
+        error: Callable[[Array], float], gate: float, sides: dict[str, bool], generator: np.random.Generator,
+    ) -> Case:  # fmt: skip
+        """The case of a product.
+
+        Args:
+            inputs: fields of x and W, and the bias.
+            given: router weights, alpha and limit.
+            error: of y, against the gate.
+            sides: those of its values.
+        """
+        # Of kernels before the first product, which lets the second begin behind its own wait. Neither product may
+        # touch the counter of the other.
+        up = problem.product == "up"
+        own, others = (0, 1) if up else (1, 0)
+        counters = np.zeros(COUNTERS, np.uint32)
+        counters[others] = generator.integers(1, 1 << 20)
+        listed = {"pairs": self.pairs, "offsets": self.offsets, "schedule": self.schedule, "weights": given["weights"]}
+        n, k = problem.sizes(problem.product)
+
+        def check(outputs: Any) -> float:
+            found, left = outputs
+            return float("inf") if left[others] != counters[others] or not left[own] else error(found)
+
+        return Case(
+            name=self.name(problem.experts, f"n={n} k={k}", launch),
+            launch=launch,
+            values={
+                **inputs,
+                **{name: Buffer(array, early=not up, ahead=up) for name, array in listed.items()},
+                "y": Buffer(y, output=True),
+                "counters": Buffer(counters, output=True, scratch=True, early=not up, ahead=up),
+                "alpha": given["alpha"], "limit": given["limit"], "top": self.routing.ids.shape[1], "n": n, "k": k,
+                "tiles": len(self.schedule),
+            },
+            check=check,
+            gate=gate,
+            sides=self.sides | sides,
+        )  # fmt: skip
+
+
 def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
     """The rows of a random x by expert, bit for bit, and counters that are zero."""
-    generator = np.random.default_rng(seed)
     rows, top = routing.ids.shape
-    pairs, schedule = lists(routing.local, problem.experts, variant.knobs.tile_m)
-    offsets = offsets_of(routing.local, problem.experts)
-    x = generator.standard_normal((rows, problem.hidden)).astype(ml_dtypes.bfloat16)
-    wanted = arrange(x[pairs[: offsets[-1]] // top], offsets).view(np.uint16)
-
-    def check(outputs: Any) -> float:
-        lines, counters = outputs
-        return mismatches(lines, wanted) + mismatches(counters, np.zeros_like(counters))
-
-    return Case(
-        name=f"rows={rows} top={top} experts={problem.experts} k={problem.hidden} grid={launch.blocks}",
-        launch=launch,
-        values={
-            "x": Buffer(x), "pairs": Buffer(pairs), "offsets": Buffer(offsets), "schedule": Buffer(schedule),
-            "y": Buffer(np.empty(wanted.shape, np.uint16), output=True),
-            "counters": Buffer(np.empty(COUNTERS, np.uint32), output=True),
-            "alpha": ALPHA, "limit": LIMIT, "top": top, "k": problem.hidden, "tiles": len(schedule),
-        },
-        check=check,
-        gate=0.0,
-        sides={
-            "expert of no row": bool((np.diff(offsets) == 0).any()),
-            "row of no expert": bool((routing.local < 0).all(axis=1).any()),
-        },
-    )  # fmt: skip
+    by_expert = Lists.of(variant, problem, routing)
+    x = np.random.default_rng(seed).standard_normal((rows, problem.hidden)).astype(ml_dtypes.bfloat16)
+    wanted = arrange(x[by_expert.there // top], by_expert.offsets).view(np.uint16)
+    y = {"y": Buffer(np.empty(wanted.shape, np.uint16), output=True)}
+    return by_expert.gathering(launch, problem, x, y, lambda found: mismatches(found[0], wanted))
 
 
 def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:
@@ -126,10 +250,9 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     knobs, generator = variant.knobs, np.random.default_rng(seed)
     up = knobs.product == "up"
     rows, top = routing.ids.shape
-    n, k = (2 * problem.intermediate, problem.hidden) if up else (problem.hidden, problem.intermediate)
-    pairs, schedule = lists(routing.local, problem.experts, knobs.tile_m)
-    offsets = offsets_of(routing.local, problem.experts)
-    count = int(offsets[-1])
+    n, k = problem.sizes(knobs.product)
+    by_expert = Lists.of(variant, problem, routing)
+    offsets, count = by_expert.offsets, len(by_expert.there)
     alpha, limit = edges.parameters(seed)
     x = generator.standard_normal((count, k)).astype(ml_dtypes.bfloat16)
     if up:
@@ -141,17 +264,9 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     bias = generator.standard_normal((problem.experts, n)).astype(ml_dtypes.bfloat16)
     if not up:
         bias[:, edges.end_rows(n, knobs)] = 0
-
-    out, size = np.zeros((count, n)), np.zeros((count, n))
-    for expert, (first, end) in enumerate(itertools.pairwise(offsets)):
-        mine = x[first:end].astype(np.float64)
-        out[first:end], size[first:end] = mine @ values[expert].T, np.abs(mine) @ np.abs(values[expert]).T
-        if knobs.bias:
-            out[first:end] += bias[expert].astype(np.float64)
-            size[first:end] += np.abs(bias[expert].astype(np.float64))
+    out, size = by_expert.multiplied(x.astype(np.float64), values, bias if knobs.bias else None)
     bound = summed(size, k)
     sides = {"row with a NaN": bool(np.isnan(out).all(axis=1).any())}
-    sides["expert of no row"] = bool((np.diff(offsets) == 0).any())
     if up:
         sides |= edges.activation_sides(out, knobs.activation, alpha, limit)
         bound = edges.activation_bound(out, bound, knobs.activation, alpha, limit)
@@ -159,41 +274,18 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
         y = np.empty((rows_bytes(count, n // 2) // LINE_BYTES, TILE_K), ml_dtypes.bfloat16)
     else:
         sides |= edges.weight_sides(weights, routing.local >= 0) | end_sides(knobs, packed[2], out)
-        factors = weights.ravel()[pairs[:count], None].astype(np.float64)
-        wanted, limits = np.empty((count, n)), np.empty((count, n))
-        wanted[pairs[:count]], limits[pairs[:count]] = out * factors, bound * np.abs(factors)
-        bound = limits
+        wanted, bound = by_expert.weighted(out, weights), by_expert.weighted(bound, np.abs(weights))
         y = np.empty(wanted.shape, ml_dtypes.bfloat16)
-
     usual = np.setdiff1d(np.arange(wanted.shape[1]), () if up else edges.end_rows(n, knobs))
 
-    # Of kernels before the first product, which lets the second begin behind its own wait. Neither product may touch
-    # the counter of the other.
-    listed = {"pairs": pairs, "offsets": offsets, "schedule": schedule, "weights": weights}
-    own, others = (0, 1) if up else (1, 0)
-    counters = np.zeros(COUNTERS, np.uint32)
-    counters[others] = generator.integers(1, 1 << 20)
-
-    def check(outputs: Any) -> float:
-        found, left = outputs
-        if left[others] != counters[others] or not left[own]:
-            return float("inf")
+    def error(found: Array) -> float:
         found = restore(found, offsets, n // 2) if up else found
         return judged(relative_l2(found[:, usual], wanted[:, usual]), deviation(found, wanted, bound), GATE)
 
-    return Case(
-        name=f"rows={rows} top={top} experts={problem.experts} n={n} k={k} grid={launch.blocks}",
-        launch=launch,
-        values={
-            "x": Buffer(arrange(x, offsets)),
-            "weight": Buffer(packed[0], constant=True), "scales": Buffer(packed[1], constant=True),
-            **({"bias": Buffer(bias, constant=True)} if knobs.bias else {}),
-            **{name: Buffer(array, early=not up, ahead=up) for name, array in listed.items()},
-            "y": Buffer(y, output=True),
-            "counters": Buffer(counters, output=True, scratch=True, early=not up, ahead=up),
-            "alpha": alpha, "limit": limit, "top": top, "n": n, "k": k, "tiles": len(schedule),
-        },
-        check=check,
-        gate=GATE,
-        sides=sides,
-    )  # fmt: skip
+    inputs = {
+        "x": Buffer(arrange(x, offsets)),
+        "weight": Buffer(packed[0], constant=True), "scales": Buffer(packed[1], constant=True),
+        **({"bias": Buffer(bias, constant=True)} if knobs.bias else {}),
+    }  # fmt: skip
+    given = {"weights": weights, "alpha": alpha, "limit": limit}
+    return by_expert.multiplying(launch, problem, inputs, y, given, error, GATE, sides, generator)

@@ -15,7 +15,7 @@ from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear.operand import Operand, Weight
 from jitmx.ops.linear.packed import PackedWeight
-from jitmx.ops.linear.plan import DTYPES, Plan, Prefetch
+from jitmx.ops.linear.plan import DTYPES, Plan, Prefetch, reads_rows
 
 
 def linear(
@@ -55,7 +55,9 @@ def linear(
         residual: [..., n], x's dtype, contiguous; added to the product.
         norm: [k], x's dtype: the weight of an RMSNorm of x.
         epsilon: of that RMSNorm, 0 or more.
-        activation: "mxfp8", "mxfp6" or "mxfp4": the format that X is quantized to on the way in; None leaves it.
+        activation: "mxfp8", "mxfp6" or "mxfp4": the format that X is quantized to on the way in; None leaves it. "fp8":
+            E4M3 with a scale a row, a power of two. On sm_90a that takes a launch before the product, with the norm in
+            it, and pays from some hundred rows on; elsewhere, and for float16, it is E4M3 with a scale a block of 32.
         prefetch: the weight of a product that comes later, behind work that leaves memory idle, such as attention.
             Kernels for few rows (`linear.gemv` and `linear.stream`, from sm_90 on) prefetch it to the L2 as they end;
             others do not. It is not freed before the launch is over. Y is the same.
@@ -307,8 +309,8 @@ def require_norm(norm: torch.Tensor, address: int, epsilon: float) -> None:
     """
     if address & 15:
         checks.require_layout("norm", norm)
-    if not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon={epsilon} is not a finite number of 0 or more")
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        checks.require_epsilon(epsilon)
 
 
 def _traced(
@@ -343,6 +345,8 @@ def _run_operator(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     weight = operand.find(words, scales, n, k, layout)
+    if reads_rows(activation, weight, x.dtype):
+        weight.look_at(words, scales)
     prefetch = operand.prefetch(*prefetched) if prefetched else NO_PREFETCH
     return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
 

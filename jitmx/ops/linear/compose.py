@@ -53,4 +53,5 @@ def pair(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def rounded(x: torch.Tensor, activation: str) -> torch.Tensor:
     """What the codes of x in a format stand for, in x's dtype."""
-    return dequantize(quantize(x, X_FORMATS[activation]), x.dtype)
+    rule = "ceil" if activation == "fp8" else "floor"
+    return dequantize(quantize(x, X_FORMATS[activation], scale_rule=rule), x.dtype)

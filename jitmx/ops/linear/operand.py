@@ -14,13 +14,14 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.linear.packed import PackedWeight
+from jitmx.ops.linear.row_words import Looked, OperandRows
 from jitmx.runtime.plan import Plans
 
 _MOST = 8192  # entries; a model has some hundreds of weights
 
 
 @dataclass(frozen=True, eq=False)
-class Operand:
+class Operand(OperandRows):
     """A packed weight [n, k] as calls need it. Attributes as those of PackedWeight."""
 
     n: int
@@ -31,6 +32,7 @@ class Operand:
     device: torch.device
     addresses: tuple[int, int]
     plans: Plans = field(default_factory=Plans)
+    _rows: list[Looked] = field(default_factory=list, init=False, repr=False)
 
 
 Weight = PackedWeight | Operand

@@ -16,6 +16,7 @@ from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
+from jitmx.ops.linear.row_words import PackedRows, RowWords
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans
@@ -73,7 +74,7 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedWeight(Packed):
+class PackedWeight(PackedRows, Packed):
     """A weight [n, k] in MXFP4 or MXFP8, packed for `jitmx.linear`.
 
     Attributes:
@@ -92,6 +93,7 @@ class PackedWeight(Packed):
     encoding: str
     scale_range: str
     format: str = "mxfp4"
+    _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
     # Launches that were planned for this very object: they hold its addresses, and go with no copy of it.
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 

@@ -8,18 +8,23 @@ from typing import Any
 import torch
 
 from jitmx import settings
-from jitmx.dispatch.choose import split
+from jitmx.dispatch.choice import Choice
+from jitmx.dispatch.choose import companions, split
 from jitmx.errors import KnobError
+from jitmx.kernels import norm
+from jitmx.kernels.fp8_rows import rows_bytes
 from jitmx.kernels.linear import FAMILY, LinearProblem
 from jitmx.kernels.linear.arguments import NO_PREFETCH, PREFETCH
+from jitmx.kernels.norm.rows import fields as rows_fields
 from jitmx.ops.linear.operand import Weight
-from jitmx.registry.spec import Variant
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
 
 # What calls differ in. Those without RMSNorm and residual give less, and few name a weight to prefetch.
 _PLAIN = "x", "weight", "scales", "bias", "y"
 _WITH_RESIDUAL = "x", "weight", "scales", "bias", "residual", "norm", "y", "residual_lo", "epsilon"
+_ROWS = "x", "weight", "y", "scales", "epsilon"
+_IN_E4M3 = "x", "weight", "scales", "bias", "residual", "y", "residual_lo", "bases", "x_scales"
 
 # Addresses of words and scales of a weight, and their bytes.
 Prefetch = tuple[int, int, int, int]
@@ -29,10 +34,22 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def problem(weight: Weight, rows: int, dtype: torch.dtype, extras: Mapping[str, Any] | None = None) -> LinearProblem:
     """What a call with so many rows of x asks for; `extras` are further fields of the problem."""
+    more: dict[str, Any] = {"weight": weight.format, **(extras or {})}
+    if reads_rows(more.get("activation"), weight, dtype):
+        more["row_range"] = weight.row_words.range
     return LinearProblem(
-        rows, weight.n, weight.k, DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range,
-        **{"weight": weight.format, **(extras or {})},
-    )  # fmt: skip
+        rows, weight.n, weight.k, DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range, **more
+    )
+
+
+def reads_rows(activation: str | None, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether a product may be one in E4M3, which is told of the rows of its weight."""
+    return (
+        activation == "fp8"
+        and dtype is torch.bfloat16
+        and (weight.format, weight.scale_range) == ("mxfp4", "normal")
+        and "wgmma" in card.arch(card.number(weight.device)).features
+    )
 
 
 class Part:
@@ -42,20 +59,30 @@ class Part:
         brief: for calls without a prefetch; it takes `_PLAIN` if `plain`, else `_WITH_RESIDUAL`.
         whole: for calls with one; it takes `_WITH_RESIDUAL`, then the fields of the prefetch.
         plain: whether the product has neither RMSNorm nor residual.
+        rows: of a product in E4M3 the launch before it, which takes `_ROWS`; else None.
+        lines_bytes: of what that makes, before the scales of the rows.
         x_bytes, y_bytes: of its rows.
     """
 
-    __slots__ = ("brief", "plain", "whole", "x_bytes", "y_bytes")
+    __slots__ = ("brief", "lines_bytes", "plain", "rows", "whole", "x_bytes", "y_bytes")
 
-    def __init__(self, variant: Variant, asked: LinearProblem, device: int, multiprocessors: int) -> None:
+    def __init__(self, choice: Choice, device: int, multiprocessors: int) -> None:
+        variant, asked = choice.variant, choice.problem
+        assert isinstance(asked, LinearProblem)
         rows, n, k = asked.m, asked.n, asked.k
         geometry = FAMILY.launch(variant, asked, multiprocessors)
         fixed = {"rows": rows, "n": n, "k": k}
+        self.rows: Step | None = None
+        self.lines_bytes = -(-rows_bytes(rows, k) // 16) * 16
+        for before in companions(choice):
+            own = norm.launch(before.variant.knobs, rows, multiprocessors)
+            self.rows = Step(before.variant, device, own, rows_fields(rows, k), _ROWS)
         self.plain = not (asked.norm or asked.residual)
-        self.brief = Step(variant, device, geometry, fixed, _PLAIN if self.plain else _WITH_RESIDUAL)
-        self.whole = Step(variant, device, geometry, fixed, (*_WITH_RESIDUAL, *PREFETCH))
+        takes = _PLAIN if self.plain else _WITH_RESIDUAL
+        self.brief = Step(variant, device, geometry, fixed, _IN_E4M3 if self.rows else takes)
+        self.whole = self.brief if self.rows else Step(variant, device, geometry, fixed, (*_WITH_RESIDUAL, *PREFETCH))
         self.x_bytes = rows * k * 2
-        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
+        self.y_bytes = rows * 8 if asked.argmax else rows * n * (1 if asked.swiglu else 2)
 
 
 class Plan(plan.Plan):
@@ -85,14 +112,14 @@ class Plan(plan.Plan):
                     "and residual='pair' is served by one",
                     "choose a kernel that takes all rows",
                 )
-        self.steps = tuple(part.brief for part in self.parts)
-        self.launch = _launch_of(self.parts, weight.addresses)
+        self.steps = tuple(step for part in self.parts for step in (part.rows, part.brief) if step is not None)
+        self.launch = _launch_of(self.parts, weight)
 
     def over(self, weight: Weight) -> Plan:
         """The same launches over another weight of the same shape, packed alike."""
         other = object.__new__(Plan)
         other.parts, other.steps = self.parts, self.steps
-        other.launch = _launch_of(self.parts, weight.addresses)
+        other.launch = _launch_of(self.parts, weight)
         return other
 
     def __call__(
@@ -111,9 +138,11 @@ class Plan(plan.Plan):
 _Launch = Callable[[int, int, int, int, int, float, int, Prefetch], None]
 
 
-def _launch_of(parts: tuple[Part, ...], weight: tuple[int, int]) -> _Launch:
-    """Launches over the weight at these addresses, as a function of what calls differ in."""
-    words, scales = weight
+def _launch_of(parts: tuple[Part, ...], weight: Weight) -> _Launch:
+    """Launches over a weight, as a function of what calls differ in."""
+    words, scales = weight.addresses
+    if len(parts) == 1 and parts[0].rows is not None:
+        return _in_e4m3(parts[0], parts[0].rows.run, weight)
     if len(parts) == 1:
         whole, brief = parts[0].whole.run, parts[0].brief.run
 
@@ -148,6 +177,25 @@ def _launch_of(parts: tuple[Part, ...], weight: tuple[int, int]) -> _Launch:
     return several
 
 
+def _in_e4m3(part: Part, make_rows: Callable[..., None], weight: Weight) -> _Launch:
+    """Two launches: rows of x in E4M3, normalised where there is a norm, and the product."""
+    words, scales = weight.addresses
+    run, lines_bytes, rows = part.brief.run, part.lines_bytes, part.x_bytes // (2 * weight.k)
+    bases = weight.row_words.words
+    bases_at, device = bases.data_ptr(), bases.device
+
+    def launch(
+        x: int, y: int, bias: int, residual: int, norm: int, epsilon: float, residual_lo: int, _prefetch: Prefetch
+    ) -> None:
+        # Nothing of it outlives the call: what is freed now is used again behind these launches.
+        memory = torch.empty(lines_bytes + 4 * rows, dtype=torch.uint8, device=device)
+        lines = memory.data_ptr()
+        make_rows(x, norm, lines, lines + lines_bytes, epsilon)
+        run(lines, words, scales, bias, residual, y, residual_lo, bases_at, lines + lines_bytes)
+
+    return launch
+
+
 # The many layers of a model plan once: launches of a problem, which all weights of a shape share.
 _known = Plans(2048)
 
@@ -159,7 +207,6 @@ def _parts(asked: LinearProblem, device: int, knobs: tuple[tuple[str, Any], ...]
         made: list[Part] = []
         arch, multiprocessors = card.arch(device), card.multiprocessors(device)
         for choice, count in split("linear", asked, arch, multiprocessors=multiprocessors, knobs=dict(knobs)):
-            assert isinstance(choice.problem, LinearProblem)
-            made += [Part(choice.variant, choice.problem, device, multiprocessors)] * count
+            made += [Part(choice, device, multiprocessors)] * count
         found = _known.remember(key, tuple(made))
     return found

@@ -9,7 +9,7 @@ import torch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.ops.linear.packed import Packed, quantized
-from jitmx.ops.moe.row_words import RowWords, refreshed, row_words
+from jitmx.ops.linear.row_words import PackedRows, RowWords
 from jitmx.ops.mx import MXTensor
 from jitmx.ops.pack import pack
 from jitmx.runtime.plan import Plans
@@ -18,7 +18,7 @@ ROWS = ("as_is", "halves")
 
 
 @dataclass(frozen=True, eq=False)
-class PackedExperts(Packed):
+class PackedExperts(PackedRows, Packed):
     """Weights [experts, n, k] in MXFP4, packed for `jitmx.moe`.
 
     Attributes:
@@ -44,22 +44,6 @@ class PackedExperts(Packed):
         experts = self.words.shape[0] if isinstance(self.words, torch.Tensor) and self.words.dim() else 0
         what = f"packed experts [{experts}, {self.n}, {self.k}]"
         self._require(what, "use pack_experts", (experts, *tiles), (32, 4))
-
-    @property
-    def row_words(self) -> RowWords:
-        """What products in E4M3 are told of each row; the first time, it waits for the device."""
-        if not self._rows:
-            self._rows.append(row_words(self.words, self.scales, self.n, self.encoding))
-        return self._rows[0]
-
-    def refresh_rows(self) -> None:
-        """See to it that `row_words` is of what the weight holds now, and stays where it is.
-
-        Raises:
-            InputError: rows need passes that kernels in use do not make.
-        """
-        if self._rows:
-            refreshed(self._rows[0], self.words, self.scales, self.n, self.encoding)
 
     @property
     def experts(self) -> int:

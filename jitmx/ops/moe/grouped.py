@@ -9,7 +9,8 @@ import torch
 
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe import FAMILY, MoeProblem, fp8_rows
+from jitmx.kernels import fp8_rows
+from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.tiles import makes_products

@@ -8,15 +8,15 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.ops.linear import operand
+from jitmx.ops.linear.row_words import Looked, OperandRows
 from jitmx.ops.moe.experts import PackedExperts
-from jitmx.ops.moe.row_words import RowWords, row_words
 from jitmx.runtime.plan import Plans
 
 FORMAT = "mxfp4"
 
 
 @dataclass(frozen=True, eq=False)
-class ExpertOperand:
+class ExpertOperand(OperandRows):
     """Packed weights [experts, n, k] as calls need them. Attributes as those of PackedExperts."""
 
     experts: int
@@ -27,21 +27,7 @@ class ExpertOperand:
     device: torch.device
     addresses: tuple[int, int]
     plans: Plans = field(default_factory=Plans)
-    _rows: list[RowWords] = field(default_factory=list, init=False, repr=False)
-
-    def look_at(self, words: torch.Tensor, scales: torch.Tensor) -> None:
-        """See to it that `row_words` is there, of the tensors that this was found for."""
-        if not self._rows:
-            self._rows.append(row_words(words, scales, self.n, self.encoding))
-
-    def adopt(self, rows: RowWords) -> None:
-        """Take what is known of the rows, of the packed experts that lie there: graphs hold its address."""
-        self._rows[:] = [rows]
-
-    @property
-    def row_words(self) -> RowWords:
-        """What products in E4M3 are told of each row."""
-        return self._rows[0]
+    _rows: list[Looked] = field(default_factory=list, init=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -9,10 +9,9 @@ from typing import Any
 from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
-from jitmx.errors import KnobError
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
-from jitmx.kernels.moe.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.ops.moe.grouped import GroupedPlan
@@ -103,16 +102,24 @@ def problem_of(
 ) -> MoeProblem:
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
-    if more.get("x_format") == "fp8":
+    arch = card.arch(card.number(w13.device))
+    if reads_rows(more.get("x_format"), w13):
         wide = "wide" in (w13.row_words.range, w2.row_words.range)
         more = {**more, "row_range": ROW_RANGES[wide]}
     return MoeProblem(
         rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
-    )
+    ).taken(arch)
 
 
-def bases_of(w13: Experts, w2: Experts) -> tuple[int, int]:
-    """Where lies what products in E4M3 are told of the rows of both weights."""
+def reads_rows(x_format: str | None, weight: Experts) -> bool:
+    """Whether products are in E4M3 with a scale a row, which are told of the rows of weights."""
+    return x_format == "fp8" and "wgmma" in card.arch(card.number(weight.device)).features
+
+
+def bases_of(w13: Experts, w2: Experts, x_format: str) -> tuple[int, int]:
+    """Where lies what products in E4M3 are told of the rows of both weights; zeros for others."""
+    if not reads_rows(x_format, w13):
+        return 0, 0
     return w13.row_words.words.data_ptr(), w2.row_words.words.data_ptr()
 
 
@@ -134,10 +141,6 @@ _known = Plans()
 
 def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapping[str, Any]) -> Plan:
     arch, count = card.arch(device), card.multiprocessors(device)
-    if problem.x_format == "fp8" and "wgmma" not in arch.features:
-        raise KnobError(
-            f"x_format='fp8' needs the instructions of sm_90a, which {arch} lacks", "mxfp8 is there on every target"
-        )
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)

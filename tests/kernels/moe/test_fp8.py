@@ -16,7 +16,8 @@ from contracts import keep_contracts
 from jitmx import arch, formats, kernels
 from jitmx.dispatch.choose import choose, companions
 from jitmx.errors import KnobError
-from jitmx.kernels.moe import MoeProblem, fp8_rows
+from jitmx.kernels import fp8_rows
+from jitmx.kernels.moe import MoeProblem
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
@@ -128,10 +129,13 @@ def test_every_number_of_rows_goes_by_expert(rows: int) -> None:
     assert found.variant.knobs.encoding == "nibble" and found.variant.knobs.rows == "narrow"
 
 
-def test_targets_without_it_say_so() -> None:
-    for target in ("sm_80", "sm_121"):
-        chip = arch.parse(target)
-        with pytest.raises(KnobError, match="no kernel of moe on"):
-            choose("moe", MoeProblem.on(chip, m=64, x_format="fp8"), chip)
-        with pytest.raises(KnobError, match="sm_90a"):
-            FAMILY.spec("wgmma_fp8").variant(chip, pdl=False)
+@pytest.mark.parametrize(("target", "atom"), [("sm_80", "twin"), ("sm_89", "e4m3"), ("sm_121", "mxf8f6f4")])
+def test_targets_without_it_take_a_scale_a_block_that_holds_its_largest(target: str, atom: str) -> None:
+    chip = arch.parse(target)
+    with pytest.raises(KnobError, match="sm_90a"):
+        FAMILY.spec("wgmma_fp8").variant(chip, pdl=False)
+    found = choose("moe", MoeProblem.on(chip, m=64, x_format="fp8"), chip)
+    knobs = found.variant.knobs
+    assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
+    if target != "sm_121":  # whose table was made without it
+        assert knobs.atom == atom

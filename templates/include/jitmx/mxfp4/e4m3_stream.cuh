@@ -33,11 +33,31 @@ template <bool Wide> struct RowTables {
   }
 };
 
+// Leaves sums where they are.
+struct KeptSums {
+  template <int Count> __device__ __forceinline__ void settle(float (&)[Count]) const {}
+};
+
+// Adds sums to others and begins anew: those in tensor cores lose what is under 2^-13 of the largest term with each
+// product of 32 k.
+template <int Count> struct PromotedSums {
+  float (&total)[Count];
+
+  __device__ __forceinline__ void settle(float (&sums)[Count]) const {
+    fence_operand(sums);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      total[i] += sums[i];
+      sums[i] = 0.f;
+    }
+  }
+};
+
 // Adds the products of `tiles` tiles of W to `sums`. N: rows of X, columns of the products. Products of one tile are
-// under way as the next one is decoded.
-template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages>
+// under way as the next one is decoded; after each `Slots` of them all are done, and `keeper` may take the sums.
+template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages, class Keeper = KeptSums>
 __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][8], const Tables& tables, int tiles,
-                                              Weights& weights, Stages& stages, int lane) {
+                                              Weights& weights, Stages& stages, int lane, const Keeper& keeper = {}) {
   static_assert(Slots % 2 == 0, "a stage is two tiles");
   const auto decode = [&](int i) {
     typename Weights::Tile tile;
@@ -66,6 +86,7 @@ __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][
     }
     weights.advance();
     fence_operand(a[(Slots - 1) % 2]);
+    keeper.settle(sums);
   }
   // What is left is multiplied without overlap: where only some tiles are there, what the next product reads would be
   // moved while one is under way, and then ptxas lets none overlap anywhere.
@@ -88,6 +109,7 @@ __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][
     if (left % 2) stages.next();
   }
   fence_operand(sums);
+  keeper.settle(sums);
   stages.release(lane);
 }
 

@@ -1,12 +1,4 @@
-"""`norm`: RMSNorm of rows, for whoever has it in no launch of its own.
-
-Kernels:
-    rms   y = x / sqrt(mean(x^2) + epsilon) * weight, in fp32, rounded once
-
-Shapes: x [rows, hidden] with a stride of its own, weight [hidden], y [rows, hidden]; hidden a multiple of 8. Floor:
-bytes read plus bytes written over the memory bandwidth; for few rows a load, a sum over a block and a store, one after
-the other.
-"""
+"""`norm.rms`: RMSNorm of rows, for whoever has it in no launch of its own: in fp32, rounded once."""
 
 from __future__ import annotations
 
@@ -20,12 +12,17 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jitmx.arch import Arch
 from jitmx.errors import KnobError
-from jitmx.kernels import Family, Problem
-from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel
-from jitmx.models import GPT_OSS_120B
+from jitmx.kernels.norm.problem import (
+    BLOCKS,
+    DTYPES,
+    EPSILON,
+    VALUES_A_VECTOR,
+    NormProblem,
+    require_vectors,
+    smallest_block,
+)  # fmt: skip
 from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
 from jitmx.registry.contract import Contract
@@ -34,12 +31,6 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 Array = npt.NDArray[Any]
 
-EPSILON = 1e-5
-DTYPES = ("bf16", "fp16")
-BLOCKS = (128, 256, 384, 512, 768, 1024)
-VALUES_A_VECTOR = 8
-MAX_HIDDEN = BLOCKS[-1] * 2 * VALUES_A_VECTOR
-MAX_ROWS = (1 << 31) - 1
 # Threads of a multiprocessor by vectors of each: all that it takes on sm_12x, and of two vectors what registers allow.
 RESIDENT = {1: 1536, 2: 1024}
 
@@ -89,20 +80,7 @@ RMS = KernelSpec(
 )
 
 
-@dataclass(frozen=True)
-class NormProblem(Problem):
-    """One call of `jitmx.rms_norm`, of any number of rows."""
-
-    hidden: int = knob(GPT_OSS_120B.hidden, low=8, high=MAX_HIDDEN, doc="values of a row, a multiple of 8")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of x, weight and y")
-
-
-def takes(hidden: int) -> bool:
-    """Whether the kernel takes rows of so many values."""
-    return 0 < hidden <= MAX_HIDDEN and hidden % VALUES_A_VECTOR == 0
-
-
-def launch(knobs: RmsKnobs, rows: int, multiprocessors: int) -> Launch:
+def launch(knobs: Any, rows: int, multiprocessors: int) -> Launch:
     """A block a row, as far as blocks run side by side; else each takes as many rows as the others, or one less."""
     at_once = multiprocessors * knobs.resident
     return Launch(-(-rows // -(-rows // at_once)))
@@ -246,25 +224,14 @@ def _sides(x: Array, wanted: Array, epsilon: float) -> dict[str, bool]:
 
 
 def _fixed(problem: NormProblem) -> dict[str, Any]:
-    if problem.hidden % VALUES_A_VECTOR:
-        raise KnobError(
-            f"hidden={problem.hidden} is not a multiple of {VALUES_A_VECTOR}, the values of a load",
-            f"the nearest legal value is {max(8, round(problem.hidden / 8) * 8)}",
-        )
+    if problem.y != "same" or not problem.norm:
+        raise KnobError("norm.rms normalises rows and keeps their type", "norm.rows makes rows of E4M3")
+    require_vectors(problem)
     return {"dtype": problem.dtype}
 
 
-def _tuned(problem: NormProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """The smallest block with a vector a thread; of long rows with two, so that blocks run side by side."""
-    wanted = -(-problem.hidden // VALUES_A_VECTOR)
-    for vectors, most in ((1, 512), (2, BLOCKS[-1])):
-        for block in BLOCKS:
-            if block <= most and block * vectors >= wanted:
-                return {"block": block, "vectors": vectors, "pdl": "pdl" in arch.features}
-    raise KnobError(f"hidden={problem.hidden} is over {MAX_HIDDEN}")
-
-
-def _check(problem: NormProblem, variant: Variant) -> None:
+def check_capacity(problem: NormProblem, variant: Variant) -> None:
+    """Raise KnobError where a block does not hold a row."""
     if problem.hidden > variant.knobs.capacity:
         raise KnobError(
             f"{variant.name} takes rows of {variant.knobs.capacity} values, and hidden is {problem.hidden}",
@@ -272,30 +239,15 @@ def _check(problem: NormProblem, variant: Variant) -> None:
         )
 
 
-def _makes(step: str, problem: Any) -> NormProblem | None:
-    """RMSNorm of a product's X, where no kernel has it fused; torch makes that of other lengths."""
-    return NormProblem(problem.k, problem.dtype) if step == "norm" and takes(problem.k) else None
-
-
-FAMILY = Family(
-    name="norm",
-    summary="RMSNorm of rows, launched beside what comes before and after",
-    kernels=(
-        Kernel(
-            RMS,
-            _cases,
-            fixed=_fixed,
-            heuristic=_tuned,
-            check=_check,
-            rarer=(
-                {"dtype": "fp16", "block": 128, "vectors": 2},
-                {"dtype": "fp16", "block": 128, "pdl": False},
-                {"block": 1024, "vectors": 2},
-            ),
-        ),
+KERNEL = Kernel(
+    RMS,
+    _cases,
+    fixed=_fixed,
+    heuristic=lambda problem, arch, multiprocessors: smallest_block(problem, arch),
+    check=check_capacity,
+    rarer=(
+        {"dtype": "fp16", "block": 128, "vectors": 2},
+        {"dtype": "fp16", "block": 128, "pdl": False},
+        {"block": 1024, "vectors": 2},
     ),
-    problem=NormProblem,
-    typical=lambda arch: (NormProblem(),),
-    makes=_makes,
-    benchmark=Benchmark("jitmx.bench.norm", "RMSNorm of 1 to 8192 rows", peers=("torch", "vllm")),
 )

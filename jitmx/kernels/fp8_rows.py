@@ -1,4 +1,4 @@
-"""Rows in E4M3 with one scale each, as `moe.gather_fp8` and `moe.wgmma_fp8` leave them, and the rows of W beside them.
+"""Rows in E4M3 with one scale each, as products by wgmma read them, and the rows of W beside them.
 
 A row's scale is the least power of two with which E4M3 holds the row's largest magnitude; that of h is the same for
 all rows, since the activation bounds h (templates/include/jitmx/moe/hidden_scale.cuh). Codes lie in lines of 128 k:
@@ -96,3 +96,21 @@ def row_words(codes: Bytes, scales: Bytes) -> npt.NDArray[np.uint16]:
     base = np.where(there.any(axis=-1), least, formats.SCALE_ONE)
     passes = np.maximum(most - base, 0) // BINADES + 1
     return np.asarray((base | passes << 8).astype(np.uint16))
+
+
+def spread_scales(codes: Bytes, scales: Bytes, wide: bool) -> None:
+    """Put the first rows of a weight [..., n, k] on the edges of a pass over k, for cases.
+
+    Scales of the first are as far apart as one pass takes, and where rows are `wide` those of two more further: two
+    passes, and three. A block of zeros may have any scale.
+    """
+    n, blocks = scales.shape[-2:]
+    if blocks < 2:
+        return
+    spans = (BINADES - 1, BINADES, 2 * BINADES + 5) if wide else (BINADES - 1,)
+    for row, apart in enumerate(spans[:n]):
+        scales[..., row, 0] = scales[..., row, :].max(axis=-1) - apart
+        rest = slice(0 if row else 1, None)
+        scales[..., row, rest] = np.maximum(scales[..., row, rest], scales[..., row, :1])
+    if n > 5:
+        codes[..., 5, :32], scales[..., 5, 0] = 8 * (np.arange(32) % 2), formats.SCALE_ONE + 60  # zeros of either sign
