@@ -31,8 +31,9 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, list
     def next_shared(align: int) -> int:
         if shared == SHARED_START:
             return _up(shared, align)
-        between.append(slice(shared, _up(shared + _RED_ZONE, align)))
-        return between[-1].stop
+        following = _up(shared + _RED_ZONE, align)
+        between.append(slice(shared, following))
+        return following
 
     for variable in variables:
         if variable.space == "shared" and variable.size:

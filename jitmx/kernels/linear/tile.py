@@ -230,7 +230,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """
     knobs = variant.knobs
     around = knobs.split_k * (knobs.stages + 1) * knobs.tile_k
-    shapes = (
+    shapes: tuple[tuple[int, int, int], ...] = (
         (2, 4, knobs.split_k * knobs.tile_k - 32),
         (max(1, knobs.tile_m - 3), knobs.tile_n + 11, knobs.split_k * knobs.tile_k + 32),
         (knobs.tile_m + 1, max(8, knobs.tile_n - 8), around - 32),
