@@ -25,6 +25,20 @@ def test_a_call_s_cost_is_printed_behind_what_it_takes_and_is_its_json(run, read
     assert f"{one['us']:.2f}" in priced and "predicted for NVIDIA GB10" in priced
 
 
+def test_several_numbers_of_rows_are_a_line_each_with_what_they_take_at_the_least(run, read) -> None:
+    words = ("explain", "moe", "-m", "16,256,2048", "--arch", "sm_121", "--cost")
+    said, lines = read(*words)["calls"], run(*words).stdout.splitlines()
+    assert [one["m"] for one in said] == [16, 256, 2048] and len(lines) == 5
+    for one, line in zip(said, lines[1:], strict=False):
+        assert one["us"] == pytest.approx(sum(each["us"] * each["times"] for each in one["cost"]), rel=1e-3)
+        assert f"{one['floor_us']:.1f}" in line
+        assert one["us"] <= 1.05 * one["floor_us"]
+    # All 128 experts, at 240 GB/s, with x, h and what comes of it.
+    moved = 128 * (360 + 180) * 45 * 544 + 2048 * 4 * 2880 * 2 * 3
+    assert said[-1]["floor_us"] == pytest.approx(moved / 240e3, rel=0.05)
+    run("explain", "moe", "-m", "16,256", "--arch", "sm_121", code=2)
+
+
 def test_a_step_is_the_sum_of_its_launches_and_grows_with_batch_and_context(read) -> None:
     short, long, many = (
         read(*STEP, "--batch", str(b), "--context", str(c)) for b, c in ((1, 512), (1, 65536), (16, 512))
