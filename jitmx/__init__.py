@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jitmx.ops.linear import linear
     from jitmx.ops.linear.argmax import linear_argmax
     from jitmx.ops.linear.packed import PackedWeight, pack_weight
+    from jitmx.ops.linear.swiglu import interleave_gate_up, linear_swiglu
     from jitmx.ops.moe import moe
     from jitmx.ops.moe.experts import PackedExperts, pack_experts
     from jitmx.ops.mx import MXTensor
@@ -42,8 +43,10 @@ _WHERE = {
     "dequantize": "jitmx.ops.quantize",
     "greedy_sample": "jitmx.ops.sampling",
     "group_by_expert": "jitmx.ops.routing",
+    "interleave_gate_up": "jitmx.ops.linear.swiglu",
     "linear": "jitmx.ops.linear",
     "linear_argmax": "jitmx.ops.linear.argmax",
+    "linear_swiglu": "jitmx.ops.linear.swiglu",
     "moe": "jitmx.ops.moe",
     "move_kv": "jitmx.ops.tree",
     "pack_experts": "jitmx.ops.moe.experts",
@@ -60,8 +63,9 @@ _WHERE = {
 
 __all__ = [
     "MXTensor", "PackedExperts", "PackedWeight", "Routing", "accept_greedy", "append_kv", "attention", "dequantize",
-    "greedy_sample", "group_by_expert", "linear", "linear_argmax", "moe", "move_kv", "nn", "pack_experts", "pack_mask",
-    "pack_weight", "quantize", "rms_norm", "route", "topk", "tree_build", "tree_plan", "tree_verify",
+    "greedy_sample", "group_by_expert", "interleave_gate_up", "linear", "linear_argmax", "linear_swiglu", "moe",
+    "move_kv", "nn", "pack_experts", "pack_mask", "pack_weight", "quantize", "rms_norm", "route", "topk", "tree_build",
+    "tree_plan", "tree_verify",
 ]  # fmt: skip
 
 

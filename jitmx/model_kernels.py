@@ -34,7 +34,7 @@ from jitmx.registry.spec import Variant
 # Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
 # on an H200, where one row gains 7 us a block, two lose what they gain, and four lose 6.
 NORMED_ROWS = 1
-_EXTRAS = ("norm", "residual")
+_EXTRAS = ("norm", "residual", "swiglu")
 # Tokens from which dense products take their inputs in E4M3 where that is asked for: they are bound by operations.
 FP8_ROWS = 256
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
@@ -75,6 +75,7 @@ class Linear(Needed):
     Attributes:
         n, k, dtype, bias, weight, encoding, scale_range: as in `LinearProblem`.
         norm, residual: it is given one, and has it fused where that is best.
+        swiglu: its rows are gates and ups, likewise.
         activation: what X is rounded to, as `activation_of` takes it.
         row_range: as in `LinearProblem`.
     """
@@ -88,6 +89,7 @@ class Linear(Needed):
     scale_range: str
     norm: bool = False
     residual: bool | str = False
+    swiglu: bool = False
     activation: str = "none"
     row_range: str = "narrow"
 
@@ -95,7 +97,7 @@ class Linear(Needed):
         """One, or several where a kernel takes only some of the rows; before them the norm, where they have none."""
         problem = LinearProblem(
             m, self.n, self.k, self.dtype, self.bias, self.encoding, self.scale_range, self.weight, norm=self.norm,
-            residual=self.residual, row_range=self.row_range,
+            residual=self.residual, swiglu=self.swiglu, row_range=self.row_range,
         )  # fmt: skip
         problem = replace(problem, activation=activation_of(problem, self.activation, arch))
         problem = fused(problem, arch, multiprocessors)
@@ -241,6 +243,7 @@ def of_linear(
     scale_range: str,
     norm: bool = False,
     residual: bool | str = False,
+    swiglu: bool = False,
     activation: str = "none",
     row_range: str = "narrow",
 ) -> tuple[Quantizer, Packer, Linear]:
@@ -249,29 +252,17 @@ def of_linear(
     Args:
         format: that the weight is quantized to.
         dtype: of the checkpoint's values and of activations.
-        device, rows, n, k, bias, scale_range, norm, residual, activation, row_range: as in `Linear`.
+        device, rows, n, k, bias, scale_range, norm, residual, swiglu, activation, row_range: as in `Linear`.
     """
     encoding = encoding_on(arch, format)
     return (
         Quantizer(arch.name, device, 1, format, dtype),
         Packer(arch.name, device, 1, format, encoding),
         Linear(
-            arch.name,
-            device,
-            rows,
-            n,
-            k,
-            dtype,
-            bias,
-            format,
-            encoding,
-            scale_range,
-            norm,
-            residual,
-            activation,
-            row_range,
+            arch.name, device, rows, n, k, dtype, bias, format, encoding, scale_range, norm, residual, swiglu,
+            activation, row_range,
         ),
-    )
+    )  # fmt: skip
 
 
 def of_experts(
@@ -390,10 +381,11 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
     Raises:
         KnobError: no kernel serves the product alone.
     """
-    wanted = [name for name in _EXTRAS if getattr(problem, name)]
-    if problem.m > NORMED_ROWS and problem.activation == "none":
-        wanted = [name for name in wanted if name != "norm"]
-    plain = replace(problem, norm=False, residual=False) if problem.norm or problem.residual else problem
+    asked = [name for name in _EXTRAS if getattr(problem, name)]
+    early = problem.m <= NORMED_ROWS or problem.activation != "none"
+    wanted = [name for name in asked if name != "norm" or early]
+    absent: dict[str, Any] = dict.fromkeys(asked, False)
+    plain = replace(problem, **absent) if asked else problem
     if not wanted:
         return plain
     family = kernels.family("linear")

@@ -1,21 +1,24 @@
 """A step of decoding of a served model: every launch in order, how often it is made, and what it costs.
 
 The step is that of jitmx serving every layer: QKV, O, experts and output layer in MXFP4, attention over a bf16 or E4M3
-cache, norms in launches where no product has them, and greedy sampling; one new token a request.
+cache, norms in launches where no product has them, and greedy sampling; one new token a request, or several rows where
+drafts are verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitmx import attention_kernels, model_kernels, sampling_kernels
+from jitmx import attention_kernels, draft_kernels, model_kernels, sampling_kernels
 from jitmx.arch import Arch
 from jitmx.costs import cards, launches
+from jitmx.costs.cards import Card
 from jitmx.costs.launches import Priced
 from jitmx.dispatch.call import Launch
 from jitmx.layers import KINDS
+from jitmx.model_kernels import Needed
 from jitmx.models import Model
 
 _PLACES = {"norm": 0, "routing": 1}  # of families within a layer, all others behind them
@@ -42,7 +45,7 @@ class Step:
 
     Attributes:
         arch, card: its target, and the card whose parameters are used.
-        batch, context: requests, and tokens of each with the new one.
+        batch, context: requests, and tokens of each with the new ones.
         launches: every launch, `times` over all layers.
     """
 
@@ -72,19 +75,28 @@ class Step:
 
 
 def parts(
-    model: Model, arch: Arch, batch: int, context: int, *, cache: str = "same", multiprocessors: int | None = None
+    model: Model,
+    arch: Arch,
+    batch: int,
+    context: int,
+    *,
+    cache: str = "same",
+    rows: int = 1,
+    multiprocessors: int | None = None,
 ) -> Iterator[Part]:
     """Every launch of a step in the order of a block, with how many layers make it.
 
     Args:
         cache: as in `AttentionProblem`.
+        rows: of a request: its new token, and drafts that are verified.
 
     Raises:
         KnobError: no kernel serves a layer on the target.
     """
     count = multiprocessors or arch.multiprocessors
     attention = model_kernels.cached(batch, context, 16, cache)
-    needed = model_kernels.of_model(model, arch, dict.fromkeys(KINDS, "mxfp4"), tokens=batch, attention=attention)
+    tokens = batch * rows
+    needed = model_kernels.of_model(model, arch, dict.fromkeys(KINDS, "mxfp4"), tokens=tokens, attention=attention)
     products = {
         (item.n, item.k): item for item in needed if isinstance(item, model_kernels.Linear) and item.bias == model.bias
     }
@@ -93,37 +105,56 @@ def parts(
     layers = [item.problem for item in needed if isinstance(item, model_kernels.Attention)]
 
     def of(label: str, many: int, item: model_kernels.Needed) -> Iterator[Part]:
-        made = list(item.made(batch, arch, count))
-        # What another family makes comes before: the norm, and of experts their routing.
-        last = max(made, key=lambda launch: _PLACES.get(launch.choice.variant.spec.family, len(_PLACES)))
-        own = last.choice.variant.spec.family
-        for launch in sorted(made, key=lambda launch: _PLACES.get(launch.choice.variant.spec.family, len(_PLACES))):
-            family = launch.choice.variant.spec.family
-            yield Part(label if family == own else f"{label}: {family}", many, launch)
+        return of_layer(label, many, item, tokens, arch, count)
 
     yield from of("qkv", model.layers, products[model.qkv])
     for problem in layers:
         windowed = -(-model.layers // 2) if problem.window else model.layers // 2
         label = f"attention, window {problem.window}" if problem.window else "attention"
-        for choice in attention_kernels.choices(replace(problem, batch=batch, context=context), arch, count):
+        asked = replace(problem, batch=batch, context=context, queries=rows)
+        for choice in attention_kernels.choices(asked, arch, count):
             yield Part(label, windowed, Launch(choice))
     yield from of("o", model.layers, products[model.o])
     yield from of("experts", model.layers, experts)
     yield from (Part("last norm", 1, one) for one in model_kernels.norm(model.hidden, "bf16", arch, count))
     yield from of("lm_head", 1, heads[model.lm_head])
-    yield from of("sampler", 1, sampling_kernels.Sampler(arch.name, None, batch, model.vocabulary, "bf16"))
+    logits = arch.name, None, tokens, model.vocabulary, "bf16"
+    if rows > 1:
+        yield from of("acceptance", 1, draft_kernels.Acceptance(*logits))
+    else:
+        yield from of("sampler", 1, sampling_kernels.Sampler(*logits))
 
 
-def price(model: Model, arch: Arch, batch: int, context: int, *, cache: str = "same") -> Step:
+def of_layer(label: str, many: int, item: Needed, tokens: int, arch: Arch, multiprocessors: int) -> Iterator[Part]:
+    """The launches of a layer for so many tokens, which `many` layers of the model make."""
+    made = list(item.made(tokens, arch, multiprocessors))
+    # What another family makes comes before: the norm, and of experts their routing.
+    last = max(made, key=lambda launch: _PLACES.get(launch.choice.variant.spec.family, len(_PLACES)))
+    own = last.choice.variant.spec.family
+    for launch in sorted(made, key=lambda launch: _PLACES.get(launch.choice.variant.spec.family, len(_PLACES))):
+        family = launch.choice.variant.spec.family
+        yield Part(label if family == own else f"{label}: {family}", many, launch)
+
+
+def price(model: Model, arch: Arch, batch: int, context: int, *, cache: str = "same", rows: int = 1) -> Step:
     """A step with what each launch costs.
+
+    Args:
+        cache, rows: as for `parts`.
 
     Raises:
         ArchError: no card of the target has parameters.
         KnobError: no kernel serves a layer on the target.
     """
     card = cards.of(arch)
+    made = parts(model, arch, batch, context, cache=cache, rows=rows, multiprocessors=card.multiprocessors)
+    return Step(arch.name, card.name, batch, context, priced(made, card, batch * rows))
+
+
+def priced(made: Iterable[Part], card: Card, tokens: int) -> list[Priced]:
+    """Launches with what each costs, `times` over all layers."""
     found = []
-    for part in parts(model, arch, batch, context, cache=cache, multiprocessors=card.multiprocessors):
-        one = launches.price(part.launch, card, part.label, rows=batch)
+    for part in made:
+        one = launches.price(part.launch, card, part.label, rows=tokens)
         found.append(replace(one, times=part.launch.times * part.layers))
-    return Step(arch.name, card.name, batch, context, found)
+    return found

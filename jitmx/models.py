@@ -143,15 +143,18 @@ EXPERT_LAYERS = {
 
 @dataclass(frozen=True)
 class Draft:
-    """Sizes of an Eagle3 draft model of one Llama block, or of what one rank of tensor parallelism serves of it.
+    """Sizes of an Eagle3 draft model of Llama blocks, or of what one rank of tensor parallelism serves of it.
 
     Attributes:
         hidden, heads, kv_heads, head_dim: as in `Model`.
         intermediate: features of its MLP, each of a gate and an up row.
         vocabulary: tokens that it can propose: rows of its output layer.
-        states: hidden states of the target that it reads.
+        states: hidden states of the target that it reads through fc, each of `target_hidden` features (0: of `hidden`);
+            0 where it has no fc.
         window: tokens that its attention sees, 0 for all.
         bias: QKV and O have one.
+        layers: its blocks.
+        norm_output: the next step reads normalized states.
     """
 
     hidden: int
@@ -163,15 +166,27 @@ class Draft:
     states: int = 3
     window: int = 0
     bias: bool = False
+    layers: int = 1
+    target_hidden: int = 0
+    norm_output: bool = False
+
+    def products(self, kind: str) -> list[tuple[int, int]]:
+        """Output and input features of every product of a kind that differs."""
+        n, k = self.dense[kind]
+        if kind == "fc" and not self.states:
+            return []
+        return [(n, k), (n, self.hidden)] if kind == "qkv" and self.layers > 1 else [(n, k)]
 
     @property
     def dense(self) -> dict[str, tuple[int, int]]:
-        """Output and input features of each product (`layers.DRAFT_KINDS`): QKV reads token and state side by side."""
+        """Output and input features of each product (`layers.DRAFT_KINDS`). QKV of the first block reads token and
+        state side by side; the head is padded as vLLM pads it."""
         q, qkv = self.heads * self.head_dim, (self.heads + 2 * self.kv_heads) * self.head_dim
         return {
             "qkv": (qkv, 2 * self.hidden), "o": (self.hidden, q), "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate), "fc": (self.hidden, self.states * self.hidden),
-            "lm_head": (self.vocabulary, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "fc": (self.hidden, self.states * (self.target_hidden or self.hidden)),
+            "lm_head": (-(-self.vocabulary // _PADDING) * _PADDING, self.hidden),
         }  # fmt: skip
 
     def on_rank(self, ranks: int) -> Draft:
@@ -188,7 +203,7 @@ class Draft:
             )
         return replace(
             self, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks), intermediate=features // ranks,
-            vocabulary=-(-self.vocabulary // _PADDING) * _PADDING // ranks,
+            vocabulary=self.dense["lm_head"][0] // ranks,
         )  # fmt: skip
 
 
@@ -215,8 +230,6 @@ def find_draft(name: str) -> Draft:
 
 def _read_draft(said: dict[str, Any]) -> Draft:
     """Sizes of a draft's config.json."""
-    if said.get("num_hidden_layers", 1) != 1:
-        raise ValueError(f"num_hidden_layers is {short(said['num_hidden_layers'])}, and a draft has one")
     eagle = said.get("eagle_config") or {}
     ids = said.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or (1, 2, 3)
     sliding = (said.get("layer_types") or ["full_attention"])[0] == "sliding_attention"
@@ -225,12 +238,18 @@ def _read_draft(said: dict[str, Any]) -> Draft:
         "kv_heads": said.get("num_key_value_heads", said["num_attention_heads"]),
         "head_dim": said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"],
         "vocabulary": said.get("draft_vocab_size") or said["vocab_size"],
-        "states": said.get("num_aux_hidden_states") or len(ids),
+        "states": said.get("num_aux_hidden_states") or len(ids), "layers": said.get("num_hidden_layers", 1),
+        "target_hidden": said.get("target_hidden_size") or said["hidden_size"],
     }  # fmt: skip
     for name, value in sizes.items():
         if type(value) is not int or not 1 <= value < _MOST:
             raise ValueError(f"{name} is {short(value)}")
-    return Draft(**sizes, window=said["sliding_window"] if sliding else 0, bias=bool(said.get("attention_bias", False)))
+    if not eagle.get("use_aux_hidden_state", True):
+        sizes["states"] = 0
+    return Draft(
+        **sizes, window=said["sliding_window"] if sliding else 0, bias=bool(said.get("attention_bias", False)),
+        norm_output=bool(said.get("norm_output", False)),
+    )  # fmt: skip
 
 
 def find(name: str) -> Model:

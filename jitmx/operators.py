@@ -9,6 +9,6 @@ calling those functions, such as one that was exported in another process, needs
 """
 
 from jitmx.ops import attention, linear, moe, norm, quantize, routing, sampling, topk, tree
-from jitmx.ops.linear import argmax
+from jitmx.ops.linear import argmax, swiglu
 
-__all__ = ["argmax", "attention", "linear", "moe", "norm", "quantize", "routing", "sampling", "topk", "tree"]
+__all__ = ["argmax", "attention", "linear", "moe", "norm", "quantize", "routing", "sampling", "swiglu", "topk", "tree"]

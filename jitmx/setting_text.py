@@ -17,7 +17,15 @@ _WORD = 64  # characters of a knob's name or value at most
 
 
 class Unfit(ValueError):
-    """A text that is none of the choices, with the reason in words."""
+    """A text that is none of the choices, with the reason in words.
+
+    Attributes:
+        shown: what of the text may be shown; None for all.
+    """
+
+    def __init__(self, why: str, shown: str | None = None) -> None:
+        super().__init__(why)
+        self.shown = shown
 
 
 def whole(text: str, low: int, high: int) -> int:
@@ -55,7 +63,7 @@ def jobs(text: str) -> int:
 
 def seconds(text: str) -> float:
     value = float(text)
-    if not 0 <= value < 1e6:
+    if not 0 <= value <= 1e6:
         raise ValueError
     return value
 
@@ -72,7 +80,8 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::[a-z][a-z0-9+.-]*)*://[^\s@]+")
 
 def url(text: str) -> str:
     if "@" in text:
-        raise Unfit("a URL is shown and logged: leave credentials to the configuration of fsspec's driver")
+        why = "a URL is shown and logged: leave credentials to the configuration of fsspec's driver"
+        raise Unfit(why, shown=f"…@{text.rpartition('@')[2]}")
     if not _URL.fullmatch(text) or not text.isprintable() or len(text) > _LONGEST_URL:
         raise ValueError
     return text

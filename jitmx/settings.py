@@ -250,7 +250,9 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
-        detail = f" ({error})" if isinstance(error, setting_text.Unfit) else ""
+        detail = ""
+        if isinstance(error, setting_text.Unfit):
+            detail, text = f" ({error})", text if error.shown is None else error.shown
         raise SettingError(f"{source}={short(text)} is not {setting.choices}{detail}") from None
 
 

@@ -48,6 +48,7 @@ def _size_options(function: Any) -> Any:
 @_size_options
 @click.option("--aux-layers", callback=_ids, metavar="IDS", help="Boundaries of the target's blocks that it reads.")
 @click.option("--flat", is_flag=True, help="These beside the sizes in config.json, not within eagle_config.")
+@click.option("--no-head", is_flag=True, help="Without a head of its own: engines give it the target's.")
 @click.option("--seed", default=0, help="The same seed gives the same bytes.")
 @click.option("--on-grid", is_flag=True, help="Weights that MXFP4 holds exactly.")
 @click.option("--shard-mb", type=click.FloatRange(min=0, min_open=True), default=5120.0, help="MiB of tensors a file.")
@@ -63,6 +64,7 @@ def main(
     preset: str,
     aux_layers: tuple[int, ...] | None,
     flat: bool,
+    no_head: bool,
     seed: int,
     on_grid: bool,
     shard_mb: float,
@@ -87,7 +89,9 @@ def main(
                 raise click.UsageError("--corrupted and --layers are of a pair: name the target's folder by --bigram")
             asked |= {} if aux_layers is None else {"aux_layers": aux_layers}
             sizes = dataclasses.replace(drafts.PRESETS[preset], **asked)
-            written = drafts.write(out, sizes, seed=seed, on_grid=on_grid, shard_bytes=shard_bytes)
+            written = drafts.write(out, sizes, seed=seed, on_grid=on_grid, head=not no_head, shard_bytes=shard_bytes)
+        elif no_head:
+            raise click.UsageError("--no-head is of a draft with random weights: that of --bigram has a head")
         else:
             of_target = {name: asked.pop(name) for name in ("hidden", "vocab", "positions") if name in asked}
             own = dataclasses.replace(TARGETS[target_preset], **of_target, **({"layers": layers} if layers else {}))

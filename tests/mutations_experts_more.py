@@ -63,6 +63,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "position += other < id || (other == id && i > lane);"),
     ),
     "more-grouped-up": (
+        ("what is made lies where zeros are on their way",
+         "  copy_wait<0>();\n  __syncthreads();\n\n  // What was made",
+         "  __syncthreads();\n\n  // What was made"),
         ("tiles past the first group are its own",
          "schedule + (which * group + within % size) * 4;",
          "schedule + within % size * 4;"),
@@ -107,6 +110,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "row <= tile.count && feature < out.features())"),
     ),
     "more-scaled-down": (
+        ("what is made lies where zeros are on their way",
+         "  copy_wait<0>();\n  __syncthreads();\n",
+         "  __syncthreads();\n"),
         ("scales past the last feature are read",
          "threadIdx.x < count_ ? min(max(left, 0), kBlocks) : 0);",
          "threadIdx.x < count_ ? kBlocks : 0);"),
@@ -153,6 +159,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "      if (there[slot] && slot + 1 < kTop) part[slot]"),
     ),
     "more-topk": (
+        ("what is behind the last pair is not cleared",
+         "if (thread < (8 - pairs % 8) % 8) chosen",
+         "if (thread < (8 - pairs) % 8) chosen"),
         ("64 pairs are few",
          "if (pairs <= 32) {\n    list_few",
          "if (pairs <= 64) {\n    list_few"),

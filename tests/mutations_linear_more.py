@@ -207,12 +207,22 @@ MUTATIONS = catalogue(
         ),
         "more-tile-mxfp8": (
             (
+                "a group of tiles is as wide as all that are left",
+                "min(kGroup, tiles_m - group * kGroup)",
+                "(tiles_m - group * kGroup)",
+            ),
+            (
                 "a bit of the lower byte is lost",
                 "word << F::left, F::magnitude",
                 "word << F::left, F::magnitude & ~0x00100010u",
             ),
         ),
         "more-scaled": (
+            (
+                "a group of tiles is as wide as all that are left",
+                "min(kGroup, column_blocks - group * kGroup)",
+                "(column_blocks - group * kGroup)",
+            ),
             (
                 "later groups of tiles take the tokens of the first",
                 "(group * kGroup + within % width) * kTileM",
@@ -265,6 +275,11 @@ MUTATIONS = catalogue(
             ("only the first span is awaited", "image.opens_span(step))", "step == 0)"),
         ),
         "more-pack": (
+            (
+                "scales end in the next row",
+                "if (start + j * 32 < tiles * 2) staged_scales",
+                "if (start + j * 32 <= tiles * 2) staged_scales",
+            ),
             (
                 "only the last tile's scales are looked at",
                 "beyond |= value - 2u > 126u;",

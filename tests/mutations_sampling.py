@@ -82,7 +82,14 @@ MUTATIONS = catalogue(VARIANTS, {
     "greedy-cluster": _VALUES + _CLUSTER,
     "greedy-workspace": _VALUES + _WORKSPACE,
     "greedy-whole": _WHOLE,
-    "greedy-fp32": _VALUES[:7] + _VALUES[10:16] + _WORKSPACE[:5],
+    "greedy-fp32": (
+        *_VALUES[:7], *_VALUES[10:16], *_WORKSPACE[:5],
+        ("neighbours of fp32 are equal", "u64(key) << 32 | (0xFFFFFFFFu - index)",
+         "u64(key) << 31 | (0xFFFFFFFFu - index)"),
+        ("neighbours change places", "0xFFFFFFFFu : 0x80000000u)", "0xFFFFFFFFu : 0x80000001u)"),
+        ("neighbours below 0 change places", "0xFFFFFFFFu : 0x80000000u)", "0xFFFFFFFEu : 0x80000000u)"),
+        ("small values are alike", "__float_as_uint(value + 0.f)", "__float_as_uint(value + 0.5f)"),
+    ),
 })  # fmt: skip
 
 ESCAPES: tuple[tuple[str, str], ...] = ()

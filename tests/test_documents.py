@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -45,6 +49,30 @@ def test_every_command_in_a_document_is_a_verb_with_these_options(document: Path
             assert used <= options, f"jitmx {line}"
 
 
+def verbs(group: click.Command = main, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every verb."""
+    if isinstance(group, LazyGroup):
+        for name in group.list_commands(click.Context(group)):
+            inner = group.get_command(click.Context(group), name)
+            assert inner is not None
+            yield from verbs(inner, (*names, name))
+    yield names
+
+
+@pytest.mark.parametrize("names", list(verbs()), ids=" ".join)
+def test_every_example_of_a_help_text_can_be_called_as_it_stands(names: tuple[str, ...]) -> None:
+    group = verb(list(names)) or main
+    text = re.sub(r"\\\n\s*", "", group.epilog or "")
+    examples = re.findall(r"^ +(?:\w+=\S+ )*jitmx (.*)$", text, re.MULTILINE)
+    assert examples
+    for line in examples:
+        words = shlex.split(re.split(r" [|>] |   ", line)[0])
+        command = verb(words)
+        assert command is not None and not isinstance(command, LazyGroup), line
+        left = words[1 + (words[0] in ("cache", "bundle")) :]
+        command.make_context("jitmx", left)  # reads every value
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
@@ -57,6 +85,16 @@ def test_every_name_in_the_readme_s_python_is_public() -> None:
     assert names and names <= set(jitmx.__all__)
     for block in blocks:
         compile(block, "README.md", "exec")
+
+
+@pytest.mark.parametrize("name", jitmx.__all__)
+def test_what_a_docstring_names_as_source_and_reference_is_there(name: str) -> None:
+    _, _, said = (inspect.getdoc(getattr(jitmx, name)) or "").partition("Source: ")
+    template, _, reference = said.partition("\n")[0].rstrip(".").partition("; reference: ")
+    for place in re.findall(r"(?:templates|jitmx)/[\w./]*\w", f"{template} {reference}"):
+        assert (ROOT / place).exists(), place
+    for dotted in re.findall(r"jitmx\.[\w.]*\w", reference):
+        pkgutil.resolve_name(dotted)
 
 
 def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None:

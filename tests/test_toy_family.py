@@ -157,6 +157,20 @@ def test_a_folder_without_a_family_or_with_one_that_is_there_is_refused(tmp_path
         (folder / name).unlink()
 
 
+def test_what_an_author_forgets_is_said_in_a_line(run: Run, folder: Path) -> None:
+    module = folder / "kernels" / "toy.py"
+    text = module.read_text()
+    (folder / "bench" / "toy.py").unlink()
+    said = run("bench", "toy", code=2).stderr
+    assert said == "Error: toy is to be measured by jitmx.bench.toy, and there is no such module\n"
+    module.write_text(text.replace("FAMILY = ", "MINE = "))
+    said = run("variants", "toy", "--arch", "sm_121", code=2).stderr
+    assert said == "Error: the module jitmx.kernels.toy declares no FAMILY; assign a Family to that name there\n"
+    module.write_text(text.replace('FAMILY = Family(\n    name="toy"', 'FAMILY = Family(\n    name="linear"'))
+    said = run("variants", "linear", "--arch", "sm_121", code=2).stderr
+    assert "the module jitmx.kernels.toy declares a family 'linear'; give the family, its module" in said
+
+
 def test_nothing_is_loaded_from_a_folder_that_no_setting_names() -> None:
     assert "toy" not in kernels.families() and "jitmx.kernels.toy" not in sys.modules
 

@@ -83,8 +83,9 @@ def public_keys(places: Iterable[Path]) -> dict[bytes, Path]:
                 f"{place} has no file that ends in {' or '.join(_SUFFIXES)}", "put the public keys there"
             )
         for path in listed:
+            data = _read(path, "public key")
             try:
-                key = serialization.load_pem_public_key(_read(path, "public key"))
+                key = serialization.load_pem_public_key(data)
             except ValueError as error:
                 raise SettingError(f"{path} holds no public key ({error})") from None
             if not isinstance(key, ed25519.Ed25519PublicKey):

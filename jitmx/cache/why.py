@@ -127,7 +127,7 @@ def explain(
 
 def _when(created: float) -> str:
     if not created:
-        return "for a bundle, which tells no date,"
+        return "for a bundle (which tells no date)"
     return time.strftime("on %Y-%m-%d at %H:%M:%S", time.localtime(created))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from jitmx import models
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.options import Count, FieldLetters, json_option
+from jitmx.errors import KnobError
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def command(words: tuple[str, ...], asked: str, model: str, seed: int, plot: Pat
         targets.require_gpu("bench")
         limits = benchmark.ceilings()
         payload["ceilings"] = dataclasses.asdict(limits)
-    modules = {name: importlib.import_module(one.module) for name, one in wanted.items()}
+    modules = {name: _module(name, one) for name, one in wanted.items()}
     for name, one in wanted.items():
         beside = tuple(peer for peer in peers if peer in one.peers)
         payload[name] = modules[name].bench(benchmark.Asked(fields[name], model, seed, beside, limits))
@@ -114,6 +116,20 @@ def command(words: tuple[str, ...], asked: str, model: str, seed: int, plot: Pat
         output.emit(payload)
     else:
         _show({name: modules[name].tables(payload[name], limits) for name in wanted}, limits)
+
+
+def _module(name: str, benchmark: Benchmark) -> ModuleType:
+    """The module that measures.
+
+    Raises:
+        KnobError: there is none of the name that the family gives.
+    """
+    try:
+        return importlib.import_module(benchmark.module)
+    except ModuleNotFoundError as error:
+        if error.name != benchmark.module:
+            raise
+        raise KnobError(f"{name} is to be measured by {benchmark.module}, and there is no such module") from None
 
 
 def _fields(wanted: Mapping[str, Benchmark], words: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jitmx.costs.cards import Card
     from jitmx.costs.launches import Priced
     from jitmx.costs.measured import Figure, Figures
+    from jitmx.draft_step import Speculation
     from jitmx.model_step import Step
 
 _RIGHT = ("TIMES", "MB", "INSTRUCTIONS", "US", "ALL US", "MEASURED", "PREDICTED", "OFF")
@@ -57,6 +58,10 @@ def call(found: Sequence[Priced], card: Card) -> None:
     """Print what the launches of a call cost."""
     output.say()
     launches(found)
+    unknown = sum(one.prediction is None for one in found)
+    if unknown:
+        output.say(f"not predicted for {card.name}: no cost is declared of {unknown} of the {len(found)} launches")
+        return
     us = sum(one.us for one in found)
     output.say(f"predicted for {card.name}: {us:.2f} us in a chain of calls that depend on one another")
 
@@ -91,6 +96,32 @@ def step(found: Step, name: str) -> None:
     output.say(
         f"predicted: {found.us / 1e3:.3f} ms a step, {found.tokens_per_second:.0f} tokens a second where nothing but "
         "these launches takes time"
+    )
+
+
+def speculation(found: Speculation, model: str, draft: str) -> None:
+    """Print what a step of speculation costs, and gains."""
+    step = found.draft
+    output.say(
+        f"{model} with {draft} on {step.card} ({step.arch}), {step.batch} requests with {step.context} tokens each, "
+        "a step of the draft:"
+    )
+    launches(step.launches)
+    output.say(f"predicted: {step.us / 1e3:.3f} ms a step of the draft with one row a request")
+    output.say("")
+    rows = [(count, f"{one.us / 1e3:.3f}") for count, one in found.verify.items()]
+    output.table(("ROWS A REQUEST", "MS"), rows, right=("ROWS A REQUEST", "MS"))
+    output.say("")
+    headers = "DRAFTS", "ACCEPTED", "TOKENS A STEP", "MS", "GAIN", "GAIN, SHARED"
+    gains = [
+        (one.k, " ".join(f"{rate:g}" for rate in one.rates), f"{one.tokens:.2f}", f"{one.us / 1e3:.3f}",
+         f"{one.gain:.2f}", f"{one.gain_shared:.2f}")
+        for one in found.gains
+    ]  # fmt: skip
+    output.table(headers, gains, right=(*headers[:1], *headers[2:]))
+    output.say(
+        f"gains are over decoding without a draft, {found.host_us:.0f} us a step outside of graphs included; "
+        f"shared: rows of a request hit {found.fewer_experts:.0%} fewer experts than if each chose on its own"
     )
 
 

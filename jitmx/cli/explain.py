@@ -11,9 +11,23 @@ from click.core import ParameterSource
 
 from jitmx.cli import output, shapes, targets
 from jitmx.cli.options import Count, FieldLetters, arch_option, json_option
+from jitmx.quoting import short
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
+
+
+def _rates(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[tuple[float, ...]]:
+    found = []
+    for text in texts:
+        try:
+            one = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            one = ()
+        if not 1 <= len(one) <= 16 or not all(1 >= a >= b >= 0 for a, b in zip((1.0, *one), one, strict=False)):
+            raise click.BadParameter(f"{short(text)} is no list of up to 16 rates, each at most the one before it")
+        found.append(one)
+    return found
 
 
 @click.command(
@@ -36,6 +50,7 @@ Examples:
   jitmx explain moe --arch sm_121 -m 16 --cost
   jitmx explain moe --arch sm_121 -m 16,64,256,1024 --cost
   jitmx explain --model gpt-oss-120b --arch sm_121 --batch 16 --context 8192
+  jitmx explain --model gpt-oss-120b --draft gpt-oss-120b-eagle3 --rates .74,.54 --arch sm_121
   jitmx explain --measured --arch sm_90
   jitmx explain --parameters --arch sm_121
 
@@ -62,6 +77,14 @@ of some), predicted us in a chain of dependent launches, and what most of that i
     "--context", type=Count(1, 1 << 24), default=2048, show_default=True, help="Of the model: tokens of each request."
 )
 @click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of the model: as in vLLM.")
+@click.option(
+    "--draft", metavar="NAME",
+    help="Of the model: with its Eagle3 draft in MXFP4, gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
+)  # fmt: skip
+@click.option(
+    "--rates", multiple=True, callback=_rates, metavar="A1,A2...",
+    help="Of the draft: the part of proposals whose first 1, 2 ... tokens are accepted; repeatable  [default: .74,.54]",
+)  # fmt: skip
 @click.option("--measured", is_flag=True, help="The cost model beside every measured time that ships.")
 @click.option("--parameters", is_flag=True, help="What the cost model knows of the target's card, and from where.")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
@@ -78,6 +101,8 @@ def command(
     batch: int,
     context: int,
     kv_cache_dtype: str,
+    draft: str | None,
+    rates: list[tuple[float, ...]],
     measured: bool,
     parameters: bool,
     targets_asked: tuple[Arch, ...],
@@ -94,13 +119,18 @@ def command(
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
     explains the launch of what is left. Other launches that the same call makes are listed last.
 
-    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding.
+    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding;
+    with --draft a step of its draft, verification of 1 to k + 1 rows, and what speculation gains with k drafts a step.
     """
     if sum(map(bool, (op, model, measured, parameters))) != 1:
         raise click.UsageError("give one of OP, --model, --measured and --parameters; `jitmx variants` lists operators")
-    _require_no_step_option(model)
+    _require_read(model=model is not None, draft=draft is not None, op=op is not None, cost=op is not None and cost)
     if model is not None:
-        _step(targets_asked, model, batch, context, "e4m3" if kv_cache_dtype == "fp8" else "same", as_json)
+        cache = "e4m3" if kv_cache_dtype == "fp8" else "same"
+        if draft is not None:
+            _speculation(targets_asked, model, draft, batch, context, rates or [(0.74, 0.54)], cache, as_json)
+        else:
+            _step(targets_asked, model, batch, context, cache, as_json)
     elif op is None:
         (_measured if measured else _parameters)(targets_asked, as_json)
     else:
@@ -119,12 +149,26 @@ def _one(targets_asked: tuple[Arch, ...]) -> Arch:
     return found[0]
 
 
-def _require_no_step_option(model: str | None) -> None:
+# Options that nothing reads but beside another, with what they are of and how that is said.
+_BESIDE = {
+    "batch": ("model", "a step: name the model by --model"),
+    "context": ("model", "a step: name the model by --model"),
+    "kv_cache_dtype": ("model", "a step: name the model by --model"),
+    "draft": ("model", "a step: name the model by --model"),
+    "rates": ("draft", "a draft: name it by --draft"),
+    "rows": ("cost", "the cost of a call: name OP and pass --cost"),
+    "sms": ("op", "a call: name OP"),
+    "cost": ("op", "a call: name OP"),
+}
+
+
+def _require_read(**there: bool) -> None:
+    """Raise UsageError for an option that nothing reads."""
     context = click.get_current_context()
-    for name in ("batch", "context", "kv_cache_dtype"):
-        if model is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+    for name, (beside, said) in _BESIDE.items():
+        if not there[beside] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} is of a step: name the model by --model, or leave --{name} out")
+            raise click.UsageError(f"--{name} is of {said}, or leave --{name} out")
 
 
 def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
@@ -139,6 +183,24 @@ def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int,
         output.emit({"model": model, **found.to_dict(), "parameters": cost.card_dict(cards.of(arch))["parameters"]})
     else:
         cost.step(found, model)
+
+
+def _speculation(
+    targets_asked: tuple[Arch, ...], model: str, draft: str, batch: int, context: int,
+    rates: list[tuple[float, ...]], cache: str, as_json: bool,
+) -> None:  # fmt: skip
+    """A step of speculation."""
+    from jitmx import draft_step, models
+    from jitmx.cli import cost
+    from jitmx.costs import cards
+
+    arch = _one(targets_asked)
+    found = draft_step.price(models.find(model), models.find_draft(draft), arch, batch, context, rates, cache=cache)
+    if as_json:
+        said = {"model": model, "draft_model": draft, **found.to_dict()}
+        output.emit({**said, "parameters": cost.card_dict(cards.of(arch))["parameters"]})
+    else:
+        cost.speculation(found, model, draft)
 
 
 def _measured(targets_asked: tuple[Arch, ...], as_json: bool) -> None:
@@ -233,7 +295,9 @@ def _call(
     if as_json:
         said = explanation.to_dict()
         if priced is not None:
-            said |= {"cost": [one.to_dict() for one in priced], "us": round(launches.total(priced), 3)}
+            known = all(one.prediction for one in priced)
+            us = round(launches.total(priced), 3) if known else None
+            said |= {"cost": [one.to_dict() for one in priced], "us": us}
         output.emit(said)
         return
     for line in explanation.lines():

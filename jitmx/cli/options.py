@@ -85,6 +85,12 @@ def _words(_context: click.Context, _parameter: click.Parameter, values: tuple[s
     return tuple(dict.fromkeys(word for value in values for word in value.replace(",", " ").split()))
 
 
+def counts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+    """Reads whole numbers of 1 or more, repeated or separated by commas."""
+    one = Count(1, 1 << 16)
+    return tuple(one.convert(word, parameter, context) for word in _words(context, parameter, values))
+
+
 def byte_count(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Reads `1G`, `500M` or `4096` as bytes; units are binary."""
     if value is None:

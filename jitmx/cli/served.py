@@ -52,6 +52,10 @@ _OPTIONS = (
         help="Of the model: also its Eagle3 draft: gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
     ),
     click.option("--draft-layers", help="Of the draft: those that jitmx serves, instead of JITMX_DRAFT_LAYERS."),
+    click.option(
+        "--draft-tokens", type=Count(1, 64), default=3, show_default=True,
+        help="Of the draft: tokens that it proposes a step at most (vLLM's num_speculative_tokens).",
+    ),
 )  # fmt: skip
 
 
@@ -70,6 +74,7 @@ class ServedModel:
     kv_cache_dtype: str
     draft: str | None = None
     draft_layers: str | None = None
+    draft_tokens: int = 3
 
     def request(self) -> Request:
         """Which layers are to be jitmx's.
@@ -121,12 +126,16 @@ class ServedModel:
             for arch, own in zip(arches, needed, strict=True):
                 own += draft_kernels.of_draft(
                     draft, arch, asked.draft, tokens=self.tokens, requests=self.requests, ranks=self.ranks,
-                    all_scales=asked.all_scales, attention=most if attends else None,
+                    fuse_norm=asked.fuse_norm, all_scales=asked.all_scales, attention=most if attends else None,
                     head=served.get("lm_head") if draft.vocabulary == model.vocabulary else None,
                 )  # fmt: skip
-        elif asked.samples:  # drafts are verified by vLLM's
+        if asked.samples:
+            logits = model.vocabulary, "bf16"
             for arch, own in zip(arches, needed, strict=True):
-                own.append(sampling_kernels.Sampler(arch.name, None, self.requests, model.vocabulary, "bf16"))
+                own.append(sampling_kernels.Sampler(arch.name, None, self.requests, *logits))
+                if self.draft is not None:
+                    rows = self.requests * (1 + self.draft_tokens)
+                    own.append(draft_kernels.Acceptance(arch.name, None, rows, *logits))
         return targets.served_variants(arches, needed, counts)
 
     def about(self) -> dict[str, Any]:
@@ -139,10 +148,13 @@ class ServedModel:
         own = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
-            if item.name not in ("name", "layers", "draft", "draft_layers")
+            if item.name not in ("name", "layers", "draft", "draft_layers", "draft_tokens")
         }
         if self.draft is not None:
-            own |= {"draft": dataclasses.asdict(models.find_draft(self.draft)), "draft_layers": dict(asked.draft)}
+            own |= {
+                "draft": dataclasses.asdict(models.find_draft(self.draft)), "draft_layers": dict(asked.draft),
+                "draft_tokens": self.draft_tokens,
+            }  # fmt: skip
         return {
             **named, "sizes": model.config(), "layers": dict(sorted(asked.served(self.lora).items())),
             "attends": asked.attends(model.head_dim, self.lora), "samples": asked.samples, **choices, **own,
@@ -166,7 +178,9 @@ def model_options(function: _F) -> _F:
     def call(*arguments: Any, model: str | None, **values: Any) -> Any:
         how = {name: values.pop(name) for name in names}
         if model is None:
-            _refuse(names)
+            _refuse(names, "how a model is served: name it by --model")
+        elif how["draft"] is None:
+            _refuse(["draft_tokens"], "how a draft is served: name it by --draft")
         return function(*arguments, model=None if model is None else ServedModel(model, **how), **values)
 
     options: Any = call
@@ -175,10 +189,10 @@ def model_options(function: _F) -> _F:
     return options  # type: ignore[no-any-return]
 
 
-def _refuse(names: list[str]) -> None:
-    """Without a model nothing reads the options that say how it is served."""
+def _refuse(names: list[str], says: str) -> None:
+    """Without what they are about nothing reads these options."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} says how a model is served: name it by --model, or leave --{name} out")
+            raise click.UsageError(f"--{name} says {says}, or leave --{name} out")

@@ -67,13 +67,14 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
     places = max(1, min(launch.blocks, multiprocessors) // shared)  # where whole rows of tiles are made
     items = -(-problem.n // rows_together(knobs)) * passes(knobs, m)
     sums = (4 if problem.residual == "pair" else 2) * (2 if problem.residual else 1)
+    features = 0 if problem.argmax else problem.n // (2 if problem.swiglu else 1)
     width = getattr(knobs, "tile_m", -(-m // _COLUMNS) * _COLUMNS)
     in_e4m3 = name == "wgmma_fp8"  # whose operations take half of the time
     by_groups = name in ("splitk", "wgmma", "wgmma_fp8")
     return Work(
         bytes=weight_bytes(problem)
         + (1 if in_e4m3 else 2) * m * problem.k
-        + sums * m * problem.n
+        + sums * m * features
         + 2 * problem.bias * problem.n,
         flops=(1.0 if in_e4m3 else 2.0) * rows * TILE_ROWS * tiles * TILE_K * passes(knobs, m) * width,
         needed=(1.0 if in_e4m3 else 2.0) * m * problem.n * problem.k,

@@ -253,12 +253,22 @@ class Family:
 
 @functools.cache
 def families() -> dict[str, Family]:
-    """Every family by name."""
+    """Every family by name.
+
+    Raises:
+        KnobError: one has not the name of its module, by which its templates, tables and settings are found.
+    """
     found = {}
     for module in pkgutil.iter_modules(__path__):
         family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
-        if isinstance(family, Family):
-            found[family.name] = family
+        if not isinstance(family, Family):
+            continue
+        if family.name != module.name:
+            raise KnobError(
+                f"the module {__name__}.{module.name} declares a family {family.name!r}",
+                f"give the family, its module and its folder in templates/ one name: {module.name}",
+            )
+        found[family.name] = family
     return found
 
 
@@ -270,5 +280,8 @@ def family(name: str) -> Family:
     """
     known = families()
     if name not in known:
+        folders = settings.current().families
+        if any(name in resources.families(folder / "kernels", folder / "templates") for folder in folders):
+            raise KnobError(f"the module {__name__}.{name} declares no FAMILY", "assign a Family to that name there")
         raise KnobError(f"{short(name)} is not a kernel family; families: {', '.join(known)}")
     return known[name]

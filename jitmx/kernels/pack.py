@@ -139,7 +139,7 @@ def reference(codes: Bytes, scales: Bytes, format: str, encoding: str) -> tuple[
 
 
 # Experts, n, k, most tiles a block, bytes between rows of scales beyond them, and whether rows come in halves.
-_SHAPES = ((1, 16, 64, 1, 0, False), (2, 21, 96, 1, 1, False), (2, 26, 224, 3, 2, True), (1, 13, 4256, 99, 0, False))
+_SHAPES = ((1, 16, 64, 1, 0, False), (2, 21, 96, 1, 1, False), (2, 26, 224, 3, 2, True), (1, 13, 5344, 99, 0, False))
 
 
 def _cases(variant: Variant) -> Iterator[Case]:

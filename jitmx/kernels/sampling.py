@@ -136,7 +136,8 @@ def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.
         deep: values before those of the last vector that its threads load at once.
     """
     row = generator.integers(-40, 41, vocab) / 4
-    apart = {"tie of a thread": round, "tie of blocks": part + 1, "infinite": part + 1}.get(kind, 1)
+    blocks = ("tie of blocks", "infinite", "neighbours", "neighbours below 0")
+    apart = round if kind == "tie of a thread" else part + 1 if kind in blocks else 1
     first = min(round, vocab - apart) if kind in ("tie of a thread", "NaN") else vocab - apart
     place = int(generator.integers(0, max(first, 1)))
     both = [place, min(place + apart, vocab - 1)]
@@ -152,6 +153,12 @@ def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.
             row[both] = np.nan, 60
         case "infinite":
             row[both] = np.inf
+        case "neighbours":  # of fp32, and far smaller than what lies between other values
+            row = -np.abs(row) - 1
+            row[both] = np.float32(3 * 2.0**-20), np.nextafter(np.float32(3 * 2.0**-20), np.float32(1))
+        case "neighbours below 0":
+            row = -np.abs(row) - 2
+            row[both] = np.nextafter(np.float32(-1.5), np.float32(-2)), -1.5
         case "deep":
             row[min(deep + 13, vocab - 1)] = 60
         case "late":  # in the last vectors
@@ -170,7 +177,7 @@ def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.
 
 _KINDS = (
     "tie", "tie of a thread", "tie of blocks", "zeros", "NaN", "infinite", "deep", "late", "nothing", "all NaN",
-    "first", "last", "negative",
+    "first", "last", "negative", "neighbours", "neighbours below 0",
 )  # fmt: skip
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -35,6 +39,8 @@ def require_cuda(name: str, tensor: object) -> torch.Tensor:
     found = require_tensor(name, tensor)
     if not card.holds(found):
         raise InputError(f"{name} is {describe(found)}; jitmx runs on CUDA tensors", f"move it with {name}.cuda()")
+    if found.layout is not torch.strided:
+        raise InputError(f"{name} is {describe(found)}, {found.layout}", f"pass {name}.to_dense()")
     return found
 
 
@@ -86,6 +92,34 @@ def require_no_grad(name: str, tensor: torch.Tensor) -> None:
             f"{name} requires a gradient, and jitmx has inference kernels only",
             f"call under torch.no_grad() or pass {name}.detach()",
         )
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a number of Python's or NumPy's; a tensor is none, for it would have to be read."""
+    return isinstance(value, Real)
+
+
+def require_epsilon(epsilon: Any) -> None:
+    """`epsilon` is one that an RMSNorm can have.
+
+    Raises:
+        InputError: it is no finite number of 0 or more.
+    """
+    if not is_number(epsilon) or not 0 <= epsilon < math.inf:
+        raise InputError(f"epsilon={epsilon!r} is not a finite number of 0 or more")
+
+
+def require_knobs(knobs: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Knobs of a call, in order of their names.
+
+    Raises:
+        InputError: they are no mapping.
+    """
+    if knobs is None:
+        return ()
+    if not isinstance(knobs, Mapping) or not all(isinstance(name, str) for name in knobs):
+        raise InputError(f"knobs={knobs!r} is no mapping of names to values", "pass such a mapping, or None")
+    return tuple(sorted(knobs.items()))
 
 
 def mismatch(name: str, tensor: object, shape: tuple[int, ...], x: torch.Tensor) -> InputError:

@@ -111,8 +111,8 @@ def run(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5, out: torch
     if weight_at & 15 or weight.requires_grad:
         checks.require_layout("weight", weight)
         checks.require_no_grad("weight", weight)
-    if not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon={epsilon} is not a finite number of 0 or more")
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        checks.require_epsilon(epsilon)
     if out is None:
         out = x.new_empty(*made.shape)  # numbers: torch takes twice the time to read a torch.Size
         made.launch(pointer, weight_at, out.data_ptr(), epsilon)

@@ -71,7 +71,7 @@ def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tens
 
 def _quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales that are not written yet."""
-    item = formats.get(format)
+    item = formats.get(str(format))
     if scale_rule not in formats.SCALE_RULES:
         raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
     checks.require_tensor("x", x)
@@ -124,7 +124,7 @@ def _dequantize(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: t
 
 def _dequantized(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: torch.dtype) -> torch.Tensor:
     """Values that are not written yet."""
-    if dtype not in _DTYPES:
+    if dtype not in tuple(_DTYPES):  # it may be anything, hashable or not
         raise InputError(f"dtype is {dtype}; dequantize yields bfloat16, float16 or float32")
     return codes.new_empty(MXTensor(codes, scales, format).shape, dtype=dtype)
 

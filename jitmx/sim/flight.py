@@ -3,7 +3,8 @@
 Accumulators of a product may not be read or written, and registers that hold its A not be written, until
 `wgmma.wait_group` says that it is done; only further products may use the same accumulators. What other instructions
 wrote to accumulators must lie before a `wgmma.fence`, and what they wrote to A since the last commit needs one since
-then: compilers move what makes A past a fence, which is no more than a marker to them. A plain move between registers
+then: compilers move what makes A past a fence, which is no more than a marker to them. The first product of a warpgroup
+needs a fence whatever was written. A plain move between registers
 carries these states along, because compilers copy accumulators and the assembler undoes that; constants count as
 fenced, as they may be put anywhere.
 
@@ -227,6 +228,7 @@ class Flight:
         self.loose: dict[int, dict[str, int]] = {}  # register: PTX line that wrote it since the last fence
         self.bare: dict[int, dict[str, int]] = {}  # the same with no fence since the last commit
         self.fences: set[int] = set()  # warpgroups with a fence since their last commit
+        self.fenced: set[int] = set()  # those with one at all
         self.groups: dict[int, int] = {}  # committed
 
     @classmethod
@@ -251,6 +253,8 @@ class Flight:
     def start(self, mask: Array | None, accumulators: frozenset[str], left: frozenset[str], line: int) -> None:
         """A product begins."""
         for first in self.warpgroups(mask):
+            if first not in self.fenced:
+                self.m.fault(line, first, "the first wgmma of its warpgroup, without wgmma.fence before it")
             product = _Product(self.groups.get(first, 0), accumulators, left, line)
             self.busy.setdefault(first, []).append(product)
             for state in (self.loose.get(first, {}), self.bare.get(first, {})):
@@ -275,6 +279,7 @@ class Flight:
             self.loose.pop(first, None)
             self.bare.pop(first, None)
             self.fences.add(first)
+            self.fenced.add(first)
 
     def check(self, mask: Array | None, watch: Watch, line: int) -> None:
         """Error where an instruction that is about to run is too early; else note what it does."""

@@ -141,6 +141,8 @@ class Copies:
         time, shadow = races.tick(line), races.shadows["shared"]
         for batch in self.batches:
             done = columns[batch.lanes] > 0
+            if not np.count_nonzero(done):
+                continue
             where, owners, size = batch.where[done], batch.lanes[done], batch.size
             m.shared.state.reshape(-1, size)[where // size] = _WRITTEN
             words = ASYNCHRONOUS | time << 32 | races.block[owners] << COLUMNS | columns[owners]

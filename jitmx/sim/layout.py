@@ -7,13 +7,16 @@ from jitmx.sim.memory import SHARED_START, Memory
 from jitmx.sim.program import Program
 from jitmx.sim.ptx import SIZES, Immediate, Variable
 
+_RED_ZONE = 256  # bytes between variables of shared memory, which nobody may touch
+
 
 def _up(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
-def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int, bytes]:
-    """Addresses of shared, local and parameter symbols; bytes of static shared and of local memory; the parameters.
+def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, list[slice], int, bytes]:
+    """Addresses of shared, local and parameter symbols; where static shared memory ends, and what of it is between
+    variables; bytes of local memory; the parameters.
 
     Raises:
         SimulationError: the arguments have not the size of the kernel's parameters.
@@ -22,12 +25,19 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
     symbols = dict(program.globals)
     variables = [*module.variables.values(), *program.entry.variables]
     shared, local = SHARED_START, 0
+    between: list[slice] = []
     dynamic: list[Variable] = []
+
+    def next_shared(align: int) -> int:
+        if shared == SHARED_START:
+            return _up(shared, align)
+        between.append(slice(shared, _up(shared + _RED_ZONE, align)))
+        return between[-1].stop
+
     for variable in variables:
         if variable.space == "shared" and variable.size:
-            shared = _up(shared, variable.align)
-            symbols[variable.name] = shared
-            shared += variable.size
+            symbols[variable.name] = next_shared(variable.align)
+            shared = symbols[variable.name] + variable.size
         elif variable.space == "shared":
             dynamic.append(variable)
         elif variable.space in ("local", "param"):
@@ -35,7 +45,7 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
             symbols[variable.name] = local
             local += variable.size
     if dynamic:
-        shared = _up(shared, max(16, *(variable.align for variable in dynamic)))
+        shared = next_shared(max(16, *(variable.align for variable in dynamic)))
         for variable in dynamic:
             symbols[variable.name] = shared
     offset = 0
@@ -49,7 +59,7 @@ def place(program: Program, arguments: bytes) -> tuple[dict[str, int], int, int,
         raise SimulationError(
             f"{program.entry.name} takes {offset} bytes of parameters; {len(arguments)} bytes of arguments were given"
         )
-    return symbols, shared, local, arguments
+    return symbols, shared, between, local, arguments
 
 
 def upload_variables(program: Program, memory: Memory) -> None:

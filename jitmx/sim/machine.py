@@ -89,15 +89,18 @@ class Machine:
 
     # Memory
     def _spaces(self, shared_bytes: int, arguments: bytes) -> None:
-        self.symbols, static, local, params = place(self.program, arguments)
+        self.symbols, static, between, local, params = place(self.program, arguments)
         self.races = Races(self.blocks, self.threads, self.width, self.cluster_size)
         self.shared = Space("shared", 0, 0)
         self.shared_size, self.dynamic_size = static + shared_bytes, shared_bytes
+        self.total_size = self.shared_size - sum(gap.stop - gap.start for gap in between)
         self.shared.resize(self.shared_size, len(self.blocks))
         self.shared.spread = (self.lane_ids // self.width) * self.shared.extent
         allocated = self.shared.state.reshape(len(self.blocks), -1) if self.shared_size else None
         if allocated is not None:
             allocated[:, SHARED_START : self.shared_size] = WRITABLE | ALLOCATED
+            for gap in between:
+                allocated[:, gap] = 0
         self.local = Space("local", 0, 0)
         self.local.resize(local, self.lanes)
         self.local.state[:] = WRITABLE | ALLOCATED

@@ -164,11 +164,15 @@ class Space:
         before[index], known[index] = self._rows[size, total // size][index], 1
 
     def check_writable(self, m: Machine, where: Array, lanes: Array, total: int, line: int) -> None:
-        """Error where a lane writes what it must not."""
+        """Error where a lane writes what it must not, or where a copy is still on its way to."""
         state = self._states[total].take(where >> _SHIFT[total], 0)
         word = pattern(WRITABLE | ALLOCATED, min(total, 8))
         if int(np.bitwise_and.reduce(state, None)) & word != word:
             self._unwritable(m, where, lanes, total, line)
+        if int(np.bitwise_or.reduce(state, None)) & pattern(PENDING, min(total, 8)):
+            at = int(np.flatnonzero((self._flags(where, total) & PENDING != 0).any(1))[0])
+            there = f"{total} bytes of {self.place(int(where[at]))}"
+            m.fault(line, lanes[at], f"writes {there}, to which an asynchronous copy is still under way")
         if self.late and int(np.bitwise_or.reduce(state, None)) & pattern(LATE, min(total, 8)):
             self.check_waited(m, where, lanes, total, line, "writes")
 

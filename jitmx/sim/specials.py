@@ -39,7 +39,7 @@ def special(m: Machine, name: str) -> Array:
         "%lanemask_eq": 1 << lane, "%lanemask_lt": (1 << lane) - 1, "%lanemask_le": (2 << lane) - 1,
         "%lanemask_gt": (1 << 32) - (2 << lane), "%lanemask_ge": (1 << 32) - (1 << lane),
         "%smid": at % 128, "%nsmid": 128, "%gridid": 0, "%clock": 0, "%clock64": 0, "%globaltimer": 0,
-        "%dynamic_smem_size": m.dynamic_size, "%total_smem_size": m.shared_size,
+        "%dynamic_smem_size": m.dynamic_size, "%total_smem_size": m.total_size,
         "%clusterid.x": at % gx // size, "%clusterid.y": at // gx % gy, "%clusterid.z": at // (gx * gy),
         "%nclusterid.x": gx // size, "%nclusterid.y": gy, "%nclusterid.z": gz,
         "%cluster_ctaid.x": at % gx % size, "%cluster_ctaid.y": 0, "%cluster_ctaid.z": 0,

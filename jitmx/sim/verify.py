@@ -52,6 +52,8 @@ class Verdict:
         return self.failure is None
 
 
+_STEPS = 60_000  # basic blocks of a case, several times what any takes: a loop without end is found within a minute
+
 # A verdict that was given before on the same proof, or None.
 Known = Callable[[str], Verdict | None]
 
@@ -102,6 +104,7 @@ def launch(
         shared_bytes=case.launch.shared_bytes,
         cluster=case.launch.cluster,
         resident_blocks=case.resident,
+        max_steps=_STEPS,
         programmatic=getattr(variant.knobs, "pdl", False),
         blocks=_turned(case) if turned and case.blocks is None else case.blocks,
         slow=slow,

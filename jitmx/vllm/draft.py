@@ -1,262 +1,354 @@
-"""The Eagle3 draft model of a served gpt-oss on jitmx: packed weights, attention, and its head's largest logit.
+"""The layer and the head of an Eagle3 draft model (`LlamaForCausalLMEagle3`) on jitmx's kernels.
 
-A draft is built and loaded by vLLM's own classes, behind the target. Taken over are the configuration that its layers
-ask for a method, its block (for its attention), whether its head is the target's, and how a token is taken of its head:
-vLLM writes the logits of a reduced vocabulary into a row of the whole one and looks that through; here one launch
-compares the products of an MXFP4 head, and one looks up the token that the best of them stands for.
+A draft step takes as long as its weights take to be read: the layer, and a head as large as three. O and down add the
+residual to what they make, as a hi/lo residual (`jitmx.vllm.block`), and gate-up leaves up * silu(gate); for one row
+gate-up and the head normalise what they read. The head takes the largest logit without writing any. The two norms
+before QKV and their concatenation stay with torch.compile, which makes one launch of them and of the embedding.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.models import llama_eagle3
-from vllm.model_executor.models.interfaces import LocalArgmaxMixin
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.models import llama, llama_eagle3
 from vllm.model_executor.models.llama import Attention
-from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
-from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, LlamaDecoderLayer
 
-import jitmx.ops.linear.argmax  # noqa: F401 - defines torch.ops.jitmx.linear_argmax
-from jitmx.draft_kernels import Argmax
-from jitmx.ops.linear import operand
-from jitmx.ops.linear.plan import DTYPES
-from jitmx.vllm import ahead, aux_layers, facts, linear, warmup
-from jitmx.vllm.attention import JitmxAttentionBackend
+import jitmx.ops.linear.argmax
+import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
+from jitmx.draft_kernels import gates
+from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.model_kernels import NORMED_ROWS
+from jitmx.ops.linear import compose
+from jitmx.vllm import ahead, attention, compiled, hooks
+from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
+from jitmx.vllm.draft_config import JitmxDraftConfig
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Decision, Layer
 
-# By the last part of a layer's name.
-_KINDS = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down", "fc": "fc"}
+# What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
+_KNOWN = {
+    "LlamaDecoderLayer.__init__": (LlamaDecoderLayer.__init__, "b8e94053e669764d"),
+    "LlamaDecoderLayer.forward": (LlamaDecoderLayer.forward, "9ec591e707b8c393"),
+    "LlamaModel.forward": (llama_eagle3.LlamaModel.forward, "58a7224a3592d8a3"),
+    "Eagle3LlamaForCausalLM.compute_logits": (Eagle3LlamaForCausalLM.compute_logits, "7fe5ad6de5da9a2f"),
+    "Eagle3LlamaForCausalLM.get_top_tokens": (Eagle3LlamaForCausalLM.get_top_tokens, "907ef31068e766e1"),
+    "LlamaAttention.__init__": (llama.LlamaAttention.__init__, "0eb7ca7a6336774f"),
+    "LlamaAttention.forward": (llama.LlamaAttention.forward, "52a4c32d47977aad"),
+    "LlamaMLP.forward": (llama.LlamaMLP.forward, "11828a2086fd9236"),
+}
 
 _layers: Callable[[Any], tuple[str, ...]] | None = None
 _decide: Callable[[Layer], Decision] | None = None
+_decide_block: Callable[[Any, str], bool] | None = None
 _decide_attention: Callable[..., Decision] | None = None
-# vLLM's, whose places are taken.
-_stock_config = llama_eagle3.get_draft_quant_config
-_stock_share = utils._should_share
-_stock_load = EagleSpeculator.load_draft_model
-_stock_aux = eagle3_utils.get_eagle3_aux_layers_from_config
+_stock_config = llama_eagle3.get_draft_quant_config  # vLLM's, whose place is taken
 
 
-class JitmxDraftConfig(QuantizationConfig):  # type: ignore[misc]
-    """What the layers of a draft model in bf16 ask for their method."""
+class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
+    """vLLM's layer of a draft, fused where the policy says so. Arguments are those of vLLM's.
 
-    jitmx_draft = True  # which `lm_head` reads: of this configuration it decides itself
-
-    def get_name(self) -> str:
-        return "jitmx_draft"
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return list(DTYPES)
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> JitmxDraftConfig:
-        return cls()
-
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """jitmx's method, or vLLM's for bf16; None for what is no product."""
-        if not isinstance(layer, LinearBase):
-            return None
-        kind = _KINDS.get(prefix.rpartition(".")[2])
-        if kind is not None and _decide is not None:
-            decision = _decide(Layer(kind, prefix, draft=True))
-            if decision.format is not None:
-                return JitmxLinearMethod(decision.format, prefix, all_scales=decision.all_scales)
-        return UnquantizedLinearMethod()
-
-
-class JitmxDraftLayer(llama_eagle3.LlamaDecoderLayer):  # type: ignore[misc]
-    """vLLM's block of an Eagle3 draft, with jitmx's attention where the policy says so. Arguments are those of vLLM."""
+    Attributes:
+        jitmx_fused: norms and residual are in its products.
+        jitmx_rotates: rotary embedding is left to the launch of attention.
+    """
 
     def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
-        super().__init__(vllm_config, prefix, config, layer_idx)
-        self._take_over()
-
-    def _take_over(self) -> None:
-        config = get_current_vllm_config()
-        if _layers is None or not _layers(config):
+        super().__init__(vllm_config, prefix=prefix, config=config, layer_idx=layer_idx)
+        self.jitmx_fused = self.jitmx_rotates = False
+        attn, mlp = self.self_attn, self.mlp
+        products = attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj
+        if type(self) is not JitmxDraftLayer or not served(vllm_config):
+            self._begin(products)
             return
-        attn = self.self_attn
-        for layer in (attn.qkv_proj, attn.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj):
+        self._take_attention(vllm_config)
+        qkv, o, gate_up, down = (layer.quant_method for layer in products)
+        if _decide_block is not None and all(isinstance(method, JitmxLinearMethod) for method in (o, gate_up, down)):
+            self.jitmx_fused = _decide_block(self, _other(self))
+        if isinstance(qkv, JitmxLinearMethod):
+            qkv.prefetch = attn.o_proj  # attention, between them, leaves memory idle
+        if self.jitmx_fused:
+            o.extras = down.extras = {"residual": "pair"}
+            gate_up.extras = {"norm": True}
+            self._take_rope(vllm_config)
+        if JitmxMLP.takes(mlp):
+            gate_up.extras |= {"swiglu": True}
+            mlp.__class__ = JitmxMLP
+            compiled.add(vllm_config, "the draft model's gates", "product")
+        self._begin(products)
+        if isinstance(attn.attn.impl, JitmxAttentionImpl):
+            needed = attn.attn.impl.needed(
+                vllm_config, torch.get_default_device(), vllm_config.cache_config.block_size or 16
+            )
+            if needed is not None:
+                ahead.begin(needed)
+
+    @staticmethod
+    def _begin(products: Iterable[Any]) -> None:
+        for layer in products:
             if isinstance(layer.quant_method, JitmxLinearMethod):
                 layer.quant_method.begin(layer)
-        if isinstance(attn.qkv_proj.quant_method, JitmxLinearMethod):
-            attn.qkv_proj.quant_method.prefetch = attn.o_proj  # attention, between them, leaves memory idle
-        _take_attention(attn, config)
+
+    def _take_attention(self, config: Any) -> None:
+        """Have the attention that vLLM has built built anew with jitmx's backend, where the policy says so."""
+        own, built = self.self_attn, self.self_attn.attn
+        if _decide_attention is None or type(built) is not Attention or built.attn_backend is JitmxAttentionBackend:
+            return
+        name, window = built.layer_name, built.sliding_window
+        heads = SimpleNamespace(
+            num_local_attention_heads=own.num_heads, num_local_key_value_heads=own.num_kv_heads, head_dim=own.head_dim,
+            layer_idx=next(int(part) for part in name.split(".") if part.isdecimal()),
+        )  # fmt: skip
+        if _decide_attention(heads, window, config.cache_config, "no_sinks").format is None:
+            return
+        del config.compilation_config.static_forward_context[name]  # where a layer of the same name is refused
+        own.attn = Attention(
+            own.num_heads, own.head_dim, own.scaling, num_kv_heads=own.num_kv_heads, cache_config=config.cache_config,
+            quant_config=built.quant_config, per_layer_sliding_window=window, attn_type=built.attn_type,
+            prefix=name, attn_backend=JitmxAttentionBackend,
+        )  # fmt: skip
+
+    def _take_rope(self, config: Any) -> None:
+        impl, rope = self.self_attn.attn.impl, self.self_attn.rotary_emb
+        if isinstance(impl, JitmxAttentionImpl):
+            if not attention.rotates(rope, impl.head_size, config.model_config.max_model_len):
+                impl.rope = rope
+            self.jitmx_rotates = impl.rope is not None
+            compiled.add(config, "the draft model's rope", "attention" if self.jitmx_rotates else None)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        embeds: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream behind the layer: its high and its low part.
+
+        Args:
+            positions: [tokens].
+            embeds, hidden_states: [tokens, hidden].
+            residual: what hidden_states lack of the stream, like them; None before the first layer.
+        """
+        if not self.jitmx_fused:
+            stock: tuple[torch.Tensor, torch.Tensor] = super().forward(positions, embeds, hidden_states, residual)
+            return stock
+        own, norm = self.self_attn, self.input_layernorm
+        residual_lo: torch.Tensor | None = None
+        if self.layer_idx == 0:
+            normed, x = self._residual_norm(hidden_states=hidden_states)
+            normed = torch.cat([norm(embeds), normed], dim=-1)
+        else:
+            x, residual_lo = torch.ops.jitmx.vllm_pair(hidden_states, residual).unbind()
+            normed = norm(x)
+        qkv, _ = own.qkv_proj(normed)
+        q, k, v = qkv.split([own.q_size, own.kv_size, own.kv_size], dim=-1)
+        if not self.jitmx_rotates:
+            q, k = own.rotary_emb(positions, q, k)
+        stream = own.o_proj.quant_method.apply_in_block(
+            own.o_proj, own.attn(q, k, v), residual=x, residual_lo=residual_lo
+        )
+        x, residual_lo = stream.unbind()
+        norm, mlp = self.post_attention_layernorm, self.mlp
+        gated = mlp.gate_up_proj.quant_method.apply_in_block(
+            mlp.gate_up_proj, x, norm=norm.weight.data, epsilon=norm.variance_epsilon
+        )
+        stream = mlp.down_proj.quant_method.apply_in_block(
+            mlp.down_proj, gated if isinstance(mlp, JitmxMLP) else mlp.act_fn(gated), residual=x,
+            residual_lo=residual_lo,
+        )  # fmt: skip
+        x, residual_lo = stream.unbind()
+        return x, residual_lo
 
 
-def _take_attention(attn: Any, config: Any) -> None:
-    """Put attention by jitmx into a LlamaAttention where the policy says so, and begin with its kernels."""
-    stock = attn.attn
-    if type(stock) is not Attention or stock.attn_backend is JitmxAttentionBackend or _decide_attention is None:
-        return
-    window, name = stock.sliding_window, stock.layer_name
-    heads = SimpleNamespace(
-        num_local_attention_heads=attn.num_heads, num_local_key_value_heads=attn.num_kv_heads, head_dim=attn.head_dim,
-        layer_idx=next(int(part) for part in name.split(".") if part.isdecimal()),
-    )  # fmt: skip
-    if _decide_attention(heads, window, config.cache_config, "no_sinks").format is None:
-        return
-    del config.compilation_config.static_forward_context[name]  # where a layer of the same name is refused
-    attn.attn = Attention(
-        attn.num_heads, attn.head_dim, attn.scaling, num_kv_heads=attn.num_kv_heads, cache_config=config.cache_config,
-        per_layer_sliding_window=window, prefix=name, attn_backend=JitmxAttentionBackend,
-    )  # fmt: skip
-    needed = attn.attn.impl.needed(config, torch.get_default_device(), config.cache_config.block_size or 16)
-    if needed is not None:
-        ahead.begin(needed)
+class JitmxMLP(llama.LlamaMLP):  # type: ignore[misc]
+    """vLLM's MLP of a draft, whose gates and ups meet in their product."""
+
+    @staticmethod
+    def takes(mlp: Any) -> bool:
+        """Whether an MLP that vLLM has built can become one."""
+        layer = mlp.gate_up_proj
+        known = type(mlp) is llama.LlamaMLP and "LlamaMLP.forward" not in changed()
+        ours = isinstance(layer.quant_method, JitmxLinearMethod) and getattr(layer, "bias", None) is None
+        return known and ours and gates(layer.weight.shape[0], layer.quant_method.format)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """vLLM's, with the product of gates and ups in one operator.
+
+        Args:
+            x: [tokens, hidden].
+        """
+        gated = self.gate_up_proj.quant_method.apply_in_block(self.gate_up_proj, x)
+        y: torch.Tensor
+        y, _ = self.down_proj(gated)
+        return y
+
+
+class _LeftToHead(RMSNorm):  # type: ignore[misc]
+    """The last norm of a draft whose head normalises what it reads: hands the stream's high part on."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+class JitmxEagle3LlamaForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
+    """vLLM's draft, whose head is read once a token. Arguments are those of vLLM's."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        model = self.model
+        fc = getattr(model, "fc", None)
+        if fc is not None and isinstance(fc.quant_method, JitmxLinearMethod):
+            fc.quant_method.begin(fc)
+        if not model.norm_output and all(getattr(layer, "jitmx_fused", False) for layer in model.layers):
+            model.norm = _LeftToHead(self.config.hidden_size, eps=self.config.rms_norm_eps)
+            compiled.add(vllm_config, "the draft model's norm", "head")
+        if self.draft_id_to_target_id is not None and served(vllm_config):
+            # Of each draft's token the target's; a buffer, so that sleep keeps it and graphs find it.
+            self.register_buffer("jitmx_targets", torch.zeros_like(self.draft_id_to_target_id), persistent=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        """vLLM's, and the table of tokens made of d2t."""
+        found = super().load_weights(weights)
+        offsets = self.draft_id_to_target_id
+        if hasattr(self, "jitmx_targets") and not offsets.is_meta:
+            self.jitmx_targets.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
+        return found
+
+    @property
+    def jitmx_norm(self) -> RMSNorm | None:
+        """The norm that is left to the head, or None."""
+        norm = self.model.norm
+        return norm if isinstance(norm, _LeftToHead) else None
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the target's vocabulary, [tokens, vocabulary].
+
+        Args:
+            hidden_states: [tokens, hidden], as `forward` gives them.
+        """
+        logits: torch.Tensor | None = super().compute_logits(self._normed(hidden_states))
+        return logits
+
+    def get_top_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's token whose logit in the draft is largest, int64 [tokens]; the lowest of several.
+
+        Args:
+            hidden_states: [tokens, hidden], as `forward` gives them.
+        """
+        own = argmax_weight(self)
+        if own is None:
+            found: torch.Tensor = super().get_top_tokens(self._normed(hidden_states))
+            return found
+        words, scales, n, k, layout = own
+        norm, weight, epsilon = self.jitmx_norm, None, 0.0
+        if norm is not None and hidden_states.shape[0] <= NORMED_ROWS:
+            weight, epsilon = norm.weight.data, norm.variance_epsilon
+        else:
+            hidden_states = self._normed(hidden_states)
+        top: torch.Tensor = torch.ops.jitmx.linear_argmax(
+            hidden_states.contiguous(), words, scales, n, k, layout, None, weight, epsilon
+        )
+        return top if self.draft_id_to_target_id is None else self.jitmx_targets[top]
+
+    def _normed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        norm = self.jitmx_norm
+        if norm is None or hidden_states.shape[0] == 0:
+            return hidden_states
+        return compose.rms_norm(hidden_states, norm.weight.data, norm.variance_epsilon)
+
+
+def argmax_weight(model: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, str] | None:
+    """The packed head of a draft as `linear_argmax` takes it, without rows of padding, whose logits would be zeros.
+
+    None where vLLM has to compare: a head that is not packed, that ranks share, or whose logits are turned around.
+    """
+    head = model.lm_head
+    if not isinstance(getattr(head, "quant_method", None), JitmxLinearMethod) or not hasattr(head, "jitmx_packed"):
+        return None
+    logits = model.logits_processor
+    if head.tp_size > 1 or not logits.scale > 0 or logits.logits_as_input or getattr(head, "bias", None) is not None:
+        return None
+    _, k, layout = head.jitmx_packed
+    n = model.logits_processor.org_vocab_size
+    tiles = -(-n // TILE_ROWS)
+    return head.weight_packed.data[:tiles], head.weight_scale.data[:tiles], n, k, layout
 
 
 def install(
-    layers: Callable[[Any], tuple[str, ...]], decide: Callable[[Layer], Decision],
+    layers: Callable[[Any], tuple[str, ...]],
+    decide: Callable[[Layer], Decision],
+    decide_block: Callable[[Any, str], bool],
     decide_attention: Callable[..., Decision],
-) -> None:  # fmt: skip
-    """Have vLLM build drafts of gpt-oss through this module. Again, it changes nothing but the policy.
+) -> None:
+    """Have vLLM build drafts of these layers. Again, it changes nothing but the policy.
 
     Args:
         layers: the layers of its draft that an engine is to have from jitmx, by its VllmConfig.
         decide: who serves a layer.
+        decide_block: whether a layer is fused, by the layer and what stands against it, in words.
         decide_attention: who serves its attention, by what has the numbers of its heads, the window, the CacheConfig
             and whether it has sinks.
     """
-    global _layers, _decide, _decide_attention
-    _layers, _decide, _decide_attention = layers, decide, decide_attention
+    global _layers, _decide, _decide_block, _decide_attention
+    _layers, _decide, _decide_block, _decide_attention = layers, decide, decide_block, decide_attention
     for (owner, name), own in PATCHED.items():
         setattr(owner, name, own)
+
+
+def served(vllm_config: Any) -> bool:
+    """Whether an engine is to have layers of its draft from jitmx."""
+    return _layers is not None and bool(_layers(vllm_config))
 
 
 def _config(vllm_config: Any) -> Any:
     """The configuration of a draft model: its checkpoint's, or jitmx's where that has none."""
     found = _stock_config(vllm_config)
-    if _layers is None or not _layers(vllm_config):
+    if not served(vllm_config):
         return found
     if found is not None:
-        _say_left(f"its checkpoint is quantized already ({found.get_name()})")
+        say_left(f"its checkpoint is quantized already ({found.get_name()})")
         return found
-    return JitmxDraftConfig()
-
-
-def _aux_layers(spec_config: Any) -> tuple[int, ...] | None:
-    """The boundaries of the target's blocks whose states a draft reads; None where its configuration has none."""
-    found: tuple[int, ...] | None = _stock_aux(spec_config)
-    return aux_layers.find(spec_config, found)
-
-
-def _shares(eagle: Any, flag: str, draft: Any, target: Any) -> bool:
-    """Whether a draft takes a layer of the target's for its own: where it has none, or the same."""
-    if getattr(eagle, flag, False) and isinstance(getattr(target, "quant_method", None), JitmxLinearMethod):
-        return draft is not None and _alike(draft, target)
-    return bool(_stock_share(eagle, flag, draft, target))
-
-
-def _alike(draft: Any, target: Any) -> bool:
-    """Whether a head is packed as one that is packed already is, now or if it were."""
-    words, scales = target.weight_packed, target.weight_scale
-    if isinstance(draft.quant_method, JitmxLinearMethod):
-        if draft.jitmx_packed != target.jitmx_packed:
-            return False
-        own = draft.weight_packed, draft.weight_scale
-    else:
-        n, k, layout = target.jitmx_packed
-        if draft.weight.shape != (n, k) or draft.weight.dtype not in DTYPES:
-            return False
-        packed = linear.pack(draft.weight.data, operand.parts(layout)[0])
-        own = packed.words, packed.scales
-    return bool(torch.equal(own[0], words) and torch.equal(own[1], scales))
-
-
-def _load(self: Any, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-    """The draft model of a speculator, whose tokens are taken by one launch where that can be."""
-    model = _stock_load(self, target_model, target_attn_layer_names)
-    if _layers is None or not _layers(self.vllm_config):
-        return model
-    if not isinstance(model, llama_eagle3.Eagle3LlamaForCausalLM):
-        _say_left(f"it is a {type(model).__name__}, and jitmx serves Eagle3 drafts of Llama blocks")
-        return model
-    _take_argmax(self, model)
-    return model
-
-
-def _take_argmax(speculator: Any, model: Any) -> None:
-    """Have a speculator take its tokens by `top_tokens`, and the kernels for that ready."""
-    against = _against_argmax(speculator, model)
-    if against:
-        logger.info("vLLM takes the draft model's tokens of its logits: %s", against)
-        return
-    head, found = model.lm_head, facts.target()[0]
-    n, k, layout = head.jitmx_packed
-    format, encoding, scale_range = operand.parts(layout)
-    assert found is not None, "no layer is served without a target"
-    warmup.prepare(
-        Argmax(
-            found.name, warmup.device_of(head.weight_packed.device), speculator.max_num_reqs, n, k,
-            DTYPES[head.weight.dtype], format, encoding, scale_range,
-        )
-    )  # fmt: skip
-    d2t = model.draft_id_to_target_id
-    model.jitmx_targets = None if d2t is None else torch.arange(len(d2t), device=d2t.device) + d2t.data
-    speculator.use_local_argmax_reduction = True
-    logger.info("jitmx takes the draft model's tokens with the product of its head")
-
-
-def _against_argmax(speculator: Any, model: Any) -> str:
-    """What stands against taking tokens with the product of the head, in words; empty where nothing."""
-    head, logits = model.lm_head, model.logits_processor
-    checks = (
-        (isinstance(head.quant_method, JitmxLinearMethod), "its head is vLLM's"),
-        (speculator.draft_logits is None, "they are drawn at random (draft_sample_method)"),
-        (not speculator.enable_adaptive_verification, "their logits say how sure it is (enable_adaptive_verification)"),
-        (getattr(head, "tp_size", 1) == 1, f"{head.tp_size} ranks share its head"),
-        (not head.shard_indices.num_org_vocab_padding, f"{head.org_vocab_size} tokens are no multiple of 64"),
-        (logits.scale > 0 and not logits.logits_as_input, "its logits are scaled by another than a positive number"),
-    )
-    return next((reason for fine, reason in checks if not fine), "")
-
-
-def top_tokens(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The target's token of each row's largest logit, int64 [rows], of an Eagle3LlamaForCausalLM.
-
-    Args:
-        hidden_states: [rows, hidden].
-    """
-    if not hasattr(self, "jitmx_targets"):
-        stock: torch.Tensor = LocalArgmaxMixin.get_top_tokens(self, hidden_states)
-        return stock
-    head = self.lm_head
-    n, k, layout = head.jitmx_packed
-    best: torch.Tensor = torch.ops.jitmx.linear_argmax(
-        hidden_states.contiguous(), head.weight_packed, head.weight_scale, n, k, layout, None, None, 0.0
-    )
-    return best if self.jitmx_targets is None else self.jitmx_targets[best]
-
-
-# By who has it and under which name: what is put in its place.
-PATCHED: dict[tuple[Any, str], Any] = {
-    (llama_eagle3, "get_draft_quant_config"): _config,
-    (llama_eagle3, "LlamaDecoderLayer"): JitmxDraftLayer,
-    (llama_eagle3.Eagle3LlamaForCausalLM, "get_top_tokens"): top_tokens,
-    (utils, "_should_share"): _shares,
-    (EagleSpeculator, "load_draft_model"): _load,
-    (eagle3_utils, "get_eagle3_aux_layers_from_config"): _aux_layers,
-}
+    assert _decide is not None, "it is there where layers are"
+    return JitmxDraftConfig(_decide)
 
 
 @functools.cache
-def _say_left(why: str) -> None:
+def say_left(why: str) -> None:
+    """One line where vLLM serves a draft that jitmx was asked for."""
     logger.warning("vLLM serves the draft model, whose layers jitmx was asked for: %s", why)
+
+
+def _other(layer: Any) -> str:
+    """What of vLLM's own stands against a fused layer, in words; empty where nothing."""
+    attn, mlp = layer.self_attn, layer.mlp
+    norms = layer.input_layernorm, layer.post_attention_layernorm, layer.hidden_norm
+    checks = (
+        (type(attn) is llama.LlamaAttention and type(mlp) is llama.LlamaMLP, "its parts are of other classes"),
+        (all(type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None for norm in norms),
+         "its RMSNorm is another than vLLM's"),
+        (not attn.o_proj.skip_bias_add and not mlp.down_proj.skip_bias_add, "a bias is added elsewhere"),
+        (attn.o_proj.tp_size == 1, f"products are added up over {attn.o_proj.tp_size} ranks before the residual is"),
+        (not changed(), f"vLLM's code of the draft is another than jitmx knows ({', '.join(changed())})"),
+    )  # fmt: skip
+    return next((reason for fine, reason in checks if not fine), "")
+
+
+@functools.cache
+def changed() -> tuple[str, ...]:
+    """Which functions that the draft takes the place of are not as they were when it was written."""
+    return tuple(name for name, (found, known) in _KNOWN.items() if hooks.digest(found) != known)
+
+
+# By the module and the name there: what is put in its place.
+PATCHED: dict[tuple[Any, str], Any] = {
+    (llama_eagle3, "get_draft_quant_config"): _config,
+    (llama_eagle3, "LlamaDecoderLayer"): JitmxDraftLayer,
+    (llama_eagle3, "Eagle3LlamaForCausalLM"): JitmxEagle3LlamaForCausalLM,
+}

@@ -211,18 +211,27 @@ _SAMPLER_TABLE: dict[str, dict[str, str]] = {
 # What a draft model on jitmx relies on: where one of these has changed, the draft is vLLM's, and nothing else is.
 _DRAFT_TABLE: dict[str, dict[str, str]] = {
     "vllm.config.speculative": {
-        "SpeculativeConfig": "draft_sample_method enable_adaptive_verification use_local_argmax_reduction",
+        "SpeculativeConfig": "draft_sample_method enable_adaptive_verification use_heterogeneous_vocab "
+        "use_local_argmax_reduction rejection_sample_method",
     },
     "vllm.model_executor.layers.linear": {"LinearBase": "", "UnquantizedLinearMethod": ""},
     "vllm.model_executor.layers.quantization.base_config": {
         "QuantizationConfig.get_quant_method": "layer prefix",
     },
-    "vllm.model_executor.models.interfaces": {"LocalArgmaxMixin.get_top_tokens": "hidden_states"},
-    "vllm.model_executor.models.llama": {"LlamaAttention.forward": "positions hidden_states", "Attention": ""},
+    "vllm.model_executor.models.llama": {
+        "LlamaAttention.forward": "positions hidden_states",
+        "LlamaMLP.forward": "x",
+        "Attention": "",
+    },
     "vllm.model_executor.models.llama_eagle3": {
         "LlamaDecoderLayer.__init__": "vllm_config prefix config layer_idx",
         "LlamaDecoderLayer.forward": "positions embeds hidden_states residual",
+        "LlamaDecoderLayer._norm_before_residual": "hidden_states",
+        "LlamaModel.forward": "input_ids positions hidden_states input_embeds",
+        "Eagle3LlamaForCausalLM.__init__": "vllm_config prefix",
+        "Eagle3LlamaForCausalLM.compute_logits": "hidden_states",
         "Eagle3LlamaForCausalLM.get_top_tokens": "hidden_states",
+        "Eagle3LlamaForCausalLM.load_weights": "weights",
         "get_draft_quant_config": "vllm_config",
     },
     "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": {

@@ -32,6 +32,7 @@ from jitmx.ops.linear import operand
 from jitmx.ops.linear.packed import PackedWeight
 from jitmx.ops.linear.plan import DTYPES, reads_rows
 from jitmx.ops.linear.row_words import RowWords, require_passes, row_words
+from jitmx.ops.linear.swiglu import interleave_gate_up
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
 from jitmx.vllm.log import logger
@@ -90,8 +91,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         activation: what X of many rows is rounded to, "none" or "fp8".
 
     Attributes:
-        extras: norm or residual, as in `LinearProblem`, where the layer's block gives them to the product
-            (`apply_in_block`).
+        extras: norm, residual or swiglu, as in `LinearProblem`, where the layer's block gives them to the product
+            (`apply_in_block`); with swiglu, rows are packed in the order of `jitmx.interleave_gate_up`.
         prefetch: the layer whose weight the product prefetches to the L2: work that leaves memory idle lies between;
             None for none.
 
@@ -165,7 +166,8 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             return
         warmup.prepare_packing(layer, self.format)
         with timed():
-            packed = pack(layer.weight.data, self.format)
+            weight = layer.weight.data
+            packed = pack(interleave_gate_up(weight) if self.extras.get("swiglu") else weight, self.format)
         if self._all_scales:
             packed = replace(packed, scale_range="full")
         layout = operand.layout(packed)
@@ -225,7 +227,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         self, layer: torch.nn.Module, x: torch.Tensor, *, residual: torch.Tensor | None = None,
         residual_lo: torch.Tensor | None = None, norm: torch.Tensor | None = None, epsilon: float = 0.0,
     ) -> torch.Tensor:  # fmt: skip
-        """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is.
+        """RMSNorm(X) W^T + bias + residual, of which `extras` says what there is, or up * silu(gate) of gates and ups.
 
         Args:
             x: [tokens, k] in the layer's dtype.
@@ -234,7 +236,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
             norm, epsilon: of the RMSNorm; the weight is [k].
 
         Returns:
-            [tokens, n]; with a residual a hi/lo residual [2, tokens, n].
+            [tokens, n]; with a residual a hi/lo residual [2, tokens, n]; with swiglu [tokens, n / 2].
         """
         return self._product(layer, x, layer.bias, residual, residual_lo, norm, epsilon)
 
@@ -245,7 +247,7 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         n, k, layout = layer.jitmx_packed
         y: torch.Tensor = torch.ops.jitmx.vllm_linear(
             x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, residual, residual_lo, norm,
-            epsilon, self.activation, *self._prefetched(),
+            epsilon, bool(self.extras.get("swiglu")), self.activation, *self._prefetched(),
         )  # fmt: skip
         return y
 

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from jitmx.layers import FORMATS
+from jitmx.vllm.draft_config import JitmxDraftConfig
 from jitmx.vllm.linear import JitmxLinearMethod, refusal
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Decision
@@ -122,7 +123,7 @@ def _obstacle(config: VllmConfig | None, tied: bool, dtype: torch.dtype, quant_c
     """What of vLLM's own needs a head in bf16, or None."""
     if tied:
         return "its config says that it shares its weight with the embedding, which is looked up in as well"
-    if quant_config is not None and not getattr(quant_config, "jitmx_draft", False):
+    if quant_config is not None and not isinstance(quant_config, JitmxDraftConfig):
         return f"the model has a quantization config for it, {type(quant_config).__name__}"
     if config is None:
         return None

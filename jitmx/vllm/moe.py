@@ -29,7 +29,7 @@ from jitmx.vllm.router import RouterLinear
 class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
     """Experts whose routing, products and sum are jitmx's.
 
-    vLLM gives it hidden states and router logits. Where the router was taken over it gives no logits, and up to 64
+    vLLM gives it hidden states and router logits. Where the router was taken over it gives no logits, and few
     tokens are two launches: the routing, and the experts. With LoRA, and where vLLM itself has to see which experts
     are chosen, vLLM chooses and jitmx gets ids and weights.
 

@@ -20,6 +20,7 @@ from jitmx.ops import custom, moe
 from jitmx.ops import linear as product
 from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear import plan as linear_plan
+from jitmx.ops.linear import swiglu as gates
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import Recipe
 from jitmx.ops.moe.plan import reads_rows
@@ -31,13 +32,14 @@ from jitmx.vllm import monitor
 def run_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
     residual: torch.Tensor | None, residual_lo: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float,
-    activation: str, *prefetched: Any,
+    swiglu: bool, activation: str, *prefetched: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Y = RMSNorm(X) W^T (+ bias), in one launch where the product's kernel has all of it.
 
     A residual is added with its low part, where there is one; Y is a hi/lo residual then, [2, ..., n].
 
     Args:
+        swiglu: rows of W are gates and ups, and Y is up * silu(gate), [..., n / 2].
         activation: what X of many rows is rounded to, or "none".
         prefetched: words and scales of the weight to prefetch, where there is one.
     """
@@ -45,11 +47,15 @@ def run_linear(
     weight = operand.find(words, scales, n, k, layout)
     if linear_plan.reads_rows(activation, weight, x.dtype):
         weight.look_at(words, scales)
-    fused = _fused(weight, x, bias is not None, residual is not None, norm is not None, activation)
+    fused = _fused(weight, x, bias is not None, residual is not None, norm is not None, swiglu, activation)
     rounded = None if fused.activation == "none" else fused.activation
     if norm is not None and not fused.norm:
         x, norm = compose.rms_norm(x, norm, epsilon), None
     prefetch = operand.prefetch(*prefetched)
+    if fused.swiglu:
+        return gates.run(x, weight, norm, epsilon, prefetch=prefetch)
+    if swiglu:
+        return gates.gated(product.run(x, weight, bias, None, None, norm, epsilon, rounded, prefetch=prefetch))
     if residual is None:
         return product.run(x, weight, bias, None, None, norm, epsilon, rounded, prefetch=prefetch)
     residual_lo = torch.zeros_like(residual) if residual_lo is None else residual_lo
@@ -60,15 +66,20 @@ def run_linear(
 
 
 def _fused(
-    weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool, norm: bool, activation: str
+    weight: operand.Operand, x: torch.Tensor, bias: bool, residual: bool, norm: bool, swiglu: bool, activation: str
 ) -> LinearProblem:
     """What of a call its product has fused, looked up among the weight's plans, which settings that change clear."""
     device = x.get_device()
-    key = "fused", x.shape, x.dtype, device, bias, residual, norm, activation
+    key = "fused", x.shape, x.dtype, device, bias, residual, norm, swiglu, activation
     found: LinearProblem | None = weight.plans.get(key)
     if found is None:
         arch, multiprocessors = card.arch(device), card.multiprocessors(device)
-        extras: dict[str, Any] = {"bias": bias, "residual": "pair" if residual else False, "norm": norm}
+        extras: dict[str, Any] = {
+            "bias": bias,
+            "residual": "pair" if residual else False,
+            "norm": norm,
+            "swiglu": swiglu,
+        }
         plain = linear_plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
         extras["activation"] = model_kernels.activation_of(plain, activation, arch)
         problem = linear_plan.problem(weight, plain.m, x.dtype, extras)
@@ -86,8 +97,8 @@ def _fake_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
 ) -> torch.Tensor:
     product.require_columns(x, n, k)
-    _, residual, *_ = rest
-    return x.new_empty((*(() if residual is None else (2,)), *x.shape[:-1], n))
+    _, residual, _, _, _, swiglu, *_ = rest
+    return x.new_empty((*(() if residual is None else (2,)), *x.shape[:-1], n // 2 if swiglu else n))
 
 
 def run_pair(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
@@ -135,9 +146,8 @@ def run_experts(
 
 custom.define(
     "vllm_linear(Tensor x, Tensor words, Tensor scales, int n, int k, str layout, Tensor? bias, Tensor? residual, "
-    "Tensor? residual_lo, Tensor? norm, float epsilon, str activation, Tensor? prefetch_words=None, "
-    "Tensor? prefetch_scales=None) "
-    "-> Tensor",
+    "Tensor? residual_lo, Tensor? norm, float epsilon, bool swiglu, str activation, Tensor? prefetch_words=None, "
+    "Tensor? prefetch_scales=None) -> Tensor",
     run_linear,
     _fake_linear,
 )

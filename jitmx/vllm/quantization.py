@@ -175,6 +175,44 @@ def draft_layers(config: Any) -> tuple[str, ...]:
     return tuple(_asked(config).draft)
 
 
+def decide_draft_block(layer: Any, against: str) -> bool:
+    """Whether norm and residual of a draft's layer go into its products; said in the log once.
+
+    Args:
+        layer: vLLM's, whose O, gate-up and down are jitmx's.
+        against: what stands against it, in words; empty where nothing.
+    """
+    config = get_current_vllm_config()
+    asked, (target, _) = _asked(config), facts.target()
+    assert target is not None, "no layer is served without a target"
+    gate_up = layer.mlp.gate_up_proj
+    if not asked.fuse_norm:
+        against = f"{asked.said['fuse_norm']} asks for norms in launches of their own"
+    elif not against and not model_kernels.gains(
+        target, sum(gate_up.output_partition_sizes), layer.hidden_size, gate_up.quant_method.format
+    ):
+        against = f"the kernel for one row of gate-up in {gate_up.quant_method.format} on {target} has no RMSNorm in it"
+    _announce_draft_block(against, target.name)
+    compiled.add(config, _DRAFTS + "block", None if against else "fused")
+    return not against
+
+
+def decide_draft_head(head: Any) -> Decision:
+    """Whether a draft without a head of its own has the target's, which is in bf16, packed.
+
+    Args:
+        head: the target's.
+    """
+    from jitmx.vllm.linear import refusal
+
+    config = get_current_vllm_config()
+    wanted = _asked(config).draft.get("lm_head")
+    against = "" if wanted is None else refusal(wanted, head.embedding_dim, head.weight.dtype) or ""
+    if config.speculative_config.draft_lm_head_quantization is not None:
+        against = "draft_lm_head_quantization makes the draft's head of the bf16 weight"
+    return decide(Layer("lm_head", "lm_head of the draft", draft=True, against=against))
+
+
 def decide_sampler(config: Any, against: str) -> bool:
     """Whether jitmx takes the tokens of greedy batches; said in the log once.
 
@@ -203,9 +241,10 @@ def install() -> None:
     if moved:
         _announce_no_draft(f"incompatible vLLM internals: {'; '.join(moved)}")
     else:
-        from jitmx.vllm import draft
+        from jitmx.vllm import draft, speculation
 
-        draft.install(draft_layers, decide, decide_attention)
+        draft.install(draft_layers, decide, decide_draft_block, decide_attention)
+        speculation.install(decide_draft_head)
     moved = hooks.moved(hooks.SAMPLER_HOOKS)
     if moved:
         _announce_sampler(f"incompatible vLLM internals: {'; '.join(moved)}", None)
@@ -240,6 +279,15 @@ def _announce_draft(kind: str, wanted: bool) -> None:
     """One line for each kind of layer of a draft model; no warning, for who asked for it meant the target's."""
     if wanted:
         logger.info("vLLM serves the draft model's own %s; jitmx serves layers of the target model only", kind)
+
+
+@functools.cache
+def _announce_draft_block(against: str, target: str) -> None:
+    """One line on the layers of a draft whose products are jitmx's."""
+    if against:
+        logger.warning("vLLM normalises and adds the residual of the draft model in launches of its own: %s", against)
+    else:
+        logger.info("jitmx normalises and adds the residual within the products of the draft model on %s", target)
 
 
 @functools.cache

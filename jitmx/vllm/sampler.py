@@ -1,4 +1,5 @@
-"""The sampler of a model that jitmx serves: the tokens of a batch whose requests are all greedy are one launch.
+"""The sampler of a model that jitmx serves: the tokens of a batch whose requests are all greedy are one launch, and
+those of one that verifies drafts are three.
 
 vLLM asks the model's state whether the sampler that it made is to be replaced. The one here has the state of that, and
 hands on to its code every batch with a request that wants more than the largest logit.
@@ -7,7 +8,7 @@ hands on to its code every batch with a request that wants more than the largest
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,14 @@ from vllm.v1.worker.gpu.sample import gumbel, logprob, states, trace_replay
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from jitmx import sampling_kernels
+from jitmx import draft_kernels, sampling_kernels
 from jitmx.errors import InputError
+from jitmx.ops import sampling
 from jitmx.ops.sampling import DTYPES, sample_requests
+from jitmx.ops.tree.acceptance import accept_requests
 from jitmx.vllm import facts, hooks, warmup
 from jitmx.vllm.log import logger
 
@@ -43,6 +48,16 @@ _KNOWN: dict[str, tuple[Any, str]] = {
     "get_num_sampled_and_rejected": (batches.get_num_sampled_and_rejected, "6c1cbdc95248972d"),
     "_get_num_sampled_and_rejected_kernel": (batches._get_num_sampled_and_rejected_kernel, "b48c635372eeade8"),
     "resolve_model_state_cls": (model_states.resolve_model_state_cls, "df63a96ec269ea22"),
+}
+
+# Likewise, of what verifies drafts.
+_KNOWN_REJECTION: dict[str, tuple[Any, str]] = {
+    "RejectionSampler.__init__": (RejectionSampler.__init__, "50e72eb5ab71b809"),
+    "RejectionSampler.__call__": (RejectionSampler.__call__, "6463beaa4704b2fc"),
+    "RejectionSampler._verify": (RejectionSampler._verify, "3de64f37b693a20e"),
+    "gather_draft_sampled": (rejection_sampler.gather_draft_sampled, "a0468c10f8f7784e"),
+    "_gather_draft_sampled_kernel": (rejection_sampler._gather_draft_sampled_kernel, "41c02943a2bd43be"),
+    "rejection_sample": (rejection_sampler.rejection_sample, "b050b90ad9888f9f"),
 }
 
 _decide: Callable[[Any, str], bool] | None = None
@@ -95,6 +110,69 @@ class JitmxSampler(Sampler):  # type: ignore[misc]
         return SamplerOutput(tokens, None, None, sampled, rejected)
 
 
+class JitmxRejectionSampler(RejectionSampler):  # type: ignore[misc]
+    """vLLM's verification of drafts, by the largest logits where all requests of a batch are greedy.
+
+    Args:
+        sampler: jitmx's, which knows which requests are.
+        stock: what vLLM verifies with, whose place it takes.
+    """
+
+    def __init__(self, sampler: JitmxSampler, stock: RejectionSampler) -> None:
+        self.__dict__.update(vars(stock))
+        self.sampler = sampler
+
+    def __call__(
+        self, logits: torch.Tensor, input_batch: Any, draft_logits: Any = None, invalid_drafts: Any = None
+    ) -> SamplerOutput:
+        """The tokens of a batch, how many each request gets, and how many of its drafts are rejected."""
+        own = self.sampler
+        greedy = own.jitmx_greedy[input_batch.idx_mapping_np]
+        if (
+            b"\0" in greedy.tobytes()
+            or invalid_drafts is not None  # a grammar ends before a draft does
+            or self.synthetic_conditional_rates is not None
+            or logits.dtype is not own.jitmx_dtype
+            or logits.shape[0] != len(input_batch.logits_indices)
+            or logits.stride(1) != 1
+        ):
+            return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        prompts = own.req_states.prefill_len.gpu
+        drafts, _ = rejection_sampler.gather_draft_sampled(
+            input_batch.input_ids, input_batch.positions, input_batch.logits_indices, input_batch.expanded_idx_mapping,
+            input_batch.expanded_local_pos, prompts,
+        )  # fmt: skip
+        try:
+            tokens, sampled, rejected = accept_requests(
+                drafts, sampling.run(logits), input_batch.cu_num_logits, self.num_speculative_steps,
+                input_batch.idx_mapping, input_batch.seq_lens, prompts,
+            )  # fmt: skip
+        except InputError as error:  # nothing that counts was launched
+            _say_refused(str(error))
+            return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        return SamplerOutput(tokens, None, None, sampled, rejected)
+
+
+def _verifies(config: Any) -> str:
+    """What stands against jitmx verifying the drafts of greedy batches, in words; empty where nothing."""
+    asked = config.speculative_config
+    against = _changed(_KNOWN_REJECTION)
+    checks = (
+        (asked.rejection_sample_method == "standard", f"rejection_sample_method={asked.rejection_sample_method}"),
+        (not asked.enable_adaptive_verification, "verification is adaptive"),
+        (not against, f"vLLM's code that verifies is another than jitmx knows ({', '.join(against)})"),
+    )  # fmt: skip
+    return next((reason for fine, reason in checks if not fine), "")
+
+
+@functools.cache
+def _say_verifies(against: str) -> None:
+    if against:
+        logger.info("vLLM verifies the drafts of every batch: %s", against)
+    else:
+        logger.info("jitmx verifies the drafts of batches whose requests are all greedy")
+
+
 @functools.cache
 def _say_refused(why: str) -> None:
     logger.warning("vLLM samples a greedy batch that jitmx was to: %s", why)
@@ -116,13 +194,20 @@ class _GreedySampling:
         dtype = config.model_config.head_dtype
         arch, _ = facts.target()
         assert arch is not None, "nothing is served without a target"
-        warmup.prepare(
-            sampling_kernels.Sampler(
-                arch.name, warmup.device_of(self.device), len(sampler.needs_logits_processing),
-                config.model_config.get_vocab_size(), DTYPES[dtype],
-            )
-        )  # fmt: skip
-        return JitmxSampler(sampler, dtype), None
+        slots, vocab = len(sampler.needs_logits_processing), config.model_config.get_vocab_size()
+        device, speculation = warmup.device_of(self.device), config.speculative_config
+        warmup.prepare(sampling_kernels.Sampler(arch.name, device, slots, vocab, DTYPES[dtype]))
+        ours = JitmxSampler(sampler, dtype)
+        if speculation is None:
+            return ours, None
+        stock = RejectionSampler(ours, speculation, self.device)
+        refused = _verifies(config)
+        _say_verifies(refused)
+        if refused:
+            return ours, stock
+        rows = slots * (speculation.num_speculative_tokens + 1)
+        warmup.prepare(draft_kernels.Acceptance(arch.name, device, rows, vocab, DTYPES[dtype]))
+        return ours, JitmxRejectionSampler(ours, stock)
 
 
 def install(decide: Callable[[Any, str], bool]) -> None:
@@ -153,7 +238,6 @@ def _lacks(config: Any, sampler: Any) -> str:
     dtype = config.model_config.head_dtype
     checks = (
         (type(sampler) is Sampler, f"vLLM samples by {type(sampler).__name__}"),
-        (config.speculative_config is None, "drafts are verified, which vLLM does with a sampler of its own"),
         (not getattr(sampler, "compute_nans", False), "NaN are counted (VLLM_COMPUTE_NANS_IN_LOGITS)"),
         (not getattr(sampler, "return_sampling_mask", False), "sampling masks are returned"),
         (dtype in DTYPES, f"logits in {dtype} are none of jitmx's"),
@@ -165,7 +249,11 @@ def _lacks(config: Any, sampler: Any) -> str:
 @functools.cache
 def changed() -> tuple[str, ...]:
     """Which functions that the sampler takes the place of, or reads from, are not as they were when it was written."""
-    return tuple(name for name, (found, known) in _KNOWN.items() if _digest(found) != known)
+    return _changed(_KNOWN)
+
+
+def _changed(known: Mapping[str, tuple[Any, str]]) -> tuple[str, ...]:
+    return tuple(name for name, (found, digest) in known.items() if _digest(found) != digest)
 
 
 def _digest(found: Any) -> str:

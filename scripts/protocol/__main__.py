@@ -100,6 +100,12 @@ def _common(level: str) -> Callable[[_F], _F]:
                     help="Jitmx's, vLLM's (off), or what jitmx takes by default.",
                 ),
                 click.option(
+                    "--speculate", type=_OLD_FOLDER,
+                    help="Folder of an Eagle3 draft (scripts/make_draft.py), with which engines that are tested draft.",
+                ),
+                click.option("--drafts", type=click.IntRange(1), default=2, help="Of --speculate: tokens a step."),
+                click.option("--draft-layers", default="all", help="Of --speculate: what jitmx serves of the draft."),
+                click.option(
                     "--out", type=_FOLDER, default=f"protocol-out/{level}", help="Folder for logs and report.json."
                 ),
                 click.option(
@@ -122,7 +128,11 @@ def _asked(given: dict[str, Any]) -> Any:
     if (model is None) == (preset is None):
         raise ProtocolError("give --model FOLDER or --synthetic PRESET, one of them")
     fields = {name: given.pop(name) for name in ("backend", "activation", "tile", "attention")}
-    ours = Configuration(configurations.layers(given.pop("layers")), **fields)
+    served, draft = configurations.layers(given.pop("layers")), given.pop("speculate")
+    drafts, of_draft = given.pop("drafts"), given.pop("draft_layers")
+    if draft is not None:
+        fields |= {"speculate": str(draft.resolve()), "drafts": drafts, "draft": of_draft if served else "none"}
+    ours = Configuration(served, **fields)
     if preset is not None:
         model = out / f"model-{preset}"
         if not (model / "config.json").is_file():

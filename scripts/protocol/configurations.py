@@ -31,6 +31,8 @@ class Configuration:
         activation: what jitmx's experts round their inputs to.
         tile: a tile for jitmx's experts, such as 64x128, over every table; "auto" leaves it to them.
         attention: jitmx's of every layer (on), vLLM's (off), or what jitmx's policy takes by default (auto).
+        draft: what jitmx serves of a draft model, where there is one, as draft_layers has it.
+        speculate: folder of an Eagle3 draft model; empty: none. drafts: tokens that it drafts a step.
         eager: no torch.compile and no CUDA graphs. Stock vLLM then rounds the residual stream where compiled code does
             not.
     """
@@ -41,6 +43,9 @@ class Configuration:
     tile: str = "auto"
     attention: str = "auto"
     eager: bool = False
+    draft: str = "none"
+    speculate: str = ""
+    drafts: int = 2
 
     def __post_init__(self) -> None:
         for item in self.layers:
@@ -55,9 +60,11 @@ class Configuration:
             raise ProtocolError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.attention not in ATTENTION:
             raise ProtocolError(f"attention {self.attention!r} is not one of {', '.join(ATTENTION)}")
-        if not self.layers and (self.activation, self.tile, self.attention) != ("bf16", "auto", "auto"):
+        own = self.activation, self.tile, self.attention, self.draft
+        if not self.layers and own != ("bf16", "auto", "auto", "none"):
             raise ProtocolError(
-                "activation, tile and attention are jitmx's; name the layers that it serves, or leave them out"
+                "activation, tile, attention and layers of a draft are jitmx's; name the layers that it serves, or "
+                "leave them out"
             )
 
     @property
@@ -84,20 +91,27 @@ class Configuration:
 
     def _options(self) -> dict[str, str]:
         """What the plugin is asked for by vLLM's additional_config."""
-        return {"mxfp4_layers": ",".join(self.layers), "attention": self.attention}
+        found = {"mxfp4_layers": ",".join(self.layers), "attention": self.attention}
+        return found | ({"draft_layers": self.draft} if self.draft != "none" else {})
 
     @property
     def name(self) -> str:
         """Short and unique: `stock-triton`, `jitmx-moe+qkv:mxfp8-act:mxfp8-tile:64x128`."""
         if not self.layers:
-            return f"stock-{self.backend}" + ("-eager" if self.eager else "")
+            parts = [f"stock-{self.backend}"]
+            return "-".join([*parts, *(["eager"] if self.eager else []), *self._speculation])
         parts = [f"jitmx-{'+'.join(self.layers)}"]
         parts += [f"backend:{self.backend}"] if "moe" not in self.served else []
         parts += [f"act:{self.activation}"] if self.activation != "bf16" else []
         parts += [f"tile:{self.tile}"] if self.tile != "auto" else []
         parts += [f"attn:{self.attention}"] if self.attention != "auto" else []
         parts += ["eager"] if self.eager else []
-        return "-".join(parts)
+        parts += [f"draft:{self.draft.replace(',', '+')}"] if self.draft != "none" else []
+        return "-".join([*parts, *self._speculation])
+
+    @property
+    def _speculation(self) -> list[str]:
+        return [f"k:{self.drafts}"] if self.speculate else []
 
     def announced(self) -> list[str]:
         """Regular expressions, each of which an engine's log holds."""
@@ -118,6 +132,10 @@ class Configuration:
             options["kernel_config"] = {"moe_backend": self.backend}
         if self.eager:
             options["enforce_eager"] = True
+        if self.speculate:
+            options["speculative_config"] = {
+                "method": "eagle3", "model": self.speculate, "num_speculative_tokens": self.drafts,
+            }  # fmt: skip
         return options
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -129,7 +147,7 @@ class Configuration:
 
         kept = dict(os.environ if base is None else base)
         # Variables, with their aliases, that change which kernels serve what.
-        fields = ("linear_", "moe_", "mxfp4_", "quantize_", "fuse_", "attention")
+        fields = ("linear_", "moe_", "mxfp4_", "draft_", "quantize_", "fuse_", "attention")
         choosing = [item for item in settings.TABLE if item.field.startswith(fields)]
         for name in ("VLLM_PLUGINS", *(name for item in choosing for name in (item.name, *item.aliases))):
             kept.pop(name, None)

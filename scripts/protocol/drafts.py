@@ -142,8 +142,12 @@ def config(sizes: DraftSizes) -> dict[str, Any]:
     }
 
 
-def entries(sizes: DraftSizes) -> Iterator[Drawn]:
-    """Every entry of the checkpoint that is drawn."""
+def entries(sizes: DraftSizes, head: bool = True) -> Iterator[Drawn]:
+    """Every entry of the checkpoint that is drawn.
+
+    Args:
+        head: it has one of its own.
+    """
     hidden, inner = sizes.hidden, sizes.intermediate
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     states = sizes.aux_states * hidden
@@ -158,7 +162,8 @@ def entries(sizes: DraftSizes) -> Iterator[Drawn]:
     ):  # fmt: skip
         yield Drawn(f"midlayer.{name}.weight", (rows, columns), "grid", gain * columns**-0.5)
     yield Drawn("norm.weight", (hidden,), "ones")
-    yield Drawn("lm_head.weight", (sizes.draft_vocab, hidden), "grid", _OUTPUT_SPREAD * hidden**-0.5)
+    if head:
+        yield Drawn("lm_head.weight", (sizes.draft_vocab, hidden), "grid", _OUTPUT_SPREAD * hidden**-0.5)
     if sizes.reduced:
         yield Drawn("d2t", (sizes.draft_vocab,), "d2t")
         yield Drawn("t2d", (sizes.vocab,), "t2d")
@@ -181,16 +186,20 @@ def mapping(name: str, targets: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def write(
-    folder: Path, sizes: DraftSizes, *, seed: int = 0, on_grid: bool = False, shard_bytes: int = 5 << 30
-) -> checkpoint.Written:
+    folder: Path, sizes: DraftSizes, *, seed: int = 0, on_grid: bool = False, head: bool = True,
+    shard_bytes: int = 5 << 30,
+) -> checkpoint.Written:  # fmt: skip
     """Write a draft with random weights into `folder`, made if need be; the same bytes from a seed.
 
     Args:
         on_grid, shard_bytes: as for a target's checkpoint.
+        head: it has one of its own; else an engine gives it the target's, whose vocabulary it then has.
 
     Raises:
-        InputError: the folder holds files already.
+        InputError: the folder holds files already, or a reduced vocabulary has no head.
     """
+    if sizes.reduced and not head:
+        raise InputError(f"draft_vocab={sizes.draft_vocab} of {sizes.vocab} tokens takes a head of its own")
 
     def make(entry: Drawn) -> checkpoint.Tensors:
         if entry.kind in ("d2t", "t2d"):
@@ -200,5 +209,5 @@ def write(
     checkpoint.require_empty(folder)
     made = {"seed": seed, "on_grid": on_grid, "shard_bytes": shard_bytes}
     return checkpoint.save(
-        folder, list(entries(sizes)), make, config(sizes) | {checkpoint.MADE: made}, shard_bytes
+        folder, list(entries(sizes, head)), make, config(sizes) | {checkpoint.MADE: made}, shard_bytes
     )  # fmt: skip

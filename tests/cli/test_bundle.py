@@ -285,9 +285,9 @@ def test_entries_of_a_bundle_are_shown_as_such(
     settings.reload()
     key = bundle.open_(place).of("record")[0]
     shown = run("cache", "show", key).stdout
-    assert f"within the bundle {place}" in shown and "for a bundle, which tells no date" in shown
+    assert f"within the bundle {place}" in shown and "for a bundle (which tells no date)" in shown
     assert "lies within the bundle" in run("cache", "path", key, code=1).stderr
-    assert "compiled for a bundle" in run("cache", "why", key).stdout
+    assert "compiled for a bundle (which tells no date)" in run("cache", "why", key).stdout
     assert f"site cache {place}: 2 entries" in run("cache", "stats").stdout
     run("bundle", "import", str(place))
     assert run("cache", "path", key).stdout.strip().startswith(str(tmp_path / "cache" / layout.VERSION))

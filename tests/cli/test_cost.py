@@ -39,6 +39,12 @@ def test_several_numbers_of_rows_are_a_line_each_with_what_they_take_at_the_leas
     run("explain", "moe", "-m", "16,256", "--arch", "sm_121", code=2)
 
 
+def test_a_call_with_a_launch_of_unknown_cost_has_no_predicted_time(run, read) -> None:
+    words = ("explain", "quantize", "--arch", "sm_90", "--cost")
+    assert "not predicted for NVIDIA H200: no cost is declared of 1 of the 1 launches" in run(*words).stdout
+    assert read(*words)["us"] is None
+
+
 def test_a_step_is_the_sum_of_its_launches_and_grows_with_batch_and_context(read) -> None:
     short, long, many = (
         read(*STEP, "--batch", str(b), "--context", str(c)) for b, c in ((1, 512), (1, 65536), (16, 512))
@@ -82,6 +88,9 @@ def test_parameters_are_printed_with_their_sources(run, read) -> None:
         (("explain", "moe", "--measured", "--arch", "sm_90"), "give one of"),
         (("explain", "moe", "--batch", "4", "--arch", "sm_90"), "--batch is of a step"),
         (("explain", "moe", "--kv-cache-dtype", "fp8", "--arch", "sm_90"), "--kv-cache-dtype is of a step"),
+        (("explain", "norm", "--rows", "4", "--arch", "sm_90"), "--rows is of the cost of a call: name OP and pass"),
+        (("explain", "--measured", "--sms", "4", "--arch", "sm_90"), "--sms is of a call: name OP, or leave --sms out"),
+        (("explain", "--parameters", "--cost", "--arch", "sm_90"), "--cost is of a call: name OP"),
         (("explain", "moe", "--cost", "--arch", "sm_80"), "no parameters for sm_80"),
         (("explain", "--measured", "--arch", "sm_121"), "no measured times of sm_121a"),
         (("explain", "--model", "nothing", "--arch", "sm_90"), "nothing' is none of gpt-oss-120b"),

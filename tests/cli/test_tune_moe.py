@@ -19,7 +19,7 @@ from jitmx.kernels.moe import MoeProblem
 from jitmx.runtime import card as cards
 
 SM_121 = arch.parse("sm_121")
-LAYER = ("experts=16", "top=2", "hidden=256", "intermediate=128")
+LAYER = ("experts=16", "top=8", "hidden=256", "intermediate=128")
 Timed = list[tuple[int, str, dict[str, Any]]]
 
 
@@ -72,7 +72,7 @@ def test_a_layer_is_tuned_first_and_then_its_second_product_on_the_tile_of_the_f
     ]  # fmt: skip
     tactics.tables.cache_clear()
     for m in (17, 100, 256):
-        choice = choose("moe", MoeProblem.on(SM_121, m=m, experts=16, top=2, hidden=256, intermediate=128), SM_121)
+        choice = choose("moe", MoeProblem.on(SM_121, m=m, experts=16, top=8, hidden=256, intermediate=128), SM_121)
         assert choice.decided_by.name == "user table"
         _, down, _ = companions(choice)
         assert down.decided_by.name == "user table"
@@ -85,7 +85,7 @@ def test_a_layer_is_tuned_first_and_then_its_second_product_on_the_tile_of_the_f
 def test_other_counts_of_a_layer_stay_in_the_table(run: Any, tmp_path: Path) -> None:
     run("tune", "moe", *LAYER, "-m", "16,256", "-q")
     said = run("tune", "moe", *LAYER, "-m", "1024")
-    assert "16 x [256, 128] top 2 m=1024: " in said.stderr and "16 x [256, 128] top 2 down m=1024: " in said.stderr
+    assert "16 x [256, 128] top 8 m=1024: " in said.stderr and "16 x [256, 128] top 8 down m=1024: " in said.stderr
     table = json.loads((tmp_path / "tactics" / "sm_121a" / "moe.json").read_text())
     ranges: dict[str, list[list[int]]] = {}
     for row in table["rows"]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from jitmx import arch as arches
 from jitmx import batch, build, errors, kernels, ledger, resources, settings
 from jitmx.cache import manifest
 from jitmx.cache import store as stores
+from jitmx.cli import main
 from jitmx.dispatch import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
@@ -432,3 +434,21 @@ def test_records_of_a_newer_jitmx_are_said_to_stand_in_the_way_and_stay(run, toy
 )
 def test_options_of_a_model_that_nothing_can_follow_are_refused_by_name(run, arguments, said: str) -> None:
     assert said in run("warmup", "--arch", "sm_121", *arguments, code=2).stderr
+
+
+def test_warm_up_of_a_model_with_its_draft_makes_the_kernels_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITMX_DRAFT_LAYERS", "none")
+    settings.reload()
+    asked: dict[tuple[str, ...], set[str]] = {}
+    kept: list[Any] = []
+    monkeypatch.setattr(batch, "build_all", lambda variants, **_: kept.append(variants) or [])
+    draft = "--draft", "gpt-oss-20b-eagle3-32k", "--draft-layers"
+    for more in ((), (*draft, "fc"), (*draft, "fc,lm_head")):
+        sizes = "--model", "gpt-oss-20b", "--tokens", "4", "--requests", "2"
+        assert CliRunner().invoke(main, ["warmup", "--arch", "sm_90", *sizes, *more]).exit_code == 0
+        asked[more] = {variant.identity for variant in kept[-1]}
+        assert any(variant.name == "tree.accept" for variant in kept[-1]) is bool(more)
+    plain, few, more_ = asked.values()
+    assert plain < few < more_
+    argmax = [v for v in kept[-1] if v.spec.family == "linear" and v.knobs.as_dict().get("argmax")]
+    assert argmax

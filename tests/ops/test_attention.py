@@ -625,8 +625,10 @@ def test_a_target_that_converts_no_e4m3_says_so(card: Simulated) -> None:
         world([(3, 1)], e4m3=True).call()
 
 
-def test_pages_of_odd_size_are_refused_with_the_nearest(card: Simulated) -> None:
-    made = world([(3, 1)])
+@pytest.mark.parametrize("card", ["sm_121a", "sm_90a"], indirect=True)
+@pytest.mark.parametrize("new", [1, 40])
+def test_pages_of_odd_size_are_refused_with_the_nearest(new: int, card: Simulated) -> None:
+    made = world([(3, new)])
     odd = {name: torch.zeros(4, 24, KV, DIM, dtype=BF16) for name in ("k_cache", "v_cache")}
     with pytest.raises(KnobError, match="page_size=24 is not a multiple of 16; the nearest legal value is 32"):
         made.call(**odd)

@@ -382,6 +382,37 @@ def test_cp_async_read_too_early_is_an_error(between: str, message: str) -> None
         launch(kernel(START + ASYNC.format(size="") + between + NEIGHBOUR, "in out"), 64, source, target, memory=memory)
 
 
+@pytest.mark.parametrize("ordered", ["", "bar.sync 0;\n", "cp.async.wait_group 1;\nbar.sync 0;\n"])
+@pytest.mark.parametrize("lane", [0, 33])
+def test_what_is_written_where_a_cp_async_is_under_way_may_be_lost(ordered: str, lane: int) -> None:
+    write = f"xor.b32 %r7, %r1, {lane};\nshl.b32 %r7, %r7, 4;\nadd.u32 %r8, %r2, %r7;\nst.shared.u32 [%r8+8], %r1;\n"
+    body = START + ASYNC.format(size="") + ordered + write
+    memory, _, source, target = buffers(256)
+    waited = body.replace(write, "cp.async.wait_all;\nbar.sync 0;\n" + write)
+    launch(kernel(waited, "in out"), 64, source, target, memory=memory)
+    with pytest.raises(SimulationError, match=r"writes 4 bytes .* to which an asynchronous copy is still under way"):
+        launch(kernel(body, "in out"), 64, source, target, memory=memory)
+
+
+def test_two_copies_of_one_thread_to_one_place_need_a_wait_between() -> None:
+    memory, _, source, target = buffers(256)
+    twice = START + ASYNC.format(size="") + "{}" + ASYNC.format(size="") + "cp.async.wait_all;\n"
+    launch(kernel(twice.replace("{}", "cp.async.wait_all;\n"), "in out"), 64, source, target, memory=memory)
+    with pytest.raises(SimulationError, match="to which an asynchronous copy is still under way"):
+        launch(kernel(twice.replace("{}", ""), "in out"), 64, source, target, memory=memory)
+
+
+def test_a_thread_that_has_copied_nothing_arrives_at_an_mbarrier_beside_copies_of_others() -> None:
+    memory, data, source, target = buffers(256)
+    start = INIT.replace("[%r3], 1", "[%r3], 64")
+    arrive = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r3];\n"
+    halves = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra later;\n" + arrive + "bra on;\nlater:\n" + arrive + "on:\n"
+    copies = "setp.lt.u32 %p1, %r1, 32;\n@!%p1 bra none;\n" + ASYNC.format(size="") + "none:\n"
+    read = "setp.lt.u32 %p1, %r1, 32;\n@!%p1 bra sent;\n" + NEIGHBOUR.replace("%r1, 33", "%r1, 1") + "sent:\n"
+    launch(kernel(START + start + copies + halves + WAIT + read, "in out"), 64, source, target, memory=memory)
+    np.testing.assert_array_equal(memory.download(target, np.uint32, (128,)), data[:128])
+
+
 def test_cp_async_fills_what_the_source_lacks_with_zeros() -> None:
     memory, data, source, target = buffers(256)
     size = "and.b32 %r13, %r1, 1;\nshl.b32 %r13, %r13, 3;\n"

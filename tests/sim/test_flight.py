@@ -129,10 +129,10 @@ UNPACKED = ".reg .b16 low, high; mov.b32 {{low, high}}, {};\n"
 STORE = "mul.wide.u32 d2, r0, 4; add.u64 d2, d0, d2; st.global.f32 [d2], f{n};\nret;\n}}\n"
 
 
-def assemble(body: str, n: int = 0) -> None:
+def assemble(body: str, n: int = 0, head: str = HEAD) -> None:
     memory = Memory()
     out = memory.allocate(512)
-    simulate(HEAD + body + STORE.format(n=n), (1, 1, 1), (128, 1, 1), out.to_bytes(8, "little"), memory)
+    simulate(head + body + STORE.format(n=n), (1, 1, 1), (128, 1, 1), out.to_bytes(8, "little"), memory)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,16 @@ def assemble(body: str, n: int = 0) -> None:
 )
 def test_what_compilers_do_to_accumulators_passes(body: str) -> None:
     assemble(body)
+
+
+def test_the_first_product_of_a_warpgroup_needs_a_fence_before_it() -> None:
+    bare = HEAD.replace("mov.f32 f0, 0f00000000; mov.f32 f1, f0; mov.f32 f2, f0; mov.f32 f3, f0;", "").replace(
+        "mov.b32 r4, 0; add.u32 r4, r4, 0;", "mov.b32 r4, 0;"
+    )
+    first = PRODUCT.replace("d1, 1, 1,", "d1, 0, 1,")  # which takes no accumulators
+    assemble(first + DONE, head=bare)
+    with pytest.raises(SimulationError, match="the first wgmma of its warpgroup, without"):
+        assemble(first + DONE, head=bare.replace("wgmma.fence.sync.aligned;\n", ""))
 
 
 @pytest.mark.parametrize(

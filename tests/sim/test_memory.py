@@ -123,3 +123,27 @@ def test_narrow_loads_extend_into_wide_registers() -> None:
     launch(body, [data, out], memory, block=1)
     assert memory.download(out, "u4", (2,)).tolist() == [0xFFFFFF80, 0x80]
     assert memory.download(out, "i8", (2,))[1] == np.int16(np.uint16(0xFF80).view("i2"))
+
+
+def test_what_lies_between_variables_of_shared_memory_is_nobodys() -> None:
+    declare = "\n".join(f".shared .align {align} .b8 {name}[64];" for name, align in (("one", 4), ("two", 64)))
+    declare += "\n.extern .shared .align 128 .b8 rest[];"
+    for name, size in (("one", 64), ("two", 64), ("rest", 128)):
+        body = f"mov.u32 r0, {name};\nst.shared.u32 [r0+{{}}], r0;"
+        for at in (0, size - 4):
+            launch(body.format(at), [], Memory(), block=1, declare=declare, shared_bytes=128)
+        for at in (-4, -64, size, size + 60):
+            with pytest.raises(SimulationError, match="writes 4 bytes of shared memory out"):
+                launch(body.format(at), [], Memory(), block=1, declare=declare, shared_bytes=128)
+
+
+def test_what_lies_between_variables_does_not_count_as_shared_memory() -> None:
+    memory = Memory()
+    out = memory.allocate(4)
+    declare = "".join(f".shared .align 4 .b8 {name}[64];\n" for name in ("one", "two"))
+    body = "mov.u32 r1, one; mov.u32 r2, two;\nmov.u32 r0, %total_smem_size; st.global.u32 [q0], r0;"
+    sizes = []
+    for more in (0, 4096):
+        launch(body, [out], memory, block=1, declare=declare, shared_bytes=more)
+        sizes.append(int(memory.download(out, "u4", (1,))[0]))
+    assert sizes[0] % 1024 == 128 and sizes[1] == sizes[0] + 4096

@@ -13,6 +13,7 @@ import mutations_experts_more
 import mutations_far
 import mutations_fp8
 import mutations_linear_more
+import mutations_mlp
 import mutations_norm
 import mutations_order
 import mutations_products
@@ -44,6 +45,7 @@ _CATALOGUES = (
     mutations_order,
     mutations_sampling,
     mutations_sequences,
+    mutations_mlp,
     mutations_tree,
     mutations_values,
 )

@@ -247,6 +247,11 @@ def test_numbers_that_no_call_changes_decide_who_shares_a_workspace() -> None:
     assert len(list(chains([replace(one, fixed=()), replace(other, fixed=())]))) == 1
 
 
+def test_a_case_whose_kernel_never_ends_fails_within_seconds() -> None:
+    with pytest.raises(SimulationError, match=r"block 0, thread 0: still runs after 60000 steps of its blocks"):
+        errors("griddepcontrol.wait;\n$again: bra $again;", [counted(1)])
+
+
 def test_a_counter_that_wraps_serves_every_launch() -> None:
     found = errors(LAST.format(1, ""), [counted(1), counted(1), counted(2), counted(1)])
     assert [error for _, error in found] == [0] * 4

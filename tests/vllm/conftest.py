@@ -165,7 +165,18 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     from vllm.model_executor.models import gpt_oss
 
     import jitmx.vllm
-    from jitmx.vllm import ahead, aux_layers, draft, facts, hooks, log, plugin, quantization, warmup
+    from jitmx.vllm import (
+        ahead,
+        aux_layers,
+        draft,
+        facts,
+        hooks,
+        log,
+        plugin,
+        quantization,
+        speculation,
+        warmup,
+    )
 
     for name in {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)} & os.environ.keys():
         if name != "JITMX_CACHE_DIR":
@@ -176,12 +187,13 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     classes = dict(custom_op.op_registry_oot)
     monkeypatch.setattr(gpt_oss.GptOssModel, "block_cls", gpt_oss.GptOssModel.block_cls)  # put back after the test
-    for owner, name in draft.PATCHED:
+    for owner, name in (*draft.PATCHED, *speculation.PATCHED):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     caches: tuple[Callable[..., Any], ...] = (
         plugin._say_once, hooks.hold, quantization._announce, quantization._announce_block,
         quantization._announce_draft, quantization._announce_other, quantization._announce_sampler,
-        quantization._announce_no_draft, draft._say_left, aux_layers._say_nested, aux_layers._say_none,
+        quantization._announce_draft_block, quantization._announce_no_draft, draft.say_left, aux_layers._say_nested,
+        aux_layers._say_none,
     )  # fmt: skip
     found = Host(checkpoint[0], [], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)

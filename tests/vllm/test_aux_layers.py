@@ -16,7 +16,7 @@ vllm_world = pytest.importorskip("vllm_world")
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
 
 from jitmx.errors import InputError
-from jitmx.vllm import aux_layers, draft
+from jitmx.vllm import aux_layers, speculation
 from scripts.protocol import drafts
 
 NAME = "eagle_aux_hidden_state_layer_ids"
@@ -35,7 +35,7 @@ def nested(*ids: Any) -> dict[str, Any]:
 
 
 def find(config: Any) -> Any:
-    return aux_layers.find(config, draft._stock_aux(config))
+    return aux_layers.find(config, speculation._stock_aux(config))
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_product_with_a_residual_is_told_of_the_weight_to_prefetch_too(
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=False, residual=fused))
     x, layout, later = torch.zeros(1, 64).bfloat16(), operand.layout(weight), (weight.words, weight.scales)
     y = products.run_linear(
-        x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, "none", *later
+        x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, False, "none", *later
     )
     assert told == [operand.prefetch(*later)] and y.shape == (2, 1, 32)
 
@@ -261,7 +261,7 @@ def shuffled(pair: tuple[Any, Any], positions: torch.Tensor) -> tuple[Any, Any, 
 
 
 def fusion_of(**extras: bool) -> Any:
-    return SimpleNamespace(activation="none", **extras)
+    return SimpleNamespace(**{"activation": "none", "swiglu": False} | extras)
 
 
 @pytest.mark.parametrize(
@@ -362,11 +362,11 @@ def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
         qkv, norm = layer.attn.qkv_proj, layer.input_layernorm.weight.data
         weight = (qkv.weight_packed, qkv.weight_scale, *qkv.jitmx_packed, qkv.bias)
         for later in ((), weight[:2]):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, "none", *later))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, False, "none", *later))
         o, attended = layer.attn.o_proj, torch.randn(1, 128).bfloat16()
         weight = (o.weight_packed, o.weight_scale, *o.jitmx_packed, o.bias)
         for lost in (None, x * 0.001):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0, "none"))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0, False, "none"))
         opcheck(torch.ops.jitmx.vllm_pair.default, (x, x * 0.1))
         experts, gate = layer.mlp.experts.routed_experts, layer.mlp.router
         opcheck(
@@ -396,14 +396,15 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
         packed = [jitmx.pack_weight((codes, scales)) for _ in range(2)]
         own, other = (operand.find(weight.words, weight.scales, 48, 96, operand.layout(weight)) for weight in packed)
         x = torch.zeros(1, 96).bfloat16()
-        first = products._fused(own, x, True, False, True, "none")
-        assert first.norm and products._fused(own, x, True, False, True, "none") is first
-        assert products._fused(other, x, True, False, True, "none") is first  # weights of a shape share what was chosen
+        normed = True, False, True, False, "none"
+        first = products._fused(own, x, *normed)
+        assert first.norm and products._fused(own, x, *normed) is first
+        assert products._fused(other, x, *normed) is first  # weights of a shape share what was chosen
         assert asked == [(1, "bf16", True)]
-        assert not products._fused(own, x, True, False, False, "none").norm
-        assert products._fused(own, x.half(), True, False, True, "none").dtype == "fp16"
-        assert products._fused(own, x.repeat(3, 1), True, False, True, "none").m == 3
+        assert not products._fused(own, x, True, False, False, False, "none").norm
+        assert products._fused(own, x.half(), *normed).dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1), *normed).m == 3
         assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
         settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
-        assert not products._fused(own, x, True, False, True, "none").norm and asked[4:] == [(1, "bf16", True)]
+        assert not products._fused(own, x, *normed).norm and asked[4:] == [(1, "bf16", True)]
     settings.reload()

@@ -99,8 +99,8 @@ def run(host: Any, tmp_path: Path) -> Iterator[Run]:
         config = target.vllm_config
         eagle3_utils.set_eagle3_aux_hidden_state_layers(target, config.speculative_config)
         speculator = SimpleNamespace(
-            vllm_config=config, draft_logits=None, enable_adaptive_verification=False, max_num_reqs=8,
-            use_local_argmax_reduction=False,
+            vllm_config=config, speculative_config=config.speculative_config, draft_logits=None, draft_watermarker=None,
+            enable_adaptive_verification=False, max_num_reqs=8, use_local_argmax_reduction=False,
         )  # fmt: skip
         with vllm_world.world(), set_current_vllm_config(config):
             draft = EagleSpeculator.load_draft_model(speculator, target, set())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,12 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states import default, resolve_model_state_cls
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from jitmx import arch, settings
+from jitmx.draft_kernels import Acceptance
 from jitmx.sampling_kernels import Sampler as Needed
 from jitmx.vllm import hooks, policy, sampler
 from jitmx.vllm.sampler import JitmxSampler
@@ -268,7 +272,6 @@ def test_vllms_sampler_stays_where_it_is_asked_for(
     [
         ({"compute_nans": True}, "NaN are counted"),
         ({"return_sampling_mask": True}, "sampling masks are returned"),
-        ({"speculative_config": object()}, "drafts are verified"),
         ({"changed": ("Sampler.__call__",)}, r"another than jitmx knows (Sampler.__call__)"),
         ({"head_dtype": torch.float64}, "logits in torch.float64 are none of jitmx's"),
         ({"class": None}, "vLLM samples by Watermarked"),
@@ -279,9 +282,7 @@ def test_vllms_sampler_stays_where_jitmx_cannot_do_what_it_does(
 ) -> None:
     state, made = state_of(host, host.build()), stock()
     for name, value in changes.items():
-        if name == "speculative_config":
-            monkeypatch.setattr(state.vllm_config, name, value)
-        elif name == "changed":
+        if name == "changed":
             monkeypatch.setattr(sampler, name, lambda value=value: value)
         elif name == "head_dtype":
             monkeypatch.setattr(type(state.vllm_config.model_config), name, value)
@@ -345,3 +346,115 @@ def test_warm_up_makes_its_kernel_where_jitmx_serves_anything(options: dict[str,
     assert asked.samples is wanted
     found = list(Needed("sm_90a", None, 1024, 201_088, "bf16").every(arch.parse("sm_90a"), 132))
     assert {variant.name for variant in found} == {"sampling.greedy"}
+
+
+K = 2  # drafts of a request at most
+
+
+def verifying(slots: list[int], drafts: list[list[int]], prompts: Any) -> InputBatch:
+    """A batch that verifies so many drafts of each request, behind its last token."""
+    each = np.array([len(own) + 1 for own in drafts])
+    starts = np.concatenate([[0], each.cumsum()]).astype(np.int32)
+    rows = int(starts[-1])
+    made = batch_of(slots)
+    tokens = torch.tensor([token for own in drafts for token in (1, *own)], dtype=torch.int32)
+    lengths = torch.tensor([int(prompts[slot]) + len(own) + 1 for slot, own in zip(slots, drafts, strict=True)])
+    return dataclasses.replace(
+        made, num_draft_tokens=rows - len(slots), input_ids=tokens, logits_indices=torch.arange(rows),
+        positions=torch.arange(rows), cu_num_logits=torch.from_numpy(starts), cu_num_logits_np=starts,
+        expanded_idx_mapping=torch.tensor(slots).repeat_interleave(torch.from_numpy(each)),
+        expanded_local_pos=torch.cat([torch.arange(count) for count in each]).int(), seq_lens=lengths.int(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rejection(stock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Makes what verifies, for requests in all slots; vLLM's says "stock", and its gathering is plain torch."""
+    monkeypatch.setattr(RejectionSampler, "__call__", lambda self, *given: "stock")
+    monkeypatch.setattr(
+        rejection_sampler, "gather_draft_sampled", lambda ids, positions, at, *rest: (ids[at], positions[at])
+    )
+
+    def make() -> Any:
+        ours = JitmxSampler(stock(), torch.bfloat16)
+        for slot in range(SLOTS):
+            ours.add_request(slot, GREEDY if slot else SamplingParams(temperature=0.5))
+        return sampler.JitmxRejectionSampler(ours, RejectionSampler(ours, speculation_of(), HOST))
+
+    return make
+
+
+def speculation_of(**more: Any) -> Any:
+    usual = {"num_speculative_tokens": K, "enable_adaptive_verification": False, "rejection_sample_method": "standard",
+             "fly_entropy_threshold": 0.3, "fly_entropy_top_k": 3}  # fmt: skip
+    return SimpleNamespace(**usual | more)
+
+
+def test_drafts_of_a_greedy_batch_are_accepted_up_to_the_first_that_is_not_what_the_target_says(
+    rejection: Callable[[], Any],
+) -> None:
+    ours = rejection()
+    prompts = ours.sampler.req_states.prefill_len
+    prompts.np[:] = 3
+    prompts.copy_to_uva()
+    logits = logits_of(8, 5)
+    right = logits.float().argmax(1).tolist()
+    # All right; the first wrong; the second wrong; none drafted: rows 0-2, 3-4, 5-6 and 7.
+    slots, drafts = [4, 2, 9, 7], [right[0:2], [right[3] + 1], [right[5]], []]
+    drafts[2] = [right[5]]
+    with simulated_card.on_cpu("sm_90a") as card:
+        found = ours(logits, verifying(slots, drafts, prompts.np))
+    assert card.kernels == ["sampling.greedy", "tree.accept"]
+    assert found.num_sampled.tolist() == [3, 1, 2, 1] and found.num_rejected.tolist() == [0, 1, 0, 0]
+    wanted = [right[0:3], right[3:4], right[5:7], right[7:8]]
+    rows = found.sampled_token_ids.tolist()
+    assert [row[: len(own)] for row, own in zip(rows, wanted, strict=True)] == wanted
+    assert found.sampled_token_ids.shape == (4, K + 1) and found.logprobs_tensors is None
+
+
+def test_a_request_that_is_still_being_read_gets_no_token_of_its_drafts(rejection: Callable[[], Any]) -> None:
+    ours = rejection()
+    prompts = ours.sampler.req_states.prefill_len
+    prompts.np[:] = 3
+    prompts.copy_to_uva()
+    batch = verifying([4, 5], [[1], [2]], prompts.np)
+    prompts.np[4] = 64
+    prompts.copy_to_uva()
+    with simulated_card.on_cpu("sm_90a"):
+        found = ours(logits_of(4), batch)
+    assert found.num_sampled.tolist()[0] == 0 and found.num_rejected.tolist()[0] == 0
+
+
+def test_a_batch_that_asks_for_more_is_verified_by_vllm(rejection: Callable[[], Any]) -> None:
+    ours = rejection()
+    prompts = ours.sampler.req_states.prefill_len
+    batch, logits = verifying([4, 5], [[1], [2]], prompts.np), logits_of(4)
+    with simulated_card.on_cpu("sm_90a") as card:
+        assert ours(logits, verifying([4, 0], [[1], [2]], prompts.np)) == "stock"  # one is drawn at random
+        assert ours(logits, batch, None, torch.ones(4, dtype=torch.bool)) == "stock"  # a grammar cuts drafts off
+        assert ours(logits.float(), batch) == "stock"
+        assert ours(logits[:3], batch) == "stock"
+        assert card.kernels == [] and ours(logits, batch) != "stock"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [({}, ""), ({"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.2]}, "synthetic"),
+     ({"enable_adaptive_verification": True}, "adaptive")],
+)  # fmt: skip
+def test_drafts_of_an_engine_are_verified_by_jitmx_unless_by_another_rule(
+    host: Any, stock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], why: str
+) -> None:
+    sampler._say_verifies.cache_clear()
+    state = state_of(host, host.build())
+    monkeypatch.setattr(state.vllm_config, "speculative_config", speculation_of(**more))
+    ours, rejects = state.custom_sampler(stock())
+    assert type(ours) is JitmxSampler and rejects.sampler is ours
+    assert (type(rejects) is sampler.JitmxRejectionSampler) is (not why)
+    kernels = [item for item in host.warmed if isinstance(item, Acceptance)]
+    assert len(kernels) == (not why)
+    (line,) = (text for _, text in host.said if "verifies" in text)
+    assert why in line
+    if kernels:
+        names = {variant.name for variant in kernels[0].every(arch.parse("sm_90a"), 132)}
+        assert names == {"sampling.greedy", "tree.accept"}

@@ -10,7 +10,7 @@ import click
 from jitmx.cache import bundle, keys
 from jitmx.cli import failures, output, served, targets
 from jitmx.cli.bundle import opening
-from jitmx.cli.options import Count, arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import arch_option, counts, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ Exit codes: 0 the bundle is there; 1 a kernel breaks its contract, 3 one does no
 @family_option
 @click.option(
     "--multiprocessors",
-    type=Count(1, 1 << 16),
     multiple=True,
     metavar="N",
-    help="Of the cards that are to be served; repeat it for several (default: those of the card that a target stands "
-    "for). Which kernels serve depends on it.",
+    callback=counts,
+    help="Of the cards that are to be served; repeat it or separate several by commas (default: those of the card that "
+    "a target stands for). Which kernels serve depends on it.",
 )
 @click.option("--key", type=click.Path(path_type=Path), metavar="PATH", help="A private key (PEM) that signs it.")
 @jobs_option
@@ -71,20 +71,20 @@ def command(
         raise click.UsageError("--model says which kernels; leave out --family")
     private = keys.private_key(key) if key else None
     arches = targets.resolve(targets_asked)
-    counts = {arch: multiprocessors or (arch.multiprocessors,) for arch in arches}
+    cards = {arch: multiprocessors or (arch.multiprocessors,) for arch in arches}
     variants = [
         variant
         for arch in arches
         for variant in (
-            model.variants((arch,), counts[arch])
+            model.variants((arch,), cards[arch])
             if model
-            else targets.default_variants((arch,), family_names, counts[arch])
+            else targets.default_variants((arch,), family_names, cards[arch])
         )
     ]
     from jitmx import batch, bundles
 
     asked: dict[str, Any] = model.about() if model else {"families": sorted(family_names) or "all"}
-    asked["multiprocessors"] = {arch.name: sorted(set(counts[arch])) for arch in sorted(arches, key=str)}
+    asked["multiprocessors"] = {arch.name: sorted(set(cards[arch])) for arch in sorted(arches, key=str)}
     with Progress(len(variants), f"Bundling {', '.join(map(str, arches))}", quiet=quiet) as progress:
         results = batch.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))
     if failed := [(one.variant.name, one.error) for one in results if isinstance(one, batch.Failed)]:

@@ -49,7 +49,7 @@ def command(name_or_key: str, targets_asked: tuple[Arch, ...], sass: bool, as_js
     else:
         inputs, outputs = record.inputs, record.outputs
         dated = datetime.datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "seconds")
-        created = dated if record.created else "for a bundle, which tells no date,"
+        created = dated if record.created else "for a bundle (which tells no date)"
         within = f"within the bundle {root}" if root and image_path is None else "damaged or gone"
         rows = (
             ("name", record.name),

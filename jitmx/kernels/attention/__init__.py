@@ -163,6 +163,7 @@ FAMILY = Family(
             heuristic=wgmma.heuristic,
             candidates=wgmma.candidates,
             runs_on=wgmma.runs_on,
+            rarer=wgmma.RARER,
         ),
         Kernel(
             prefill.PREFILL,
@@ -171,6 +172,7 @@ FAMILY = Family(
             launch=prefill.launch,
             heuristic=prefill.heuristic,
             candidates=prefill.candidates,
+            rarer=prefill.RARER,
         ),
         Kernel(
             append.APPEND,
@@ -178,6 +180,7 @@ FAMILY = Family(
             fixed=append.fixed,
             launch=append.launch,
             heuristic=append.heuristic,
+            rarer=append.RARER,
         ),
     ),
     problem=AttentionProblem,

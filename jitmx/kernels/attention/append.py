@@ -49,6 +49,14 @@ APPEND = KernelSpec(
 )
 
 
+# Every branch that the variants of typical calls have not.
+RARER: tuple[dict[str, Any], ...] = (
+    {"dtype": "fp16", "head_dim": 96, "cache": "e4m3", "rope": "interleaved", "rotary": 96, "table": "table_fp32",
+     "page_size": 48, "warps": 2, "pdl": False},
+    {"head_dim": 128, "warps": 1},
+)  # fmt: skip
+
+
 def fixed(problem: AttentionProblem) -> dict[str, Any]:
     """Knobs that a problem decides; KnobError where it asks for attention."""
     return shared.fixed_for(AppendKnobs, problem, "append")

@@ -37,6 +37,5 @@ ARGUMENTS = Arguments(
     number("requests", "int"),
     number("kv_heads", "int"),
     number("scale_stride", "int", "1 where each head has a scale of its own, else 0"),
-    number("parts", "int", "blocks a (request, KV head), of kernels that share it out evenly"),
     number("least_queries", "int", "new tokens of a request that prefill takes, at least; others are left to decode"),
 )

@@ -23,6 +23,7 @@ NOWHERE = 1 << 30  # a page that is read only by mistake
 FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
+_BRIGHT = 8  # last values of a head that make a key's weight large
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -39,10 +40,15 @@ class Asked:
         soft_cap: of the logits.
         null_slots: whether the first new token is written nowhere.
         explicit: whether slots and positions are given.
+        placed: whether positions are, without slots.
+        first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
         large: factor of q: logits far apart.
         least_queries: of a request that is not left to another launch.
         far: whether pages of the cache lie so far apart that offsets pass 2^32 bytes.
         beyond: whether a value of the first token's q is beyond the range of fp16.
+        bright: whether the first key in a token's window has a large weight, and would have it in the next one's.
+        still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
+            among keys; those of the others rise by so much that their powers are beyond fp32.
     """
 
     name: str
@@ -53,10 +59,14 @@ class Asked:
     soft_cap: float = 3.0
     null_slots: bool = False
     explicit: bool = False
+    placed: bool = False
+    first: bool = False
     large: float = 1.0
     least_queries: int = 1
     far: bool = False
     beyond: bool = False
+    bright: bool = False
+    still: bool = False
 
     @property
     def problem(self) -> AttentionProblem:
@@ -142,6 +152,9 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     # before a window are none of the cache's. Of far pages the last is the farthest.
     wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
     table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
+    if asked.first:
+        owner = next((r for r, (old, _) in enumerate(asked.requests) if old == 0), 0)
+        table[table == 1], table[owner, 0] = table[owner, 0], 0
     table = np.sort(table, axis=None).reshape(table.shape) if asked.far else table
     pages = requests * wide + 2
     shape = (pages, page, kv_heads, head_dim)
@@ -156,7 +169,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         (row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, asked.requests, strict=True)
     ]
     for cache in caches:
-        cache[0] = np.nan
+        cache[1 if asked.first else 0] = np.nan
         for row, at in behind:
             cache[row[at // page], at % page] = np.nan
     q, k, v = (
@@ -165,6 +178,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     q = (q.astype(np.float32) * asked.large).astype(dtype)
     if asked.beyond:
         q[0], q[0, :, 0] = 0.0, 1e5
+    if asked.bright:
+        q[..., -_BRIGHT:] = 2
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -195,7 +210,8 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         if new < asked.least_queries:
             left[rows] = LEFT
             continue
-        if old < 0:  # padding
+        if old < 0:  # padding: fewer tokens than new ones
+            lengths[r] = new - 1
             continue
         lengths[r] = old + new
         at = np.arange(old, old + new)
@@ -214,7 +230,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
             bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
             for w in range(words):
                 mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
-        elif asked.explicit and not window:
+        elif (asked.explicit or asked.placed) and not window:
             at = at + SHIFT
         positions[rows] = at
         if window:
@@ -222,6 +238,14 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         keys = np.arange(old + new)
         slot = table[r, keys // page] * page + keys % page
         slots[rows] = slot[old:]
+        if asked.bright and window:
+            edge = slot[max(old - window, 0) : max(old + new - window + 1, 0)]
+            caches[0].reshape(-1, kv_heads, head_dim)[edge, :, -_BRIGHT:] = 3
+        if asked.still:
+            late = caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]]
+            caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]] = late.astype(np.float32) * 4
+            group_rows = np.arange(new)[:, None] * knobs.group + np.arange(heads)[None] % knobs.group
+            q[rows][group_rows // 8 % 2 == r % 2] = 0
         kept = [cache.reshape(-1, kv_heads, head_dim) for cache in after]
         fresh = []
         for which, x in enumerate((k, v)):
@@ -283,7 +307,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         named |= {"k": Buffer(k), "v": Buffer(v)}
     if asked.explicit or asked.null_slots:
         named["slots"] = Buffer(slots, constant=True)
-    if asked.explicit:
+    if asked.explicit or asked.placed:
         named["positions"] = Buffer(positions, constant=True)
     if rounded_sinks is not None:
         named["sinks"] = Buffer(rounded_sinks, constant=True)
@@ -302,7 +326,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         "q_stride": heads * head_dim,
         "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
-        "scale_stride": 1, "parts": getattr(knobs, "parts", 1), "least_queries": asked.least_queries, **strides,
+        "scale_stride": 1, "least_queries": asked.least_queries, **strides,
     }  # fmt: skip
     return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
 
@@ -365,7 +389,9 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     vectors = (knobs.group + 1) * knobs.head_dim // 8
     ends = {round_ * 16 * knobs.warps // vectors for round_ in (1, 3, 5)}
     fresh = tuple((0, count) for count in sorted({new, *ends}) if 0 < count <= most_queries)
-    yield case(knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,)), 2, on(7))
+    yield case(
+        knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True), 2, on(7)
+    )
     if knobs.mask and knobs.windowed:
         tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
         yield case(knobs, tree, 7, on(7))
@@ -390,7 +416,10 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     yield append_case(knobs, Asked("ragged", ragged, 3), 0, launch)
     heads = 512 // knobs.head_dim + 1  # more than two values of eight a lane
     yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True), 1, launch)
-    yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True), 2, launch)
+    yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True, first=True), 2, launch)
+    # Requests with fewer old tokens than others have new ones before; and more tokens than warps, twice.
+    behind = (*ragged, (0, 2), (3, 1), (1, 64))
+    yield append_case(knobs, Asked("positions are given", behind, 1, placed=True, first=True), 4, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
 
 
@@ -406,7 +435,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
     # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
     old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
-    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (old, tokens + 1))
+    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (old, tokens + 1))
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
@@ -414,6 +443,13 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     )  # fmt: skip
     # Weights are about the same, so that a key too many or too few shows in every row.
     yield case(knobs, Asked("edges", edges, 1, window=window, sinks=(0.0, -2.0), large=0.1), 5, launch)
+    yield case(
+        knobs, Asked("bright edges", edges[1:4], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
+    )
+    if knobs.qk == "qk_fp32":
+        rising = ((2 * keys, tokens), (3 * keys, 2))
+        still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
+        yield case(knobs, still, 7, launch)
     page = knobs.page_size
     chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
     large = 16.0 if knobs.qk == "qk_fp32" else 4.0  # powers of logits are beyond fp32, but relative to the largest
@@ -424,7 +460,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         1, launch,
     )  # fmt: skip
     one = ((keys + 2, 1), (0, 3), (20, tokens + 1))  # of which the last row's keys begin tiles behind the first's
-    yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,)), 2, launch)
+    yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
     yield case(knobs, Asked("pages far apart", ((keys + 15, 2),), 1, window=keys, far=True), 3, launch)

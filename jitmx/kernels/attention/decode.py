@@ -178,6 +178,8 @@ RARER: tuple[dict[str, Any], ...] = (
      "warps": 2, "append": False},
     {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
+    {"rows": 32, "group_split": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2,
+     "rope": "neox", "rotary": 64, "cache": "e4m3"},
     {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "sinks": "sinks_bf16"},
 )  # fmt: skip
@@ -325,6 +327,8 @@ def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> l
     ]  # fmt: skip
     reductions: list[dict[str, Any]] = [{"reduction": "global", "parts": 1}, {"reduction": "none", "parts": 1}]
     if "cluster" in arch.features:
-        reductions += [{"reduction": "cluster", "parts": parts} for parts in (2, 4, 8)]
+        alone = problem.batch * problem.kv_heads * 16 <= multiprocessors  # clusters of 16 have a place
+        offer = (2, 4, 8, 16) if alone else (2, 4, 8)
+        reductions += [{"reduction": "cluster", "parts": parts} for parts in offer]
     offered = [reduction | shape for shape in shapes for reduction in reductions]
     return [knobs for knobs in offered if DECODE.legal(arch, **fixed(problem), **knobs)]

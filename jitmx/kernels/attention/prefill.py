@@ -104,6 +104,16 @@ PREFILL = KernelSpec(
 )
 
 
+# Every branch that the variants of typical calls have not.
+RARER: tuple[dict[str, Any], ...] = (
+    {"dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "rope": "neox", "rotary": 64, "table": "table_fp16",
+     "rows": 32, "tiles": 2, "keys": 48, "group": 5},
+    {"cache": "e4m3", "head_dim": 96, "sinks": "sinks_fp32", "windowed": True, "rope": "interleaved", "rotary": 96,
+     "table": "table_fp32", "page_size": 48, "rows": 32, "keys": 48, "stages": 3, "group": 4, "pdl": False},
+    {"head_dim": 256, "sinks": "sinks_fp16", "windowed": True, "rows": 32, "keys": 16, "group": 1},
+)  # fmt: skip
+
+
 def fixed(problem: AttentionProblem) -> dict[str, Any]:
     """Knobs that a problem decides; KnobError where new tokens have masks of their own."""
     if problem.mask:

@@ -70,6 +70,10 @@ class AttentionProblem(Problem):
     append: bool = APPEND
     step: str = knob("attend", choices=STEPS, doc="all, the cache write alone, or short requests of a mixed batch")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_page(self.page_size)
+
     @property
     def windowed(self) -> bool:
         """Whether tokens attend to the last ones only."""
@@ -114,6 +118,12 @@ def spilled(knobs: Any) -> int:
     return 64 if knobs.head_dim == 256 and knobs.cache == "e4m3" else 0
 
 
+def _check_page(size: int) -> None:
+    if size % 16:
+        nearest = max(16, (size + 8) // 16 * 16)
+        raise KnobError(f"page_size={size} is not a multiple of 16", f"the nearest legal value is {nearest}")
+
+
 def check_shared(knobs: object, arch: Arch) -> None:
     """Raise KnobError where knobs that every kernel has do not fit each other or the target."""
     values = with_defaults(knobs)
@@ -123,10 +133,7 @@ def check_shared(knobs: object, arch: Arch) -> None:
             "qk=qk_fp16 sums q k in fp16, whose range ends at 65504; bf16 values go beyond it",
             "use qk=qk_fp32, or dtype=fp16",
         )
-    if values["page_size"] % 16:
-        nearest = max(16, (values["page_size"] + 8) // 16 * 16)
-        said = f"page_size={values['page_size']} is not a multiple of 16"
-        raise KnobError(said, f"the nearest legal value is {nearest}")
+    _check_page(values["page_size"])
     if (rope == "no_rope") != (rotary == 0):
         raise KnobError(f"rope={rope} with rotary={rotary}", "use rotary=0 with no_rope, and rotary > 0 else")
     if rope == "no_rope" and values["table"] != "table_bf16":

@@ -25,7 +25,6 @@ from jitmx.registry.tensor_map import TensorMap
 
 MAPPED = ARGUMENTS.with_maps(k_map="k_cache", v_map="v_cache")
 _CODES = 3  # tiles of E4M3 under way, as the template has them
-SPARE_REGISTERS = 32  # of a thread that has no rows
 _PAGES = 1 << 31  # of a map: more than a cache has
 
 
@@ -55,7 +54,7 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
     size = knobs.head_dim * 2 * (knobs.stages * 2 * knobs.keys + knobs.rows) + 16 * knobs.stages
     if knobs.cache == "e4m3":
-        size += _CODES * (2 * knobs.keys * knobs.head_dim + 16)
+        size += _CODES * (2 * knobs.keys * knobs.head_dim + 4 * 8)
     return -(-size // 1024) * 1024
 
 
@@ -86,7 +85,8 @@ def launched_registers(knobs: WgmmaKnobs) -> int:
 def most_registers(knobs: WgmmaKnobs) -> int:
     """Registers that a thread with rows may take, once those of the others are given back."""
     groups = knobs.rows // 64
-    return min(240, (launched_registers(knobs) * (groups + 1) - SPARE_REGISTERS) // groups // 8 * 8)
+    spare = 40 if knobs.cache == "e4m3" and groups < 3 else 32  # of a thread that has none
+    return min(240, (launched_registers(knobs) * (groups + 1) - spare) // groups // 8 * 8)
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
@@ -111,6 +111,16 @@ WGMMA = KernelSpec(
     threads=threads,
     arguments=lambda knobs: MAPPED,
 )
+
+
+# Every branch that the variants of typical calls have not.
+RARER: tuple[dict[str, Any], ...] = (
+    {"cache": "e4m3", "sinks": "sinks_fp32", "windowed": True, "soft_cap": True, "rope": "interleaved", "rotary": 32,
+     "table": "table_fp32", "rows": 64, "stages": 3, "group": 8, "page_size": 32},
+    {"dtype": "fp16", "head_dim": 128, "cache": "e4m3", "rows": 128, "stages": 3, "group": 4},
+    {"dtype": "fp16", "head_dim": 128, "windowed": True, "rows": 64, "stages": 4, "group": 5, "page_size": 48,
+     "pdl": False},
+)  # fmt: skip
 
 
 def runs_on(arch: Arch) -> bool:

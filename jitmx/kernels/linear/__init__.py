@@ -88,7 +88,10 @@ def _buckets(problem: LinearProblem) -> dict[str, tuple[int, ...]]:
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
     """The first kernel in order of preference for this many rows that serves the problem on the target."""
     able, reasons = FAMILY.serving(problem, arch), []
-    for name in _preference(problem, arch):
+    names = _preference(problem, arch)
+    if len(names) > 1 and names[0] == "stream" and _idles(problem, arch, multiprocessors):
+        names = (*(("gemv", "tile") if problem.m <= gemv.MAX_ROWS else ("tile", "gemv")), "stream")
+    for name in names:
         if name not in able:
             continue
         try:
@@ -96,6 +99,18 @@ def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> tupl
         except KnobError as error:  # it would not fit this shape
             reasons.append(str(error))
     raise KnobError("; ".join(reasons) or f"no kernel of linear serves {problem.as_dict()} on {arch}")
+
+
+def _idles(problem: LinearProblem, arch: Arch, multiprocessors: int) -> bool:
+    """Whether `stream` has no room for X, or leaves half of the multiprocessors idle: its warps take whole rows."""
+    kernel = KERNELS["stream"]
+    try:
+        tuned = kernel.heuristic(problem, arch, multiprocessors)
+        variant = kernel.spec.variant(arch, **kernel.fixed(problem), **tuned)
+    except KnobError:
+        return True
+    shares = tuned.get("share", True)
+    return not shares and 2 * FAMILY.launch(variant, problem, multiprocessors).blocks < multiprocessors
 
 
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:

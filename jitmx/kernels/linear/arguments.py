@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import formats
+from jitmx.kernels.linear import gated
 from jitmx.kernels.linear.layout import NORMAL_SCALES, pack, reference
 from jitmx.kernels.linear.mxfp8 import MXFP8_NORMAL_SCALES, pack_mxfp8
 from jitmx.registry.arguments import Arguments, number, reads, writes
@@ -67,15 +68,15 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
     """A launch of `variant` on random inputs and those that stand on edges, with the product in float64.
 
     What the variant's knobs say (dtype, bias, encoding, scale_range, weight, activation, scale_rule, norm, residual,
-    argmax; absent ones count as plain) decides inputs and reference. A quantized activation counts as what its codes
-    stand for: the gate is then as tight as without, and the quantizer is under test too.
+    argmax, swiglu; absent ones count as plain) decides inputs and reference. A quantized activation counts as what its
+    codes stand for: the gate is then as tight as without, and the quantizer is under test too.
     """
     knobs, generator = variant.knobs, np.random.default_rng(seed)
 
     def has(name: str) -> bool:
         return bool(getattr(knobs, name, False))
 
-    stored = _STORED[knobs.dtype]
+    stored, swiglu = _STORED[knobs.dtype], has("swiglu")
     pair = getattr(knobs, "residual", False) == "pair"
     epsilon = EPSILON if seed % 2 == 0 else 0.25
     x = generator.standard_normal((rows, k)).astype(stored)
@@ -83,6 +84,8 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
         x = norm_rows(x, epsilon, seed)
     elif getattr(knobs, "activation", "none") != "none":
         x = _quantizer_rows(x, formats.get(X_FORMATS[knobs.activation]), generator)
+    elif swiglu:
+        x[0] *= 4  # gates on both sides of where the sigmoid is one or nothing
     bias, norm = generator.standard_normal(n).astype(stored), generator.uniform(0.5, 1.5, k).astype(stored)
     # The low part of a residual shows where the residual is large.
     residual = ((64 if pair else 1) * generator.standard_normal((rows, n))).astype(stored)
@@ -114,13 +117,19 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
     bound = summed(magnitude, k)
     if has("norm"):
         bound = bound + _norm_rounding(x, norm, weight, epsilon)
-    output = np.empty(rows, np.int64) if has("argmax") else np.empty((2, rows, n) if pair else (rows, n), stored)
+    sides = _scale_sides(variant, wide, weight, scales, magnitude)
+    if swiglu:
+        sides |= gated.sides(wanted, far=not has("norm"))
+        wanted, bound = gated.reference(wanted, bound)
+        ends = gated.features(ends)
+    shape = (2, rows, n) if pair else wanted.shape
+    output = np.empty(rows, np.int64) if has("argmax") else np.empty(shape, stored)
     optional = {"bias": bias, "residual": residual, "norm": norm}
     # Pieces for some lanes of some blocks, a short one last; kernels that bring nothing leave it alone.
     later = [generator.integers(0, 256, size).astype(np.uint8) for size in (5 * 4096 + 512, 1056)]
-    gate = PAIR_GATE if pair and not has("norm") else GATE
-    usual = np.setdiff1d(np.arange(n), ends)  # what stands on ends of scales would hide them in a norm of all
-    sides = _scale_sides(variant, wide, weight, scales, magnitude)
+    gate = PAIR_GATE if pair and not has("norm") else gated.GATE if swiglu and has("norm") else GATE
+    # What stands on ends of scales would hide them in a norm of all.
+    usual = np.setdiff1d(np.arange(wanted.shape[1]), ends)
     if has("norm"):
         sides |= norm_sides(x, epsilon)
     if getattr(knobs, "activation", "none") != "none":
@@ -242,8 +251,8 @@ def scale_ends(variant: Variant) -> tuple[int, ...]:
     """Scale bytes at the ends of what a variant takes whose products its output type can hold, NaN among them."""
     knobs = variant.knobs
     low, high = MXFP8_NORMAL_SCALES if getattr(knobs, "weight", "mxfp4") == "mxfp8" else NORMAL_SCALES
-    if getattr(knobs, "argmax", False) and knobs.scale_range == "full":
-        return 0, 1, formats.SCALE_NAN  # 254 would be the largest of all
+    if (getattr(knobs, "argmax", False) or getattr(knobs, "swiglu", False)) and knobs.scale_range == "full":
+        return 0, 1, formats.SCALE_NAN  # 254 would be the largest of all, and times an up no number
     if knobs.scale_range == "full":
         return (formats.SCALE_NAN,) if knobs.dtype == "fp16" else (0, 1, 254, formats.SCALE_NAN)
     return (high,) if knobs.dtype == "fp16" else (low, high)

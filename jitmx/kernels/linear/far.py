@@ -82,6 +82,7 @@ def far_case(
     values = dict(small.values)
     places = first_row + np.arange(some_rows)
     matrix = (places * features + first) * 2  # of Y and the residual
+    halves = 2 if getattr(variant.knobs, "swiglu", False) else 1  # rows of W for a value of Y
 
     def put(name: str, at: object, size: int) -> None:
         item = values.get(name)
@@ -104,7 +105,7 @@ def far_case(
     elif y.data.ndim == 3:
         put("y", np.stack([matrix, matrix + all_rows * features * 2]), 2 * all_rows * features * 2)
     else:
-        put("y", matrix, all_rows * features * 2)
+        put("y", matrix // halves, all_rows * features * 2 // halves)
     if workspace:
         at = np.concatenate([np.arange(begin, begin + size, 16) for begin, size in workspace])
         held = Buffer(np.zeros((len(at), 16), np.uint8), scratch=True)

@@ -12,7 +12,8 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import ARGUMENTS, make_case
-from jitmx.kernels.linear.knobs import BIAS, ENCODING, SCALE_RANGE
+from jitmx.kernels.linear.gated import whole_rows
+from jitmx.kernels.linear.knobs import BIAS, ENCODING, RESIDUAL, SCALE_RANGE, SWIGLU
 from jitmx.kernels.linear.layout import DTYPES, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import (
     require_divisor,
@@ -22,7 +23,7 @@ from jitmx.kernels.linear.limits import (
     require_slices,
     row_count,
 )
-from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.problem import LinearProblem, require_gated
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
@@ -38,8 +39,10 @@ class GemvKnobs(Knobs):
     """Compile-time choices of `linear.gemv`."""
 
     m: int = knob(1, choices=ROWS, doc="rows of X, at most")
-    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y and bias")
+    dtype: str = knob("bf16", choices=DTYPES, doc="type of X, Y, bias and residual")
     bias: bool = BIAS
+    residual: bool | str = RESIDUAL
+    swiglu: bool = SWIGLU
     engine: str = knob("mma", choices=("fma", "mma"), doc="CUDA cores, or m16n8k16 tensor cores")
     encoding: str = ENCODING
     scale_range: str = SCALE_RANGE
@@ -77,6 +80,8 @@ def shared_bytes(knobs: GemvKnobs, k: int) -> int:
 
 
 def _check(knobs: GemvKnobs, arch: Arch) -> None:
+    if knobs.swiglu:
+        require_gated("linear.gemv", knobs)
     require_divisor(knobs, "split_k", SPLITS)
     if knobs.split_k > 1 and knobs.warps // knobs.split_k > 15:
         raise KnobError(f"warps/split_k={knobs.warps // knobs.split_k} is over the 15 named barriers of a block")
@@ -128,8 +133,11 @@ def launch(knobs: GemvKnobs, problem: LinearProblem, multiprocessors: int) -> La
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
-    require_plain("gemv", problem)
-    return {"m": row_count(problem, ROWS), **problem.pick("dtype", "bias", "encoding", "scale_range")}
+    require_plain("gemv", problem, "residual", "swiglu")
+    return {
+        "m": row_count(problem, ROWS),
+        **problem.pick("dtype", "bias", "residual", "swiglu", "encoding", "scale_range"),
+    }
 
 
 def _heuristic(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -194,7 +202,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     )
     for seed, (rows, n, k, grid) in enumerate(shapes):
         if shared_bytes(knobs, k) <= variant.arch.shared_bytes:
-            yield make_case(variant, Launch(grid, shared_bytes(knobs, k)), rows, n, k, seed)
+            yield make_case(variant, Launch(grid, shared_bytes(knobs, k)), rows, whole_rows(knobs, n), k, seed)
     yield from _far_cases(variant)
 
 
@@ -210,8 +218,8 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
     features = (blocks - 1) * workers * TILE_ROWS
     if shared_bytes(knobs, k) <= variant.arch.shared_bytes:
         yield far.far_case(
-            variant, Launch(blocks, shared_bytes(knobs, k)), (0, knobs.m), (features, workers * TILE_ROWS - 7), k,
-            (blocks - 1,),
+            variant, Launch(blocks, shared_bytes(knobs, k)), (0, knobs.m),
+            (features, whole_rows(knobs, workers * TILE_ROWS - 7)), k, (blocks - 1,),
         )  # fmt: skip
 
 
@@ -242,6 +250,15 @@ _RARER: tuple[dict[str, Any], ...] = (
      "unroll": 1, "stage_x": False, "blocks_per_sm": 1},
     {"m": 4, "dtype": "fp16", "bias": True, "encoding": "nibble", "copy": "async", "pdl": False, "warps": 2,
      "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1, "blocks_per_sm": 1},
+    {"m": 4, "bias": True, "residual": "pair", "warps": 4, "split_k": 2, "chunk": 2, "stages": 2, "unroll": 2,
+     "blocks_per_sm": 1},
+    {"m": 2, "residual": True, "encoding": "nibble", "warps": 2, "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1,
+     "blocks_per_sm": 1},
+    {"swiglu": True, "warps": 2, "split_k": 1, "chunk": 1, "stages": 2, "unroll": 1, "blocks_per_sm": 1},
+    {"m": 8, "swiglu": True, "encoding": "nibble", "warps": 4, "split_k": 2, "chunk": 2, "stages": 2, "unroll": 2,
+     "blocks_per_sm": 1},
+    {"m": 2, "swiglu": True, "engine": "fma", "dtype": "fp16", "warps": 2, "split_k": 1, "chunk": 1, "stages": 2,
+     "unroll": 1, "blocks_per_sm": 1},
     {"m": 8, "bias": True, "scale_range": "full", "warps": 8, "split_k": 4, "chunk": 2, "stages": 2, "unroll": 2,
      "blocks_per_sm": 1},
 )  # fmt: skip

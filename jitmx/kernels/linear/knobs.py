@@ -12,6 +12,9 @@ BIAS: Any = knob(False, doc="add a bias of n values")
 RESIDUAL: Any = knob(
     False, choices=RESIDUALS, doc="add [m, n] values before Y is rounded; with pair these and Y are pairs"
 )
+SWIGLU: Any = knob(
+    False, doc="rows of W are 8 gates and their 8 ups by turns: Y is up * silu(gate), [m, n / 2]; no bias, no residual"
+)
 ENCODING: Any = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
 SCALE_RANGE: Any = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
 # Of kernels that scale weights as they decode them to bf16.

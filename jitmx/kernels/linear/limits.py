@@ -27,7 +27,14 @@ def require_plain(kernel: str, problem: LinearProblem, *allowed: str) -> None:
         kernel: its name, for the message.
         allowed: fields of the problem that it does not lack.
     """
-    plain = {"weight": "mxfp4", "activation": "none", "norm": False, "residual": False, "argmax": False}
+    plain = {
+        "weight": "mxfp4",
+        "activation": "none",
+        "norm": False,
+        "residual": False,
+        "argmax": False,
+        "swiglu": False,
+    }
     for name, usual in plain.items():
         value = getattr(problem, name)
         if name not in allowed and value != usual:

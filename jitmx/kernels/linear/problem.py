@@ -10,8 +10,8 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels import Problem
 from jitmx.kernels.fp8_rows import ROW_RANGES
-from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL
-from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, preferred_encoding
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, RESIDUAL, SWIGLU
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, TILE_ROWS, preferred_encoding
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import MAX_SIZE, knob
 
@@ -41,14 +41,31 @@ class LinearProblem(Problem):
     norm: bool = knob(False, doc="RMSNorm of X on the way in, with a weight of k values")
     residual: bool | str = RESIDUAL
     argmax: bool = knob(False, doc="yield the index of each row's largest value in place of Y")
+    swiglu: bool = SWIGLU
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_blocks("k")
         if self.argmax and self.residual == "pair":
             raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none", "use True")
+        if self.swiglu:
+            require_gated("LinearProblem", self)
+            if self.n % TILE_ROWS:
+                raise KnobError(
+                    f"LinearProblem.n={self.n} with swiglu=True is no multiple of {TILE_ROWS}, 8 gates and 8 ups",
+                    f"the nearest legal value is {max(1, round(self.n / TILE_ROWS)) * TILE_ROWS}",
+                )
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> LinearProblem:
         """A problem whose weight was packed for `arch`."""
         return cls(**{"encoding": preferred_encoding(arch), **shape})
+
+
+def require_gated(what: str, fields: Any) -> None:
+    """Raise KnobError where something is added to gates and ups, or compared with them, before they are one value."""
+    for name in ("bias", "residual", "argmax"):
+        if getattr(fields, name, False):
+            raise KnobError(
+                f"{what}.{name}={getattr(fields, name)!r} is of a product, and swiglu=True leaves none", "leave it out"
+            )

@@ -309,19 +309,24 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One ragged tile; several of features and tokens, odd n and even; slices of k of one chunk, of many, uneven."""
+    """One ragged tile; several of features and tokens, odd n and even; slices of k of one chunk, of many, uneven; more
+    tiles of tokens than take turns at a weight.
+    """
     knobs = variant.knobs
     deep = CHUNK * knobs.split_k * TILE_K
     shapes = (
         (1, 17, 32),
         (knobs.tile_m, 24, 2 * deep),
         (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + TILE_K - 32),
+        (_GROUP * knobs.tile_m + 1, knobs.tile_n + 2, 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
     k = (knobs.split_k - 1) * CHUNK * TILE_K + 96
     yield from far.far_tiles(variant, launch, k, knobs.split_k, lambda tiles: -(-tiles // 32) * 128)
 
+
+_GROUP = 8  # tiles of tokens that take turns, as the template has it
 
 _RARER: tuple[dict[str, Any], ...] = (
     {"activation": "mxfp4", "encoding": "swizzle", "atom": "twin", "residual": True, "pdl": False},

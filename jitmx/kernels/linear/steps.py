@@ -13,13 +13,14 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.quantize import QuantizeProblem
 
 # What may run unfused: the field's value where it does, and what a step of its own costs beside the others.
-ABSENT: dict[str, Any] = {"norm": False, "residual": False, "activation": "none"}
-_COST = {"residual": 1, "norm": 2, "activation": 4}
+ABSENT: dict[str, Any] = {"norm": False, "residual": False, "activation": "none", "swiglu": False}
+_COST = {"residual": 1, "norm": 2, "activation": 4, "swiglu": 8}
 
 STEPS = {
     "norm": "RMSNorm of X before the product, rounded to its dtype",
     "activation": "X is quantized before the product, and read as what its codes stand for",
     "residual": "added to the product, which was rounded",
+    "swiglu": "the product is written, and its gates and ups are read",
     "argmax": "the product is written, some rows at a time, and compared",
 }
 

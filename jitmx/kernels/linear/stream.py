@@ -17,6 +17,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import far
 from jitmx.kernels.linear.arguments import make_case
+from jitmx.kernels.linear.gated import whole_rows
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import has_clusters, require_plain, row_count
 from jitmx.kernels.linear.problem import LinearProblem
@@ -42,8 +43,8 @@ __all__ = ["KERNEL", "MAX_ROWS", "ROWS", "SPEC", "launch", "shared_bytes"]
 
 def _fixed(problem: LinearProblem) -> dict[str, Any]:
     """The smallest row count that holds m, and what weight and tensors bring with them."""
-    require_plain("stream", problem, "residual", "norm", "argmax")
-    given = problem.pick("dtype", "bias", "residual", "norm", "argmax", "encoding", "scale_range")
+    require_plain("stream", problem, "residual", "norm", "argmax", "swiglu")
+    given = problem.pick("dtype", "bias", "residual", "norm", "argmax", "swiglu", "encoding", "scale_range")
     return {"m": row_count(problem, ROWS), **given}
 
 
@@ -88,6 +89,23 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
                 }
 
 
+def _quartered(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """The same in clusters of four, with sums where codes were: for a row of X too long for pairs of blocks.
+
+    Computed, not measured.
+    """
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    if problem.m > 1 or not has_clusters(arch) or multiprocessors < 8 or tiles < 4:
+        return
+    most = -(-rows // (multiprocessors // 4 - SPARE_CLUSTERS[4]))
+    for split in (4, 3, 2):
+        if most * split in WARPS:
+            yield {
+                "cluster": 4, "warps": most * split, "split_k": split, "sums": "block", "unroll": 1, "predecode": 1,
+                "blocks_per_sm": 1, "late": False,
+            }  # fmt: skip
+
+
 def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
     """Rings that hold less and less."""
     for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):
@@ -111,6 +129,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
     fixed = _fixed(problem)
     has_pdl, has_bulk = "pdl" in arch.features, "tma" in arch.features
     shared, streamed = list(_shared(problem, arch, multiprocessors)), list(_streamed(problem))
+    shared += _quartered(problem, arch, multiprocessors)
     many = packed_tiles(problem.n, problem.k)[0] >= 12 * multiprocessors
     for scaling, way in itertools.product(
         _scalings(problem, arch), [*streamed, *shared] if many else [*shared, *streamed]
@@ -181,6 +200,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         shapes.append((knobs.m, TILE_ROWS + 1, pieces * knobs.cluster * TILE_K))  # sums of squares of many pieces
     spare = knobs.cluster * (2 + SPARE_CLUSTERS[knobs.cluster])
     for seed, (rows, n, k) in enumerate(shapes):
+        n = whole_rows(knobs, n)
         geometry = launch(knobs, LinearProblem(rows, n, k), spare)
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
@@ -200,10 +220,11 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
     k = max(least_tiles(knobs), knobs.chunk if knobs.whole else 2) * TILE_K - 32 * (not knobs.whole)
     mine = knobs.tile_rows * TILE_ROWS * (1 if knobs.share else knobs.warps)
     features = far.far_features(packed_tiles(1, k)[1]) // mine * mine
-    geometry = launch(knobs, LinearProblem(knobs.m, features + mine - 7, k), 1 << 30)
+    some = whole_rows(knobs, mine - 7)
+    geometry = launch(knobs, LinearProblem(knobs.m, features + some, k), 1 << 30)
     if geometry.shared_bytes <= variant.arch.shared_bytes:
         last = range(geometry.blocks - knobs.cluster, geometry.blocks)
-        yield far.far_case(variant, geometry, (0, knobs.m), (features, mine - 7), k, last)
+        yield far.far_case(variant, geometry, (0, knobs.m), (features, some), k, last)
 
 
 _RINGS = ((5, 3), (9, 2), (15, 2), (4, 4))  # tiles a copy, copies in flight
@@ -308,12 +329,18 @@ _RARER: tuple[dict[str, Any], ...] = (
      "chunk": 3, "tile_rows": 2},
     {"m": 2, "residual": "pair", "norm": True, "scaling": "post", "share": False, "whole": True, "warps": 2,
      "chunk": 2, "copy": "async", "pdl": False},
+    {"m": 2, "bias": True, "warps": 4, "split_k": 2, "copy": "async", "predecode": 1, "pdl": False},
     {"m": 2, "bias": True, "norm": True, "residual": True, "scaling": "bare", "warps": 4, "split_k": 2, "cluster": 2,
      "unroll": 1, "predecode": 1},
     {"m": 4, "residual": "pair", "scaling": "halves", "warps": 4, "split_k": 2, "cluster": 4, "sums": "block",
      "unroll": 1, "late": True},
     {"m": 2, "dtype": "fp16", "bias": True, "argmax": True, "scaling": "bare", "warps": 4, "split_k": 2,
      "cluster": 2, "sums": "block", "ahead": 2},
+    {"swiglu": True, "norm": True, "scaling": "post", "share": False, "whole": True, "warps": 2, "chunk": 2},
+    {"m": 4, "swiglu": True, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "tile_rows": 2},
+    {"m": 16, "swiglu": True, "dtype": "fp16", "scaling": "post", "warps": 4, "split_k": 2},
+    {"m": 2, "swiglu": True, "norm": True, "scaling": "bare", "warps": 4, "split_k": 2, "cluster": 2, "unroll": 1,
+     "predecode": 1},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -9,10 +9,10 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.arguments import ARGUMENTS
-from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE
+from jitmx.kernels.linear.knobs import BIAS, DTYPE, ENCODING, RESIDUAL, SCALE_RANGE, SWIGLU
 from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import has_clusters, require_divisor, require_registers, require_resident
-from jitmx.kernels.linear.problem import LinearProblem
+from jitmx.kernels.linear.problem import LinearProblem, require_gated
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import COPY, PDL, KernelSpec, Knobs, Variant, knob
@@ -42,6 +42,7 @@ class StreamKnobs(Knobs):
     residual: bool | str = RESIDUAL
     norm: bool = knob(False, doc="RMSNorm of X, whose product with the norm's weight is rounded once as it is staged")
     argmax: bool = knob(False, doc="no Y, but the n of each row's largest sum, compared in fp32 with all that is added")
+    swiglu: bool = SWIGLU
     encoding: str = ENCODING
     scale_range: str = SCALE_RANGE
     scaling: str = knob(
@@ -126,6 +127,8 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
     _check_idle(knobs)
     if knobs.argmax and knobs.residual == "pair":
         raise KnobError("residual='pair' leaves Y as a pair, and argmax=True leaves none", "use residual=True")
+    if knobs.swiglu:
+        require_gated("linear.stream", knobs)
     if knobs.share:
         require_divisor(knobs, "split_k", SPLITS)
     if knobs.ahead and knobs.predecode:

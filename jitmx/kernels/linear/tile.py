@@ -226,7 +226,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows; ragged rows, features and k with rows of Y that start anywhere; whole vectors over more tiles.
 
     The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the last
-    two.
+    two. Where few enough tiles of tokens take turns at a weight, there is one more.
     """
     knobs = variant.knobs
     around = knobs.split_k * (knobs.stages + 1) * knobs.tile_k
@@ -235,6 +235,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (max(1, knobs.tile_m - 3), knobs.tile_n + 11, knobs.split_k * knobs.tile_k + 32),
         (knobs.tile_m + 1, max(8, knobs.tile_n - 8), around - 32),
     )
+    if knobs.group * knobs.tile_m <= 64:
+        shapes += ((knobs.group * knobs.tile_m + 1, knobs.tile_n + 11, knobs.split_k * knobs.tile_k),)
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)
     parts = knobs.split_k if knobs.exchange == "memory" else 1
@@ -393,17 +395,18 @@ def _tile(m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
 _RARER: tuple[dict[str, Any], ...] = (
     {"bias": True, "residual": True, "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 2,
      "warps_m": 1, "pdl": False},
-    {"residual": "pair", "encoding": "nibble", "tile_n": 64, "tile_m": 16, "warps_n": 2, "warps_m": 1, "stages": 4,
-     "fetch": "late", "split_k": 3},
+    {"residual": "pair", "bias": True, "encoding": "nibble", "tile_n": 64, "tile_m": 16, "warps_n": 2, "warps_m": 1,
+     "stages": 4, "fetch": "late", "split_k": 3},
     {"bias": True, "dtype": "fp16", "scale_range": "full", "tile_n": 32, "tile_m": 16, "warps_n": 2, "warps_m": 1,
      "stages": 3},
     {"residual": True, "weight": "mxfp8", "scale_range": "full", "tile_n": 32, "tile_m": 16, "warps_n": 2,
      "warps_m": 1, "stages": 3},
-    {"scales": "halves", "tile_n": 32, "tile_m": 8, "warps_n": 2, "warps_m": 1, "stages": 3, "split_k": 2},
+    {"scales": "halves", "tile_n": 32, "tile_m": 8, "warps_n": 2, "warps_m": 1, "stages": 3, "split_k": 2,
+     "footprint": 48, "group": 2},
     {"exchange": "cluster", "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1,
      "bias": True},
     {"exchange": "cluster", "split_k": 2, "stages": 3, "tile_n": 32, "tile_m": 16, "warps_n": 1, "warps_m": 1,
-     "residual": "pair"},
+     "residual": "pair", "bias": True},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -272,6 +272,7 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "x": "image"},
     {"groups": 2, "tile_m": 48, "stages": 2, "ring": 2, "deal": "steps", "pdl": False},
     {"bias": True, "residual": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "deal": "rest"},
+    {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "deal": "rest"},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -2,8 +2,8 @@
 
 Kernels, a module and a template each:
     token     one row, sm_90 and newer: both products in one persistent launch without a barrier; from logits too
-    stream    at most 64 rows, sm_90 and newer: both products in one persistent launch, a stream of weights a warp
-    decode    the same on any target: a stream of weights a block
+    stream    at most 512 pairs of row and expert, sm_90 and newer: both products in one launch, a stream a warp
+    decode    the same of at most 64 rows, on any target: a stream a block
     grouped   any number of rows, by expert: one of the two products
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
@@ -43,7 +43,7 @@ from jitmx.kernels.moe import (
     wgmma,
     wgmma_fp8,
 )
-from jitmx.kernels.moe.problem import MAX_ROWS, MX_FORMATS, MoeProblem
+from jitmx.kernels.moe.problem import MX_FORMATS, MoeProblem
 from jitmx.kernels.routing.knobs import MAX_EXPERTS
 from jitmx.kernels.tuning import Follow, Tuning
 from jitmx.models import EXPERT_LAYERS, NAMED, ExpertLayer
@@ -104,8 +104,6 @@ def of_one_launch(arch: Arch) -> tuple[str, ...]:
 
 def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str | None:
     """The kernel that makes the layer in one launch: few rows an expert, nothing unusual, and it fits shared memory."""
-    if problem.m > MAX_ROWS:
-        return None
     able = FAMILY.serving(problem, arch)
     for name in of_one_launch(arch):
         if name in able:

@@ -28,7 +28,7 @@ from jitmx.kernels.linear.limits import require_divisor
 from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
-from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
+from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MAX_TOP, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
@@ -123,7 +123,6 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     columns = next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1]))
     multiprocessors = min(multiprocessors, arch.multiprocessors)  # with fewer, a block owns more of y
     cluster = 2 if "wgmma" in arch.features and multiprocessors >= 2 else 1
-    small = few_rows(problem)
     wanted = arch.memory_gbps * 1200 // multiprocessors  # bytes
     tiles = packed_tiles(1, max(problem.hidden, problem.intermediate))[1]
     most = min(max(-(-2 * wanted // (tiles * TILE_BYTES)) + 1, 3), 16)
@@ -137,16 +136,16 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
         for stages in range(most, least - 1, -1):
             rows = max(columns // fewer, 1)
             knobs |= {"columns": rows, "stages": stages, "inputs": rows + spare}
-            if launch(DecodeKnobs(**knobs), small, multiprocessors).shared_bytes <= arch.shared_bytes:
+            if launch(DecodeKnobs(**knobs), problem, multiprocessors).shared_bytes <= arch.shared_bytes:
                 return knobs
     return knobs
 
 
 def _check_problem(problem: MoeProblem, variant: Variant) -> None:
     """Activations and sums of y fit shared memory beside the ring."""
-    few, arch = few_rows(problem), variant.arch
+    arch = variant.arch
     require_room(
-        problem, variant, lambda knobs: launch(knobs, few, arch.multiprocessors).shared_bytes, "columns or inputs"
+        problem, variant, lambda knobs: launch(knobs, problem, arch.multiprocessors).shared_bytes, "columns or inputs"
     )
 
 
@@ -200,22 +199,21 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
                     knobs = {"warps": warps, "teams": teams, "chunk": min(-(-tiles * teams // warps), 6)}
                     found.append(base | knobs | {"stages": stages, "inputs": base["columns"] + spare})
     found += [knobs | {"cluster": 1} for knobs in found if knobs["cluster"] > 1]
-    small = few_rows(problem)
-    fits = [launch(DecodeKnobs(**knobs), small, multiprocessors).shared_bytes <= arch.shared_bytes for knobs in found]
+    fits = [launch(DecodeKnobs(**knobs), problem, multiprocessors).shared_bytes <= arch.shared_bytes for knobs in found]
     return [knobs for knobs, fit in zip(found, fits, strict=True) if fit]
 
 
 _RARER: tuple[dict[str, Any], ...] = (
     {"columns": 8, "activation": "silu", "bias": False, "residual": "pair", "scale_range": "full", "copy": "async",
      "pdl": False, "warps": 4, "teams": 2, "chunk": 2, "stages": 4, "inputs": 9},
+    {"columns": 2, "copy": "async", "residual": True, "warps": 4, "chunk": 2, "stages": 2, "inputs": 3, "pdl": False},
     {"columns": 2, "residual": True, "cluster": 2, "warps": 4, "chunk": 2, "stages": 2, "inputs": 3},
 )  # fmt: skip
 
 
 KERNEL = Kernel(
     spec=SPEC,
-    max_rows=MAX_ROWS,
-    fixed=partial(layer.fixed, "decode"),
+    fixed=partial(layer.fixed, "decode", lambda problem: MAX_ROWS),
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,

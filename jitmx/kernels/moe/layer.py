@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,23 @@ COUNTER_BYTES = 4096  # of the workspace, before the activations
 RESIDENT_THREADS = 4096  # of the blocks that the simulator runs side by side
 
 
-def fixed(kernel: str, problem: MoeProblem) -> dict[str, Any]:
+def fixed(kernel: str, most: Callable[[MoeProblem], int], problem: MoeProblem) -> dict[str, Any]:
     """Knobs that weights and tensors bring with them.
 
+    Args:
+        most: rows that the kernel takes at most, of such a problem.
+
     Raises:
-        KnobError: the problem is one of the products of a layer.
+        KnobError: the problem is one of the products of a layer, or has more rows.
     """
     require_usual(kernel, problem)
     if problem.product != "layer":
         raise KnobError(f"moe.{kernel} makes whole layers, not product={problem.product}", "use product='layer'")
+    if problem.m > most(problem):
+        raise KnobError(
+            f"moe.{kernel} takes {most(problem)} rows of top={problem.top} at most, not m={problem.m}",
+            f"use kernel={'stream' if kernel == 'token' else 'grouped'}, or pass fewer rows",
+        )
     return problem.pick("activation", "bias", "residual", "encoding", "scale_range")
 
 
@@ -44,9 +51,9 @@ def contract(threads: int, copy: str = "bulk") -> Contract:
     )  # fmt: skip
 
 
-def few_rows(problem: MoeProblem) -> MoeProblem:
-    """The problem with no more rows than one launch takes."""
-    return replace(problem, m=min(problem.m, MAX_ROWS))
+def rows_by_pairs(problem: MoeProblem) -> int:
+    """Rows whose pairs with experts are as many as a launch has places for."""
+    return ENTRIES // problem.top
 
 
 def reads(problem: MoeProblem, columns: int) -> float:

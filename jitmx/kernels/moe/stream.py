@@ -35,7 +35,7 @@ from jitmx.kernels.linear.layout import CODE_BYTES, SCALE_BYTES, TILE_K, TILE_RO
 from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.knobs import ACTIVATION, BIASES, RESIDUAL
-from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, few_rows, many_rows, require_room
+from jitmx.kernels.moe.layer import COUNTER_BYTES, ENTRIES, MAPPED, RESIDENT_THREADS, many_rows, require_room
 from jitmx.kernels.moe.problem import MAX_ROWS, MoeProblem
 from jitmx.registry.case import Case
 from jitmx.registry.launch import Launch
@@ -52,6 +52,7 @@ GEOMETRIES = (
     (16, 6, 2, 1), (14, 9, 2, 1), (16, 9, 2, 1), (12, 15, 2, 3), (12, 12, 2, 3),
 )  # fmt: skip
 MANY_ROWS = 16  # up to so many, hardly an expert of a large layer has more than four
+WHOLE_ROWS = 64  # up to so many, hardly two experts side by side have more than sixteen
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def most_items(problem: MoeProblem, columns: int) -> int:
 def held_rows(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
     """Rows of activations that a block has room for.
 
-    Those of any stretch, but with eight columns: where two items have not room enough, or of four columns as many as
-    there may be, a launch makes items of four rows (lacks_room in the template).
+    Those of any stretch, but of at most 64 rows of x with eight columns: where two items have not room enough, or of
+    four columns as many as there may be, which is rare there, a launch makes items of four rows (lacks_room in the
+    template).
     """
 
     def most(columns: int) -> int:
@@ -107,7 +109,8 @@ def held_rows(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
         return min(held * columns, problem.m * problem.top)
 
     needed = most(knobs.columns)
-    return min(needed, max(most(4), 2 * knobs.columns)) if knobs.columns > 4 else needed
+    few = knobs.columns > 4 and problem.m <= WHOLE_ROWS
+    return min(needed, max(most(4), 2 * knobs.columns)) if few else needed
 
 
 def shared_bytes(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
@@ -145,19 +148,19 @@ def launch(knobs: StreamKnobs, problem: MoeProblem, multiprocessors: int) -> Lau
 
 
 def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
-    small = few_rows(problem)
     blocks = min(multiprocessors, arch.multiprocessors)  # with fewer, a block has to do with more items
-    return shared_bytes(StreamKnobs(**knobs), small, blocks) <= arch.shared_bytes
+    return shared_bytes(StreamKnobs(**knobs), problem, blocks) <= arch.shared_bytes
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Rows an item as there may be: eight where longest rings fit beside them, else four. Then the longest that do."""
+    """Rows an item as there may be: eight where long rings fit beside them, else four. Then the longest that do."""
     most = min(next(c for c in COLUMNS if c >= min(problem.m, COLUMNS[-1])), 4)
-    rings = ((12, 9), (12, 6), (8, 9), (8, 5), (8, 3), (4, 5), (4, 2), (4, 1))
+    rings = ((12, 9, 3), (12, 6, 3), (8, 9, 3), (8, 5, 3), (8, 3, 3), (4, 5, 3), (4, 2, 3), (4, 1, 3))
     knobs: dict[str, Any] = {"pdl": "pdl" in arch.features}
-    wide = [(8, *rings[0])] if problem.m > MANY_ROWS else []
-    for columns, warps, chunk in (*wide, *((c, *ring) for c in (4, 2, 1) if c <= most for ring in rings)):
-        knobs |= {"columns": columns, "warps": warps, "chunk": chunk}
+    wide = rings[:0] if problem.m <= MANY_ROWS else rings[:1] if problem.m <= WHOLE_ROWS else ((12, 9, 3), (12, 5, 5))
+    tried = (*((8, *ring) for ring in wide), *((c, *ring) for c in (4, 2, 1) if c <= most for ring in rings))
+    for columns, warps, chunk, unroll in tried:
+        knobs |= {"columns": columns, "warps": warps, "chunk": chunk, "unroll": unroll}
         if _fits(knobs, problem, arch, multiprocessors):
             return knobs
     return knobs
@@ -165,8 +168,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 
 def _check_problem(problem: MoeProblem, variant: Variant) -> None:
     """Activations fit shared memory beside the rings."""
-    few, arch = few_rows(problem), variant.arch
-    require_room(problem, variant, lambda knobs: shared_bytes(knobs, few, arch.multiprocessors), "columns")
+    arch = variant.arch
+    require_room(problem, variant, lambda knobs: shared_bytes(knobs, problem, arch.multiprocessors), "columns")
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -190,6 +193,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     round_ = tiles * TILE_K - 32
     paths = (1, 8) if knobs.columns == 8 else (1,)  # items of few rows take another than those of many
     often = np.resize(many, (11, 3))  # a pair more than a warp's lanes
+    most_pairs = (np.arange(layer.ENTRIES // 4)[:, None] * 5 + np.arange(4) * 13).astype(np.int32) % 48
     crowded = np.zeros((33, 1), np.int32)  # of five items of eight rows the second of three blocks has parts of three
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
@@ -201,6 +205,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
         (layer.CROWD, 32, 32, Routing(layer.crowd(MAX_ROWS)), 4),
+        *([(48, 32, 32, Routing(most_pairs), 4)] if knobs.columns == 8 else []),
         *((1, round_, round_, Routing(np.zeros((rows, 1), np.int32)), 1) for rows in paths),
         (1, wide, 32, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
         (1, 32, wide, Routing(np.zeros((knobs.columns, 1), np.int32)), 1),
@@ -241,14 +246,13 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 _RARER: tuple[dict[str, Any], ...] = (
     {"columns": 2, "activation": "silu", "residual": "pair", "bias": False, "encoding": "nibble", "scaling": "post",
      "scale_range": "full", "handshake": "counters", "warps": 4, "chunk": 3},
-    {"residual": True, "scaling": "halves"},
-    {"columns": 2, "bias": False, "scaling": "fold"},
+    {"columns": 8, "residual": True, "scaling": "halves", "warps": 4, "chunk": 3},
+    {"columns": 2, "bias": False, "scaling": "fold", "warps": 4, "chunk": 2},
 )  # fmt: skip
 
 KERNEL = Kernel(
     spec=SPEC,
-    max_rows=MAX_ROWS,
-    fixed=partial(layer.fixed, "stream"),
+    fixed=partial(layer.fixed, "stream", layer.rows_by_pairs),
     launch=launch,
     heuristic=_heuristic,
     cases=_cases,

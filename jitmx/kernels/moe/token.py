@@ -132,8 +132,6 @@ def launch(knobs: TokenKnobs, problem: MoeProblem, multiprocessors: int) -> Laun
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
-    if problem.m != 1:
-        raise KnobError(f"moe.token takes one row, not m={problem.m}", "use stream or decode")
     if max(problem.hidden, problem.intermediate) > MOST_BLOCKS * BLOCK:
         raise KnobError(
             f"moe.token takes at most {MOST_BLOCKS * BLOCK} columns, not hidden={problem.hidden}, "
@@ -141,7 +139,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
             "use stream or decode",
         )
     blocks = {"hidden_blocks": problem.hidden // BLOCK, "inner_blocks": problem.intermediate // BLOCK}
-    return layer.fixed("token", problem) | choice_of(problem) | blocks | {"top": problem.top}
+    return layer.fixed("token", lambda problem: 1, problem) | choice_of(problem) | blocks | {"top": problem.top}
 
 
 def _fits(knobs: dict[str, Any], problem: MoeProblem, arch: Arch, multiprocessors: int) -> bool:
@@ -207,7 +205,6 @@ _RARER: tuple[dict[str, Any], ...] = (
 
 KERNEL = Kernel(
     spec=SPEC,
-    max_rows=1,
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,

@@ -113,7 +113,13 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
         return [(1, 8, "nan"), (knobs.tokens + 3, ring - 24, "plain"), (5, 72, "ties")]
     if variant.spec.name == "topk":
         few = 32 // knobs.k
-        return [(1, 8, "nan"), (few, 8, "ties"), (few + 1, 8, "ties"), (32 * knobs.warps // knobs.k + 2, 8, "nan")]
+        return [
+            (1, 8, "nan"),
+            (few - 1, 8, "plain"),
+            (few, 8, "ties"),
+            (few + 1, 8, "ties"),
+            (32 * knobs.warps // knobs.k + 2, 8, "nan"),
+        ]
     many = 3 * knobs.cluster * 32 * knobs.warps // knobs.k - 4  # three rounds of a warp, of the last warp too
     return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
 

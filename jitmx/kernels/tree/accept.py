@@ -86,14 +86,28 @@ def _sides(counts: list[int], wanted: dict[str, Array], most: int) -> dict[str, 
     }
 
 
-def _case(counts: list[int], most: int, layout: str, wide: int, seed: int, *, reading: bool = False) -> Case:
-    """Requests with so many drafts each, -1: none and no row either."""
+def _case(
+    counts: list[int], most: int, layout: str, wide: int, seed: int, *, reading: bool = False, placed: bool = False,
+    wrong: list[int] | None = None,
+) -> Case:  # fmt: skip
+    """Requests with so many drafts each, -1: none and no row either.
+
+    Args:
+        placed: whether there are positions, of 32 bits if `wide` does not say otherwise.
+        wrong: of each request the one draft that does not fit; ids are 0 and 1.
+    """
     generator = np.random.default_rng(seed)
-    drafts, target = _requests([max(count, 0) for count in counts], 1 << (33 if wide & 3 == 3 else 20), generator)
+    few = 1 << (33 if wide & 3 == 3 else 20)
+    drafts, target = _requests([max(count, 0) for count in counts], 2 if wrong else few, generator)
+    if wrong:
+        drafts = [rows[:-1].copy() for rows in target]
+        for own, at in zip(drafts, wrong, strict=True):
+            own[at] = 1 - own[at]
     target = [rows if count >= 0 else rows[:0] for rows, count in zip(target, counts, strict=True)]
     batch = len(counts)
-    positions = generator.integers(0, 1 << 20, batch)
-    wanted = accepted(drafts, target, positions if wide & 4 else np.zeros(batch, np.int64), most)
+    placed = placed or wide & 4 != 0
+    positions = generator.integers(0, 1 << 20, batch) if placed else np.zeros(batch, np.int64)
+    wanted = accepted(drafts, target, positions, most)
     rows_counted = layout == "rows"
     if rows_counted:  # a row has its own input: of the first the last token before the drafts
         drafts = [np.concatenate([[7], own])[: len(rows)] for own, rows in zip(drafts, target, strict=True)]
@@ -104,15 +118,15 @@ def _case(counts: list[int], most: int, layout: str, wide: int, seed: int, *, re
     if layout != "even":
         ends = np.cumsum([len(one) for one in drafts])
         values["ends"] = Buffer(np.concatenate([[0], ends] if rows_counted else [ends]).astype(np.int32))
-    if wide & 4:
-        values["positions"] = Buffer(positions)
+    if placed:
+        values["positions"] = Buffer(ids(positions, bool(wide & 4)))
     if reading:
         prompts = generator.integers(1, 100, batch + 3).astype(np.int32)
         requests = generator.permutation(batch + 3)[:batch]
         lengths = (prompts[requests] + generator.integers(-1, 2, batch)).astype(np.int32)
         lengths[4] = prompts[requests[4]] - 1  # with drafts that do not fit
         behind = lengths >= prompts[requests]
-        sampled = np.where(behind, wanted["next_positions"] - (positions if wide & 4 else 0), 0)
+        sampled = np.where(behind, wanted["next_positions"] - positions, 0)
         wanted["num_sampled"] = sampled.astype(np.int32)
         rows = np.array([len(one) for one in target])
         wanted["num_rejected"] = np.where(behind, rows - sampled, 0).astype(np.int32)
@@ -138,6 +152,8 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case([0, 4, 1, 32, 33, 2, 40, 0, 64, 32], 64, "drafts", 4, 3)
     yield _case([2, 0, -1, 5, 33, 1, 32, 4, -1, 40], 40, "rows", 2, 4, reading=True)
     yield _case([1, 3, 2], 3, "rows", 5, 5)
+    yield _case([5, 2, 9, 0, 7], 4, "drafts", 2, 6, placed=True)  # more than are taken
+    yield _case([70] * 8, 70, "even", 1, 7, placed=True, wrong=[0, 31, 32, 33, 63, 64, 65, 69])
     yield _far()
 
 

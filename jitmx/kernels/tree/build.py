@@ -77,13 +77,14 @@ def beams(batch: int, width: int, depth: int, generator: np.random.Generator) ->
 
 def _case(
     batch: int, width: int, depth: int, nodes: int, levels: int, wide: int, seed: int, *, spoiled: bool = False,
-    placed: bool = True, flat: int = 0,
+    placed: bool = True, flat: int = 0, edges: bool = False,
 ) -> Case:  # fmt: skip
     """Candidates of a draft.
 
     Args:
         spoiled: some have no score, and some one above that of their parent, or a parent behind them.
         flat: candidates of the root alone, whose scores are the same but for those of one thread in four.
+        edges: of these the best are the first and the last that all threads take at once, and some between.
     """
     generator = np.random.default_rng(seed)
     scores, parents = beams(batch, width, depth, generator)
@@ -91,6 +92,11 @@ def _case(
         scores = np.full((batch, flat), -2, np.float32)
         scores[:, np.arange(flat) % 256 < 64] = -1
         parents = np.full((batch, flat), -1, np.int32)
+    if edges:
+        first = np.arange(0, flat, 256)
+        best = np.unique([*first, *(first + 255), *(first + generator.integers(1, 255, len(first)))])
+        scores[:] = -2
+        scores[:, best] = generator.permutation(len(best)) / len(best)
     if spoiled:
         scores[0] = np.where(np.arange(scores.shape[1]) < 3, scores[0], -np.inf)  # fewer than there are nodes
         scores[1:][generator.random(scores[1:].shape) < 0.2] = np.nan
@@ -132,8 +138,9 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case(2, 8, 3, 64, 64, 7, 1)
     yield _case(3, 3, 4, 20, 5, 1, 2, spoiled=True)
     yield _case(1, 1, 40, 34, 34, 2, 3, placed=False)
-    yield _case(1, 1, 1, 2, 2, 0, 4)
-    yield _case(1, 1, 1, 40, 2, 0, 5, flat=4096)
+    yield _case(1, 1, 1, 2, 2, 4, 4)
+    yield _case(1, 1, 1, 40, 2, 2, 5, flat=4096)
+    yield _case(1, 1, 1, 49, 2, 2, 6, flat=4096, edges=True)
     yield _far()
 
 

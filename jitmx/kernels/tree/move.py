@@ -57,31 +57,42 @@ def _case(
     generator = np.random.default_rng(seed)
     batch, nodes = 5, 64
     pages = -(-(40 + nodes) // page)
-    table = generator.permutation(batch * pages + 2)[: batch * pages].reshape(batch, pages).astype(np.int32)
+    all_pages = (batch + 4) * pages + 2
+    table = generator.permutation(all_pages)[:-2].reshape(batch + 4, pages).astype(np.int32)
+    table, extra = table[:batch], table[batch:]
     starts = generator.integers(0, 40, batch)
     starts[4] = pages * page - 3  # nodes beyond the pages of the table are left
     path = np.full((batch, width), -1, np.int32)
-    accepted = np.array([width - 1, 0, width // 2, width - 1, width - 1], np.int32)
+    accepted = np.array([width - 1, 0, width // 2, width - 1, width - 1])
     for r, count in enumerate(accepted):
         path[r, : count + 1] = np.sort(np.append(generator.choice(np.arange(1, nodes), count, replace=False), 0))
     path[3] = np.arange(width)  # nothing moves
-    shape = (
-        (batch * pages + 2, heads, page, vectors, 16) if heads_first else (batch * pages + 2, page, heads, vectors, 16)
-    )
+    # What lies behind the accepted part does not count, nor what is said to be accepted beyond the width, or before the
+    # root, or of a sequence that is padding.
+    behind = generator.integers(width, nodes, (batch, width))
+    path[1:3] = np.where(path[1:3] < 0, behind[1:3], path[1:3])
+    path, accepted = np.concatenate([path, behind[:3], path[:1]]).astype(np.int32), np.append(accepted, [-1, -9, 0, 0])
+    accepted[7], accepted[8] = width // 2, width + 70
+    path[8] = np.arange(width) + np.where(np.arange(width) < 2 * width // 3, 0, 7)
+    path[8, width - width // 8 :] = -1
+    starts, table = np.concatenate([starts, [3, 5, -1, 0]]), np.concatenate([table, extra])
+    batch += 4
+    shape = (all_pages, heads, page, vectors, 16) if heads_first else (all_pages, page, heads, vectors, 16)
     before = [generator.integers(0, 256, shape, np.uint8) for _ in range(caches)]
     after = [one.copy() for one in before]
     for was, now in zip(before, after, strict=True):
         was, now = (one.swapaxes(1, 2) if heads_first else one for one in (was, now))
         for r, d in np.ndindex(batch, width):
             source, target = starts[r] + path[r, d], starts[r] + d
-            if d <= accepted[r] and path[r, d] > d and source < pages * page:
+            if d <= accepted[r] and path[r, d] > d and source < pages * page and starts[r] >= 0:
                 now[table[r, target // page], target % page] = was[table[r, source // page], source % page]
     outputs, check = exact({f"cache{i}": one for i, one in enumerate(after)})
     outputs = {name: Buffer(was, output=True, scratch=True) for name, was in zip(outputs, before, strict=True)}
     row = heads * vectors
     values: dict[str, Any] = {
-        **outputs, "path": Buffer(path), "accepted": Buffer(accepted), "starts": Buffer(ids(starts, wide)),
-        "block_table": Buffer(table), "page_stride": page * row, "token_stride": vectors if heads_first else row,
+        **outputs, "path": Buffer(path), "accepted": Buffer(accepted.astype(np.int32)),
+        "starts": Buffer(ids(starts, wide)), "block_table": Buffer(table), "page_stride": page * row,
+        "token_stride": vectors if heads_first else row,
         "head_stride": page * vectors if heads_first else vectors, "table_stride": pages, "pages": pages,
         "page_size": page, "heads": heads, "vectors": vectors, "width": width, "caches": caches, "wide": int(wide),
     }  # fmt: skip
@@ -96,6 +107,7 @@ def _case(
             "a page to another": page < nodes,
             "more vectors than threads": row > 128,
             "both layouts": heads_first or heads == 1,
+            "more nodes than lanes": width > 32,
         },
         fixed=FIXED,
     )
@@ -107,6 +119,7 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case(CACHES, 1, 1, 16, 3, 1, wide=True)
     yield _case(3, 9, 16, 32, 20, 2, wide=True, heads_first=True)
     yield _case(2, 2, 4, 128, 1, 3, wide=False)
+    yield _case(1, 1, 2, 16, 50, 4, wide=False)
     yield _far()
 
 

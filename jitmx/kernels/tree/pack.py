@@ -37,20 +37,36 @@ def packed(mask: Array, words: int) -> Array:
     return np.packbits(bits, axis=-1, bitorder="little").view(np.uint32)
 
 
-def _case(counts: Sequence[int], words: int, extra: int, seed: int, *, even: bool = False) -> Case:
-    """Requests of so many nodes each; `extra` rows belong to none."""
+def _case(
+    counts: Sequence[int], words: int, extra: int, seed: int, *, even: bool = False, cut: tuple[int, int] = (0, 0),
+    negative: int = 0,
+) -> Case:  # fmt: skip
+    """Requests of so many nodes each.
+
+    Args:
+        extra: rows that belong to none.
+        cut: rows, and bytes, that are not there.
+        negative: rows before the first one that the starts speak of.
+    """
     generator = np.random.default_rng(seed)
     masks = [generator.random((count, count)) < 0.4 for count in counts]
     rows = [packed(mask, words) for mask in masks] + [np.zeros((extra, words), np.uint32)]
     flat = np.concatenate([mask.ravel() for mask in masks]).astype(np.uint8)
     flat[flat > 0] = generator.integers(1, 256, int((flat > 0).sum()))  # any byte but 0 is true
-    outputs, check = exact({"packed": np.concatenate(rows)})
+    if negative:
+        flat = np.insert(flat, counts[0] ** 2, np.zeros((counts[0] + negative) ** 2 - counts[0] ** 2, np.uint8))
+    if cut[1]:
+        flat = flat[: -cut[1]]
+        bits = np.append(flat > 0, np.zeros(cut[1], bool))[-(counts[-1] ** 2) :].reshape(counts[-1], counts[-1])
+        rows[len(counts) - 1] = packed(bits, words)
+    out = np.concatenate(rows)[: sum(counts) + extra - cut[0]]
+    outputs, check = exact({"packed": out})
     values: dict[str, Any] = {
-        "mask": Buffer(flat), **outputs, "bytes": flat.size, "rows": sum(counts) + extra, "words": words,
+        "mask": Buffer(flat), **outputs, "bytes": flat.size, "rows": len(out), "words": words,
         "nodes": counts[0] if even else 0,
     }  # fmt: skip
     if not even:
-        values["starts"] = Buffer(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        values["starts"] = Buffer(np.concatenate([[-negative], np.cumsum(counts)]).astype(np.int32))
     return Case(
         name=f"masks of {', '.join(map(str, counts))} nodes, {words} words",
         launch=Launch(len(counts)),
@@ -63,6 +79,8 @@ def _case(counts: Sequence[int], words: int, extra: int, seed: int, *, even: boo
             "one bit of the second word": 33 in counts,
             "all bits": 64 in counts,
             "rows of no request": extra > 0,
+            "fewer rows than nodes": cut[0] > 0,
+            "a mask that ends early": cut[1] > 0,
         },
         fixed=("bytes", "rows", "nodes", "words"),
     )
@@ -74,6 +92,10 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case((64,) * 2, 2, 0, 1, even=True)
     yield _case((33, 0, 1, 64, 5, 32), 2, 300, 2)
     yield _case((3, 32, 0, *(k % 5 for k in range(40)), 9), 1, 2, 3)
+    yield _case((0, 0), 2, 600, 4)
+    yield _case((5, 40), 2, 0, 5, cut=(6, 40 * 20 + 3))
+    yield _case((9, 9), 1, 0, 6, even=True, cut=(2, 30))
+    yield _case((4, 5), 1, 0, 7, negative=3)
     yield _far()
 
 

@@ -154,7 +154,7 @@ def _far() -> Case:
     """The last of requests whose probabilities are over 2^32 of them."""
     batch, nodes, vocab = 1 << 15, 64, 2100
     generator = np.random.default_rng(7)
-    parents, tokens = random_parents(nodes, generator, "bushy")[None], generator.integers(0, vocab, (1, nodes))
+    parents, tokens = random_parents(nodes, generator, "chain")[None], generator.integers(0, vocab, (1, nodes))
     probs = np.zeros((1, nodes, vocab), np.float32)
     probs[0, parents[0, 1:], tokens[0, 1:]] = 0.5
     likely = likely_nodes(tokens, parents, probs, 0.4, 0.0, None)

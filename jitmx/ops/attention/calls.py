@@ -25,8 +25,13 @@ _appends = Plans()
 # rare ones, its plan, and whether a gradient is required.
 recent: Plans = Plans()
 
-# In the place of tensors that a call lacks, each once.
-ABSENT = Tensors(*(torch.empty(0, device="cpu") for _ in Tensors._fields))
+
+class _Absent(torch.Tensor):  # type: ignore[misc]
+    """In the place of a tensor that a call lacks: of a type that no caller's tensor has."""
+
+
+# One of each.
+ABSENT = Tensors(*(torch.empty(0, device="cpu").as_subclass(_Absent) for _ in Tensors._fields))
 # Addresses that launches take where a call lacks all in `RARE`.
 _usual = operator.itemgetter(*(place for place, name in enumerate(Tensors._fields) if name not in RARE))
 
@@ -66,7 +71,7 @@ def run_attention(
             *numbers[2:], tuple(knobs.items()) if knobs else (),
         )  # fmt: skip
         plan = _plans.get(key)
-    except (AttributeError, TypeError):  # what is no tensor is refused below
+    except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no number, is refused below
         pass
     if plan is None or (longest is not None and not plan.least <= longest <= plan.most):
         call = check(given, numbers, knobs)
@@ -125,7 +130,7 @@ def run_append(
         kinds = tuple(None if tensor is None else _kind(tensor) for tensor in given)
         key = *kinds, max_query_len, rope_style, tuple(knobs.items()) if knobs else ()
         plan = _appends.get(key)
-    except (AttributeError, TypeError):  # what is no tensor is refused below
+    except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no number, is refused below
         pass
     call = None
     if plan is None:

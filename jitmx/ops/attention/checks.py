@@ -155,7 +155,7 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     ]
     strides = (cache.stride(0), cache.stride(1), cache.stride(2), given.block_table.stride(0), *row_strides)
     scales = 1 if given.k_scale is None else given.k_scale.numel()
-    own = tuple(sorted((knobs or {}).items()))
+    own = checks.require_knobs(knobs)
     tokens = tokens if batch else 0
     rare = any(getattr(given, name) is not None for name in RARE)
     return Call(
@@ -341,6 +341,8 @@ def _check_extras(given: Tensors, numbers: Numbers, shape: tuple[int, int, int],
                 f"rope is {checks.describe(table)}; it must be {_names(tuple(_DTYPES))} [positions, rotary] on "
                 f"{place}, cosines then sines"
             )
+        if table.shape[0] < 1:
+            raise InputError(f"rope is {checks.describe(table)}; it has no position", "pass a longer table")
         if table.shape[1] % step or not 0 < table.shape[1] <= head_dim:
             raise InputError(
                 f"rope has {table.shape[1]} columns, cosines and sines of as many values of a head; rope_style="
@@ -382,6 +384,8 @@ def _check_numbers(numbers: Numbers, head_dim: int) -> tuple[float, float]:
             f"window={window!r} is not a whole number of 1 or more; a token counts itself",
             "pass None where tokens attend to all",
         )
+    if not isinstance(numbers.fp16_qk, bool):
+        raise InputError(f"fp16_qk={numbers.fp16_qk!r} is not True or False")
     return float(scale), float(numbers.soft_cap or 0.0)
 
 

@@ -112,7 +112,6 @@ def _chosen(call: Call, problem: AttentionProblem, knobs: tuple[tuple[str, Any],
 def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
     fixed: dict[str, Any] = {
         "requests": problem.batch, "kv_heads": problem.kv_heads, "scale_stride": call.scale_stride,
-        "parts": getattr(variant.knobs, "parts", 1),
     }  # fmt: skip
     if variant.spec.name not in ("decode", "append"):
         fixed["least_queries"] = short_queries(problem.group) + 1 if problem.batch > 1 else 1

@@ -309,8 +309,8 @@ def require_norm(norm: torch.Tensor, address: int, epsilon: float) -> None:
     """
     if address & 15:
         checks.require_layout("norm", norm)
-    if not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon={epsilon} is not a finite number of 0 or more")
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        checks.require_epsilon(epsilon)
 
 
 def _traced(

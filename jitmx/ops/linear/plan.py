@@ -82,7 +82,7 @@ class Part:
         self.brief = Step(variant, device, geometry, fixed, _IN_E4M3 if self.rows else takes)
         self.whole = self.brief if self.rows else Step(variant, device, geometry, fixed, (*_WITH_RESIDUAL, *PREFETCH))
         self.x_bytes = rows * k * 2
-        self.y_bytes = rows * 8 if getattr(variant.knobs, "argmax", False) else rows * n * 2
+        self.y_bytes = rows * 8 if asked.argmax else rows * n * (1 if asked.swiglu else 2)
 
 
 class Plan(plan.Plan):

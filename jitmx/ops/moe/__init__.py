@@ -11,8 +11,8 @@ from torch import Tensor
 from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.moe.problem import MAX_ROWS
-from jitmx.ops import checks, custom
+from jitmx.ops import custom
+from jitmx.ops.checks import require_layout, require_tensor
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import (
@@ -24,6 +24,7 @@ from jitmx.ops.moe.checks import (
     require_experts,
     require_layer,
     require_like,
+    require_numbers,
     require_out,
     require_residual,
     taken_apart,
@@ -67,11 +68,11 @@ def moe(
     current stream of x's device and works under `torch.cuda.graph` once the shape has been called before capture, and
     under `torch.compile`, where it is the operator `torch.ops.jitmx.moe`.
 
-    Up to 64 rows are one launch, unless a table or the environment has them go by expert, or experts have so many of
-    them that it would read weights more than once. More are four: lists by expert, the two products, and the sum over a
-    row's experts in the order of its slots; each expert's part is then rounded to bf16. So are fewer rows of what the
-    one launch does not make: another `x_format`, `weight_on` or `reduction`, experts without gates, and layers that it
-    has no shared memory for. From logits, the choice of experts
+    Few rows are one launch (on sm_90a 512 / top at most, elsewhere 64), unless a table or the environment has them go
+    by expert, or experts have so many of them that it would read weights more than once. More are four: lists by
+    expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
+    rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
+    `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
     is one launch before them; of one row, where all experts are local, it is part of the one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
@@ -175,11 +176,8 @@ def run(
         named: dict[str, Any] = {"x": x, "ids": ids} if weights is not None else {"x": x, "router logits": ids}
         named |= {"weights": weights, "residual": residual}
         require_data(**named, b13=b13, b2=b2, expert_map=expert_map, count=count)
-    if recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
-        raise InputError(
-            f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
-            "use numbers above 0, or x_format='mxfp8'",
-        )
+    if alpha is not ALPHA or limit is not LIMIT:
+        require_numbers(recipe, alpha, limit)
     at_x, at_residual = address("x", x), address("residual", residual)
     address("ids" if weights is not None else "router logits", ids)
     address("weights", weights)
@@ -223,8 +221,6 @@ def _plan(
     rows = x.numel() // w13.k
     if rows == 0:
         return None
-    if rows > MAX_ROWS:
-        check_lists(w13.experts, expert_map)
     made = launches(problem_of(w13, w2, rows, top, **more, **recipe._asdict()), x.get_device())
     if isinstance(made, GroupedPlan):
         check_lists(w13.experts, expert_map)
@@ -241,7 +237,7 @@ def _routed(
         return Routing(ids, weights, None, None, None, None)
     if isinstance(made, LayerPlan) and made.routing != "ids":
         if ids.data_ptr() & 15:  # read several at a time
-            checks.require_layout("router logits", ids)
+            require_layout("router logits", ids)
         return Routing(ids, None, None, None, None, None)
     if weights is None:
         assert top is not None
@@ -264,6 +260,7 @@ def _traced(
     recipe: Recipe, alpha: float, limit: float, out: torch.Tensor | None, residual: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """`moe` as an operator, which can be traced through."""
+    require_tensor("x", x)
     require_experts(w13, w2, recipe)
     chosen = taken_apart(routing)
     packed = w13.words, w13.scales, w2.words, w2.scales, w13.k, w2.k

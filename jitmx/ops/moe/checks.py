@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -63,6 +64,23 @@ def require_experts(w13: Any, w2: Any, recipe: Recipe) -> None:
         )
     if w13.encoding != w2.encoding:
         raise InputError(f"w13 was packed as {w13.encoding} and w2 as {w2.encoding}", "pack both alike")
+
+
+def require_numbers(recipe: Recipe, alpha: Any, limit: Any) -> None:
+    """Numbers of swiglu_oai that kernels take.
+
+    Raises:
+        InputError: alpha is no finite number, limit none of 0 or more, or with fp8 one of them gives h no bound.
+    """
+    if not checks.is_number(alpha) or not math.isfinite(alpha):
+        raise InputError(f"alpha={alpha!r} of swiglu_oai is not a finite number")
+    if not checks.is_number(limit) or not limit >= 0:
+        raise InputError(f"limit={limit!r} of swiglu_oai is not a number of 0 or more", "pass inf where there is none")
+    if recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
+        raise InputError(
+            f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
+            "use numbers above 0, or x_format='mxfp8'",
+        )
 
 
 def taken_apart(routing: Any) -> Chosen:
@@ -131,15 +149,15 @@ def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | No
                 "of ids and weights pass both: (ids, weights)",
             )
         most = min(MAX_TOP, experts)
-        if top is None or not 1 <= top <= most:
-            raise InputError(f"top={top} of router logits is not 1 to {most}", "say how many experts a row takes")
+        if type(top) is not int or not 1 <= top <= most:
+            raise InputError(f"top={top!r} of router logits is not 1 to {most}", "say how many experts a row takes")
         _require("router logits", ids, x, LOGITS, (*rows, experts))
         return top
     checks.require_tensor("ids", ids)
     found = ids.shape[-1] if ids.dim() else 0
     if not 1 <= found <= MAX_TOP:
         raise InputError(f"ids is {checks.describe(ids)}; its last dimension, experts a row, must be 1 to {MAX_TOP}")
-    if top is not None and top != found:
+    if top is not None and (type(top) is not int or top != found):
         raise InputError(f"top={top} is for router logits, and ids is {checks.describe(ids)}", "leave top out")
     _require("ids", ids, x, (torch.int32,), (*rows, found))
     _require("weights", weights, x, (torch.float32,), (*rows, found))

@@ -67,7 +67,7 @@ def route(
     Under `torch.compile` it is `torch.ops.jitmx.route`, `route_normalized`, `topk` or `route_lists`; `out` and `knobs`
     are for eager code, and so is `normalized` beside `tile`.
 
-    Source: templates/routing/route.cu.j2 and topk.cu.j2; reference: jitmx/kernels/routing_cases.py.
+    Source: templates/routing/route.cu.j2 and topk.cu.j2; reference: jitmx/kernels/routing/cases.py.
     """
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         _refuse_eager_only(out, knobs)
@@ -103,7 +103,7 @@ def group_by_expert(
 
     Under `torch.compile` it is `torch.ops.jitmx.group_by_expert`; `out` and `knobs` are for eager code.
 
-    Source: templates/routing/sort.cu.j2; reference: jitmx/kernels/routing_cases.py.
+    Source: templates/routing/sort.cu.j2; reference: jitmx/kernels/routing/cases.py.
     """
     if type(ids) is not torch.Tensor or torch.compiler.is_compiling():
         _refuse_eager_only(out, knobs)

@@ -63,7 +63,7 @@ def run_route(
             normalized, tuple(knobs.items()) if knobs else (),
         )  # fmt: skip
         plan = _plans.get(key)
-    except (AttributeError, TypeError):  # what is no tensor is refused below
+    except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no mapping, is refused below
         pass
     if plan is None:
         require_scoring(scoring)
@@ -82,6 +82,8 @@ def run_route(
         _address("x", x), _address("weight", weight), _address("bias", bias), _address("norm", norm),
         _address("expert_map", expert_map),
     )  # fmt: skip
+    if norm is not None:
+        checks.require_epsilon(epsilon)
     return _run(plan, given, None, epsilon, out)
 
 
@@ -95,7 +97,7 @@ def run_group(
     try:
         key = kind(ids), kind(expert_map), experts, tile, local_experts, tuple(knobs.items()) if knobs else ()
         plan = _plans.get(key)
-    except (AttributeError, TypeError):  # what is no tensor is refused below
+    except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no mapping, is refused below
         pass
     if plan is None:
         _check_matrix("ids", ids, (torch.int32,))
@@ -106,7 +108,7 @@ def run_group(
         plan = _plans.remember(key, Plan(call))
     _address("ids", ids)
     given = 0, 0, 0, 0, _address("expert_map", expert_map)
-    return _run(plan, given, ids, 0.0, out if out is None else out._replace(ids=ids))
+    return _run(plan, given, ids, 0.0, out._replace(ids=ids) if isinstance(out, Routing) else out)
 
 
 def _call(
@@ -116,21 +118,23 @@ def _call(
     experts = fields["experts"]
     if tile is None and expert_map is not None:
         raise InputError("expert_map is for the lists, and tile is None", "give tile, or leave expert_map out")
-    if tile == 0 or (tile is None and fields["source"] == "ids"):
+    if (tile is None and fields["source"] == "ids") or (tile is not None and (type(tile) is not int or tile == 0)):
         raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
+    problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
     if expert_map is not None:
         _check_vector("expert_map", expert_map, experts, (torch.int32,), device)
     local = experts if local_experts is None else local_experts
-    if not 1 <= local <= experts:
+    if type(local) is not int or not 1 <= local <= experts:
         raise InputError(f"local_experts={local} is not between 1 and the {experts} experts there are")
     if expert_map is None and local != experts:
         raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
-    problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
-    return Call(problem, local, card.number(device), tuple(sorted((knobs or {}).items())))
+    return Call(problem, local, card.number(device), checks.require_knobs(knobs))
 
 
 def require_norm(norm: torch.Tensor | None, normalized: bool) -> None:
-    """Raise InputError where the outcome of an RMSNorm is asked for, and its weight is missing."""
+    """Raise InputError unless `normalized` is a bool, and false where there is no RMSNorm."""
+    if not isinstance(normalized, bool):
+        raise InputError(f"normalized={normalized!r} is not True or False")
     if normalized and norm is None:
         raise InputError("normalized=True asks for what RMSNorm makes of x, and norm is None", "pass its weight")
 
@@ -195,13 +199,16 @@ def refuse_beside_logits(**tensors: torch.Tensor | None) -> None:
             raise InputError(f"{name} is for hidden states, and without a weight x are logits", f"leave {name} out")
 
 
-def _check_out(out: Routing, wanted: Routing, device: int) -> None:
+def _check_out(out: object, wanted: Routing, device: int) -> None:
+    if not isinstance(out, Routing):
+        raise InputError(f"out is a {type(out).__name__}, not a Routing", "pass what an equal call returned")
     for name, tensor, like in zip(Routing._fields, out, wanted, strict=True):
         if tensor is None and like is None:
             continue
         if tensor is None or like is None:
             found = "None" if tensor is None else "a tensor"
             raise InputError(f"out.{name} is {found}, unlike what this call writes", "pass what an equal call returned")
+        checks.require_tensor(f"out.{name}", tensor)
         if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.get_device() != device:
             raise InputError(
                 f"out.{name} is {checks.describe(tensor)}; this call writes {_names((like.dtype,))} {list(like.shape)} "

@@ -158,7 +158,10 @@ def _planned(
     drafts, target, cu_num_drafts, cu_num_rows, positions = given
     kind = *(one is None for one in given), len(of), max_drafts
     tensors = [one for one in given if one is not None]
-    known = _recent.get(kind)
+    try:
+        known = _recent.get(kind)
+    except TypeError:  # max_drafts is no number, and refused below
+        known = None
     if known is None or not known[0](*tensors, *of):
         checks.require_cuda("drafts", drafts)
         batch, most = _check_accept(drafts, target, cu_num_drafts, cu_num_rows, max_drafts, positions)
@@ -277,14 +280,16 @@ def _check_verify(
     batch, nodes = tokens.shape
     calls.require_sizes(batch, nodes)
     calls.require("target", target, IDS, (batch, nodes), tokens)
-    calls.require("parents", parents, INT32, (nodes,) if parents.dim() == 1 else (batch, nodes), tokens)
+    shared = checks.require_tensor("parents", parents).dim() == 1
+    calls.require("parents", parents, INT32, (nodes,) if shared else (batch, nodes), tokens)
     calls.require_starts(starts, batch, tokens)
     if (probs is None) != (threshold is None) or (probs is None and entropy is not None):
         raise InputError("probs and threshold go together, and entropy beside them", "pass both, or neither")
     if probs is not None:
         calls.require("probs", probs, (torch.float32,), (batch, nodes, "vocab"), tokens)
-        if threshold is None or not 0 < threshold < math.inf or not 0 < alpha < math.inf:
-            raise InputError(f"threshold={threshold}, alpha={alpha}; both are finite numbers above 0")
+        numbers: tuple[Any, ...] = threshold, alpha
+        if not all(checks.is_number(number) and 0 < number < math.inf for number in numbers):
+            raise InputError(f"threshold={threshold!r}, alpha={alpha!r}; both are finite numbers above 0")
     if entropy is not None:
         calls.require("entropy", entropy, (torch.float32,), (batch, nodes), tokens)
     return calls.require_levels(levels, nodes)

@@ -56,8 +56,9 @@ def _check(
     caches: Sequence[torch.Tensor], path: torch.Tensor, accepted: torch.Tensor, starts: torch.Tensor,
     block_table: torch.Tensor,
 ) -> None:  # fmt: skip
-    if not caches:
-        raise InputError("caches is empty", "pass the keys and values of each layer")
+    if not isinstance(caches, Sequence) or not caches:
+        found = "empty" if isinstance(caches, Sequence) else f"a {type(caches).__name__}"
+        raise InputError(f"caches is {found}", "pass a list of the keys and values of each layer")
     first = checks.require_tensor("caches[0]", caches[0])
     size = first.element_size()
     if first.dim() != 4 or first.stride(3) != 1 or first.shape[3] * size % _VECTOR or first.shape[1] < 1:

@@ -75,7 +75,7 @@ def require(
     return found
 
 
-def require_starts(starts: torch.Tensor | None, batch: int, place: torch.Tensor) -> None:
+def require_starts(starts: torch.Tensor | None, batch: int | str, place: torch.Tensor) -> None:
     """Positions of roots, where they are given."""
     if starts is not None:
         require("starts", starts, IDS, (batch,), place)

@@ -65,7 +65,7 @@ def _check(
         return batch, batch * nodes, nodes
     calls.require("mask", mask, _BYTES, ("bytes of all masks",))
     calls.require("query_start_loc", query_start_loc, INT32, ("batch + 1",), mask)
-    if type(tokens) is not int or type(max_query_len) is not int or tokens < 0:
+    if type(tokens) is not int or type(max_query_len) is not int or not 0 <= tokens < 1 << 31:
         raise InputError(f"tokens={tokens!r}, max_query_len={max_query_len!r}: a flat mask takes both, as numbers")
     batch = query_start_loc.numel() - 1
     if batch < 1:

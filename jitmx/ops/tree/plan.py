@@ -79,9 +79,9 @@ def _check_plan(parents: torch.Tensor, starts: torch.Tensor | None, levels: int 
     shared = parents.dim() == 1
     calls.require("parents", parents, INT32, ("nodes",) if shared else ("batch", "nodes"))
     nodes = parents.shape[-1]
-    batch = (1 if starts is None else starts.numel()) if shared else parents.shape[0]
+    calls.require_starts(starts, "batch" if shared else parents.shape[0], parents)
+    batch = (1 if starts is None else starts.shape[0]) if shared else parents.shape[0]
     calls.require_sizes(batch, nodes)
-    calls.require_starts(starts, batch, parents)
     return batch, nodes, calls.require_levels(levels, nodes)
 
 

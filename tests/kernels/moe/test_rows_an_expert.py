@@ -62,7 +62,8 @@ def test_gpt_oss_120b_takes_up_to_64_rows_in_one_launch_with_what_was_tuned(targ
         (64, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
         (256, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "wgmma"),
         (64, {"experts": 256, "top": 8, "hidden": 7168, "intermediate": 2048}, "grouped"),
-        (65, {}, "grouped"),
+        (128, {}, "stream"),  # 512 pairs
+        (129, {}, "grouped"),
         (384, {}, "wgmma"),
         (64, EIGHT | {"scale_range": "full"}, "grouped"),
         (64, {"experts": 513, "top": 8, "hidden": 4096, "intermediate": 14336}, "stream"),  # lists have 512 at most

@@ -166,7 +166,7 @@ def test_knobs_that_do_not_fit_are_refused_with_the_remedy(knobs: dict[str, Any]
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (MoeProblem(2), "moe.token takes one row, not m=2; use stream or decode"),
+        (MoeProblem(2), "moe.token takes 1 rows of top=4 at most, not m=2; use kernel=stream, or pass fewer rows"),
         (MoeProblem(1, experts=600, routing="fp32"), "logits of m=1 rows and experts=600 are chosen from by a launch"),
         (MoeProblem(1, hidden=16416), "moe.token takes at most 16384 columns, not hidden=16416"),
         (MoeProblem(1, x_format="mxfp8"), "moe.token does not take x_format='mxfp8', only bf16"),

@@ -1,0 +1,255 @@
+"""Whatever one argument of a call is, the call runs, or ends with an error of jitmx's before anything is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import jitmx
+from jitmx.errors import InputError, JitmxError
+from jitmx.registry.launch import Launch
+from jitmx.registry.spec import Variant
+from simulated_card import Simulated, on_cpu
+
+I32, I64, F32 = torch.int32, torch.int64, torch.float32
+
+
+class Unlaunched(Simulated):
+    """Notes launches, whose arguments are packed as for a card, and runs none."""
+
+    def launch(self, variant: Variant, launch: Launch, values: dict[str, Any]) -> None:
+        variant.arguments.pack(values, launch.maps, lambda *_: bytes(128))
+        self.launched.append(variant)
+
+
+@pytest.fixture
+def card() -> Iterator[Unlaunched]:
+    with on_cpu("sm_90", Unlaunched) as found:
+        assert isinstance(found, Unlaunched)
+        yield found
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def codes(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    *outer, k = shape
+    return zeros(*outer, k // 2, dtype=torch.uint8), torch.full((*outer, k // 32), 127, dtype=torch.uint8)
+
+
+def attended() -> dict[str, Any]:
+    return {
+        "k_new": zeros(3, 2, 64), "v_new": zeros(3, 2, 64), "k_cache": zeros(4, 16, 2, 64),
+        "v_cache": zeros(4, 16, 2, 64), "block_table": zeros(2, 2, dtype=I32),
+        "seq_lens": torch.tensor([20, 16], dtype=I32), "query_start_loc": torch.tensor([0, 1, 3], dtype=I32),
+        "max_query_len": 2, "rope": zeros(64, 64), "rope_style": "neox", "positions": zeros(3, dtype=I64),
+        "slot_mapping": zeros(3, dtype=I64), "k_scale": None, "v_scale": None, "knobs": None,
+    }  # fmt: skip
+
+
+def layer() -> dict[str, Any]:
+    return {
+        "x": zeros(2, 64), "w13": jitmx.pack_experts(codes(4, 64, 64)), "w2": jitmx.pack_experts(codes(4, 64, 32)),
+        "b13": zeros(4, 64), "b2": zeros(4, 64), "alpha": 1.7, "limit": 7.0, "out": zeros(2, 64),
+    }  # fmt: skip
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
+    "attention": (
+        jitmx.attention,
+        lambda: attended() | {
+            "q": zeros(3, 8, 64), "max_seq_len": 32, "scale": 0.125, "sinks": zeros(8), "window": 16, "soft_cap": 30.0,
+            "mask": zeros(3, 1, dtype=I32), "fp16_qk": False, "out": zeros(3, 8, 64),
+        },
+    ),
+    "append_kv": (jitmx.append_kv, attended),
+    "linear": (
+        jitmx.linear,
+        lambda: {
+            "x": zeros(2, 96), "weight": jitmx.pack_weight(codes(48, 96)), "bias": zeros(48), "out": zeros(2, 48),
+            "residual": zeros(2, 48), "norm": zeros(96), "epsilon": 1e-5, "activation": None, "prefetch": None,
+        },
+    ),
+    "linear_argmax": (
+        jitmx.linear_argmax,
+        lambda: {
+            "x": zeros(2, 96), "weight": jitmx.pack_weight(codes(48, 96)), "bias": zeros(48), "norm": zeros(96),
+            "epsilon": 1e-5, "out": zeros(2, dtype=I64),
+        },
+    ),
+    "moe": (
+        jitmx.moe,
+        lambda: layer() | {
+            "routing": zeros(2, 4), "top": 2, "scoring": "softmax_topk", "activation": "swiglu_oai", "x_format": "bf16",
+            "scale_rule": "floor", "weight_on": "output", "reduction": "ordered", "count": zeros(1, dtype=I32),
+            "residual": zeros(2, 64),
+        },
+    ),
+    "moe of ids": (
+        jitmx.moe,
+        lambda: layer() | {"routing": (zeros(2, 2, dtype=I32), zeros(2, 2, dtype=F32)), "top": None,
+                           "expert_map": zeros(4, dtype=I32)},
+    ),
+    "topk": (jitmx.topk, lambda: {"x": zeros(2, 64), "k": 4}),
+    "greedy_sample": (jitmx.greedy_sample, lambda: {"logits": zeros(2, 64), "out": zeros(2, dtype=I64)}),
+    "rms_norm": (
+        jitmx.rms_norm,
+        lambda: {"x": zeros(2, 64), "weight": zeros(64), "epsilon": 1e-5, "out": zeros(2, 64)},
+    ),
+    "route": (
+        jitmx.route,
+        lambda: {
+            "x": zeros(2, 64), "weight": zeros(8, 64), "bias": zeros(8), "k": 2, "scoring": "softmax_topk",
+            "norm": zeros(64), "epsilon": 1e-5, "normalized": True, "tile": 16, "expert_map": zeros(8, dtype=I32),
+            "local_experts": 4, "out": None, "knobs": None,
+        },
+    ),
+    "group_by_expert": (
+        jitmx.group_by_expert,
+        lambda: {
+            "ids": zeros(2, 2, dtype=I32), "experts": 8, "tile": 16, "expert_map": zeros(8, dtype=I32),
+            "local_experts": 4, "out": None, "knobs": None,
+        },
+    ),
+    "quantize": (jitmx.quantize, lambda: {"x": zeros(2, 64), "format": "mxfp4", "scale_rule": "floor"}),
+    "dequantize": (
+        jitmx.dequantize,
+        lambda: {"tensor": jitmx.MXTensor(*codes(2, 64), "mxfp4"), "dtype": torch.bfloat16},
+    ),
+    "pack_weight": (jitmx.pack_weight, lambda: {"weight": codes(48, 96), "encoding": None}),
+    "pack_experts": (jitmx.pack_experts, lambda: {"weight": codes(4, 64, 64)}),
+    "tree_plan": (
+        jitmx.tree_plan,
+        lambda: {"parents": zeros(2, 5, dtype=I32), "starts": zeros(2, dtype=I64), "levels": 3},
+    ),
+    "tree_plan of one tree": (
+        jitmx.tree_plan,
+        lambda: {"parents": zeros(5, dtype=I32), "starts": zeros(2, dtype=I64), "levels": 3},
+    ),
+    "tree_build": (
+        jitmx.tree_build,
+        lambda: {
+            "scores": zeros(2, 6, dtype=F32), "tokens": zeros(2, 6, dtype=I64), "parents": zeros(2, 6, dtype=I32),
+            "roots": zeros(2, dtype=I64), "nodes": 4, "starts": zeros(2, dtype=I64), "levels": 3,
+        },
+    ),
+    "pack_mask": (
+        jitmx.pack_mask,
+        lambda: {
+            "mask": zeros(50, dtype=torch.bool), "query_start_loc": torch.tensor([0, 5, 10], dtype=I32), "tokens": 10,
+            "max_query_len": 5,
+        },
+    ),
+    "tree_verify": (
+        jitmx.tree_verify,
+        lambda: {
+            "tokens": zeros(2, 5, dtype=I64), "target": zeros(2, 5, dtype=I64), "parents": zeros(2, 5, dtype=I32),
+            "starts": zeros(2, dtype=I64), "levels": 3, "probs": zeros(2, 5, 9, dtype=F32),
+            "entropy": zeros(2, 5, dtype=F32), "threshold": 0.3, "alpha": 0.3,
+        },
+    ),
+    "accept_greedy": (
+        jitmx.accept_greedy,
+        lambda: {"drafts": zeros(2, 3, dtype=I64), "target": zeros(2, 4, dtype=I64), "positions": zeros(2, dtype=I64)},
+    ),
+    "accept_greedy of rows": (
+        jitmx.accept_greedy,
+        lambda: {
+            "drafts": zeros(8, dtype=I64), "target": zeros(8, dtype=I64), "cu_num_rows": zeros(3, dtype=I32),
+            "max_drafts": 3,
+        },
+    ),
+    "move_kv": (
+        jitmx.move_kv,
+        lambda: {
+            "caches": [zeros(4, 16, 2, 64), zeros(4, 16, 2, 64)], "path": zeros(2, 3, dtype=I32),
+            "accepted": zeros(2, dtype=I32), "starts": zeros(2, dtype=I64), "block_table": zeros(2, 2, dtype=I32),
+        },
+    ),
+}  # fmt: skip
+
+
+def others(value: Any) -> Iterator[Any]:
+    """What might be passed in the place of an argument."""
+    yield from (None, "x", b"x", 3.5, -1, 0, 1, True, math.nan, math.inf, 10**30, [], {}, (), [1, 2], {1: 2}, object())
+    yield from (torch.zeros(()), torch.zeros(3), torch.zeros(3, dtype=torch.complex64), torch.empty(0))
+    if isinstance(value, torch.Tensor):
+        yield from (value.double(), value.to(torch.int8), value[None], value[:0], value.flatten(), value[..., :-1])
+        yield torch.cat([value, value])
+        yield value.repeat(*[1] * (value.dim() - 1), 2)[..., ::2]
+        yield torch.cat([value.new_zeros(1), value.flatten()])[1:].view(value.shape)  # off 16 bytes
+        if value.is_floating_point():
+            yield value.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_any_kind_is_taken_or_refused_before_a_launch(name: str, warm: bool, card: Unlaunched) -> None:
+    call, given = CALLS[name]
+    right = given()
+    if warm:
+        call(**right)
+    for argument, value in right.items():
+        for other in others(value):
+            card.launched.clear()
+            try:
+                call(**{**right, argument: other})
+            except JitmxError as error:
+                assert str(error).strip() and not card.launched, (argument, other)
+            except Exception as error:
+                raise AssertionError(f"{name}, {argument}={other!r}: {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("name", ["out", "sinks", "rope", "slot_mapping", "mask", "positions"])
+def test_an_empty_tensor_is_not_taken_for_one_that_is_left_out(name: str, card: Unlaunched) -> None:
+    right = attended() | {"q": zeros(3, 8, 64), "rope": None, "positions": None, "slot_mapping": None}
+    jitmx.attention(**right)
+    card.launched.clear()
+    with pytest.raises(InputError, match=f"{name} is float32 "):
+        jitmx.attention(**right | {name: torch.empty(0)})
+    assert not card.launched
+
+
+def test_a_sparse_tensor_is_refused_with_the_remedy(card: Unlaunched) -> None:
+    with pytest.raises(InputError, match=r"x is bfloat16 \[5, 64\] on cpu, torch.sparse_coo; pass x.to_dense\(\)"):
+        jitmx.topk(zeros(5, 64).to_sparse(), 3)
+
+
+def test_a_table_without_positions_is_refused(card: Unlaunched) -> None:
+    with pytest.raises(InputError, match=r"rope is bfloat16 \[0, 64\] .*pass a longer table"):
+        jitmx.append_kv(**attended() | {"rope": zeros(0, 64)})
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, math.nan, "1e-5", None])
+def test_a_router_takes_the_epsilons_that_a_norm_takes(epsilon: Any, card: Unlaunched) -> None:
+    call, given = CALLS["route"]
+    with pytest.raises(InputError, match=r"epsilon=.* is not a finite number of 0 or more"):
+        call(**given() | {"epsilon": epsilon})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"alpha": math.nan}, "alpha=nan of swiglu_oai is not a finite number"),
+        ({"alpha": "1.7"}, "alpha='1.7' of swiglu_oai is not a finite number"),
+        ({"limit": -7.0}, "limit=-7.0 of swiglu_oai is not a number of 0 or more; pass inf where there is none"),
+        ({"limit": None}, "limit=None of swiglu_oai"),
+    ],
+)
+def test_numbers_of_swiglu_that_are_none_are_refused(change: dict[str, Any], said: str, card: Unlaunched) -> None:
+    call, given = CALLS["moe"]
+    with pytest.raises(InputError, match=said):
+        call(**given() | change)
+
+
+def test_logits_off_16_bytes_are_refused_with_the_remedy(card: Unlaunched) -> None:
+    call, given = CALLS["moe"]
+    astray = torch.zeros(5, dtype=F32)[1:].view(1, 4)
+    one = {"x": zeros(1, 64), "out": zeros(1, 64), "residual": None, "count": None, "routing": astray}
+    with pytest.raises(InputError, match=r"router logits starts at an address .*pass router logits.clone\(\)"):
+        call(**given() | one)
