@@ -72,11 +72,13 @@ def rows(name: str, found: Sequence[tuple[int, Sequence[Priced], float]], card: 
     Args:
         name: of the field that counts rows.
     """
-    said = []
+    said: list[tuple[object, ...]] = []
     for count, priced, floor in found:
+        kernel, launches = priced[0].choice.variant.name, sum(one.times for one in priced)
+        if any(one.prediction is None for one in priced):  # no cost is declared of a kernel
+            said.append((count, kernel, launches, None, None, None))
+            continue
         us = sum(one.us for one in priced)
-        kernel = priced[0].choice.variant.name
-        launches = sum(one.times for one in priced)
         said.append((count, kernel, launches, f"{us:.1f}", f"{floor:.1f}", f"{us / floor:.2f}"))
     headers = (name.upper(), "KERNEL", "LAUNCHES", "US", "FLOOR US", "OF FLOOR")
     output.table(headers, said, right=(name.upper(), "LAUNCHES", "US", "FLOOR US", "OF FLOOR"))

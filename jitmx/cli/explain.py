@@ -270,15 +270,19 @@ def _call(
     from jitmx.dispatch.call import explain
 
     family = kernels.family(op)
-    shape, lists = shapes.read_values(op, family.problem, field, family.axes)
+    lists: dict[str, tuple[int, ...]] = {}
+    if rows is None:
+        shape = shapes.read(op, family.problem, field)
+    else:
+        shape, lists = shapes.read_values(op, family.problem, field, family.axes)
     arch = _one(targets_asked)
     count = sms or next(iter(targets.multiprocessors(arch)), None)
     several = [name for name, values in lists.items() if len(values) > 1]
     shape |= {name: values[0] for name, values in lists.items() if name not in several}
     if several:
-        if rows is None or len(several) > 1:
-            raise click.UsageError(f"{' and '.join(several)}: explain one call at a time, or several rows with --cost")
-        _rows(op, arch, count, several[0], lists[several[0]], shape, rows, as_json)
+        if len(several) > 1:
+            raise click.UsageError(f"{' and '.join(several)} have several values each; give one of them several")
+        _rows(op, arch, count, several[0], lists[several[0]], shape, rows or 1, as_json)
         return
     explanation = explain(op, arch, multiprocessors=count, **shape)
     priced = None

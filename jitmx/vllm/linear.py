@@ -21,7 +21,8 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.utils import replace_parameter
 
-import jitmx.ops.linear  # noqa: F401 - defines torch.ops.jitmx.linear
+import jitmx.ops.linear
+import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
@@ -30,6 +31,7 @@ from jitmx.ops import pack as packing
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.packed import PackedWeight
 from jitmx.ops.linear.plan import DTYPES, reads_rows
+from jitmx.ops.linear.row_words import RowWords, require_passes, row_words
 from jitmx.ops.linear.swiglu import interleave_gate_up
 from jitmx.ops.quantize import quantize
 from jitmx.vllm import compiled, warmup
@@ -183,11 +185,24 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         replace_parameter(layer, "weight_packed", packed.words)
         replace_parameter(layer, "weight_scale", packed.scales)
         replace_parameter(layer, "weight", layer.weight.data.new_full((1, 1), math.nan))
-        found = operand.find(layer.weight_packed.data, layer.weight_scale.data, packed.n, packed.k, before)
-        if reads_rows(self.activation, found, layer.weight.dtype):
-            found.refresh(layer.weight_packed.data, layer.weight_scale.data)
+        if reads_rows(self.activation, packed, layer.weight.dtype):
+            self._keep_rows(layer, packed, before)
         layer._already_called_process_weights_after_loading = True
         warmup.prepare_product(layer)
+
+    def _keep_rows(self, layer: torch.nn.Module, packed: PackedWeight, layout: str) -> None:
+        """Keep what products in E4M3 are told of the weight's rows as a parameter: reloading copies it like the weight.
+
+        Raises:
+            InputError: rows of a reloaded weight need passes that kernels in use do not make.
+        """
+        rows = row_words(packed.words, packed.scales, packed.n, packed.encoding)
+        known = getattr(layer, "jitmx_row_range", rows.range)
+        require_passes(known, rows.range)
+        layer.jitmx_row_range = known
+        replace_parameter(layer, "weight_rows", rows.words)
+        found = operand.find(layer.weight_packed.data, layer.weight_scale.data, packed.n, packed.k, layout)
+        found.adopt(RowWords(layer.weight_rows.data, known), layer.weight_packed.data)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """X W^T (+ bias).

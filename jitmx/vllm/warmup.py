@@ -15,7 +15,7 @@ from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from jitmx import batch, build, settings
 from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops.linear import operand
-from jitmx.ops.linear.plan import DTYPES, reads_rows
+from jitmx.ops.linear.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
 from jitmx.vllm import ahead, facts, monitor, packing
@@ -65,9 +65,7 @@ def prepare_product(layer: Any) -> None:
     """The same for the product of such a layer."""
     n, k, layout = layer.jitmx_packed
     format, _, scale_range = operand.parts(layout)
-    found = operand.find(layer.weight_packed.data, layer.weight_scale.data, n, k, layout)
-    known = reads_rows(layer.quant_method.activation, found, layer.weight.dtype)
-    rows = {"row_range": found.row_words.range} if known else {}
+    rows = {"row_range": layer.jitmx_row_range} if hasattr(layer, "jitmx_row_range") else {}
     for needed in _of(layer, layer.weight.device, n, k, format, scale_range, **rows)[-1:]:
         prepare(needed)
 

@@ -13,7 +13,7 @@ from scripts.protocol.report import ProtocolError
 LAYERS = ("moe", "qkv", "o", "lm_head")
 FORMATS = ("mxfp4", "mxfp8")
 STOCK = ("auto", "triton", "marlin", "humming")
-ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6")
+ACTIVATIONS = ("bf16", "mxfp8", "mxfp4", "fp6", "fp8")
 ATTENTION = ("auto", "on", "off")
 _ANNOUNCED = {"auto": r"\w+", "triton": "TRITON", "marlin": "(BATCHED_)?MARLIN", "humming": "HUMMING"}
 PLUGIN_GROUP = "vllm.general_plugins"
@@ -154,6 +154,8 @@ class Configuration:
         kept["VLLM_PLUGINS"] = ",".join(plugins(with_jitmx=bool(self.layers)))
         if self.activation != "bf16":
             kept["JITMX_MOE_ACTIVATION"] = self.activation
+            if self.activation in settings.LINEAR_ACTIVATIONS:  # dense layers take it too
+                kept["JITMX_LINEAR_ACTIVATION"] = self.activation
         if self.tile != "auto":
             kept["JITMX_MOE_TILE"] = self.tile
         return kept

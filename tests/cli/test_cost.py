@@ -25,6 +25,20 @@ def test_a_call_s_cost_is_printed_behind_what_it_takes_and_is_its_json(run, read
     assert f"{one['us']:.2f}" in priced and "predicted for NVIDIA GB10" in priced
 
 
+def test_several_numbers_of_rows_are_a_line_each_with_what_they_take_at_the_least(run, read) -> None:
+    words = ("explain", "moe", "-m", "16,256,2048", "--arch", "sm_121", "--cost")
+    said, lines = read(*words)["calls"], run(*words).stdout.splitlines()
+    assert [one["m"] for one in said] == [16, 256, 2048] and len(lines) == 5
+    for one, line in zip(said, lines[1:], strict=False):
+        assert one["us"] == pytest.approx(sum(each["us"] * each["times"] for each in one["cost"]), rel=1e-3)
+        assert f"{one['floor_us']:.1f}" in line
+        assert one["us"] <= 1.05 * one["floor_us"]
+    # All 128 experts, at 240 GB/s, with x, h and what comes of it.
+    moved = 128 * (360 + 180) * 45 * 544 + 2048 * 4 * 2880 * 2 * 3
+    assert said[-1]["floor_us"] == pytest.approx(moved / 240e3, rel=0.05)
+    run("explain", "moe", "-m", "16,256", "--arch", "sm_121", code=2)
+
+
 def test_a_call_with_a_launch_of_unknown_cost_has_no_predicted_time(run, read) -> None:
     words = ("explain", "quantize", "--arch", "sm_90", "--cost")
     assert "not predicted for NVIDIA H200: no cost is declared of 1 of the 1 launches" in run(*words).stdout
@@ -99,7 +113,8 @@ def test_a_report_s_json_has_what_its_page_has(run, tmp_path) -> None:
     path = tmp_path / "r.html"
     said = json.loads(run("report", "--arch", "sm_90", "--family", "linear", "-o", str(path), "--json").stdout)
     text = path.read_text()
-    assert {row["family"] for row in said["variants"]} == {"linear"} and said["times"]
+    # Rows of products in E4M3 are made by a launch of norm.
+    assert {row["family"] for row in said["variants"]} == {"linear", "norm"} and said["times"]
     assert all(row["name"] in text for row in said["variants"])
     assert {row["kernel"] for row in said["times"]} <= {row["name"] for row in said["variants"]}
     assert any(row["measured"] for row in said["times"])

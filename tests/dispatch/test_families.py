@@ -33,6 +33,8 @@ def test_explain_on_sm_121_says_that_nothing_was_measured() -> None:
     dense = explain("linear", SM_121, m=1, n=5120, k=2880).choice
     assert decided(dense) == "heuristic" and "not measured" in dense.decided_by.detail
     experts = explain("moe", SM_121, m=1).choice
+    assert decided(experts) == "heuristic" and "not measured" in experts.decided_by.detail
+    experts = explain("moe", SM_121, m=1, x_format="mxfp8").choice
     assert decided(experts) == "shipped table" and "heuristic, not measured" in experts.decided_by.detail
 
 

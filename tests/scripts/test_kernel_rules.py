@@ -241,7 +241,8 @@ def test_rounded_inputs_want_their_own_kernels() -> None:
 
 
 def test_every_rule_names_a_family_and_bounds_it_and_some_configuration_obeys_it() -> None:
-    every = [*CONFIGURATIONS.values(), Configuration(LAYERS, activation="mxfp8"), Configuration(backend="humming")]
+    rounded = (Configuration(LAYERS, activation=one) for one in ("mxfp8", "fp8"))
+    every = [*CONFIGURATIONS.values(), *rounded, Configuration(backend="humming")]
     for rule in RULES:
         assert rule.family in FAMILIES and rule.why and (rule.least or rule.most), rule
         assert any(rule.holds_for(configuration) for configuration in every), rule
@@ -262,6 +263,8 @@ def test_a_configuration_s_environment_is_what_its_name_says(monkeypatch: pytest
     found = Configuration(backend="triton").environment(base)
     assert found["PATH"] == "/bin" and "jitmx" not in found["VLLM_PLUGINS"].split(",")
     assert not {name for name in found if name.startswith(("JITMX_", "VLLM_ATTENTION"))}
+    rounded = Configuration(LAYERS, activation="fp8").environment(base)
+    assert (rounded["JITMX_MOE_ACTIVATION"], rounded["JITMX_LINEAR_ACTIVATION"]) == ("fp8", "fp8")
 
 
 def test_attention_is_told_to_the_engine_beside_the_layers_and_a_backend_to_engines_whose_attention_is_vllms() -> None:

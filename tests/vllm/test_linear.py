@@ -32,6 +32,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
+from jitmx import model_kernels
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
@@ -60,14 +61,14 @@ class Config:
 
     online_quantization_config = None
 
-    def __init__(self, format: str | None, all_scales: bool = False) -> None:
+    def __init__(self, format: str | None, all_scales: bool = False, activation: str = "none") -> None:
         super().__init__()
-        self.format, self.all_scales = format, all_scales
+        self.format, self.all_scales, self.activation = format, all_scales, activation
 
     def get_quant_method(self, _layer: torch.nn.Module, prefix: str) -> Any:
         if self.format is None:
             return UnquantizedLinearMethod()
-        return JitmxLinearMethod(self.format, prefix, all_scales=self.all_scales)
+        return JitmxLinearMethod(self.format, prefix, all_scales=self.all_scales, activation=self.activation)
 
 
 def qkv_proj(format: str | None, **more: Any) -> QKVParallelLinear:
@@ -282,6 +283,25 @@ def test_reloaded_weights_take_the_places_that_cuda_graphs_know(format: str, mak
     wanted = expected(x, whole(second, names, "weight"), whole(second, names, "bias"), format)
     assert oracle.relative_l2(wide(y), wanted) < 0.005
     assert layer.weight.numel() == 1
+
+
+def test_rows_of_reloaded_weights_are_looked_at_again_where_products_are_in_e4m3(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_kernels, "FP8_ROWS", 2)
+    config = Config("mxfp4", activation="fp8")
+    layer = RowParallelLinear(HEADS * HEAD, HIDDEN, quant_config=config, prefix="a.o_proj")
+    reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
+    x = torch.randn(3, HEADS * HEAD).bfloat16()
+    with simulated_card.on_cpu("sm_90a") as card:
+        for seed in (8, 9):  # scales of the second are far below those of the first
+            tensors = checkpoint(seed, scale=0.1 if seed == 8 else 0.004)
+            (load if seed == 8 else reload_weights)(layer, tensors)
+            y, _ = layer(x)
+            assert card.kernels[-2:] == ["norm.rows", "linear.wgmma_fp8"]
+            wanted = expected(x, tensors["o.weight"], tensors["o.bias"], "mxfp4")
+            assert oracle.relative_l2(wide(y), wanted) < 0.05
+            assert torch.equal(layer(x[:1])[0], layer(x[:1])[0]) and "norm.rows" not in card.kernels[-2:]
 
 
 def test_reloaded_weights_beyond_what_the_kernels_in_use_take_are_refused() -> None:

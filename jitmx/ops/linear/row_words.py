@@ -36,14 +36,19 @@ def refreshed(old: RowWords, words: torch.Tensor, scales: torch.Tensor, n: int, 
         InputError: rows need passes that kernels in use do not make.
     """
     new = row_words(words, scales, n, encoding)
-    if (old.range, new.range) == ROW_RANGES:
+    require_passes(old.range, new.range)
+    old.words.copy_(new.words)
+    return old
+
+
+def require_passes(known: str, new: str) -> None:
+    """Raise InputError where rows of a reloaded weight need passes that kernels in use do not make."""
+    if (known, new) == ROW_RANGES:
         raise InputError(
             "a reloaded weight has rows whose scales are further apart than one pass over k takes, and kernels in use "
             "make one",
             "start a new engine on these weights",
         )
-    old.words.copy_(new.words)
-    return old
 
 
 def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) -> RowWords:
@@ -115,17 +120,6 @@ class OperandRows:
         if self._rows and self._rows[0][0].words is not rows.words:
             self.plans.clear()  # they hold that of others
         self._rows[:] = [(rows, weakref.ref(words.untyped_storage()))]
-
-    def refresh(self, words: torch.Tensor, scales: torch.Tensor) -> None:
-        """Look at a weight that has been written, or written again; what is known of it stays where it is.
-
-        Raises:
-            InputError: rows need passes that kernels in use do not make.
-        """
-        if self._rows and self._rows[0][1]() is words.untyped_storage():
-            refreshed(self._rows[0][0], words, scales, self.n, self.encoding)
-        else:
-            self.look_at(words, scales)
 
     @property
     def row_words(self) -> RowWords:
