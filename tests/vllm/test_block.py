@@ -137,7 +137,8 @@ def test_a_product_with_a_residual_is_told_of_the_weight_to_prefetch_too(
     monkeypatch.setattr(products.product, "run", noted)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=False, residual=fused))
     x, layout, later = torch.zeros(1, 64).bfloat16(), operand.layout(weight), (weight.words, weight.scales)
-    y = products.run_linear(x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, *later)
+    residual = torch.zeros(1, 32).bfloat16()
+    y = products.run_linear(x, *later, 32, 64, layout, None, residual, None, None, 0.0, False, *later)
     assert told == [operand.prefetch(*later)] and y.shape == (2, 1, 32)
 
 
@@ -241,7 +242,7 @@ def shuffled(pair: tuple[Any, Any], positions: torch.Tensor) -> tuple[Any, Any, 
 
 
 def fusion_of(**extras: bool) -> Any:
-    return SimpleNamespace(**extras)
+    return SimpleNamespace(**{"swiglu": False} | extras)
 
 
 @pytest.mark.parametrize(
@@ -376,14 +377,14 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
         packed = [jitmx.pack_weight((codes, scales)) for _ in range(2)]
         own, other = (operand.find(weight.words, weight.scales, 48, 96, operand.layout(weight)) for weight in packed)
         x = torch.zeros(1, 96).bfloat16()
-        first = products._fused(own, x, True, False, True)
-        assert first.norm and products._fused(own, x, True, False, True) is first
-        assert products._fused(other, x, True, False, True) is first  # weights of a shape share what was chosen
+        first = products._fused(own, x, True, False, True, False)
+        assert first.norm and products._fused(own, x, True, False, True, False) is first
+        assert products._fused(other, x, True, False, True, False) is first  # weights of a shape share what was chosen
         assert asked == [(1, "bf16", True)]
-        assert not products._fused(own, x, True, False, False).norm
-        assert products._fused(own, x.half(), True, False, True).dtype == "fp16"
-        assert products._fused(own, x.repeat(3, 1), True, False, True).m == 3
+        assert not products._fused(own, x, True, False, False, False).norm
+        assert products._fused(own, x.half(, False), True, False, True).dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1, False), True, False, True).m == 3
         assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
         settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
-        assert not products._fused(own, x, True, False, True).norm and asked[4:] == [(1, "bf16", True)]
+        assert not products._fused(own, x, True, False, True, False).norm and asked[4:] == [(1, "bf16", True)]
     settings.reload()
