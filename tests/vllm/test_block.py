@@ -382,8 +382,8 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
         assert products._fused(other, x, True, False, True, False) is first  # weights of a shape share what was chosen
         assert asked == [(1, "bf16", True)]
         assert not products._fused(own, x, True, False, False, False).norm
-        assert products._fused(own, x.half(, False), True, False, True).dtype == "fp16"
-        assert products._fused(own, x.repeat(3, 1, False), True, False, True).m == 3
+        assert products._fused(own, x.half(), True, False, True, False).dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1), True, False, True, False).m == 3
         assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
         settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
         assert not products._fused(own, x, True, False, True, False).norm and asked[4:] == [(1, "bf16", True)]
