@@ -115,6 +115,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the scale of a row is its block's", "args.scales[row] =", "args.scales[blockIdx.x] ="),
     ),
     "dense-fp8": (
+        ("barriers are not shown to the copies", "    mbarrier_init_fence();\n  }\n  // The last tile",
+         "  }\n  // The last tile"),
         ("rows g + 8 have the base of rows g", "high = next_high & 0xFFu;", "high = next_low & 0xFFu;"),
         ("bases are those of the tile before", "next_low = word_of(args, next);", ""),
         ("the scale of another row of X is taken", "token + i * 8 + lane % 4 * 2, last",

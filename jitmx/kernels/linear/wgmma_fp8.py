@@ -211,7 +211,7 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; ragged tiles, whole and broken rings, odd tiles of k; blocks of several tiles; far ones."""
+    """Two short rows; tiles ragged and whole, whole and broken rings, odd tiles of k; blocks of several; far ones."""
     knobs = variant.knobs
     features, ring = knobs.groups * GROUP_ROWS, knobs.ring
     shapes = (
@@ -219,7 +219,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (knobs.tile_m + 3, features + 24, (2 * ring - 1) * TILE_K, 2),
         (knobs.tile_m - 5, features - 7, (2 * ring + 1) * TILE_K - 32, 132),
         (2 * knobs.tile_m + 1, 40, ring * TILE_K, 1),
-        (knobs.tile_m + 1, features + 40, (ring - 1) * TILE_K, 1),
+        (knobs.tile_m, features + 40, (ring - 1) * TILE_K, 1),
     )
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
