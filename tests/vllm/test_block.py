@@ -22,7 +22,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models import gpt_oss
 
 import jitmx
-from jitmx import arch, settings
+from jitmx import arch, model_kernels, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.model_kernels import Experts, Linear
 from jitmx.ops.linear import operand
@@ -105,6 +105,24 @@ def test_a_prompt_of_few_tokens_takes_four_launches_a_block_or_six_and_comes_out
     assert ("WARNING", f"vLLM normalises and adds the residual in launches of its own: {off}") in host.said
 
 
+def test_dense_products_of_many_tokens_take_rows_in_e4m3_that_their_norm_makes(
+    host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_kernels, "FP8_ROWS", 3)
+    prompt = TOKENS[:3]
+    dense = ["norm.rows+norm", "linear.wgmma_fp8", "norm.rows", "linear.wgmma_fp8+pair"]
+    with simulated_card.on_cpu("sm_90a") as card:
+        model = build(host, additional_config={"jitmx": {**ALL, "linear_activation": "fp8"}})
+        launches(card)
+        run(model, prompt[:1])
+        assert launches(card) == ONE_TOKEN * 2
+        found = run(model, prompt)
+        assert launches(card) == [*dense, *BLOCK[3:]] * 2
+        assert error(found, reference(checkpoint, prompt[None]).last_hidden_state[0]) < 0.1
+    assert any("inputs of many tokens rounded to fp8 by additional_config's linear_activation" in text
+               for _, text in host.said)  # fmt: skip
+
+
 @pytest.mark.parametrize("fuse", [True, False])
 def test_qkv_is_told_where_the_weight_of_o_lies(host: Any, monkeypatch: pytest.MonkeyPatch, fuse: bool) -> None:
     told: list[Any] = []
@@ -132,13 +150,14 @@ def test_a_product_with_a_residual_is_told_of_the_weight_to_prefetch_too(
 
     def noted(x: torch.Tensor, *rest: Any, prefetch: Any = NO_PREFETCH) -> torch.Tensor:
         told.append(prefetch)
-        return x.new_zeros(2, 1, 32) if len(rest) > 6 else x.new_zeros(1, 32)
+        return x.new_zeros(2, 1, 32) if len(rest) > 7 else x.new_zeros(1, 32)
 
     monkeypatch.setattr(products.product, "run", noted)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=False, residual=fused))
     x, layout, later = torch.zeros(1, 64).bfloat16(), operand.layout(weight), (weight.words, weight.scales)
-    residual = torch.zeros(1, 32).bfloat16()
-    y = products.run_linear(x, *later, 32, 64, layout, None, residual, None, None, 0.0, False, *later)
+    y = products.run_linear(
+        x, *later, 32, 64, layout, None, torch.zeros(1, 32).bfloat16(), None, None, 0.0, False, "none", *later
+    )
     assert told == [operand.prefetch(*later)] and y.shape == (2, 1, 32)
 
 
@@ -204,7 +223,7 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
     calls: list[tuple[int, int]] = []
 
     def run_product(x: torch.Tensor, weight: Any, *rest: Any, prefetch: Any = None) -> torch.Tensor:
-        return x.new_ones((*((2,) if len(rest) > 5 else ()), *x.shape[:-1], weight.n))
+        return x.new_ones((*((2,) if len(rest) > 6 else ()), *x.shape[:-1], weight.n))
 
     monkeypatch.setattr(products.product, "run", run_product)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=True, residual=True))
@@ -242,7 +261,7 @@ def shuffled(pair: tuple[Any, Any], positions: torch.Tensor) -> tuple[Any, Any, 
 
 
 def fusion_of(**extras: bool) -> Any:
-    return SimpleNamespace(**{"swiglu": False} | extras)
+    return SimpleNamespace(**{"activation": "none", "swiglu": False} | extras)
 
 
 @pytest.mark.parametrize(
@@ -343,11 +362,11 @@ def test_the_operators_are_what_torch_asks_of_operators(host: Any) -> None:
         qkv, norm = layer.attn.qkv_proj, layer.input_layernorm.weight.data
         weight = (qkv.weight_packed, qkv.weight_scale, *qkv.jitmx_packed, qkv.bias)
         for later in ((), weight[:2]):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, False, *later))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (x, *weight, None, None, norm, 1e-5, False, "none", *later))
         o, attended = layer.attn.o_proj, torch.randn(1, 128).bfloat16()
         weight = (o.weight_packed, o.weight_scale, *o.jitmx_packed, o.bias)
         for lost in (None, x * 0.001):
-            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0, False))
+            opcheck(torch.ops.jitmx.vllm_linear.default, (attended, *weight, x, lost, None, 0.0, False, "none"))
         opcheck(torch.ops.jitmx.vllm_pair.default, (x, x * 0.1))
         experts, gate = layer.mlp.experts.routed_experts, layer.mlp.router
         opcheck(
@@ -377,14 +396,15 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
         packed = [jitmx.pack_weight((codes, scales)) for _ in range(2)]
         own, other = (operand.find(weight.words, weight.scales, 48, 96, operand.layout(weight)) for weight in packed)
         x = torch.zeros(1, 96).bfloat16()
-        first = products._fused(own, x, True, False, True, False)
-        assert first.norm and products._fused(own, x, True, False, True, False) is first
-        assert products._fused(other, x, True, False, True, False) is first  # weights of a shape share what was chosen
+        normed = True, False, True, False, "none"
+        first = products._fused(own, x, *normed)
+        assert first.norm and products._fused(own, x, *normed) is first
+        assert products._fused(other, x, *normed) is first  # weights of a shape share what was chosen
         assert asked == [(1, "bf16", True)]
-        assert not products._fused(own, x, True, False, False, False).norm
-        assert products._fused(own, x.half(), True, False, True, False).dtype == "fp16"
-        assert products._fused(own, x.repeat(3, 1), True, False, True, False).m == 3
+        assert not products._fused(own, x, True, False, False, False, "none").norm
+        assert products._fused(own, x.half(), *normed).dtype == "fp16"
+        assert products._fused(own, x.repeat(3, 1), *normed).m == 3
         assert asked[1:] == [(1, "bf16", False), (1, "fp16", True), (3, "bf16", True)]
         settings.choose("linear_knobs", (("kernel", "tile"),), "a test")  # a kernel that has no RMSNorm in it
-        assert not products._fused(own, x, True, False, True, False).norm and asked[4:] == [(1, "bf16", True)]
+        assert not products._fused(own, x, *normed).norm and asked[4:] == [(1, "bf16", True)]
     settings.reload()
