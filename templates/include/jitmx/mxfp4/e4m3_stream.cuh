@@ -55,7 +55,8 @@ template <int Count> struct PromotedSums {
 
 // Adds the products of `tiles` tiles of W to `sums`. N: rows of X, columns of the products. Products of one tile are
 // under way as the next one is decoded; after each `Slots` of them all are done, and `keeper` may take the sums.
-template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages, class Keeper = KeptSums>
+template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages,
+          class Keeper = KeptSums>
 __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][8], const Tables& tables, int tiles,
                                               Weights& weights, Stages& stages, int lane, const Keeper& keeper = {}) {
   static_assert(Slots % 2 == 0, "a stage is two tiles");
