@@ -108,7 +108,7 @@ def in_one_launch(problem: MoeProblem, arch: Arch, multiprocessors: int) -> str 
     for name in of_one_launch(arch):
         if name in able:
             kernel = KERNELS[name]
-            knobs = kernel.fixed(problem) | kernel.heuristic(problem, arch, multiprocessors)
+            knobs = kernel.heuristic(problem, arch, multiprocessors) | kernel.fixed(problem)
             if fits(problem, kernel.spec.variant(arch, **knobs), min(multiprocessors, arch.multiprocessors)):
                 return name if _reads_few(problem, knobs) else None
     return None
