@@ -109,8 +109,8 @@ _TREE = (
      "if (request.old + other < low)"),
     ("neighbours turn the other way", "v.x[2 * i] = fmaf(-b,", "v.x[2 * i] = fmaf(b,"),
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
-    ("the first token of all is not written", "if (slot >= 0) found.what", "if (slot > 0) found.what"),
-    ("a token without a slot is written", "if (slot >= 0) found.what", "if (slot >= -1) found.what"),
+    ("the first token of all is not written", "if (task.slot >= 0) task.what", "if (task.slot > 0) task.what"),
+    ("a token without a slot is written", "if (task.slot >= 0) task.what", "if (task.slot >= -1) task.what"),
     ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
      "const long long at = slot / 16 * args.block_stride + slot % 16"),
 )  # fmt: skip

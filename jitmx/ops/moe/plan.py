@@ -14,7 +14,7 @@ from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.tiles import makes_products
-from jitmx.ops.moe.grouped import GroupedPlan
+from jitmx.ops.moe.grouped import GroupedPlan, check_lists
 from jitmx.ops.moe.operand import Experts
 from jitmx.ops.routing.plan import Routing
 from jitmx.runtime import card
@@ -144,6 +144,7 @@ def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapp
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
     if not makes_products(choice.variant.spec):
         return LayerPlan(problem, choice, device)
+    check_lists(problem.experts, None)
     choices = {"up": choice}
     choices |= {one.problem.product: one for one in companions(choice) if isinstance(one.problem, MoeProblem)}
     if down:

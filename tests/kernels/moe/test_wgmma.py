@@ -65,7 +65,7 @@ def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProb
         FAMILY.check(problem, FAMILY.spec(name).variant(HOPPER, **knobs, **FAMILY.fixed(problem, name)))
 
 
-@given(problem=MANY, rows=st.integers(65, 20_000))
+@given(problem=MANY, rows=st.integers(513, 20_000))
 def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem, rows: int) -> None:
     """Lists, rows by expert and both products; the sum has no tiles."""
     layer = choose("moe", MoeProblem(**problem.as_dict() | {"product": "layer", "m": rows}), HOPPER)
