@@ -23,8 +23,8 @@ from jitmx.toolchain import nvrtc, workers
 SM90 = nvrtc.options(arch.parse("sm_90a"))
 KERNEL = 'extern "C" __global__ void k(float* x) { *x = 1; }\n'
 # Some seconds of work for NVRTC.
-LONG = "".join(f"__device__ float f{n}(float x) {{ return x * {n}.f + sinf(x); }}\n" for n in range(40)) + (
-    'extern "C" __global__ void k(float* x) {\n' + "".join(f"*x = f{n}(*x);\n" for n in range(40)) + "}\n"
+LONG = "".join(f"__device__ float f{n}(float x) {{ return x * {n}.f + sinf(x); }}\n" for n in range(100)) + (
+    'extern "C" __global__ void k(float* x) {\n' + "".join(f"*x = f{n}(*x);\n" for n in range(100)) + "}\n"
 )
 
 
@@ -159,7 +159,7 @@ from jitmx import arch
 from jitmx.toolchain import nvrtc
 options = nvrtc.options(arch.parse("sm_90a"))
 nvrtc.compile(SHORT, options)
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     nvrtc.compile(LONG, options)
 except KeyboardInterrupt:
