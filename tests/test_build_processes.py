@@ -158,8 +158,12 @@ window = min(1.5, max(0.08, 1.5 * (time.monotonic() - began)))
 
 moments = random.Random(20240607)
 number = 0
+def kept():
+    store = stores.current()
+    return sum(store.lookup(record.key) is not None for record in store.records())
+
 # A sweep may leave next to nothing: the killing ends when something is there to be looked at.
-while number < kills // 2 or (number < 2 * kills and len(list(stores.current().records())) < 8):
+while number < kills // 2 or (number < 2 * kills and kept() < 4):
     pair = [start(real, number), start(quick if number % 3 else sweep, number)]
     number += 1
     ends = sorted((time.monotonic() + moments.uniform(0, window), child) for child in pair)
