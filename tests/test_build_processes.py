@@ -164,6 +164,8 @@ def kept():
 
 # A sweep may leave next to nothing: the killing ends when something is there to be looked at.
 while number < kills // 2 or (number < 2 * kills and kept() < 4):
+    if number >= kills // 2:  # they get nowhere in the time that they have
+        window = min(3.0, 1.5 * window)
     pair = [start(real, number), start(quick if number % 3 else sweep, number)]
     number += 1
     ends = sorted((time.monotonic() + moments.uniform(0, window), child) for child in pair)
