@@ -17,6 +17,15 @@ _PADDING = 64  # vLLM pads a vocabulary to a multiple of it
 _BLOCK = 32  # values that share a scale; formats.py, which has it too, imports NumPy
 
 
+def _require_divided(ranks: int, heads: int, kv_heads: int, features: int, of: str) -> None:
+    """Raise InputError where tensor-parallel ranks do not divide these sizes; ranks may share a KV head."""
+    if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
+        raise InputError(
+            f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of {of}",
+            "give --ranks as vLLM's tensor_parallel_size",
+        )
+
+
 @dataclass(frozen=True)
 class Model:
     """Sizes of a gpt-oss model, or of what one rank of tensor parallelism serves of it.
@@ -71,11 +80,7 @@ class Model:
             InputError: sizes that the ranks do not divide.
         """
         heads, kv_heads, features = self.heads, self.kv_heads, self.intermediate
-        if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
-            raise InputError(
-                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of an expert",
-                "give --ranks as vLLM's tensor_parallel_size",
-            )
+        _require_divided(ranks, heads, kv_heads, features, "an expert")
         return replace(
             self,
             heads=heads // ranks,
@@ -196,11 +201,7 @@ class Draft:
             InputError: sizes that the ranks do not divide.
         """
         heads, kv_heads, features = self.heads, self.kv_heads, self.intermediate
-        if ranks < 1 or heads % ranks or (kv_heads % ranks and ranks % kv_heads) or features % ranks:
-            raise InputError(
-                f"{ranks} ranks do not divide {heads} heads, {kv_heads} KV heads and {features} features of the draft",
-                "give --ranks as vLLM's tensor_parallel_size",
-            )
+        _require_divided(ranks, heads, kv_heads, features, "the draft")
         return replace(
             self, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks), intermediate=features // ranks,
             vocabulary=self.dense["lm_head"][0] // ranks,
