@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from clock import TooSlow, within
 from jitmx import settings
 from jitmx.cache import answers, bundle, claim, keys, remote
 from jitmx.cache.answers import Answers, Circuit, Unanswered
@@ -118,10 +119,10 @@ def test_a_fifo_in_the_place_of_an_entry_does_not_hold_the_reader(
     path = file_of(folder, make("a")[0].key)
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    began = time.monotonic()
-    shared = opened(f"file://{folder}", timeout=0.2)
-    assert shared.entry(make("a")[0].key) is None and shared.entry(make("a")[0].key) is None
-    assert time.monotonic() - began < 2 and "no answer within 0.2 s" in caplog.text
+    with within(2):
+        shared = opened(f"file://{folder}", timeout=0.2)
+        assert shared.entry(make("a")[0].key) is None and shared.entry(make("a")[0].key) is None
+    assert "no answer within 0.2 s" in caplog.text
     with path.open("wb"):
         pass  # lets the thread that waits go
 
@@ -188,13 +189,12 @@ def test_a_remote_that_is_none_costs_one_warning(
 ) -> None:
     shared = opened(url)
     kernel = Kernel(*make("a"))
-    began = time.monotonic()
-    for _ in range(5):
-        assert shared.entry(kernel.record.key) is None
-        shared.put(kernel)
-        with shared.alone(kernel.record.key, 5) as found:
-            assert found is None
-    assert time.monotonic() - began < 4
+    with within(4):
+        for _ in range(5):
+            assert shared.entry(kernel.record.key) is None
+            shared.put(kernel)
+            with shared.alone(kernel.record.key, 5) as found:
+                assert found is None
     assert len([one for one in warnings(caplog) if "reading" in one]) == (1 if said else 0)
     assert len(warnings(caplog)) == 1 + bool(said) and "going on without" in caplog.text
     assert any(word in caplog.text for word in said.split("|"))
@@ -211,10 +211,9 @@ def test_a_driver_that_is_not_installed_is_named(
 def test_a_server_that_never_answers_is_waited_for_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         shared = opened(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", timeout=0.3, writes=False)
-        began = time.monotonic()
-        for _ in range(20):
-            assert shared.entry(make("a")[0].key) is None
-        assert 0.3 <= time.monotonic() - began < 3
+        with within(3, least=0.3):
+            for _ in range(20):
+                assert shared.entry(make("a")[0].key) is None
     assert len(warnings(caplog)) == 1
 
 
@@ -314,7 +313,8 @@ def test_of_a_folder_that_another_process_truncates_and_replaces_nothing_bad_is_
         spoiler.kill()
         spoiler.wait()
         spoiler.stdout.close()
-    assert taken and missed
+    if not (taken and missed):
+        raise TooSlow(f"{taken} entries were had and {missed} not")
 
 
 def test_one_of_many_compiles_and_the_others_wait_for_it(folder: Path, make: Make) -> None:
@@ -363,20 +363,16 @@ def test_the_claim_of_a_killed_holder_is_taken_over(folder: Path, monkeypatch: p
         holder.kill()
         holder.wait()
         holder.stdout.close()
-    began = time.monotonic()
-    with claim.alone(Answers(url, 5.0), "v1/claims/k", 30, lambda: None) as found:
+    with within(8), claim.alone(Answers(url, 5.0), "v1/claims/k", 30, lambda: None) as found:
         assert found is None and (folder / "v1" / "claims" / "k.2").exists()
-    assert time.monotonic() - began < 8
     assert not list((folder / "v1" / "claims").iterdir())
 
 
 def test_a_claim_that_is_kept_for_ever_costs_patience_and_no_more(folder: Path) -> None:
     answering = Answers(f"file://{folder}", 5.0)
     assert answering.create("v1/claims/k.0", b"1")
-    began = time.monotonic()
-    with claim.alone(answering, "v1/claims/k", 0.5, lambda: None) as found:
+    with within(3, least=0.4), claim.alone(answering, "v1/claims/k", 0.5, lambda: None) as found:
         assert found is None
-    assert 0.4 < time.monotonic() - began < 3
 
 
 def test_an_entry_that_came_between_look_and_claim_is_seen(folder: Path) -> None:
@@ -392,10 +388,9 @@ def test_a_claim_whose_answer_was_lost_is_known_for_one_s_own(folder: Path, monk
         return really(self, path, data) and really(self, path, data)  # asked again by a driver that heard nothing
 
     monkeypatch.setattr(Answers, "create", create)
-    began = time.monotonic()
-    with claim.alone(answering, "v1/claims/k", 30, lambda: None) as found:
+    with within(2), claim.alone(answering, "v1/claims/k", 30, lambda: None) as found:
         assert found is None and (folder / "v1" / "claims" / "k.0").exists()
-    assert time.monotonic() - began < 2 and not list((folder / "v1" / "claims").iterdir())
+    assert not list((folder / "v1" / "claims").iterdir())
 
 
 def test_where_no_claim_can_be_made_everybody_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

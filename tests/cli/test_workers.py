@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from clock import TooSlow
+
 VERIFY = ("verify", "-q", "--arch", "sm_90", "--family", "linear", "--jobs", "2")
 
 
@@ -33,7 +35,7 @@ def begin() -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[psutil.P
             if len(found) >= children and all(sum(child.cpu_times()[:2]) > 1 for child in found[:children]):
                 return process, found
             time.sleep(0.1)
-        raise AssertionError("its workers did not begin")
+        raise TooSlow("its workers did not begin")
 
     yield start
     for group in groups:  # of a test that has failed
