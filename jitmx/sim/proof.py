@@ -2,8 +2,8 @@
 
 It covers the PTX but for its `.target`, which the simulator does not look at; every input of every case, and which of
 them share a workspace, stay as they are or are used before a launch waits for the one before; and the code
-that makes and judges them: the simulator's own, and the modules that the family imports. Comments, docstrings and
-blanks of that code do not count.
+that makes and judges them: the simulator's own, and the modules that the kernel's cases import. Comments, docstrings
+and blanks of that code do not count.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import ast
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from jitmx import kernels
 from jitmx.registry.arguments import Arguments
 from jitmx.registry.case import Buffer, Case
 from jitmx.registry.key import frame
@@ -22,9 +23,20 @@ from jitmx.registry.spec import Variant
 
 _PACKAGE = Path(__file__).parents[1]
 _TARGET = re.compile(r"^\.target .*$", re.MULTILINE)
+# What finds families and code, chooses among kernels, knows models and settings: a verdict is given of PTX and inputs
+# that are there.
+_LOOKS_UP = (
+    "jitmx.kernels",
+    "jitmx.kernels.benchmark",
+    "jitmx.kernels.kernel",
+    "jitmx.kernels.tuning",
+    "jitmx.layers",
+    "jitmx.models",
+    "jitmx.quoting",
+    "jitmx.setting_text",
+    "jitmx.toolchain.nvrtc",
+)
 # What judges a case, beside the simulator's own modules.
-# What only finds families and code: a verdict is given of PTX that is there.
-_LOOKS_UP = ("jitmx.kernels", "jitmx.toolchain.nvrtc")
 _JUDGES = ("jitmx.registry.case", "jitmx.registry.arguments", "jitmx.registry.tensor_map", "jitmx.formats")
 
 
@@ -34,11 +46,18 @@ def proof(variant: Variant, ptx: str, cases: Iterable[Case]) -> str:
         [
             ("ptx", _TARGET.sub("", ptx).encode()),
             ("knobs", repr(sorted(variant.knobs.as_dict().items())).encode()),
-            ("simulator", _code(("jitmx.sim",))),
-            ("family", _code((f"jitmx.kernels.{variant.spec.family}",))),
+            ("simulator", _code(tuple(sorted(f"jitmx.sim.{path.stem}" for path in (_PACKAGE / "sim").glob("*.py"))))),
+            ("judges", _code((_home(kernels.family(variant.spec.family).kernel(variant.spec.name).cases),))),
             *(("case", _inputs(case, variant.arguments)) for case in cases),
         ]
     )
+
+
+def _home(function: Callable[..., object]) -> str:
+    """The module that a function is of."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function.__module__
 
 
 def _inputs(case: Case, arguments: Arguments) -> bytes:
@@ -64,7 +83,7 @@ def _inputs(case: Case, arguments: Arguments) -> bytes:
 
 @functools.cache
 def _code(modules: tuple[str, ...]) -> bytes:
-    """A digest of these modules of jitmx and of all that they import, packages whole."""
+    """A digest of these modules of jitmx and of all that they import."""
     seen: dict[str, Path] = {}
     waiting = [*modules, *_JUDGES]
     while waiting:
@@ -73,7 +92,6 @@ def _code(modules: tuple[str, ...]) -> bytes:
         if name not in seen and path is not None and name not in _LOOKS_UP:
             seen[name] = path
             waiting += _imported(path)
-            waiting += [f"{name}.{part.stem}" for part in path.parent.glob("*.py") if path.name == "__init__.py"]
     return frame([(name, _meaning(seen[name])) for name in sorted(seen)]).encode()
 
 
@@ -91,13 +109,15 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _imported(path: Path) -> list[str]:
-    """Names of modules, and of what is taken from them, that a file imports anywhere."""
+    """Names of the modules that a file imports anywhere."""
     found: list[str] = []
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            # Of a package a module that is taken from it, not the package, which may import many more.
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if _file(name) else node.module for name in inner]
     return found
 
 

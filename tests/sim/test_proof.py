@@ -207,6 +207,8 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("registry/tensor_map.py", "1 <= size <= 256", "1 <= size <= 257", True),
         ("kernels/quantize.py", "gate=", "resident=1, gate=", True),
         ("kernels/moe/token.py", "import", "import sys\nimport", False),
+        ("models.py", "import", "import sys\nimport", False),
+        ("kernels/norm/problem.py", "import", "import sys\nimport", False),
         ("cli/verify.py", "import", "import sys\nimport", False),
         ("sim/memory.py", '"""', '"""Said otherwise. ', False),
         ("kernels/quantize.py", "\n\n\n", "\n\n\n# A comment.\n\n", False),
@@ -218,6 +220,24 @@ def test_code_that_makes_or_judges_cases_counts_and_no_other_does(
     before = proof(ONE, ptx, cases)
     copied(name, old, new)
     assert (proof(ONE, ptx, cases) != before) == counts
+
+
+def test_of_a_family_the_modules_that_the_kernel_s_cases_import_count_and_its_other_kernels_do_not(
+    copied: Callable[[str, str, str], None],
+) -> None:
+    norm = kernels.family("norm")
+
+    def proofs() -> dict[str, str]:
+        return {name: proof(norm.spec(name).variant(SM_90), "", []) for name in ("rms", "rows")}
+
+    before = proofs()
+    copied("kernels/norm/rows.py", "import", "import sys\nimport")
+    assert proofs()["rms"] == before["rms"] and proofs()["rows"] != before["rows"]
+    copied("kernels/norm/rms.py", "import", "import sys\nimport")  # whose reference both are judged by
+    assert proofs()["rms"] != before["rms"]
+    before = proofs()
+    copied("kernels/fp8_rows.py", "import", "import sys\nimport")
+    assert proofs()["rms"] == before["rms"] and proofs()["rows"] != before["rows"]
 
 
 def test_kept_evidence_is_of_proofs_that_somebody_could_find_again() -> None:
