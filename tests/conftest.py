@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -64,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def nightly(request: pytest.FixtureRequest) -> bool:
     """Whether a test is to take as long as it likes."""
     return bool(request.config.getoption("--nightly"))
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay: the collector of garbage, which took a tenth of the time, need not walk them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
