@@ -116,8 +116,9 @@ class Simulated(Card):
         return False
 
     def bind(
-        self, variant: Variant, _device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-    ) -> Callable[..., None]:
+        self, variant: Variant, _device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number], *,
+        dependent: bool = True,
+    ) -> Callable[..., None]:  # fmt: skip
         """Launches by the simulator: the memory that arguments point into is taken there and back."""
         fields = variant.arguments
         numbers = (value for name, value in fixed.items() if fields.fields[name].letter != "P")
