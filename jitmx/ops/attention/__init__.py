@@ -86,10 +86,10 @@ def attention(
             request, in the place of causal order. A row with nothing left to attend to is 0.
         k_scale, v_scale: float32, 1 or kv_heads elements on the device: what E4M3 keys and values are multiplied by.
         fp16_qk: sums of q k in fp16, beside float16 only.
-        early: whether lengths, tables, slots, positions, mask, scales and sinks, and old keys and values, may be read
-            while launches before this one are still at work on the stream (programmatic dependent launch, sm_90 and
-            newer). That is quicker, and right where an ordinary launch, such as one of torch, lies between this one and
-            the last that writes any of these. By default all launches before this one end first.
+        early: whether all but q, k_new and v_new, old keys and values among them, may be read while launches before
+            this one are still at work on the stream (programmatic dependent launch, sm_90 and newer). That is quicker,
+            and right where an ordinary launch, such as one of torch, lies between this one and the last that writes any
+            of these. By default all launches before this one end first.
         out: like q; written and returned.
         knobs: overrides of the kernel's knobs.
 
