@@ -32,7 +32,8 @@ STREAM = 7
 
 
 @functools.cache
-def _ptx(variant: Variant) -> str:
+def ptx_of(variant: Variant) -> str:
+    """PTX of a variant, for its target."""
     return nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
 
 
@@ -89,11 +90,13 @@ class Simulated(Card):
         target: what kernels are compiled for.
         launched: what was launched, in order.
         device: the number under which it has scratch memory; -1 is host memory.
+        begins_early: whether the next launch begins while those before it are at work.
     """
 
     target: arch.Arch
     launched: list[Variant] = field(default_factory=list)
     device: int = -1
+    begins_early: bool = False
 
     @property
     def kernels(self) -> list[str]:
@@ -116,8 +119,9 @@ class Simulated(Card):
         return False
 
     def bind(
-        self, variant: Variant, _device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-    ) -> Callable[..., None]:
+        self, variant: Variant, _device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number], *,
+        dependent: bool = True,
+    ) -> Callable[..., None]:  # fmt: skip
         """Launches by the simulator: the memory that arguments point into is taken there and back."""
         fields = variant.arguments
         numbers = (value for name, value in fixed.items() if fields.fields[name].letter != "P")
@@ -132,6 +136,15 @@ class Simulated(Card):
         assert list(takes) == [name for name in fields.fields if name in takes]
         return run
 
+    def is_there(self, _start: int) -> bool:
+        """Whether no launch at work writes to the memory that starts there."""
+        return False
+
+    @staticmethod
+    def start_of(address: int) -> int:
+        """Where the memory of a tensor starts that an address lies in."""
+        return Storages().holding(address)[0]
+
     def launch(self, variant: Variant, launch: Launch, values: dict[str, Number]) -> None:
         """One launch, with all that is not 0 of its arguments."""
         self.launched.append(variant)
@@ -142,12 +155,13 @@ class Simulated(Card):
                 address = int(values[name])
                 start, storage = storages.holding(address)
                 if start not in there:
-                    there[start] = memory.upload(_bytes(storage).numpy(), writable=True), storage
+                    data = _bytes(storage).numpy()
+                    there[start] = memory.upload(data, name, writable=True, early=self.is_there(start)), storage
                 values[name] = there[start][0] + address - start
         simulate(
-            _ptx(variant), (launch.blocks, 1, 1), (variant.threads, 1, 1),
+            ptx_of(variant), (launch.blocks, 1, 1), (variant.threads, 1, 1),
             variant.arguments.pack(values, launch.maps, encode), memory, entry=variant.spec.entry,
-            shared_bytes=launch.shared_bytes, cluster=launch.cluster,
+            shared_bytes=launch.shared_bytes, cluster=launch.cluster, programmatic=self.begins_early,
         )  # fmt: skip
         for at, storage in there.values():
             _bytes(storage).copy_(torch.from_numpy(memory.download(at, "uint8", (storage.nbytes(),))))

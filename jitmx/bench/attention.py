@@ -121,7 +121,7 @@ def jitmx_way(layer: Layer, knobs: Mapping[str, Any] | None = None) -> Way:
             max_seq_len=layer.work.context, sinks=layer.sinks, window=layer.window, soft_cap=layer.soft_cap,
             rope=layer.rope, rope_style="neox" if layer.rope is None else problem.rope,
             slot_mapping=layer.slots[copy] if problem.append else None, mask=layer.mask, k_scale=k_scale,
-            v_scale=v_scale, fp16_qk=problem.qk == "qk_fp16", out=layer.out(y), knobs=knobs,
+            v_scale=v_scale, fp16_qk=problem.qk == "qk_fp16", out=layer.out(y), early=True, knobs=knobs,
         )  # fmt: skip
 
     return way

@@ -44,10 +44,11 @@ class Card:
         return load.capturing()
 
     def bind(
-        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-    ) -> Callable[..., None]:
+        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number], *,
+        dependent: bool = True,
+    ) -> Callable[..., None]:  # fmt: skip
         """A function that launches with the values of `takes`, as a `Launcher` does."""
-        return Launcher(variant, device, launch, takes, fixed).__call__
+        return Launcher(variant, device, launch, takes, fixed, dependent=dependent).__call__
 
 
 _current = Card()
@@ -117,7 +118,8 @@ def capturing() -> bool:
 
 
 def bind(
-    variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-) -> Callable[..., None]:
+    variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number], *,
+    dependent: bool = True,
+) -> Callable[..., None]:  # fmt: skip
     """A function that launches a variant with the values of `takes`, as a `Launcher` does."""
-    return _current.bind(variant, device, launch, takes, fixed)
+    return _current.bind(variant, device, launch, takes, fixed, dependent=dependent)

@@ -44,9 +44,11 @@ class _Room:
     __slots__ = "_keep", "arguments", "config", "pack", "stream"
 
     def __init__(
-        self, function: int, variant: Variant, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-    ) -> None:
-        wanted = [driver.programmatic_dependent_launch()] if getattr(variant.knobs, "pdl", False) else []
+        self, function: int, variant: Variant, launch: Launch, dependent: bool, takes: Sequence[str],
+        fixed: Mapping[str, Number],
+    ) -> None:  # fmt: skip
+        early = dependent and getattr(variant.knobs, "pdl", False)
+        wanted = [driver.programmatic_dependent_launch()] if early else []
         wanted += [driver.cluster_dimension(launch.cluster)] if launch.cluster > 1 else []
         attributes = (driver.LaunchAttribute * max(len(wanted), 1))(*wanted)
         self.config = driver.LaunchConfig(
@@ -70,13 +72,15 @@ class Launcher:
         launch: geometry. Where it has a workspace, the field `workspace` is the launcher's own to fill in.
         takes: names of the fields that calls give, in the order of the struct.
         fixed: fields that are the same in every call. Those that are neither taken nor fixed are 0.
+        dependent: whether it may begin while the launch before it is at work, where its kernel can (`pdl`).
     """
 
     __slots__ = "_device", "_free", "_launch", "_room", "_workspace", "variant"
 
     def __init__(
-        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number]
-    ) -> None:
+        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Number], *,
+        dependent: bool = True,
+    ) -> None:  # fmt: skip
         function = load.function(variant, device)
         if launch.cluster > _PORTABLE_CLUSTER:
             driver.allow_large_clusters(function)
@@ -90,7 +94,7 @@ class Launcher:
             self._workspace = place, launch.workspace, kind
             takes = (*takes[:place], "workspace", *takes[place:])
         self._launch = driver.library().cuLaunchKernelEx
-        self._room = functools.partial(_Room, function, variant, launch, takes, fixed)
+        self._room = functools.partial(_Room, function, variant, launch, dependent, takes, fixed)
         self._free = [self._room()]
 
     def __call__(self, *values: Number) -> None:

@@ -30,6 +30,7 @@ class Step:
         fixed: fields of the arguments that no call changes.
         takes: those that calls give, in the order of the struct; by default all others. Fields that are neither are 0,
             but for a workspace, which is brought.
+        dependent: whether it may begin while the launch before it is at work, where its kernel can (`pdl`).
 
     Attributes:
         variant: what is launched.
@@ -44,7 +45,7 @@ class Step:
 
     def __init__(
         self, variant: Variant, device: int, launch: Launch, fixed: Mapping[str, Number],
-        takes: Sequence[str] | None = None,
+        takes: Sequence[str] | None = None, *, dependent: bool = True,
     ) -> None:  # fmt: skip
         if launch.shared_bytes > variant.arch.shared_bytes:
             raise KnobError(
@@ -56,13 +57,16 @@ class Step:
             own = {*fixed, "workspace", *(field.name for field in variant.arguments.maps)}
             takes = [name for name in variant.arguments.fields if name not in own]
         self.variant, self._takes = variant, tuple(takes)
-        self._bound = device, launch, fixed
-        self.run: Callable[..., None] = card.bind(variant, device, launch, self._takes, fixed)
+        self._bound = device, launch, fixed, dependent
+        self.run: Callable[..., None] = card.bind(
+            variant, device, launch, self._takes, fixed, dependent=dependent
+        )  # fmt: skip
 
     def packed(self, *values: Number) -> Callable[[], None]:
         """`run` with these values, which are packed once for all launches of it."""
-        device, launch, fixed = self._bound
-        return card.bind(self.variant, device, launch, (), {**fixed, **dict(zip(self._takes, values, strict=True))})
+        device, launch, fixed, dependent = self._bound
+        all_fixed = {**fixed, **dict(zip(self._takes, values, strict=True))}
+        return card.bind(self.variant, device, launch, (), all_fixed, dependent=dependent)
 
     def __call__(self, **values: Number) -> None:
         """Launch with fields by name; those that are not given are 0. `run` is quicker."""

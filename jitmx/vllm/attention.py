@@ -261,6 +261,10 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
         self.quantized = policy.cache_format(found) == "e4m3"
         self.dtype = torch.get_default_dtype()
         self.rope: Any = None
+        # Lengths, slots and tables are there before the first layer's embedding; a connector may write keys and values
+        # of a layer right before its attention.
+        config = get_current_vllm_config_or_none()
+        self.early = config is None or config.kv_transfer_config is None
         self._cache: tuple[Alike, int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -348,6 +352,7 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
                 max_query_len=part.max_query_len, max_seq_len=given.max_seq_len, scale=self.scale, sinks=sinks,
                 window=self.window, soft_cap=self.soft_cap, rope=rope, rope_style=style,
                 slot_mapping=None if k is None else slots, k_scale=k_scale, v_scale=v_scale, out=out,
+                early=self.early,
             )  # fmt: skip
         return output
 

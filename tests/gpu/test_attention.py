@@ -221,3 +221,29 @@ def test_a_call_gives_the_same_bits_a_hundred_times_and_in_a_graph(case: str) ->
         kept.fill_(float("nan"))
         graph.replay()
         assert torch.equal(kept, first)
+
+
+def test_attention_sees_the_mask_that_the_launch_right_before_it_makes() -> None:
+    """`pack_mask` lets what follows begin before it has waited itself, here for a long product."""
+    rows, rounds = 8, 20
+    world = World((300,), (rows,), rotary=64)
+    trees = (torch.rand(rounds, rows, rows, device=DEVICE) < 0.5).tril() | torch.eye(rows, device=DEVICE).bool()
+    large, out = torch.randn(8192, 8192, device=DEVICE).bfloat16(), torch.empty_like(world.q)
+    words = torch.zeros(rounds, rows, 1, dtype=torch.int32, device=DEVICE)
+
+    def attend(mask: torch.Tensor) -> None:
+        jitmx.attention(
+            world.q, world.k, world.v, world.k_cache, world.v_cache, world.table, world.seq_lens, world.query_start,
+            out=out, max_query_len=rows, max_seq_len=300, rope=world.rope, mask=mask,
+        )  # fmt: skip
+
+    wanted = []
+    for tree, packed in zip(trees, words, strict=True):
+        packed.copy_(jitmx.pack_mask(tree))
+        torch.cuda.synchronize()
+        attend(packed)
+        wanted.append(out.clone())
+    for number in range(rounds):
+        torch.mm(large, large)
+        attend(jitmx.pack_mask(trees[number]))
+        assert torch.equal(out, wanted[number]), number

@@ -43,12 +43,14 @@ class Driver:
     def __init__(self) -> None:
         self.structs: list[bytes] = []
         self.streams: list[int | None] = []
+        self.attributes: list[list[int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
         self.start, self.size = 0, ARGUMENTS.size
 
     def cuLaunchKernelEx(self, config: Any, _function: object, parameters: object, _extra: object) -> int:  # noqa: N802
         self.meanwhile()
         self.streams.append(config._obj.stream)
+        self.attributes.append([config._obj.attributes[i].id for i in range(config._obj.attribute_count)])
         place = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]  # type: ignore[arg-type]
         self.structs.append(ctypes.string_at(place + self.start, self.size))  # type: ignore[operator]
         return 0
@@ -195,3 +197,16 @@ def test_a_field_that_a_kernel_does_not_take_is_an_error_that_names_those_it_tak
     step = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0]
     with pytest.raises(TypeError, match="does not take z; it takes x, weight, scales, bias, y"):
         step(x=1, z=2)
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_launch_may_begin_before_the_last_one_has_ended_only_where_kernel_and_call_allow_it(
+    pdl: bool, dependent: bool, noted: Driver
+) -> None:
+    variant = wgmma.SPEC.variant(arch.parse("sm_90"), pdl=pdl)
+    shown = {"x_map": TensorMap("bf16", (2880, 300), (64, 128), swizzle=128)}
+    Launcher(variant, -1, Launch(4, 1024, maps=shown), ("x", "y"), {"rows": 300}, dependent=dependent)(1 << 20, 2 << 20)
+    assert noted.attributes == [
+        [6] if pdl and dependent else []
+    ]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

@@ -29,7 +29,10 @@ class Noting(Simulated):
         self.bound, self.packed, self.loads = 0, 0, True
         self.calls: list[dict[str, Any]] = []
 
-    def bind(self, variant: Any, _device: int, _launch: Any, takes: Any, fixed: Any) -> Callable[..., None]:
+    def bind(
+        self, variant: Any, _device: int, _launch: Any, takes: Any, fixed: Any, *, dependent: bool = True
+    ) -> Callable[..., None]:
+        kernel = {"kernel": variant.name, "dependent": dependent}
         if takes:
             if not self.loads:
                 raise CaptureError(f"{variant.name} is not loaded yet")
@@ -39,7 +42,7 @@ class Noting(Simulated):
 
         def run(*values: Any) -> None:
             given = dict(zip(takes, values, strict=True))
-            self.calls.append({"kernel": variant.name, **fixed, **given})
+            self.calls.append({**kernel, **fixed, **given})
 
         return run
 
@@ -401,3 +404,21 @@ def test_where_torch_s_function_is_absent_or_says_otherwise_tensors_are_compared
     module = SimpleNamespace() if kind == "missing" else SimpleNamespace(TensorGuards=kind)
     monkeypatch.setattr(alike.importlib, "import_module", lambda _name: module)
     assert alike._guards.__wrapped__() is None
+
+
+def test_attention_begins_behind_all_before_it_unless_the_caller_says_that_what_it_reads_early_is_there(
+    noting: Noting,
+) -> None:
+    """What a launch reads before its wait may be the work of a launch that is still there, such as a tree's mask."""
+    given = inputs(everything=True)
+    long = inputs() | {"max_query_len": 40, "max_seq_len": 64}
+    for early in (False, True):
+        for number in range(plan._PACKED_AFTER + 4):  # cold, warm and packed
+            assert [one["dependent"] for one in outcome(noting, given | {"early": early})] == [early], number
+        behind = [one["dependent"] for one in outcome(noting, long | {"early": early})]
+        assert len(behind) == 3 and behind == [early, True, True]
+    assert [one["dependent"] for one in outcome(noting, given)] == [False]
+    noting.calls.clear()
+    kept = {name: given[name] for name in given if name not in ("q", "sinks", "out", "mask", "max_seq_len")}
+    jitmx.append_kv(**kept)
+    assert [one["dependent"] for one in noting.calls] == [False]

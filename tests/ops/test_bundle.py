@@ -26,10 +26,11 @@ class Loading(Simulated):
     statuses: tuple[str, ...] = ()
 
     def bind(
-        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Any]
-    ) -> Callable[..., None]:
+        self, variant: Variant, device: int, launch: Launch, takes: Sequence[str], fixed: Mapping[str, Any], *,
+        dependent: bool = True,
+    ) -> Callable[..., None]:  # fmt: skip
         self.statuses += (build.obtain(variant).status,)
-        return super().bind(variant, device, launch, takes, fixed)
+        return super().bind(variant, device, launch, takes, fixed, dependent=dependent)
 
 
 def product() -> torch.Tensor:

@@ -34,9 +34,9 @@ class Noting(Simulated):
     def multiprocessors(self, _device: int) -> int:
         return 132
 
-    def bind(self, variant: Any, device: int, launch: Launch, takes: Any, fixed: Any) -> Any:
+    def bind(self, variant: Any, device: int, launch: Launch, takes: Any, fixed: Any, *, dependent: bool = True) -> Any:
         self.bound += 1
-        return super().bind(variant, device, launch, takes, fixed)
+        return super().bind(variant, device, launch, takes, fixed, dependent=dependent)
 
     def launch(self, _variant: Any, _launch: Launch, values: dict[str, Any]) -> None:
         self.calls.append(values)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import jitmx
+from chained_card import on_stream
+from jitmx.errors import SimulationError
 from simulated_card import Simulated
 from speculation_loop import SHAPE, World, code
 
@@ -43,3 +45,31 @@ def test_chains_and_typical_acceptance_of_the_document_run(card: Simulated) -> N
     found = code()["verify_typical"](tree, torch.zeros(2, SHAPE["nodes"], 96), torch.tensor([5, 6]), threshold=0.01)
     # Of 96 tokens that are all alike each is likely enough at 0.3 exp(-entropy): the first of the longest paths is it.
     assert found.accepted.tolist() == tree.plan.depth.max(1).values.tolist()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_launches_of_the_loop_read_nothing_before_their_wait_that_a_launch_at_work_may_write(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = jitmx.attention
+    monkeypatch.setattr(jitmx, "attention", lambda *given, **more: attention(*given, **more, early=early))
+    with on_stream() as card:
+        World(1, 32, seed=1).generate(4)
+        assert card.early > 5 and {"attention.decode", "tree.move", "tree.build"} <= set(card.kernels)
+
+
+def test_attention_that_reads_early_what_the_launch_before_it_writes_is_noticed() -> None:
+    q, new, rows = torch.zeros(3, 2, 64).bfloat16(), torch.zeros(3, 1, 64).bfloat16(), torch.ones(3, 3).tril().bool()
+    cache, table = [torch.zeros(2, 16, 1, 64).bfloat16() for _ in "kv"], torch.zeros(1, 1, dtype=torch.int32)
+    lengths, starts = torch.tensor([9], dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
+
+    def step(*, early: bool) -> None:
+        mask = jitmx.pack_mask(rows)
+        jitmx.attention(q, new, new, *cache, table, lengths, starts, max_query_len=3, mask=mask, early=early)
+
+    with on_stream() as card:
+        step(early=False)
+        assert card.early == 1  # the mask's own launch
+        torch.zeros(1)  # an ordinary launch, so that the caches are there
+        with pytest.raises(SimulationError, match=r"mask of .* before griddepcontrol\.wait"):
+            step(early=True)

@@ -33,9 +33,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(driver, "library", lambda: nothing)
     simulated = Simulated.bind
 
-    def bind(self: Simulated, variant: Any, *rest: Any) -> Callable[..., None]:
+    def bind(self: Simulated, variant: Any, *rest: Any, **more: Any) -> Callable[..., None]:
         packs = variant.spec.family == "quantize"
-        return simulated(self, variant, *rest) if packs else launch.Launcher(variant, *rest).__call__
+        return simulated(self, variant, *rest) if packs else launch.Launcher(variant, *rest, **more).__call__
 
     monkeypatch.setattr(Simulated, "bind", bind)
     # As many calls as on a card: functions of C.

@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         jitmx.attention,
         lambda: attended() | {
             "q": zeros(3, 8, 64), "max_seq_len": 32, "scale": 0.125, "sinks": zeros(8), "window": 16, "soft_cap": 30.0,
-            "mask": zeros(3, 1, dtype=I32), "fp16_qk": False, "out": zeros(3, 8, 64),
+            "mask": zeros(3, 1, dtype=I32), "fp16_qk": False, "early": False, "out": zeros(3, 8, 64),
         },
     ),
     "append_kv": (jitmx.append_kv, attended),

@@ -17,7 +17,7 @@ import simulated_card
 vllm_world = pytest.importorskip("vllm_world")
 
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
-from vllm.config import set_current_vllm_config
+from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -508,3 +508,17 @@ def test_more_than_sixteen_query_heads_a_kv_head_are_refused(host: Any) -> None:
     config = host.config(hf_overrides={"head_dim": DIM})
     with vllm_world.world(), set_current_vllm_config(config), pytest.raises(InputError, match="17 query heads"):
         Attention(17, DIM, 0.125, num_kv_heads=1, prefix="model.layers.0.x", attn_backend=JitmxAttentionBackend)
+
+
+@pytest.mark.parametrize("connector", [None, "ExampleConnector"])
+def test_attention_begins_behind_all_before_it_where_a_connector_may_write_the_cache(
+    connector: str | None, host: Any
+) -> None:
+    config = host.config(max_model_len=256, hf_overrides={"head_dim": DIM}, block_size=16)
+    if connector:
+        config.kv_transfer_config = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+    with vllm_world.world(), set_current_vllm_config(config):
+        layer = Attention(
+            HEADS, DIM, 0.125, num_kv_heads=KV, prefix="model.layers.0.x", attn_backend=JitmxAttentionBackend
+        )
+        assert layer.impl.early == (connector is None)

@@ -45,6 +45,7 @@ def attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     fp16_qk: bool = False,
+    early: bool = False,
     out: torch.Tensor | None = None,
     knobs: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
@@ -85,6 +86,10 @@ def attention(
             request, in the place of causal order. A row with nothing left to attend to is 0.
         k_scale, v_scale: float32, 1 or kv_heads elements on the device: what E4M3 keys and values are multiplied by.
         fp16_qk: sums of q k in fp16, beside float16 only.
+        early: whether all but q, k_new and v_new, old keys and values among them, may be read while launches before
+            this one are still at work on the stream (programmatic dependent launch, sm_90 and newer). That is quicker,
+            and right where an ordinary launch, such as one of torch, lies between this one and the last that writes any
+            of these. By default all launches before this one end first.
         out: like q; written and returned.
         knobs: overrides of the kernel's knobs.
 
@@ -109,13 +114,14 @@ def attention(
         torch.ops.jitmx.attention(
             q, k_new, v_new, k_cache, v_cache, block_table, seq_lens, query_start_loc, slot_mapping, positions, sinks,
             rope, mask, k_scale, v_scale, out, max_query_len, max_seq_len, scale, window, soft_cap, rope_style, fp16_qk,
+            early,
         )  # fmt: skip
         return out
     # The warm path: one look-up by the numbers, and one question to C whether the tensors are like those of that call.
     rare = not (positions is None and mask is None and k_scale is None and v_scale is None)
     try:
         usual, others, plan, doubt = recent[
-            max_query_len, scale, window, soft_cap, rope_style, fp16_qk, type(max_seq_len), rare, knobs
+            max_query_len, scale, window, soft_cap, rope_style, fp16_qk, early, type(max_seq_len), rare, knobs
         ]
         known = usual(
             q, _NO_K if k_new is None else k_new, _NO_V if v_new is None else v_new, k_cache, v_cache, block_table,
@@ -134,7 +140,7 @@ def attention(
             q, k_new, v_new, k_cache, v_cache, block_table, seq_lens, query_start_loc, slot_mapping, positions, sinks,
             rope, mask, k_scale, v_scale, out,
         )  # fmt: skip
-        numbers = Numbers(max_query_len, max_seq_len, scale, window, soft_cap, rope_style, fp16_qk)
+        numbers = Numbers(max_query_len, max_seq_len, scale, window, soft_cap, rope_style, fp16_qk, early)
         return run_attention(given, numbers, knobs, keep=True)
     if out is None:
         out = q.new_empty(*plan.shape)  # numbers: torch takes twice the time to read a torch.Size
@@ -241,7 +247,8 @@ _CACHES = "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_table, Tensor se
 custom.define(
     f"attention(Tensor q, Tensor? k_new, Tensor? v_new, {_CACHES}, Tensor? slot_mapping, Tensor? positions, "
     "Tensor? sinks, Tensor? rope, Tensor? mask, Tensor? k_scale, Tensor? v_scale, Tensor(c!) out, int max_query_len, "
-    "int? max_seq_len, float? scale, int? window, float? soft_cap, str rope_style, bool fp16_qk) -> ()",
+    "int? max_seq_len, float? scale, int? window, float? soft_cap, str rope_style, bool fp16_qk, "
+    "bool early=False) -> ()",
     _run,
     _fake,
 )

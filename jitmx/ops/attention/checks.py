@@ -56,6 +56,7 @@ class Numbers(NamedTuple):
     soft_cap: float | None
     rope_style: str
     fp16_qk: bool
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Call:
         scale_stride: 1 where each head of the cache has scales of its own, else 0.
         device: its number.
         rare: whether it has any of the tensors in `RARE`.
+        early: whether it may begin while the launch before it is at work.
         knobs: of the call.
     """
 
@@ -84,6 +86,7 @@ class Call:
     scale_stride: int
     device: int
     rare: bool
+    early: bool
     knobs: tuple[tuple[str, Any], ...] = ()
 
 
@@ -159,7 +162,8 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     tokens = tokens if batch else 0
     rare = any(getattr(given, name) is not None for name in RARE)
     return Call(
-        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), rare, own
+        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), rare,
+        numbers.early, own,
     )  # fmt: skip
 
 
@@ -384,8 +388,9 @@ def _check_numbers(numbers: Numbers, head_dim: int) -> tuple[float, float]:
             f"window={window!r} is not a whole number of 1 or more; a token counts itself",
             "pass None where tokens attend to all",
         )
-    if not isinstance(numbers.fp16_qk, bool):
-        raise InputError(f"fp16_qk={numbers.fp16_qk!r} is not True or False")
+    for name, said in (("fp16_qk", numbers.fp16_qk), ("early", numbers.early)):
+        if not isinstance(said, bool):
+            raise InputError(f"{name}={said!r} is not True or False")
     return float(scale), float(numbers.soft_cap or 0.0)
 
 

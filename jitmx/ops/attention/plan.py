@@ -50,7 +50,8 @@ class Plan(plan.Plan):
         self.shape = call.tokens, problem.kv_heads * problem.group, problem.head_dim
         if call.tokens:
             made = [(append_only(call), problem)] if only_append else variants(call)
-            self.steps = tuple(_step(variant, asked, call) for variant, asked in made)
+            # What launches behind the first read early none of those before them writes.
+            self.steps = tuple(_step(*one, call, dependent=call.early or i > 0) for i, one in enumerate(made))
         self.run = _in_order(tuple(step.run for step in self.steps))
         self.last: dict[int, Last] = {}
 
@@ -109,7 +110,7 @@ def _chosen(call: Call, problem: AttentionProblem, knobs: tuple[tuple[str, Any],
     return choose("attention", problem, arch, multiprocessors=multiprocessors, knobs=dict(knobs) or None)
 
 
-def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
+def _step(variant: Variant, problem: AttentionProblem, call: Call, *, dependent: bool) -> Step:
     fixed: dict[str, Any] = {
         "requests": problem.batch, "kv_heads": problem.kv_heads, "scale_stride": call.scale_stride,
     }  # fmt: skip
@@ -120,4 +121,4 @@ def _step(variant: Variant, problem: AttentionProblem, call: Call) -> Step:
     if variant.arguments.maps:
         geometry = replace(geometry, maps=wgmma.maps(variant.knobs, fixed))
     takes = [name for name in ADDRESSES if call.rare or name not in RARE]
-    return Step(variant, call.device, geometry, fixed, takes)
+    return Step(variant, call.device, geometry, fixed, takes, dependent=dependent)

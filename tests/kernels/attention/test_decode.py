@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +15,13 @@ from contracts import keep_contracts
 from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
-from jitmx.errors import KnobError
+from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.attention.decode import DECODE, most_queries, rows_for
 from jitmx.kernels.attention.problem import CACHES, DTYPES, HEAD_DIMS, ROPES, SINKS, AttentionProblem
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.sim.verify import Verdict
+from jitmx.sim.verify import Verdict, run
+from jitmx.toolchain import nvrtc
 from strategies import ARCHES
 
 FAMILY = kernels.family("attention")
@@ -228,3 +232,29 @@ def test_what_cannot_be_is_refused_with_the_rule_and_the_remedy(make: Callable[[
 )
 def test_rows_are_the_fewest_that_hold_all_new_tokens(queries: int, group: int, rows: int) -> None:
     assert rows_for(AttentionProblem(queries=queries, group=group)) == rows
+
+
+# What `jitmx.attention(early=True)` reads before the launches in front of it have ended, as its docstring has it.
+EARLY = {
+    "block_table", "seq_lens", "query_start", "slots", "positions", "mask", "k_scale", "v_scale", "sinks", "rope",
+    "k_cache", "v_cache",
+}  # fmt: skip
+
+
+def test_what_is_read_before_the_wait_is_what_the_operator_says() -> None:
+    """Each buffer in turn as if a launch that may still be at work wrote it."""
+    knobs = {"cache": "e4m3", "sinks": "sinks_fp32", "mask": 32, "windowed": True, "rope": "neox", "rows": 32}
+    variant = decode("sm_90a", **knobs)
+    ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
+    asked = [case for case in FAMILY.cases(variant) if case.name.startswith("explicit")]
+    plain = [case for case in FAMILY.cases(variant) if case.name == "pages far apart"]  # whose slots the table gives
+    found = set()
+    for case in (*asked, *plain):
+        for name, item in case.buffers(variant.arguments).items():
+            if item.constant or item.early:
+                late = dataclasses.replace(item, constant=False, early=False)
+                with contextlib.suppress(SimulationError):
+                    run(dataclasses.replace(case, values={**case.values, name: late}), variant, ptx)
+                    continue
+                found.add(name)
+    assert found == EARLY
