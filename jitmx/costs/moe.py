@@ -165,14 +165,14 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
         yield Probe(case, tiles_of(small, "up") + tiles_of(small, "down"))
 
 
-def _rows_of(problem: MoeProblem) -> int:
-    """Rows of an expert that has some, on average."""
-    return round(problem.m * problem.top / hit(problem))
+def _rows_of(variant: Variant, problem: MoeProblem) -> int:
+    """Rows of an expert that has some, on average, of one tile."""
+    return max(1, min(round(problem.m * problem.top / hit(problem)), variant.knobs.tile_m))
 
 
 def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     knobs = variant.knobs
-    rows, k = max(1, min(_rows_of(problem), knobs.tile_m)), problem.sizes(knobs.product)[1]
+    rows, k = _rows_of(variant, problem), problem.sizes(knobs.product)[1]
     for times in (1, 2):
         n = times * knobs.tile_n
         sizes = (k, n // (1 + problem.gated)) if knobs.product == "up" else (n, k)
@@ -185,9 +185,11 @@ def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
         yield Probe(case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
 
 
-def _counted(problem: MoeProblem) -> tuple[int, ...]:
-    """Of one product its sizes and rows an expert; of whole layers nothing: tiles are alike."""
-    return () if problem.product == "layer" else (_rows_of(problem), problem.hidden, problem.intermediate)
+def _counted(variant: Variant, problem: MoeProblem) -> tuple[int, ...]:
+    """Of one product rows an expert and columns; of whole layers nothing: tiles are alike."""
+    if variant.spec.name not in _CASES:
+        return ()
+    return _rows_of(variant, problem), problem.sizes(variant.knobs.product)[1]
 
 
 COST = Cost(work, probes, _counted)
