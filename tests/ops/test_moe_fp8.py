@@ -78,14 +78,13 @@ def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encod
     assert m > 5 or torch.equal(layer(x, routing, x_format="fp8"), y)
 
 
-@pytest.mark.parametrize(("m", "encoding"), [(1, "nibble"), (5, "swizzle"), (70, "nibble")])
+@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), (70, "nibble")])
 def test_experts_with_silu_go_by_expert_with_h_in_bf16(m: int, encoding: str, card: Simulated) -> None:
     layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
     x = layer.x(m)
     y = layer(x, routing, x_format="fp8", activation="silu")
     assert card.kernels == [*LAUNCHES[:3], "moe.wgmma", "moe.combine"]
-    clamped = error(layer(x, routing, x_format="fp8"), layer.wanted(x, *routing))
-    assert 0.005 <= error(y, layer.wanted(x, *routing, activation="silu")) <= min(COST, max(clamped, 0.03))
+    assert 0.005 <= error(y, layer.wanted(x, *routing, activation="silu")) <= 0.035  # h is not rounded to E4M3
     assert error(y, rounded_alike(layer, x, *routing, "silu")) <= ALIKE
     assert m > 5 or torch.equal(layer(x, routing, x_format="fp8", activation="silu"), y)
 
@@ -108,6 +107,7 @@ def test_with_silu_rows_of_w13_alone_take_more_passes(which: int, card: Simulate
     layer.packed[1 - which], layer.values[1 - which] = narrow.packed[1 - which], narrow.values[1 - which]
     x = layer.x(20)
     y = layer(x, routing, x_format="fp8", activation="silu")
+    assert card.launched[2].knobs.as_dict()["rows"] == ("narrow" if which else "wide")
     assert error(y, rounded_alike(layer, x, *routing, "silu")) <= ALIKE
 
 

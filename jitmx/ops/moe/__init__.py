@@ -200,7 +200,7 @@ def run(
             rows, mapped = x.numel() // w13.k, expert_map is not None
             more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
         made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
-        bases = bases_of(w13, w2, recipe.x_format)
+        bases = bases_of(w13, w2, recipe.x_format, recipe.activation)
         found = w13.plans.remember(key, _Planned(made, w2, pair, (*w13.addresses, *w2.addresses), bases))
     call = Call(
         at_x, at_out, found.weights, address("b13", b13), address("b2", b2), address("expert_map", expert_map),
