@@ -167,7 +167,8 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
 
 def _rows_of(variant: Variant, problem: MoeProblem) -> int:
     """Rows of an expert that has some, on average, of one tile."""
-    return max(1, min(round(problem.m * problem.top / hit(problem)), variant.knobs.tile_m))
+    knobs: Any = variant.knobs
+    return max(1, min(round(problem.m * problem.top / hit(problem)), int(knobs.tile_m)))
 
 
 def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
