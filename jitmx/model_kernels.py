@@ -18,6 +18,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
 from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import preferred_encoding
 from jitmx.kernels.moe import MoeProblem
@@ -37,6 +38,9 @@ NORMED_ROWS = 1
 _EXTRAS = ("norm", "residual", "swiglu")
 # Tokens from which dense products take their inputs in E4M3 where that is asked for: they are bound by operations.
 FP8_ROWS = 256
+# Rows of an expert that has some, on average, from which experts do: by wgmma (True), where products in bf16 go by
+# expert too, and by mma.sync, which up to there is bound by bytes (docs/perf-log.md).
+FP8_ROWS_AN_EXPERT = {True: 8, False: 64}
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
 
 
@@ -149,7 +153,8 @@ class Experts(Needed):
 
     Attributes:
         experts, local: experts that are routed to, and local ones. mapped: by an expert map.
-        top, hidden, intermediate, bias, encoding, scale_range, x_format, row_range: as in `MoeProblem`.
+        top, hidden, intermediate, bias, encoding, scale_range, row_range: as in `MoeProblem`.
+        x_format: what inputs are rounded to, as `x_format_of` takes it.
         scoring: as for `jitmx.route`.
         routing: what the routing is made from: "hidden" states, "logits", or "ids" where vLLM makes it.
         router_bias: the router, where it was taken over, has a bias.
@@ -179,10 +184,11 @@ class Experts(Needed):
         if self.norm and m > NORMED_ROWS:
             yield from norm(self.hidden, "bf16", arch, multiprocessors)
         own = logits_of(m, self.mapped, "bf16", self.scoring) if self.routing == "logits" else {}
+        x_format = x_format_of(m, self.local, self.top, self.x_format, arch)
         layer = MoeProblem(
             m, self.local, self.top, self.hidden, self.intermediate, bias=self.bias, encoding=self.encoding,
-            scale_range=self.scale_range, x_format=self.x_format, row_range=self.row_range,
-            residual=self.residual,
+            scale_range=self.scale_range, x_format=x_format, residual=self.residual,
+            row_range=self.row_range if x_format == "fp8" else ROW_RANGES[0],
             **own,
         ).taken(arch)  # fmt: skip
         tile, chooses = 0, False
@@ -309,8 +315,8 @@ def of_model(
         lora: adapters can be loaded: vLLM chooses the experts, and no norm is fused.
         fuse_norm: norms and residuals go into the products of blocks, where that gains.
         all_scales: kernels for all scales, whatever the weights have.
-        x_format: what the experts' inputs are rounded to, as in `MoeProblem`.
-        activation: what those of dense layers are, as in `LinearProblem`.
+        x_format: what the experts' inputs are rounded to, as `x_format_of` takes it.
+        activation: what those of dense layers are, as `activation_of` does.
         attention: where jitmx serves it, requests and tokens of one at most, and the cache's type and page size.
 
     Raises:
@@ -370,6 +376,26 @@ def activation_of(problem: LinearProblem, activation: str, arch: Arch) -> str:
     """
     few = problem.m < FP8_ROWS or problem.weight != "mxfp4"
     return "none" if few or ("wgmma" in arch.features and problem.scale_range != "normal") else activation
+
+
+def x_format_of(m: int, experts: int, top: int, x_format: str, arch: Arch) -> str:
+    """What inputs of a layer of experts are rounded to where `x_format` is asked for: of fp8 nothing for few rows.
+
+    Products of few rows an expert read weights, which are as they were. These stay packed as nibbles, which all kernels
+    take.
+
+    Args:
+        m, experts, top: as in `MoeProblem`.
+    """
+    if x_format != "fp8":
+        return x_format
+    many = m and _rows_an_expert(m, experts, top) >= FP8_ROWS_AN_EXPERT["wgmma" in arch.features]
+    return x_format if many else "bf16"
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows_an_expert(m: int, experts: int, top: int) -> float:
+    return MoeProblem(m, experts, top).rows_an_expert
 
 
 def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearProblem:

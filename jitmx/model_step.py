@@ -83,12 +83,15 @@ def parts(
     cache: str = "same",
     rows: int = 1,
     multiprocessors: int | None = None,
+    x_format: str = "bf16",
+    activation: str = "none",
 ) -> Iterator[Part]:
     """Every launch of a step in the order of a block, with how many layers make it.
 
     Args:
         cache: as in `AttentionProblem`.
         rows: of a request: its new token, and drafts that are verified.
+        x_format, activation: as in `model_kernels.of_model`.
 
     Raises:
         KnobError: no kernel serves a layer on the target.
@@ -96,7 +99,10 @@ def parts(
     count = multiprocessors or arch.multiprocessors
     attention = model_kernels.cached(batch, context, 16, cache)
     tokens = batch * rows
-    needed = model_kernels.of_model(model, arch, dict.fromkeys(KINDS, "mxfp4"), tokens=tokens, attention=attention)
+    needed = model_kernels.of_model(
+        model, arch, dict.fromkeys(KINDS, "mxfp4"), tokens=tokens, attention=attention, x_format=x_format,
+        activation=activation,
+    )  # fmt: skip
     products = {
         (item.n, item.k): item for item in needed if isinstance(item, model_kernels.Linear) and item.bias == model.bias
     }
@@ -136,18 +142,31 @@ def of_layer(label: str, many: int, item: Needed, tokens: int, arch: Arch, multi
         yield Part(label if family == own else f"{label}: {family}", many, launch)
 
 
-def price(model: Model, arch: Arch, batch: int, context: int, *, cache: str = "same", rows: int = 1) -> Step:
+def price(
+    model: Model,
+    arch: Arch,
+    batch: int,
+    context: int,
+    *,
+    cache: str = "same",
+    rows: int = 1,
+    x_format: str = "bf16",
+    activation: str = "none",
+) -> Step:
     """A step with what each launch costs.
 
     Args:
-        cache, rows: as for `parts`.
+        cache, rows, x_format, activation: as for `parts`.
 
     Raises:
         ArchError: no card of the target has parameters.
         KnobError: no kernel serves a layer on the target.
     """
     card = cards.of(arch)
-    made = parts(model, arch, batch, context, cache=cache, rows=rows, multiprocessors=card.multiprocessors)
+    made = parts(
+        model, arch, batch, context, cache=cache, rows=rows, multiprocessors=card.multiprocessors, x_format=x_format,
+        activation=activation,
+    )  # fmt: skip
     return Step(arch.name, card.name, batch, context, priced(made, card, batch * rows))
 
 

@@ -184,8 +184,11 @@ class Settings:
         "VLLM_MXFP4_MOE_KERNEL",
     )  # fmt: skip
     moe_activation: str = _setting(
-        _one_of(*MOE_ACTIVATIONS), "bf16", "what the experts' inputs are rounded to in vLLM", "VLLM_MXFP4_ACTIVATION"
-    )
+        _one_of(*MOE_ACTIVATIONS), "bf16",
+        "what the experts' inputs are rounded to in vLLM; with fp8 those of 8 rows an expert and more on sm_90a, of 64 "
+        "elsewhere",
+        "VLLM_MXFP4_ACTIVATION",
+    )  # fmt: skip
     linear_activation: str = _setting(
         _one_of(*LINEAR_ACTIVATIONS), "bf16",
         "what the inputs of dense layers that jitmx serves in MXFP4 are rounded to in vLLM, of 256 tokens and more",

@@ -2,6 +2,7 @@
 
     python scripts/fit_cost_model.py            print the parameters, and how far the model is off
     python scripts/fit_cost_model.py --count    first count anew what `tactics/counts.json` has: minutes
+    python scripts/fit_cost_model.py --missing  first count what it lacks, and leave out what nobody asks for
 
 Fitted are the parameters that `jitmx/costs/cards.py` calls so, to those figures of `tactics/measured.json` that have
 fit=true; the others are held out. What is made small is the sum of e^2 (0.05 + |e|)^2, e the logarithm of predicted
@@ -29,13 +30,15 @@ from jitmx.costs import cards, counts, measured, predict
 from jitmx.costs.cards import Card, Parameter
 from jitmx.costs.launches import Priced
 from jitmx.dispatch import call, choose
-from jitmx.models import GPT_OSS_120B, NAMED, NAMED_DRAFTS
+from jitmx.kernels.moe import MoeProblem
+from jitmx.models import EXPERT_LAYERS, GPT_OSS_120B, NAMED, NAMED_DRAFTS
 
 Array = npt.NDArray[np.float64]
 START = {"cluster_us": 0.5, "grid_us": 2.0, "fill_us": 0.6, "exposed_gbps": 60.0, "issued": 1.0, "alone": 1.0,
          "unhidden": 0.1}  # fmt: skip
 BATCHES, CONTEXT = (1, 4, 16, 64), 2048
 DRAFTED = (1, 2, 3, 4)  # rows of a request that has a draft
+EXPERT_ROWS = (64, 256, 512, 1024, 2048, 8192)  # of layers of experts in E4M3
 
 
 def with_parameters(card: Card, values: dict[str, float]) -> Card:
@@ -105,6 +108,11 @@ def asked() -> Iterator[tuple[Any, Any]]:
                 first = choose.choose(op, problem, target)
                 for choice in (first, *choose.companions(first)):
                     yield choice.variant, choice.problem
+        for layer, rows in itertools.product(EXPERT_LAYERS.values(), EXPERT_ROWS):
+            problem = MoeProblem.on(target, m=rows, x_format="fp8", **dataclasses.asdict(layer))
+            first = choose.choose("moe", problem, target)
+            for choice in (first, *choose.companions(first)):
+                yield choice.variant, choice.problem
         for model in NAMED.values():
             for batch in BATCHES:
                 for part in model_step.parts(model, target, batch, CONTEXT):
@@ -116,20 +124,27 @@ def asked() -> Iterator[tuple[Any, Any]]:
                 yield part.launch.choice.variant, part.launch.choice.problem
 
 
-def count_anew() -> None:
-    """Write `tactics/counts.json`."""
+def count_anew(known: dict[str, counts.Count]) -> None:
+    """Write `tactics/counts.json`.
+
+    Args:
+        known: counts by their keys, which are taken as they are.
+    """
     rows: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
     for variant, problem in asked():
-        if costs.of(variant.spec.family) is None or (key := counts.key(variant, problem)) in rows:
+        if costs.of(variant.spec.family) is None or (key := counts.key(variant, problem)) in seen:
             continue
-        found = counts.counted(variant, problem)
+        seen.add(key)
+        found = known.get(key) or counts.counted(variant, problem)
         if found is not None:
             arch, digest, of = key.split(" ")
             rows[key] = {
                 "arch": arch, "kernel": variant.name, "source_digest": digest, "of": of, "unit": found.unit,
                 "block": found.block,
             }  # fmt: skip
-            print(f"{arch} {variant.name}: {found.unit:.1f} a unit, {found.block:.0f} a block", file=sys.stderr)
+            if key not in known:
+                print(f"{arch} {variant.name}: {found.unit:.1f} a unit, {found.block:.0f} a block", file=sys.stderr)
     ordered = [rows[key] for key in sorted(rows, key=lambda key: (rows[key]["arch"], rows[key]["kernel"], key))]
     document = {"schema_version": counts.SCHEMA_VERSION, "counts": ordered}
     files.write(counts.path(), json_rows.text(document, "counts").encode(), permissions=0o644)
@@ -138,8 +153,10 @@ def count_anew() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", action="store_true", help="count instructions anew first")
-    if parser.parse_args(arguments).count:
-        count_anew()
+    parser.add_argument("--missing", action="store_true", help="count those of code that is not counted first")
+    words = parser.parse_args(arguments)
+    if words.count or words.missing:
+        count_anew({} if words.count else counts.load(counts.path()))
         counts._known.cache_clear()
     figures = measured.load()
     card = cards.of(arches.parse(figures.arch))

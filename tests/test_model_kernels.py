@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jitmx import arch as arches
 from jitmx.dispatch import choose, tactics
 from jitmx.kernels import Problem
-from jitmx.kernels.moe import tiles
-from jitmx.model_kernels import Linear, Packer, Quantizer, of_model, variants
+from jitmx.kernels.moe import MoeProblem, tiles
+from jitmx.kernels.moe.problem import X_FORMATS
+from jitmx.model_kernels import (
+    FP8_ROWS_AN_EXPERT,
+    Experts,
+    Linear,
+    Packer,
+    Quantizer,
+    of_model,
+    variants,
+    x_format_of,
+)
 from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.registry import spec
 from jitmx.vllm import policy
@@ -50,6 +63,7 @@ def kernels_of(name: str, target: str, tokens: int, **asked: Any) -> list[tuple[
         ("gpt-oss-20b", "sm_90", 1, {}),
         ("gpt-oss-20b", "sm_121", 70, {}),
         ("gpt-oss-120b", "sm_121", 40, {"options": {"moe_activation": "mxfp8"}}),
+        ("gpt-oss-20b", "sm_90", 80, {"options": {"moe_activation": "fp8"}}),
         ("gpt-oss-120b", "sm_80", 20, {}),
         # Half a minute each.
         pytest.param("gpt-oss-20b", "sm_121", 700, {}, marks=pytest.mark.nightly),
@@ -66,6 +80,50 @@ def test_what_is_remembered_changes_no_kernel(
         monkeypatch.setattr(module, function, getattr(module, function).__wrapped__)
     assert kernels_of(name, target, tokens, **asked) == found
     forget()
+
+
+@given(
+    rows=st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16)).map(sorted),
+    experts=st.integers(1, 512),
+    top=st.integers(1, 8),
+    target=st.sampled_from(["sm_80", "sm_89", "sm_90", "sm_120", "sm_121"]),
+    x_format=st.sampled_from(X_FORMATS),
+)
+def test_inputs_of_experts_are_rounded_from_some_rows_on(
+    rows: list[int], experts: int, top: int, target: str, x_format: str
+) -> None:
+    arch = arches.parse(target)
+    few, many = (x_format_of(m, experts, top, x_format, arch) for m in rows)
+    if x_format != "fp8":
+        assert few == many == x_format
+        return
+    assert {few, many} <= {"bf16", "fp8"} and (few, many) != ("fp8", "bf16")
+    least = FP8_ROWS_AN_EXPERT["wgmma" in arch.features]
+    for m, found in zip(rows, (few, many), strict=True):
+        assert (found == "fp8") == (m > 0 and MoeProblem(m, experts, top).rows_an_expert >= least)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "fewest"),
+    [("sm_90", "gpt-oss-120b", 256), ("sm_90", "gpt-oss-20b", 64), ("sm_121", "gpt-oss-120b", 2048)],
+)
+def test_steps_of_few_rows_are_those_of_experts_in_bf16_with_weights_packed_alike(
+    target: str, name: str, fewest: int
+) -> None:
+    arch, model = arches.parse(target), NAMED[name]
+    rounded, plain = (
+        next(item for item in of_model(model, arch, {"moe": "mxfp4"}, tokens=8192, x_format=x_format)
+             if isinstance(item, Experts))
+        for x_format in ("fp8", "bf16")
+    )  # fmt: skip
+    assert rounded.encoding == "nibble"
+    plain = dataclasses.replace(plain, encoding="nibble")
+    for m in (1, 16, fewest - 1, fewest, 8192):
+        found, others = (
+            [one.name for one in item.launches(m, arch, arch.multiprocessors)] for item in (rounded, plain)
+        )
+        assert (found == others) == (m < fewest), m
+        assert any("wgmma_fp8" in one or "moe.scaled" in one for one in found) == (m >= fewest), m
 
 
 def test_a_layer_makes_each_of_its_kernels_once(monkeypatch: pytest.MonkeyPatch) -> None:

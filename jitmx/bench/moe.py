@@ -74,7 +74,7 @@ class Chain:
             call = moe_plan.Call(
                 x.data_ptr(), y.data_ptr(), (*w13.addresses, *w2.addresses),
                 0 if layer.b13 is None else layer.b13.data_ptr(), 0 if layer.b2 is None else layer.b2.data_ptr(),
-                bases=moe_plan.bases_of(w13, w2, layer.shape.x_format),
+                bases=moe_plan.bases_of(w13, w2, layer.shape.x_format, layer.shape.activation),
             )  # fmt: skip
             if plan.adds:
                 y.zero_()

@@ -23,7 +23,7 @@ from jitmx import formats
 from jitmx.bench import timing
 from jitmx.bench.linear import random_mxfp4
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.moe.problem import ACTIVATIONS
+from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
 from jitmx.models import EXPERT_LAYERS, GPT_OSS_120B
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.mx import MXTensor
@@ -65,6 +65,11 @@ class LayerShape:
         """Rows and columns of an expert's W13 and W2."""
         rows = self.intermediate * (2 if self.activation in ACTIVATIONS else 1)
         return (rows, self.hidden), (self.hidden, self.intermediate)
+
+    @property
+    def h_format(self) -> str:
+        """What h is rounded to."""
+        return MoeProblem(activation=self.activation, x_format=self.x_format).h_format
 
     @property
     def expert_bytes(self) -> int:
@@ -134,7 +139,7 @@ class RandomLayer:
     def reference(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """y of few rows in float32, from dequantized weights."""
         shape = self.shape
-        x, y = _seen(x, shape), torch.zeros(x.shape, device=x.device)
+        x, y = _seen(x, shape, shape.x_format), torch.zeros(x.shape, device=x.device)
         for expert in ids.unique().tolist():
             if not 0 <= expert < shape.experts:
                 continue
@@ -145,22 +150,23 @@ class RandomLayer:
             )
             weight = weights[rows, slots][:, None]
             out = x[rows] @ w13.T * (weight if shape.weight_on == "input" else 1)
-            h = _seen(_activated(out if self.b13 is None else out + self.b13[expert].float(), shape.activation), shape)
+            h = _activated(out if self.b13 is None else out + self.b13[expert].float(), shape.activation)
+            h = _seen(h, shape, shape.h_format)
             out = h @ w2.T
             out = out if self.b2 is None else out + self.b2[expert].float()
             y.index_add_(0, rows, out * (weight if shape.weight_on == "output" else 1))
         return y
 
 
-def _seen(x: torch.Tensor, shape: LayerShape) -> torch.Tensor:
-    """What a product reads of x or h, in float32."""
-    if shape.x_format == "bf16":
+def _seen(x: torch.Tensor, shape: LayerShape, x_format: str) -> torch.Tensor:
+    """What a product reads of x or h, which are rounded to a format, in float32."""
+    if x_format == "bf16":
         return x.float()
-    if shape.x_format == "fp8":
+    if x_format == "fp8":
         scale = x.float().abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 448
         scale = scale.log2().ceil().exp2()
         return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
-    name = {"mxfp6": "mxfp6e2m3"}.get(shape.x_format, shape.x_format)
+    name = {"mxfp6": "mxfp6e2m3"}.get(x_format, x_format)
     return dequantize(quantize(x.bfloat16().contiguous(), name, scale_rule=shape.scale_rule), torch.float32)
 
 

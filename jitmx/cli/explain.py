@@ -119,7 +119,8 @@ def command(
     Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
     explains the launch of what is left. Other launches that the same call makes are listed last.
 
-    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding;
+    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding,
+    with inputs rounded as JITMX_MOE_ACTIVATION and JITMX_LINEAR_ACTIVATION say for vLLM;
     with --draft a step of its draft, verification of 1 to k + 1 rows, and what speculation gains with k drafts a step.
     """
     if sum(map(bool, (op, model, measured, parameters))) != 1:
@@ -176,9 +177,12 @@ def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int,
     from jitmx import model_step, models
     from jitmx.cli import cost
     from jitmx.costs import cards
+    from jitmx.vllm import policy
 
-    arch = _one(targets_asked)
-    found = model_step.price(models.find(model), arch, batch, context, cache=cache)
+    arch, asked = _one(targets_asked), policy.request()
+    found = model_step.price(
+        models.find(model), arch, batch, context, cache=cache, x_format=asked.x_format, activation=asked.activation
+    )
     if as_json:
         output.emit({"model": model, **found.to_dict(), "parameters": cost.card_dict(cards.of(arch))["parameters"]})
     else:

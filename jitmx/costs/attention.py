@@ -95,4 +95,4 @@ def probes(variant: Variant, problem: AttentionProblem) -> Iterator[Probe]:
         yield Probe(counted, context / _STEP * knobs.rows / 16)
 
 
-COST = Cost(work, probes, lambda problem: (problem.queries,))
+COST = Cost(work, probes, lambda variant, problem: (problem.queries,))

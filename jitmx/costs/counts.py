@@ -70,7 +70,7 @@ def key(variant: Variant, problem: Any) -> str:
     """What a count is known by: target, code, and what of the problem its probes depend on."""
     cost = costs.of(variant.spec.family)
     assert cost is not None
-    return f"{variant.arch} {_digest(variant)} {','.join(map(str, cost.counted(problem)))}"
+    return f"{variant.arch} {_digest(variant)} {','.join(map(str, cost.counted(variant, problem)))}"
 
 
 @functools.lru_cache(maxsize=512)

@@ -107,4 +107,4 @@ def probes(variant: Variant, problem: LinearProblem) -> Iterator[Probe]:
         yield Probe(case, n // TILE_ROWS * tiles)
 
 
-COST = Cost(work, probes, lambda problem: (problem.m, problem.k))
+COST = Cost(work, probes, lambda variant, problem: (problem.m, problem.k))

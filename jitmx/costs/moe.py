@@ -18,12 +18,17 @@ from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_ti
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.fp8_arguments import product_case as fp8_case
+from jitmx.kernels.moe.grouped_arguments import product_case as scaled_case
+from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import product_case
 from jitmx.registry.spec import Variant
 
 WHOLE = ("token", "stream", "decode")  # which make a layer in one launch
 _COLUMNS = 8
+_CASES = {"wgmma": product_case, "wgmma_fp8": fp8_case, "scaled": scaled_case}  # of kernels whose products are counted
+# Time of a product by the atom of `moe.scaled`, as a share of bf16's: of a twin's, which multiplies in bf16, all of it.
+_RATES = {"twin": 1.0, "e4m3": 0.5, "mxf8f6f4": 0.5, "mxf4": 0.25}
 
 
 def hit(problem: MoeProblem) -> float:
@@ -84,9 +89,12 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         )
     if name in ("gather", "gather_fp8", "combine"):
         return Work(bytes=0.0, cached=2.0 * hidden * (m + pairs), busy=busy)
+    if name == "scaled":
+        return _scaled(knobs, problem, multiprocessors)
     if name not in ("grouped", "wgmma", "wgmma_fp8"):
         return None
     by_groups, in_e4m3 = name != "grouped", name == "wgmma_fp8"
+    h_in_e4m3 = in_e4m3 and knobs.h_in_e4m3
     product = knobs.product
     n, k = problem.sizes(product)
     rows = min(m, pairs) if product == "up" and name == "grouped" else pairs
@@ -98,7 +106,7 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
     return Work(
         bytes=hit(problem) * tiles_of(problem, product) * TILE_BYTES
         + (1.0 if in_e4m3 else 2.0) * rows * k
-        + (1.0 if in_e4m3 and product == "up" else 2.0) * out,
+        + (1.0 if h_in_e4m3 and product == "up" else 2.0) * out,
         flops=(1.0 if in_e4m3 else 2.0) * filled * n * k,  # of E4M3 twice as many take as long
         needed=(1.0 if in_e4m3 else 2.0) * pairs * n * k,
         tensor="wgmma" if by_groups else "mma",
@@ -112,11 +120,40 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
     )
 
 
+def _scaled(knobs: Any, problem: MoeProblem, multiprocessors: int) -> Work:
+    """Of a launch of `moe.scaled`: every block of rows of W reads all rows of x or h of its tile."""
+    up, (n, k) = knobs.product == "up", problem.sizes(knobs.product)
+    pairs, tiles = problem.m * problem.top, tiles_of(problem, knobs.product)
+    decoded = items(problem, knobs.tile_m)
+    h = hidden_bytes(problem)
+    row = 2.0 * k if up else h / pairs  # bytes, as it is read
+    wide = -(-n // knobs.tile_n)
+    blocks = decoded * wide
+    busy = max(1, min(multiprocessors, math.ceil(blocks)))
+    places = busy * knobs.blocks_per_sm
+    read = decoded * (tiles * TILE_BYTES + wide * min(knobs.tile_m, pairs / decoded) * row)
+    of_bf16 = 2.0 * _RATES[knobs.atom]
+    return Work(
+        bytes=hit(problem) * tiles * TILE_BYTES
+        + (2.0 * min(problem.m, pairs) * k if up else h)
+        + (h if up else 2.0 * (problem.m if knobs.reduction == "atomic" else pairs) * n),
+        flops=of_bf16 * decoded * knobs.tile_m * n * k,
+        needed=of_bf16 * pairs * n * k,
+        each=read / busy,
+        units=decoded * tiles,
+        blocks=math.ceil(blocks),
+        busy=busy,
+        spread=math.ceil(blocks / busy) * busy / blocks,
+        rounds=max(1.0, blocks / places),
+        fills=1,
+    )
+
+
 def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     """A small layer by two blocks and one of twice its tiles, whose item has as many rows as there may be; of one
     product, an expert's rows."""
     name, knobs = variant.spec.name, variant.knobs
-    if name in ("wgmma", "wgmma_fp8"):
+    if name in _CASES:
         yield from _product_probes(variant, problem)
     if name not in ("stream", "decode"):
         return
@@ -128,29 +165,32 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
         yield Probe(case, tiles_of(small, "up") + tiles_of(small, "down"))
 
 
-def _rows_of(problem: MoeProblem) -> int:
-    """Rows of an expert that has some, on average."""
-    return round(problem.m * problem.top / hit(problem))
+def _rows_of(variant: Variant, problem: MoeProblem) -> int:
+    """Rows of an expert that has some, on average, of one tile."""
+    knobs: Any = variant.knobs
+    return max(1, min(round(problem.m * problem.top / hit(problem)), int(knobs.tile_m)))
 
 
 def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     knobs = variant.knobs
-    rows, k = max(1, min(_rows_of(problem), knobs.tile_m)), problem.sizes(knobs.product)[1]
+    rows, k = _rows_of(variant, problem), problem.sizes(knobs.product)[1]
     for times in (1, 2):
         n = times * knobs.tile_n
-        sizes = (k, n // 2) if knobs.product == "up" else (n, k)
+        sizes = (k, n // (1 + problem.gated)) if knobs.product == "up" else (n, k)
         ids = np.zeros((rows, 1), np.int32)
         small = dataclasses.replace(
             problem, m=rows, experts=1, top=1, hidden=sizes[0], intermediate=sizes[1], product=knobs.product
         )
         launch = kernels.family("moe").launch(variant, small, 1)
-        case = fp8_case if variant.spec.name == "wgmma_fp8" else product_case
+        case = _CASES[variant.spec.name]
         yield Probe(case(variant, launch, small, Routing(ids), times), tiles_of(small, knobs.product))
 
 
-def _counted(problem: MoeProblem) -> tuple[int, ...]:
-    """Of one product its sizes and rows an expert; of whole layers nothing: tiles are alike."""
-    return () if problem.product == "layer" else (_rows_of(problem), problem.hidden, problem.intermediate)
+def _counted(variant: Variant, problem: MoeProblem) -> tuple[int, ...]:
+    """Of one product rows an expert and columns; of whole layers nothing: tiles are alike."""
+    if variant.spec.name not in _CASES:
+        return ()
+    return _rows_of(variant, problem), problem.sizes(variant.knobs.product)[1]
 
 
 COST = Cost(work, probes, _counted)

@@ -82,9 +82,9 @@ class Cost:
         work: of a launch of a variant for a problem, of so many rows, on so many multiprocessors; None of a kernel
             whose cost is not declared.
         probes: launches of a variant that differ in units, for a problem; none of a kernel that is not counted.
-        counted: what of a problem its probes depend on.
+        counted: what of a problem the probes of a variant depend on.
     """
 
     work: Callable[[Variant, Any, int, int], Work | None]
     probes: Callable[[Variant, Any], Iterable[Probe]] = lambda variant, problem: ()
-    counted: Callable[[Any], tuple[int, ...]] = lambda problem: ()
+    counted: Callable[[Variant, Any], tuple[int, ...]] = lambda variant, problem: ()

@@ -14,10 +14,11 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod, 
 
 import jitmx
 from jitmx import formats
+from jitmx.arch import Arch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing.problem import FEW_TOKENS
-from jitmx.model_kernels import Experts, Packer, of_experts
+from jitmx.model_kernels import Experts, Packer, of_experts, x_format_of
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
@@ -36,7 +37,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
     Args:
         moe: vLLM's configuration of the layer.
         gate: the router, if it can be taken over.
-        x_format: what the experts' inputs are rounded to, as for `jitmx.moe`.
+        x_format: what the experts' inputs are rounded to, as for `jitmx.moe`; with fp8 those of many rows an expert.
         all_scales: take kernels for all scales from the start: weights that are loaded again may have any.
     """
 
@@ -116,9 +117,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         Raises:
             InputError: a reloaded weight has scales that the kernels in use do not take.
         """
-        arch, _ = facts.target()
-        assert arch is not None, "the policy lets no layer come here without a target"
-        encoding = preferred_encoding(arch, self._x_format)
+        encoding = preferred_encoding(_arch(), self._x_format)
         packer, _ = self._needed(layer)
         warmup.prepare(packer)
         self._clear_rest(layer)
@@ -227,11 +226,12 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
 
     def _serve(self, layer: Any, x: torch.Tensor, routing: Any, scoring: str) -> torch.Tensor:
         w13, w2 = self._experts(layer)
+        top = layer.top_k if isinstance(routing, torch.Tensor) else None
+        x_format = x_format_of(x.shape[0], w13.experts, layer.top_k, self._x_format, _arch())
         monitor.look()
         return jitmx.moe(
             x.contiguous(), routing, w13, w2, getattr(layer, "w13_bias", None), getattr(layer, "w2_bias", None),
-            expert_map=layer.expert_map, top=layer.top_k if isinstance(routing, torch.Tensor) else None,
-            scoring=scoring, x_format=self._x_format,
+            expert_map=layer.expert_map, top=top, scoring=scoring, x_format=x_format,
         )  # fmt: skip
 
     def _experts(self, layer: Any) -> tuple[PackedExperts, PackedExperts]:
@@ -246,8 +246,6 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
 
     def _needed(self, layer: Any) -> tuple[Packer, Experts]:
         """Of the weights as they are packed, or as they most likely will be."""
-        arch, _ = facts.target()
-        assert arch is not None, "the policy lets no layer come here without a target"
         if self._packed is not None:
             w13, w2 = self._packed
             local, hidden, intermediate, scale_range = w13.experts, w13.k, w2.k, _scale_range(self._packed)
@@ -257,7 +255,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             scale_range = "full" if self._all_scales else "normal"
         mapped = layer.expert_map is not None
         return of_experts(
-            arch, warmup.device_of(layer.w13_weight.device), self._rows, fused=self._in_block,
+            _arch(), warmup.device_of(layer.w13_weight.device), self._rows, fused=self._in_block,
             experts=layer.expert_map.numel() if mapped else local, local=local, mapped=mapped, top=layer.top_k,
             hidden=hidden, intermediate=intermediate, bias=self.moe.has_bias, x_format=self._x_format,
             row_range=_row_range(self._packed) if self._x_format == "fp8" else "narrow",
@@ -265,6 +263,13 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
             routing="hidden" if self.gate is not None else "logits" if self._whole else "ids",
             router_bias=self.gate is not None and self.gate.bias is not None,
         )  # fmt: skip
+
+
+def _arch() -> Arch:
+    """The target of this process's device."""
+    arch, _ = facts.target()
+    assert arch is not None, "the policy lets no layer come here without a target"
+    return arch
 
 
 def _scale_range(packed: tuple[PackedExperts, PackedExperts]) -> str:

@@ -253,7 +253,8 @@ def decide(layer: Layer, asked: Request, facts: Facts) -> Decision:
         return Decision(None, against)
     reason = "by default" if said == "default" else f"by {said}"
     if kind == "moe" and asked.moe_activation != "bf16":
-        reason += f"; inputs rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
+        which = "inputs of many rows an expert" if asked.moe_activation == "fp8" else "inputs"
+        reason += f"; {which} rounded to {asked.moe_activation} by {asked.said['moe_activation']}"
     if kind in ("qkv", "o") and format == "mxfp4" and asked.linear_activation != "bf16":
         reason += f"; inputs of many tokens rounded to {asked.linear_activation} by {asked.said['linear_activation']}"
     return Decision(format, reason, asked.all_scales)

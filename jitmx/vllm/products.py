@@ -122,6 +122,8 @@ def run_experts(
     x = stream[0]
     w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
+    if x_format == "fp8":
+        x_format = model_kernels.x_format_of(x.shape[0], w13.experts, top, x_format, card.arch(x.get_device()))
     if reads_rows(x_format, w13):
         w13.look_at(words13, scales13)
         w2.look_at(words2, scales2)

@@ -103,8 +103,12 @@ RULES: tuple[Rule, ...] = (
         least=(1, 0), only=r"^jitmx_moe_scaled",
     ),
     Rule(
-        "jitmx moe", "the experts take inputs in E4M3", served=("moe",), activations=("fp8",), least=(1, 0),
-        only=r"^jitmx_moe_(scaled|wgmma_fp8)",
+        "jitmx moe", "experts of many rows take inputs in E4M3", served=("moe",), activations=("fp8",),
+        phase=r"^prefill ([2-9]|\d\d)\d{3}$", least=(1, 0), only=r"^jitmx_moe_(scaled|wgmma_fp8)",
+    ),
+    Rule(
+        "jitmx moe", "experts of few rows take inputs in bf16", served=("moe",), activations=("fp8",),
+        phase="^decode 1$", most=_NEVER, only=r"^jitmx_moe_(scaled|wgmma_fp8)",
     ),
     Rule(
         "jitmx moe", "the experts take bf16 inputs", served=("moe",), activations=("bf16",), most=_NEVER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,24 @@ def test_the_layer_that_results_are_held_against_is_that_of_the_reference(
     found = layer.reference(x, ids, weights).double().numpy()
     assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
     assert 0.05 < np.abs(wanted).mean() < 20  # neither grows nor vanishes along a chain
+
+
+@pytest.mark.parametrize("activation", ["swiglu_oai", "silu"])
+def test_the_layer_that_fp8_is_held_against_rounds_what_the_kernels_round(
+    activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_inputs, "dequantize", dequantize)
+    shape = LayerShape(4, 2, 64, 96, activation=activation, x_format="fp8")
+    assert shape.h_format == ("fp8" if activation == "swiglu_oai" else "bf16")
+    layer = moe_inputs.random_layer(shape, device="cpu")
+    x, ids = torch.randn(5, 64).bfloat16(), torch.arange(10).view(5, 2).remainder(4).int()
+    weights = torch.rand(5, 2)
+    seen = moe_inputs._seen(x, shape, "fp8")
+    rounded = layer.reference(x, ids, weights)
+    plain = dataclasses.replace(layer, shape=dataclasses.replace(shape, x_format="bf16"))
+    of_rounded_x = plain.reference(seen, ids, weights)
+    assert torch.equal(rounded, of_rounded_x) == (activation == "silu")
+    assert 0.005 < float((rounded - plain.reference(x, ids, weights)).norm() / rounded.norm()) < 0.08
 
 
 @pytest.mark.parametrize(("m", "tile"), [(2, ""), (2, "16x128"), (66, "")])

@@ -59,6 +59,17 @@ def test_a_step_is_the_sum_of_its_launches_and_grows_with_batch_and_context(read
     assert half["us"] - short["us"] == pytest.approx((long["us"] - short["us"]) / 2, rel=0.1)
 
 
+def test_a_step_s_inputs_are_rounded_as_the_environment_says_for_vllm(read, monkeypatch) -> None:
+    monkeypatch.setenv("JITMX_MOE_ACTIVATION", "fp8")
+    monkeypatch.setenv("JITMX_LINEAR_ACTIVATION", "fp8")
+    few, many = (
+        {one["kernel"].split("-")[0] for one in read(*STEP[:2], "gpt-oss-20b", *STEP[3:], "--batch", batch)["launches"]}
+        for batch in ("16", "512")
+    )
+    assert "moe.decode.columns4" in few and not any("scaled" in name for name in few)
+    assert {name.rsplit(".", 1)[0] for name in many} >= {"moe.scaled", "linear.scaled"}
+
+
 def test_the_table_of_a_step_has_a_line_a_launch_and_names_the_card(run, read) -> None:
     said, step = run(*STEP, "--batch", "4").stdout.splitlines(), read(*STEP, "--batch", "4")
     assert said[0] == "gpt-oss-120b on NVIDIA GB10 (sm_121a), a step of 4 requests with 2048 tokens each:"

@@ -156,6 +156,7 @@ def test_a_prediction_is_never_below_memory_s_floor_and_never_less_for_more_work
         ("sm_90a", "linear", {"m": 1, "n": 5120, "k": 2880, "bias": True}),
         ("sm_121a", "attention", {"batch": 4, "context": 2048, "sinks": "sinks_bf16"}),
         ("sm_121a", "moe", {"m": 2}),
+        ("sm_121a", "moe", {"m": 512, "x_format": "fp8"}),
     ],
 )
 def test_counts_that_ship_are_what_the_simulator_counts_now(target, op, shape) -> None:
@@ -164,6 +165,47 @@ def test_counts_that_ship_are_what_the_simulator_counts_now(target, op, shape) -
     if known is None:
         pytest.skip("its code is another than the one that was counted")
     assert counts.counted(choice.variant, choice.problem) == known
+
+
+@pytest.mark.parametrize("x_format", ["fp8", "mxfp8", "mxfp6", "mxfp4"])
+def test_experts_of_rounded_inputs_are_priced_by_their_bytes_and_the_rate_of_their_products(x_format) -> None:
+    target = arch.parse("sm_121")
+    few, many = (launches.of_call(call.explain("moe", target, m=m, x_format=x_format)) for m in (512, 8192))
+    for priced in (few, many):
+        assert all(one.prediction is not None for one in priced)
+        names = [one.choice.variant.spec.name for one in priced]
+        assert names == ["scaled", "sort", "scaled", "combine"] and all(priced[at].instructions for at in (0, 2))
+    weights = 128 * (360 + 180) * 45 * 544
+    assert weights < sum(one.work.bytes for one in few) < 1.1 * weights  # of x, h and y 512 rows have little
+    assert launches.total(few) == pytest.approx(weights / 240e3, rel=0.1)
+    # Operations of 8192 rows, at bf16's rate divided by what the format's is of it.
+    faster = {"mxfp4": 4}.get(x_format, 2)
+    assert sum(one.work.needed for one in many) == pytest.approx(2 * 8192 * 4 * 3 * 2880**2 / faster)
+    assert all(one.prediction.us >= one.prediction.products_us for one in many)
+
+
+def test_a_twin_of_block_scaled_products_is_no_quicker_than_bf16() -> None:
+    found = call.explain("moe", arch.parse("sm_90"), m=512, x_format="mxfp8")
+    plain = call.explain("moe", arch.parse("sm_90"), m=512, scale_range="full")  # by mma.sync as well
+    times = [
+        next(one for one in launches.of_call(each) if one.choice.variant.spec.name in ("scaled", "grouped"))
+        for each in (found, plain)
+    ]
+    assert found.choice.variant.knobs.atom == "twin"
+    assert times[0].work.needed == pytest.approx(times[1].work.needed)
+    assert times[0].prediction.us >= times[1].prediction.us
+
+
+@given(rows=st.integers(1, 9000), more=st.integers(1, 9000), x_format=st.sampled_from(["mxfp8", "mxfp6", "mxfp4"]))
+def test_more_rows_of_rounded_inputs_never_take_less_of_one_variant(rows, more, x_format) -> None:
+    target, cost = arch.parse("sm_121"), costs.of("moe")
+    choice = call.explain("moe", target, m=rows, x_format=x_format).choice
+    problem = choice.problem
+    larger = dataclasses.replace(problem, m=rows + more)
+    small, large = (cost.work(choice.variant, one, 1, 48) for one in (problem, larger))
+    for name in ("bytes", "flops", "needed", "units", "rounds"):
+        assert getattr(large, name) >= getattr(small, name) * (1 - 1e-6), name
+    assert small.flops >= small.needed * (1 - 1e-6) and small.spread >= 1
 
 
 def test_twice_the_tokens_are_twice_the_instructions_beside_what_blocks_have_anyway() -> None:

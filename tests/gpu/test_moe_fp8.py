@@ -12,6 +12,7 @@ import jitmx
 from gpu.test_moe import SHAPES, Evidence, Layer, error, launched, routed
 from jitmx.kernels.fp8_rows import hidden_multiplier
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.models import EXPERT_LAYERS
 from jitmx.runtime import card
 
 SERVED = "wgmma" in card.arch(0).features
@@ -27,7 +28,9 @@ class Rounded(Layer):
             weight.scales[:, 7, 0] -= apart
         self.packed = [jitmx.pack_experts(weight, encoding=encoding) for weight in self.weights]
 
-    def alike(self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def alike(
+        self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor], activation: str = "swiglu_oai"
+    ) -> torch.Tensor:
         """The layer in float64 with x and h rounded as the kernels round them, and nothing else."""
         ids, weights = routing
         largest = x.double().abs().amax(1, keepdim=True)
@@ -38,28 +41,32 @@ class Rounded(Layer):
         for e in ids.unique().tolist():
             rows, slots = (ids == e).nonzero(as_tuple=True)
             a = seen[rows] @ self._values(0, e).T + self.biases[0][e].double()  # type: ignore[index]
-            gate, up = a[:, 0::2].clamp(max=LIMIT), a[:, 1::2].clamp(-LIMIT, LIMIT)
-            h = (up + 1) * gate * torch.sigmoid(ALPHA * gate)
-            h = (h * multiplier).float().to(torch.float8_e4m3fn).double() / multiplier
+            gate, up = a[:, 0::2], a[:, 1::2]
+            if activation == "silu":
+                h = (up * torch.nn.functional.silu(gate)).bfloat16().double()
+            else:
+                gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+                h = (up + 1) * gate * torch.sigmoid(ALPHA * gate)
+                h = (h * multiplier).float().to(torch.float8_e4m3fn).double() / multiplier
             out = h @ self._values(1, e).T + self.biases[1][e].double()  # type: ignore[index]
             y.index_add_(0, rows, out * weights[rows, slots].double()[:, None])
         return y
 
 
-def hold(layer: Rounded, m: int, top: int) -> float:
+def hold(layer: Rounded, m: int, top: int, activation: str = "swiglu_oai") -> float:
     """The error beside rows rounded alike, of a call and of its replay from a graph with other rows."""
     x, routing = torch.randn(m, layer.hidden, device="cuda").bfloat16(), routed(m, top, layer.experts)
-    y = layer(x, routing, x_format="fp8")
-    assert error(y, layer.wanted(x, routing)) <= COST
-    errors = [error(y, layer.alike(x, routing))]
+    y = layer(x, routing, x_format="fp8", activation=activation)
+    assert error(y, layer.wanted(x, routing, activation)) <= COST
+    errors = [error(y, layer.alike(x, routing, activation))]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        layer(x, routing, x_format="fp8", out=y)
+        layer(x, routing, x_format="fp8", activation=activation, out=y)
     x.copy_(torch.randn_like(x))
     for mine, new in zip(routing, routed(m, top, layer.experts), strict=True):
         mine.copy_(new)
     graph.replay()
-    errors.append(error(y, layer.alike(x, routing)))
+    errors.append(error(y, layer.alike(x, routing, activation)))
     assert max(errors) <= ALIKE
     return max(errors)
 
@@ -76,6 +83,20 @@ if SERVED:
             fields = {"encoding": encoding, "x_format": "fp8"}
             for variant in launched(m, experts, top, hidden, intermediate, **fields)[:3]:
                 evidence(variant, found, f"{shape} m={m}, eager and graph replay")
+
+    @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"])
+    def test_experts_with_silu_are_within_both_gates_with_h_in_bf16(model: str, evidence: Evidence) -> None:
+        shape = EXPERT_LAYERS[model]
+        experts = min(shape.experts, 32)  # a float64 layer of all of them takes the card's memory
+        layer = Rounded(experts, shape.hidden, shape.intermediate)
+        if not shape.bias:
+            layer.biases = [torch.zeros_like(bias) for bias in layer.biases]
+        for m in (1, 16, 300, 2000):
+            found = hold(layer, m, shape.top, "silu")
+            fields = {"encoding": "nibble", "x_format": "fp8", "activation": "silu"}
+            sizes = experts, shape.top, shape.hidden, shape.intermediate
+            for variant in launched(m, *sizes, **fields)[:3]:
+                evidence(variant, found, f"{model} of {experts} experts m={m}, eager and graph replay")
 
     @pytest.mark.parametrize("apart", [12, 30])
     def test_rows_of_several_passes_are_within_both_gates(apart: int) -> None:

@@ -240,6 +240,22 @@ def test_rounded_inputs_want_their_own_kernels() -> None:
     assert not all(f.passed for f in judge(profile, replace(rounded, activation="bf16"), layers=DEPTH, passes=PASSES))
 
 
+@pytest.mark.parametrize(
+    ("kernel", "phase", "fine"),
+    [
+        ("jitmx_moe_stream", "decode 1", True), ("jitmx_moe_wgmma_fp8", "decode 1", False),
+        ("jitmx_moe_wgmma_fp8", "prefill 2048", True), ("jitmx_moe_scaled", "prefill 12000", True),
+        ("jitmx_moe_wgmma", "prefill 8192", False), ("jitmx_moe_grouped", "prefill 512", True),
+    ],
+)  # fmt: skip
+def test_inputs_in_e4m3_are_wanted_of_many_rows_and_not_of_one(kernel: str, phase: str, fine: bool) -> None:
+    found = judge(
+        STOCK | OUR_DENSE | {kernel: EACH}, Configuration(LAYERS, activation="fp8", attention="off"), layers=DEPTH,
+        passes=PASSES, phase=phase,
+    )  # fmt: skip
+    assert all(one.passed for one in found if one.rule.family == "jitmx moe") == fine
+
+
 def test_every_rule_names_a_family_and_bounds_it_and_some_configuration_obeys_it() -> None:
     rounded = (Configuration(LAYERS, activation=one) for one in ("mxfp8", "fp8"))
     every = [*CONFIGURATIONS.values(), *rounded, Configuration(backend="humming")]

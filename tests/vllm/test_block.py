@@ -105,6 +105,24 @@ def test_a_prompt_of_few_tokens_takes_four_launches_a_block_or_six_and_comes_out
     assert ("WARNING", f"vLLM normalises and adds the residual in launches of its own: {off}") in host.said
 
 
+def test_experts_of_many_rows_take_them_in_e4m3_and_those_of_few_as_they_are(
+    host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(model_kernels.FP8_ROWS_AN_EXPERT, True, 1.5)  # three tokens of two of four experts have 1.8
+    prompt = TOKENS[:3]
+    experts = ["routing.sort", "moe.gather_fp8", "moe.wgmma_fp8", "moe.wgmma_fp8", "moe.combine+pair"]
+    with simulated_card.on_cpu("sm_90a") as card:
+        model = build(host, additional_config={"jitmx": {**ALL, "moe_activation": "fp8"}})
+        launches(card)
+        run(model, prompt[:1])
+        assert launches(card) == ONE_TOKEN * 2
+        found = run(model, prompt)
+        assert launches(card) == [*BLOCK[:5], *experts] * 2
+        assert error(found, reference(checkpoint, prompt[None]).last_hidden_state[0]) < 0.1
+        method = model.model.layers[0].mlp.experts.routed_experts.quant_method
+        assert {weight.encoding for weight in method._packed} == {"nibble"}
+
+
 def test_dense_products_of_many_tokens_take_rows_in_e4m3_that_their_norm_makes(
     host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

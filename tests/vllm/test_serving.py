@@ -113,10 +113,11 @@ def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("said", "x_format"), [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("fp6", "mxfp6"), ("fp8", "fp8")]
+    ("said", "x_format", "few"),
+    [("mxfp8", "mxfp8", "mxfp8"), ("mxfp4", "mxfp4", "mxfp4"), ("fp6", "mxfp6", "mxfp6"), ("fp8", "fp8", "bf16")],
 )
 def test_inputs_are_rounded_to_what_was_asked_for(
-    host: Any, monkeypatch: pytest.MonkeyPatch, said: str, x_format: str
+    host: Any, monkeypatch: pytest.MonkeyPatch, said: str, x_format: str, few: str
 ) -> None:
     monkeypatch.setenv("VLLM_MXFP4_ACTIVATION", said)
     settings.reload()
@@ -124,7 +125,8 @@ def test_inputs_are_rounded_to_what_was_asked_for(
     monkeypatch.setattr(jitmx, "moe", lambda x, *rest, **options: seen.append(options["x_format"]) or x)
     monkeypatch.setattr(jitmx, "route", lambda *args, **options: None)
     serve(model, 1, hidden(2))
-    assert seen == [x_format]
+    serve(model, 1, hidden(60))
+    assert seen == [few, x_format]
     assert {asked.x_format for asked in host.warmed if isinstance(asked, Experts)} == {x_format}
 
 

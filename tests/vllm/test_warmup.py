@@ -60,6 +60,7 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
         Linear(target, None, 300, 2880, 4096, "bf16", True, "mxfp4", encoding, "normal", residual="pair"),
         Linear(target, None, 300, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal", norm=True),
         replace(LAYER, arch=target, encoding=encoding, rows=300, norm=True, residual="pair"),
+        replace(LAYER, arch=target, encoding="nibble", rows=400, x_format="fp8"),
     ]
     found = [names(asked) for asked in some]
     monkeypatch.setattr(model_kernels, "_rows", lambda most: range(1, most + 1))
@@ -82,6 +83,10 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     }  # fmt: skip
     scaled = names(replace(LAYER, arch="sm_121a", encoding="nibble", rows=64, x_format="mxfp8"))
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
+    rounded = replace(LAYER, encoding="nibble", x_format="fp8")  # few rows an expert are not
+    assert {name.split(".")[1] for name in names(rounded)} == {
+        "route", "topk", "sort", "token", "stream", "grouped", "gather_fp8", "wgmma_fp8", "combine"
+    }  # fmt: skip
     mapped = replace(LAYER, local=64, mapped=True, routing="ids")
     assert all("mapped" in name for name in names(mapped) if ".sort" in name)
 

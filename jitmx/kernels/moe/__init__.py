@@ -8,7 +8,8 @@ Kernels, a module and a template each:
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
-    gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are
+    gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are;
+                           with SiLU, which gives h no bound, h is in bf16 and the second product that of wgmma
     combine   the sum over the experts of each row, after any of these products
 
 Shapes: x [rows, hidden], ids and weights [rows, top], W13 [experts, 2 intermediate, hidden] with gate and up rows in
@@ -90,7 +91,9 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
 
 def by_expert(problem: MoeProblem) -> str:
     """The kernel that makes a problem's products on every target that has some for its format."""
-    return {"bf16": "grouped", "fp8": "wgmma_fp8"}.get(problem.x_format, "scaled")
+    if problem.x_format == "fp8":
+        return "wgmma" if problem.product == "down" and problem.h_format == "bf16" else "wgmma_fp8"
+    return "grouped" if problem.x_format == "bf16" else "scaled"
 
 
 def of_one_launch(arch: Arch) -> tuple[str, ...]:

@@ -261,7 +261,9 @@ def _lines_at(item: Buffer, before: int) -> Buffer:
     return item.spread(before * LINE_BYTES, before * LINE_BYTES + item.data.nbytes)
 
 
-def far_rows(variant: Variant, launch: Any, case: Any = lines_case, line: int = TILE_K) -> Iterator[Case]:
+def far_rows(
+    variant: Variant, launch: Any, case: Any = lines_case, line: int = TILE_K, h_line: int | None = None
+) -> Iterator[Case]:
     """The last items of `moe.wgmma`: of many pairs, of many experts and features, and of an expert of many rows.
 
     Blocks take items by a counter, which is not 0 here but the number of the first item at hand. They go on until there
@@ -270,6 +272,7 @@ def far_rows(variant: Variant, launch: Any, case: Any = lines_case, line: int = 
     Args:
         case: makes a small one of variant, launch, problem, routing and seed.
         line: values of k in a line of activations.
+        h_line: features in a line of h, if they are others.
     """
     knobs = variant.knobs
     up = knobs.product == "up"
@@ -290,10 +293,12 @@ def far_rows(variant: Variant, launch: Any, case: Any = lines_case, line: int = 
             for rows, experts, shape in ((1, 2 - lone, small), (before.rows + 1, before.experts + 2 - lone, sizes))
         )
         small_case = case(variant, launch(knobs, whole, 2), some, Routing(ids), 9)
-        yield _items(variant, small_case, some, whole, before, line)
+        yield _items(variant, small_case, some, whole, before, line, h_line or line)
 
 
-def _items(variant: Variant, small: Case, few: MoeProblem, whole: MoeProblem, before: Before, line: int) -> Case:
+def _items(
+    variant: Variant, small: Case, few: MoeProblem, whole: MoeProblem, before: Before, line: int, h_line: int
+) -> Case:
     knobs, up = variant.knobs, variant.knobs.product == "up"
     values: dict[str, Any] = dict(small.values)
     n, k = (2 * whole.intermediate, whole.hidden) if up else (whole.hidden, whole.intermediate)
@@ -316,7 +321,7 @@ def _items(variant: Variant, small: Case, few: MoeProblem, whole: MoeProblem, be
         values["bases"] = matrix_at(values["bases"], before.experts, before.features, n)
     if "x_scales" in values:
         values["x_scales"] = values["x_scales"].spread(pairs * 4, all_pairs * 4)
-    half, first = whole.intermediate, before.features // 2 // line  # of the first product: features of h, and step
+    half, first = whole.intermediate, before.features // 2 // h_line  # of the first product: features of h, and step
     if lone:
         offsets = np.array([0, all_pairs], np.int32)
         values["offsets"] = _with(values["offsets"], offsets)
@@ -324,11 +329,11 @@ def _items(variant: Variant, small: Case, few: MoeProblem, whole: MoeProblem, be
         values["schedule"] = _with(values["schedule"], entries).spread((tiles - 1) * 16, tiles * 16, fill=255)
         values["x"] = _steps_at(values["x"], pairs, all_pairs, steps)
         if up:
-            values["y"] = _steps_at(values["y"], pairs, all_pairs, -(-half // line))
+            values["y"] = _steps_at(values["y"], pairs, all_pairs, -(-half // h_line))
     else:
         values["x"] = _lines_at(values["x"], pairs * steps)
         if up:
-            values["y"] = _lines_at(values["y"], pairs * -(-half // line) + first * (few.m * few.top))
+            values["y"] = _lines_at(values["y"], pairs * -(-half // h_line) + first * (few.m * few.top))
     if not up:
         values["y"] = matrix_at(values["y"], pairs, before.features, n, all_pairs)
     wide = -(-n // knobs.tile_n)

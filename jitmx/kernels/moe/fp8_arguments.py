@@ -16,6 +16,8 @@ from jitmx.kernels.moe.arguments import GATE, Routing, end_sides
 from jitmx.kernels.moe.layout import activate, pack_experts
 from jitmx.kernels.moe.problem import MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import Lists, arguments
+from jitmx.kernels.moe.wgmma_arguments import restore as restore_bf16
+from jitmx.kernels.moe.wgmma_arguments import rows_bytes as bf16_bytes
 from jitmx.registry.arguments import reads, writes
 from jitmx.registry.case import Buffer, Case, deviation, judged, mismatches, relative_l2, summed
 from jitmx.registry.launch import Launch
@@ -24,7 +26,8 @@ from jitmx.registry.spec import Variant
 ARGUMENTS = arguments(
     "Fp8ExpertArguments",
     "of gather_fp8 [rows, k] in bf16; of the products lines of E4M3",
-    "of gather_fp8 and of the first product lines of E4M3; of the second [pairs, n], by row and slot",
+    "of gather_fp8 lines of E4M3; of the first product these or, as the activation is, ExpertRows; of the second "
+    "[pairs, n], by row and slot",
     (reads("bases", "[experts, n]: the least scale byte of each row, and from bit 8 on its passes", "unsigned short"),),
     (
         writes(
@@ -32,7 +35,6 @@ ARGUMENTS = arguments(
         ),
     ),
 )
-ACTIVATION = "swiglu_oai"  # which bounds h
 ROUNDED_GATE = 0.006  # relative L2 against the same inputs rounded alike
 
 
@@ -97,13 +99,14 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     Of several rows one has a NaN, which must come to all of its features and to no other row.
     """
     knobs, generator = variant.knobs, np.random.default_rng(seed)
-    up = knobs.product == "up"
+    up, activation = knobs.product == "up", knobs.activation
     rows, top = routing.ids.shape
     n, k = problem.sizes(knobs.product)
     by_expert = Lists.of(variant, problem, routing)
     offsets, count = by_expert.offsets, len(by_expert.there)
     alpha, limit = edges.parameters(seed)
-    multiplier = fp8_rows.hidden_multiplier(alpha, limit)
+    multiplier = fp8_rows.hidden_multiplier(alpha, limit) if knobs.h_in_e4m3 else 1.0
+    coded = up and knobs.h_in_e4m3
     x = generator.standard_normal((count, k))
     if up:
         x = edges.loud(x, seed)
@@ -129,25 +132,29 @@ def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     if knobs.rows == "wide":
         sides |= {f"row of {number} passes": bool((passes == number).any()) for number in (2, 3)}
     if up:
-        sides |= edges.activation_sides(out, ACTIVATION, alpha, limit)
-        bound = edges.activation_bound(out, bound, ACTIVATION, alpha, limit) * multiplier
-        wanted = activate(out, ACTIVATION, alpha, limit) * multiplier
-        y = np.empty((fp8_rows.rows_bytes(count, n // 2) // LINE_BYTES, LINE_BYTES), np.uint8)
+        sides |= edges.activation_sides(out, activation, alpha, limit)
+        bound = edges.activation_bound(out, bound, activation, alpha, limit) * multiplier
+        wanted = activate(out, activation, alpha, limit) * multiplier
+        size_of, element = (fp8_rows.rows_bytes, np.uint8) if coded else (bf16_bytes, ml_dtypes.bfloat16)
+        line = LINE_BYTES // np.dtype(element).itemsize
+        y = np.empty((size_of(count, n // 2) // LINE_BYTES, line), element)
     else:
         sides |= edges.weight_sides(weights, routing.local >= 0) | end_sides(knobs, scales, out)
         wanted, bound = by_expert.weighted(out, weights), by_expert.weighted(bound, np.abs(weights))
         y = np.empty(wanted.shape, ml_dtypes.bfloat16)
     usual = np.setdiff1d(np.arange(wanted.shape[1]), () if up else edges.end_rows(n, knobs))
-    gate = ROUNDED_GATE if up else GATE
+    gate = ROUNDED_GATE if coded else GATE
 
     def error(found: Any) -> float:
         right = wanted
-        if up:
+        if up and not coded:
+            found = restore_bf16(found, offsets, n // 2)
+        elif up:
             found = fp8_rows.restore(found, offsets, n // 2).view(ml_dtypes.float8_e4m3fn)
             right = wanted.astype(ml_dtypes.float8_e4m3fn)
         # A value near the middle of two codes may go to either.
         off = relative_l2(found[:, usual].astype(np.float64), right[:, usual].astype(np.float64))
-        return judged(off, deviation(found, wanted, bound, 0.5 if up else 1.0), gate)
+        return judged(off, deviation(found, wanted, bound, 0.5 if coded else 1.0), gate)
 
     inputs = {
         "x": Buffer(fp8_rows.arrange(codes, offsets)),

@@ -18,6 +18,7 @@ from jitmx.registry.spec import MAX_SIZE, knob
 
 ACTIVATIONS = ("swiglu_oai", "silu")  # of gate and up
 UNGATED = ("plain", "relu2")  # of up alone: W13 has no gates
+BOUNDED = ("swiglu_oai",)  # of them, those whose h has a bound
 MX_FORMATS = ("mxfp8", "mxfp6", "mxfp4")  # with a scale a block of 32; fp8 has one a row
 X_FORMATS = ("bf16", *MX_FORMATS, "fp8")
 WEIGHT_ON = ("output", "input")
@@ -97,6 +98,14 @@ class MoeProblem(Problem):
     def gated(self) -> bool:
         """Whether W13 has interleaved gate and up rows; else it has up rows alone."""
         return self.activation in ACTIVATIONS
+
+    @property
+    def h_format(self) -> str:
+        """What h is rounded to: x_format, but that fp8's one scale for all rows of h rests on a bound of it.
+
+        Where the activation gives none, h stays in bf16, which the second product of many rows reads.
+        """
+        return "bf16" if self.x_format == "fp8" and self.activation not in BOUNDED else self.x_format
 
     @property
     def adds(self) -> bool:

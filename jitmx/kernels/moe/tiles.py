@@ -80,8 +80,10 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         return tuple(found)
     problem = choice.launched(problem)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
-    share = {"kernel": variant.spec.name, "tile_m": knobs.tile_m}  # what h looks like, and the lists
-    if variant.spec.name in ("wgmma", "wgmma_fp8"):
+    by_wgmma = variant.spec.name in ("wgmma", "wgmma_fp8")
+    reads = "wgmma" if by_wgmma and problem.h_format == "bf16" else variant.spec.name
+    share = {"kernel": reads, "tile_m": knobs.tile_m}  # what h looks like, and the lists
+    if by_wgmma:
         gather = dataclasses.replace(problem, product="gather", residual=False)
         found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))
     found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))

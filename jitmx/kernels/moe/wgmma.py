@@ -181,8 +181,9 @@ def product_of(problem: MoeProblem) -> str:
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
     """What weights and tensors bring with them."""
-    require_usual("wgmma", problem)
     product = product_of(problem)
+    # Of x in E4M3 h may still be in bf16, which the second product reads.
+    require_usual("wgmma", problem, *(("x_format",) if product == "down" and problem.h_format == "bf16" else ()))
     require_normal_scales("moe.wgmma", problem.scale_range, "moe.grouped")
     activation = problem.activation if product == "up" else ACTIVATIONS[0]
     return {"product": product, "activation": activation, **problem.pick("bias", "encoding", "scale_range")}
@@ -226,8 +227,9 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 
 def cases(
-    variant: Variant, launch: Any, case: Any = product_case, x_format: str = "bf16", line: int = TILE_K
-) -> Iterator[Case]:
+    variant: Variant, launch: Any, case: Any = product_case, x_format: str = "bf16", line: int = TILE_K,
+    h_line: int | None = None,
+) -> Iterator[Case]:  # fmt: skip
     """Every width, a row more than a tile, experts without rows, ids of none; whole rings, more, and half a step."""
     knobs, generator = variant.knobs, np.random.default_rng(5)
     up = knobs.product == "up"
@@ -246,7 +248,7 @@ def cases(
         sizes = (k, n // 2) if up else (n, k)
         problem = MoeProblem(len(routed), experts, routed.shape[1], *sizes, product=knobs.product, x_format=x_format)
         yield case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
-    yield from far.far_rows(variant, launch, case, line)
+    yield from far.far_rows(variant, launch, case, line, h_line)
 
 
 _RARER: tuple[dict[str, Any], ...] = (

@@ -1,5 +1,10 @@
 """`moe.wgmma_fp8`: as `moe.wgmma`, with x and h in E4M3 and a scale a row, at the rate of E4M3's products.
 
+Clamped SwiGLU bounds h, so that one scale serves all of its rows. SiLU does not: a block has some features of a row,
+and knows its largest magnitude only when all blocks are done. Scales of a block's own features would be taken into the
+sums of the second product every few k, which costs what E4M3 saves; a bound by norms of x and W lies some 2^9 above
+what a row has, and takes small values out of E4M3's range. So h stays in bf16 then, and `moe.wgmma` reads it.
+
 W becomes E4M3 as it is decoded (jitmx.kernels.fp8_rows): exact, since the scales of a row's blocks differ by at
 most eleven binades in a pass over k. Rows whose scales differ more take further passes, and all of their item does.
 """
@@ -14,16 +19,17 @@ from jitmx.errors import KnobError
 from jitmx.kernels.fp8_rows import LINE_K, ROW_RANGES
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
+from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import tiles, wgmma
 from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, product_case
-from jitmx.kernels.moe.limits import require_usual
-from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.knobs import ACTIVATION
+from jitmx.kernels.moe.limits import require_of_product, require_usual
+from jitmx.kernels.moe.problem import ACTIVATIONS, BOUNDED, MoeProblem
 from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
-BOUNDED = ("swiglu_oai",)  # activations whose h has a bound
 _SLOT_BYTES = 640
 _CHUNK = 32  # rows of y that a warpgroup stores at once
 _ITEMS = 3
@@ -34,6 +40,7 @@ class WgmmaFp8Knobs(Knobs):
     """Compile-time choices of `moe.wgmma_fp8`."""
 
     product: str = knob("up", choices=("up", "down"), doc="h = act(W13 x + b13), or its parts w (W2 h + b2)")
+    activation: str = ACTIVATION
     bias: bool = knob(True, doc="the product has a bias")
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
@@ -45,12 +52,17 @@ class WgmmaFp8Knobs(Knobs):
     ring: int = knob(4, choices=(2, 4, 6, 8), doc="steps of 64 k of W that a warp keeps in flight")
     pdl: bool = PDL
 
+    @property
+    def h_in_e4m3(self) -> bool:
+        """Whether h is, which the activation then bounds; else it is in bf16."""
+        return self.activation in BOUNDED
+
 
 def shared_bytes(knobs: WgmmaFp8Knobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     up, groups = knobs.product == "up", knobs.tile_n // 64
     size = knobs.stages * knobs.tile_m * LINE_BYTES
-    size += groups * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * ((32 if up else 128) + 16))
+    size += groups * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * (((32 if knobs.h_in_e4m3 else 64) if up else 128) + 16))
     item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (4 if up else 8) * knobs.tile_m + knobs.tile_n
     item += 4 if knobs.rows == "wide" else 0
     size += _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
@@ -60,6 +72,7 @@ def shared_bytes(knobs: WgmmaFp8Knobs) -> int:
 def _check(knobs: WgmmaFp8Knobs, arch: Arch) -> None:
     if not runs_on(arch):
         raise KnobError(f"moe.wgmma_fp8 needs the instructions of sm_90a, which {arch} lacks", "use x_format='mxfp8'")
+    require_of_product(knobs, "activation", "up", ACTIVATIONS[0])
     wgmma.check_registers(knobs)
 
 
@@ -85,15 +98,16 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     require_usual("wgmma_fp8", problem, "x_format")
     if problem.x_format != "fp8":
         raise KnobError(f"moe.wgmma_fp8 does not take x_format={problem.x_format!r}, only fp8", "use moe.wgmma")
-    if problem.activation not in BOUNDED:
-        raise KnobError(
-            f"moe.wgmma_fp8 does not take activation={problem.activation!r}, only {' or '.join(BOUNDED)}: one scale is "
-            "that of every row of h, which the activation bounds",
-            "use x_format='mxfp8'",
-        )
     product = wgmma.product_of(problem)
+    if product == "down" and problem.h_format != "fp8":
+        raise KnobError(
+            f"moe.wgmma_fp8 reads h in E4M3, which activation={problem.activation!r} leaves in {problem.h_format}",
+            "use moe.wgmma for the second product",
+        )
     require_normal_scales("moe.wgmma_fp8", problem.scale_range, "x_format='mxfp8'")
-    return {"product": product, "rows": problem.row_range, **problem.pick("bias", "encoding", "scale_range")}
+    activation = problem.activation if product == "up" else ACTIVATIONS[0]
+    weights = problem.pick("bias", "encoding", "scale_range")
+    return {"product": product, "activation": activation, "rows": problem.row_range, **weights}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -108,6 +122,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 _RARER: tuple[dict[str, Any], ...] = (
     {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "rows": "wide", "bias": False},
+    {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "activation": "silu"},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "encoding": "nibble", "rows": "wide"},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "bias": False, "pdl": False},
 )  # fmt: skip
@@ -117,7 +132,9 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
-    cases=lambda variant: wgmma.cases(variant, launch, product_case, "fp8", LINE_K),
+    cases=lambda variant: wgmma.cases(
+        variant, launch, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
+    ),
     candidates=_candidates,
     runs_on=runs_on,
     tile=tiles.maker(SPEC),

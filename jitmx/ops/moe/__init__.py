@@ -95,9 +95,10 @@ def moe(
         x_format: "bf16", or what x and h are rounded to, in blocks of 32: "mxfp8" (E4M3), "mxfp6" (E2M3) or "mxfp4"
             (E2M1). On random numbers that costs 5, 5 and 20 % of y in relative L2. sm_12x multiplies these by
             block-scaled MMA, and sm_89 "mxfp8" by MMA in E4M3; elsewhere bf16 MMA give the same and save nothing. Or
-            "fp8": on sm_90a, with swiglu_oai, E4M3 with one power of two a row for a scale, which the card multiplies
-            at twice the rate of bf16; that costs 4 %. Weights are quickest packed with `encoding="nibble"` there. On
-            other targets "fp8" is "mxfp8" with the scale rule "ceil".
+            "fp8": on sm_90a, with gates, E4M3 with one power of two a row for a scale, which the card multiplies at
+            twice the rate of bf16; that costs 4 %. With silu, which gives h no bound to take a scale from, h stays in
+            bf16 and so does the second product; that costs 3 %. Weights are quickest packed with `encoding="nibble"`
+            there. On other targets "fp8" is "mxfp8" with the scale rule "ceil".
         scale_rule: how the exponent of such a block is taken: "floor" (OCP), "ceil" or "even".
         weight_on: "output", w (W2 h + b2) as above; or "input", where the row's weight multiplies W13 x instead, as if
             it were on x.
@@ -199,7 +200,7 @@ def run(
             rows, mapped = x.numel() // w13.k, expert_map is not None
             more |= logits_of(rows, mapped, logits_type(ids.dtype), scoring_of(scoring))
         made = _plan(x, top_found, w13, w2, recipe, expert_map, more)
-        bases = bases_of(w13, w2, recipe.x_format)
+        bases = bases_of(w13, w2, recipe.x_format, recipe.activation)
         found = w13.plans.remember(key, _Planned(made, w2, pair, (*w13.addresses, *w2.addresses), bases))
     call = Call(
         at_x, at_out, found.weights, address("b13", b13), address("b2", b2), address("expert_map", expert_map),

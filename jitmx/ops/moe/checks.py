@@ -10,7 +10,7 @@ from torch import Tensor, bfloat16
 
 from jitmx import formats
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.moe.problem import ACTIVATIONS, MAX_TOP, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS
+from jitmx.kernels.moe.problem import ACTIVATIONS, BOUNDED, MAX_TOP, REDUCTIONS, UNGATED, WEIGHT_ON, X_FORMATS
 from jitmx.ops import checks
 from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.moe.operand import ExpertOperand, Experts
@@ -73,7 +73,7 @@ def require_numbers(recipe: Recipe, alpha: Any, limit: Any) -> None:
         InputError: alpha is no finite number, limit none of 0 or more, or with fp8 one of them gives h no bound.
     """
     known = checks.is_number(alpha) and checks.is_number(limit)
-    if known and recipe.x_format == "fp8" and not (alpha > 0 and limit > 0):
+    if known and recipe.x_format == "fp8" and recipe.activation in BOUNDED and not (alpha > 0 and limit > 0):
         raise InputError(
             f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
             "use numbers above 0, or x_format='mxfp8'",

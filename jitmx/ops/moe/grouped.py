@@ -69,11 +69,12 @@ class GroupedPlan(Plan):
                 "second: both read one schedule",
                 f"give the second tile_m={up.knobs.tile_m}",
             )
-        if up.spec.name != down.spec.name:
+        reads = "wgmma" if up.spec.name == "wgmma_fp8" and problem.h_format == "bf16" else up.spec.name
+        if reads != down.spec.name:
             raise KnobError(
                 f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads "
                 "h as its own kind writes it",
-                f"give the second kernel={up.spec.name}",
+                f"give the second kernel={reads}",
             )
         self.tile: int = up.knobs.tile_m
         self._products = {product: _step(choices[product], device) for product in ORDER if product in choices}
@@ -83,10 +84,11 @@ class GroupedPlan(Plan):
         pairs = problem.m * problem.top
         parts = 0 if self.adds else pairs * problem.hidden * 2
         h = hidden_bytes(problem)
-        self._in_e4m3 = problem.x_format == "fp8"
+        self._in_e4m3, self._h_in_e4m3 = problem.x_format == "fp8", problem.h_format == "fp8"
         if self._gathers:  # nobody reads the gathered rows once there are parts: these take their place
-            bytes_of = fp8_rows.rows_bytes if self._in_e4m3 else rows_bytes
-            h, parts = bytes_of(pairs, problem.intermediate), max(parts, bytes_of(pairs, problem.hidden))
+            h_bytes, x_bytes = (fp8_rows.rows_bytes if form == "fp8" else rows_bytes for form in
+                                (problem.h_format, problem.x_format))  # fmt: skip
+            h, parts = h_bytes(pairs, problem.intermediate), max(parts, x_bytes(pairs, problem.hidden))
         self._parts = _whole(h)
         self._counters = self._parts + _whole(parts)
         self._scales = self._counters + (_whole(4 * COUNTERS) if self._in_e4m3 else 0)
@@ -117,13 +119,16 @@ class GroupedPlan(Plan):
         listed = {**lists, "weights": found.weights.data_ptr(), "alpha": call.alpha, "limit": call.limit}
         ids = {"ids": found.ids.data_ptr(), "map": call.expert_map, "map_size": call.map_size}
         own = {"offsets": found.offsets.data_ptr(), "counters": counters} if self._gathers else ids
+        rounded: dict[str, int] = {}
         first: dict[str, int] = {}
         second: dict[str, int] = {}
         if self._in_e4m3:
-            own |= {"x_scales": memory.data_ptr() + self._scales}
-            first, second = ({"bases": bases} for bases in call.bases)
+            rounded = {"x_scales": memory.data_ptr() + self._scales}
+            first, second = ({"bases": bases} | rounded for bases in call.bases)
+            if not self._h_in_e4m3:
+                second = {}
         if self._gathers:
-            self._products["gather"](x=call.x, y=parts, **lists, **own)
+            self._products["gather"](x=call.x, y=parts, **lists, **own, **rounded)
         x = parts if self._gathers else call.x
         self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own, **first)
         y = call.y if self.adds else parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitmx import settings
@@ -13,6 +13,7 @@ from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
+from jitmx.kernels.moe.problem import BOUNDED
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.ops.moe.grouped import GroupedPlan, check_lists
 from jitmx.ops.moe.operand import Experts
@@ -103,12 +104,13 @@ def problem_of(
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
     arch = card.arch(card.number(w13.device))
-    if reads_rows(more.get("x_format"), w13):
-        wide = "wide" in (w13.row_words.range, w2.row_words.range)
-        more = {**more, "row_range": ROW_RANGES[wide]}
-    return MoeProblem(
+    problem = MoeProblem(
         rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
     ).taken(arch)
+    if problem.x_format != "fp8":
+        return problem
+    wide = "wide" in (weight.row_words.range for weight in (w13, w2)[: 1 + (problem.h_format == "fp8")])
+    return replace(problem, row_range=ROW_RANGES[wide])
 
 
 def reads_rows(x_format: str | None, weight: Experts) -> bool:
@@ -116,11 +118,12 @@ def reads_rows(x_format: str | None, weight: Experts) -> bool:
     return x_format == "fp8" and "wgmma" in card.arch(card.number(weight.device)).features
 
 
-def bases_of(w13: Experts, w2: Experts, x_format: str) -> tuple[int, int]:
+def bases_of(w13: Experts, w2: Experts, x_format: str, activation: str) -> tuple[int, int]:
     """Where lies what products in E4M3 are told of the rows of both weights; zeros for others."""
     if not reads_rows(x_format, w13):
         return 0, 0
-    return w13.row_words.words.data_ptr(), w2.row_words.words.data_ptr()
+    second = w2.row_words.words.data_ptr() if activation in BOUNDED else 0  # else that product is in bf16
+    return w13.row_words.words.data_ptr(), second
 
 
 def launches(problem: MoeProblem, device: int, knobs: Mapping[str, Any] | None = None) -> Plan:

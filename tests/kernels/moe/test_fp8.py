@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from jitmx.dispatch.choose import choose, companions
 from jitmx.errors import KnobError
 from jitmx.kernels import fp8_rows
 from jitmx.kernels.moe import MoeProblem
+from jitmx.models import EXPERT_LAYERS
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
 
@@ -30,6 +32,9 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "up, swizzle, widths by 16": {"tile_m": 64, "grain": 16, "stages": 10},
     "up, wide rows": {"rows": "wide", "bias": False, **SMALL},
     "up, four warpgroups": {"tile_m": 64, "grain": 16, "tile_n": 256, "stages": 8, "encoding": "nibble"},
+    "up, silu": {"activation": "silu", "encoding": "nibble"},
+    "up, silu, widths by 16": {"activation": "silu", "tile_m": 64, "grain": 16, "tile_n": 256, "stages": 8},
+    "up, silu, wide rows": {"activation": "silu", "rows": "wide", "bias": False, "encoding": "nibble", **SMALL},
     "down, wide rows": {"product": "down", "rows": "wide", "encoding": "nibble"},
     "down, long ring": {"product": "down", "ring": 8, "stages": 5, "encoding": "nibble", "pdl": False},
     "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 256, "stages": 5, "bias": False},
@@ -127,6 +132,36 @@ def test_every_number_of_rows_goes_by_expert(rows: int) -> None:
     names = [found.variant.spec.name, *(one.variant.spec.name for one in companions(found))]
     assert names[0] == "wgmma_fp8" and names[-3:] == ["gather_fp8", "wgmma_fp8", "combine"]
     assert found.variant.knobs.encoding == "nibble" and found.variant.knobs.rows == "narrow"
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize("rows", [1, 64, 4096])
+def test_experts_with_silu_read_x_in_e4m3_and_h_in_bf16(model: str, rows: int) -> None:
+    layer = EXPERT_LAYERS[model]
+    found = choose("moe", MoeProblem.on(HOPPER, m=rows, x_format="fp8", **dataclasses.asdict(layer)), HOPPER)
+    launches = [found.variant, *(one.variant for one in companions(found) if one.variant.spec.family == "moe")]
+    assert [one.spec.name for one in launches] == ["wgmma_fp8", "gather_fp8", "wgmma", "combine"]
+    assert {one.knobs.tile_m for one in launches[:3]} == {launches[0].knobs.tile_m}
+    assert launches[0].knobs.activation == "silu" and launches[2].knobs.encoding == "nibble"
+
+
+@pytest.mark.parametrize("activation", ["swiglu_oai", "silu"])
+@pytest.mark.parametrize("product", ["up", "down"])
+def test_of_the_two_kernels_by_wgmma_one_serves_each_product_of_fp8(activation: str, product: str) -> None:
+    problem = MoeProblem.on(HOPPER, m=4096, x_format="fp8", activation=activation, product=product)
+    bf16 = activation == "silu" and product == "down"
+    assert problem.h_format == ("bf16" if activation == "silu" else "fp8")
+    assert FAMILY.serving(problem, HOPPER) == ("wgmma" if bf16 else "wgmma_fp8",)
+
+
+def test_knobs_that_no_launch_has_are_refused() -> None:
+    with pytest.raises(KnobError, match="activation='silu' is of product='up'"):
+        variant(product="down", activation="silu")
+    silu = MoeProblem.on(HOPPER, m=64, x_format="fp8", activation="silu", product="down")
+    with pytest.raises(KnobError, match="reads h in E4M3, which activation='silu' leaves in bf16"):
+        FAMILY.fixed(silu, "wgmma_fp8")
+    with pytest.raises(KnobError, match=r"moe\.wgmma does not take x_format='fp8'"):
+        FAMILY.fixed(dataclasses.replace(silu, product="up"), "wgmma")
 
 
 @pytest.mark.parametrize(("target", "atom"), [("sm_80", "twin"), ("sm_89", "e4m3"), ("sm_121", "mxf8f6f4")])
