@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from jitmx import model_kernels, settings
+from jitmx import model_kernels, rounded_inputs, settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
@@ -81,7 +81,7 @@ def _fused(
             "swiglu": swiglu,
         }
         plain = linear_plan.problem(weight, max(x.numel() // weight.k, 1), x.dtype, extras)
-        extras["activation"] = model_kernels.activation_of(plain, activation, arch)
+        extras["activation"] = rounded_inputs.activation_of(plain, activation, arch)
         problem = linear_plan.problem(weight, plain.m, x.dtype, extras)
         found = _of(problem, arch, multiprocessors, settings.current())
         weight.plans.remember(key, found)
@@ -123,7 +123,7 @@ def run_experts(
     w13 = expert_operand.find(words13, scales13, 2 * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     if x_format == "fp8":
-        x_format = model_kernels.x_format_of(x.shape[0], w13.experts, top, x_format, card.arch(x.get_device()))
+        x_format = rounded_inputs.x_format_of(x.shape[0], w13.experts, top, x_format, card.arch(x.get_device()))
     if reads_rows(x_format, w13):
         w13.look_at(words13, scales13)
         w2.look_at(words2, scales2)

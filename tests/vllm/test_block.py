@@ -22,7 +22,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models import gpt_oss
 
 import jitmx
-from jitmx import arch, model_kernels, settings
+from jitmx import arch, rounded_inputs, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.model_kernels import Experts, Linear
 from jitmx.ops.linear import operand
@@ -108,7 +108,7 @@ def test_a_prompt_of_few_tokens_takes_four_launches_a_block_or_six_and_comes_out
 def test_experts_of_many_rows_take_them_in_e4m3_and_those_of_few_as_they_are(
     host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(model_kernels.FP8_ROWS_AN_EXPERT, True, 1.5)  # three tokens of two of four experts have 1.8
+    monkeypatch.setitem(rounded_inputs.FP8_ROWS_AN_EXPERT, True, 1.5)  # three tokens of two of four experts have 1.8
     prompt = TOKENS[:3]
     experts = ["routing.sort", "moe.gather_fp8", "moe.wgmma_fp8", "moe.wgmma_fp8", "moe.combine+pair"]
     with simulated_card.on_cpu("sm_90a") as card:
@@ -126,7 +126,7 @@ def test_experts_of_many_rows_take_them_in_e4m3_and_those_of_few_as_they_are(
 def test_dense_products_of_many_tokens_take_rows_in_e4m3_that_their_norm_makes(
     host: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_kernels, "FP8_ROWS", 3)
+    monkeypatch.setattr(rounded_inputs, "FP8_ROWS", 3)
     prompt = TOKENS[:3]
     dense = ["norm.rows+norm", "linear.wgmma_fp8", "norm.rows", "linear.wgmma_fp8+pair"]
     with simulated_card.on_cpu("sm_90a") as card:

@@ -32,7 +32,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
-from jitmx import model_kernels
+from jitmx import rounded_inputs
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
@@ -288,7 +288,7 @@ def test_reloaded_weights_take_the_places_that_cuda_graphs_know(format: str, mak
 def test_rows_of_reloaded_weights_are_looked_at_again_where_products_are_in_e4m3(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_kernels, "FP8_ROWS", 2)
+    monkeypatch.setattr(rounded_inputs, "FP8_ROWS", 2)
     config = Config("mxfp4", activation="fp8")
     layer = RowParallelLinear(HEADS * HEAD, HIDDEN, quant_config=config, prefix="a.o_proj")
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))

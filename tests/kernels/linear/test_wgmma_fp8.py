@@ -14,8 +14,9 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.norm import NormProblem
-from jitmx.model_kernels import FP8_ROWS, Linear, activation_of, fused
+from jitmx.model_kernels import Linear, fused
 from jitmx.registry.spec import Variant
+from jitmx.rounded_inputs import FP8_ROWS, activation_of
 from jitmx.sim.verify import Verdict
 
 HOPPER = arch.parse("sm_90")
