@@ -65,8 +65,8 @@ _GRID = (
     ("the sink counts twice", _JOIN, _JOIN + _JOIN),
     ("the sink counts in each part", _PART, _JOIN + "\n        " + _PART),
     ("the sink is of base 2", "(args.sinks) + head) * kLog2E;", "(args.sinks) + head);"),
-    ("all KV heads have the sinks of the first", "sink_of(args, work.head * kGroup + thread);",
-     "sink_of(args, thread);"),
+    ("all KV heads have the sinks of the first", "sink_of(args, work.head * kGroup + thread) : 0.0f;",
+     "sink_of(args, thread) : 0.0f;"),
     ("nothing is waited for", "      wait_for_previous();\n      launch", "      launch"),
     ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
 )  # fmt: skip
@@ -76,8 +76,8 @@ _CLUSTER = (
     ("fewer bytes are expected", "* kPitch * 4));", "* kPitch * 4 - 16));"),
     ("others' barriers are taken for ready", "    cluster_wait();\n    cluster_met", "    cluster_met"),
     ("the barrier is not seen by the cluster", "      mbarrier_init_fence();\n", ""),
-    ("rows go to the block of their part", "owner = row - place * used;", "owner = int(rank);"),
-    ("the reciprocal that divides rows is too small", "(0xFFFFu + used) / used", "0xFFFFu / used"),
+    ("rows go to the block of their part", "owner = row - place * owners.count;", "owner = int(rank);"),
+    ("the reciprocal that divides rows is too small", "(0xFFFFu + count) / count", "0xFFFFu / count"),
     ("new tokens are weighed as old ones", "j < kOld ? old.values : fresh.values", "old.values"),
     ("a ring that has no old token has no step either", "steps_ = max(least, ", "steps_ = max(0, "),
     ("maximum and sum change places", "merged.most, merged.sum, 0.0f, 0.0f, barrier",
@@ -111,8 +111,8 @@ _TREE = (
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
     ("the first token of all is not written", "if (task.slot >= 0) task.what", "if (task.slot > 0) task.what"),
     ("a token without a slot is written", "if (task.slot >= 0) task.what", "if (task.slot >= -1) task.what"),
-    ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
-     "const long long at = slot / 16 * args.block_stride + slot % 16"),
+    ("a page is as large as 16 tokens", "const long long at = task.slot / kPage * args.block_stride + task.slot % kPage",
+     "const long long at = task.slot / 16 * args.block_stride + task.slot % 16"),
 )  # fmt: skip
 
 _WINDOW = (
@@ -152,17 +152,17 @@ _PRESENT = (
      "high[half] = request.old + token;"),
     ("a page is taken for its neighbour", "token < end_ ? __ldg(pages_ + token / kPage) : 0;",
      "token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
-    ("sums are not rescaled", "    state.sum[half] *= factor;\n", ""),
-    ("values are not rescaled", "      state.out[j][2 * half] *= factor;\n", ""),
-    ("lanes' sums are not added", "const float sum = quad_sum(state.sum[half]);",
-     "const float sum = state.sum[half];"),
-    ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
+    ("sums are not rescaled", "      state[t].sum[half] *= factor;\n", ""),
+    ("values are not rescaled", "        state[t].out[j][2 * half] *= factor;\n", ""),
+    ("lanes' sums are not added", "const float sum = quad_sum(own.sum[half % 2]);",
+     "const float sum = own.sum[half % 2];"),
+    ("queries are read before they are there", "    __syncthreads();\n\n    State state[kTiles];", "\n    State state[kTiles];"),
 )  # fmt: skip
 
 _TEAM = (
     ("warps of a ring do not meet", "    barrier(u32(1 + ring), kTeam * 32u);", "    __syncwarp();"),
     ("rings share a barrier", "    barrier(u32(1 + ring), kTeam * 32u);", "    barrier(1u, kTeam * 32u);"),
-    ("all warps take the first rows", "tile = warp % kTeam * 16;", "tile = warp % 2 * 16;"),
+    ("all warps take the first rows", "tile = warp % kTeam * (16 * kTiles);", "tile = warp % 2 * 16;"),
     ("rings have the same tokens", "(work.begin * kRings + warp / kTeam) * kKeys", "(work.begin * kRings) * kKeys"),
     ("a team brings keys alone", "if (kTeam == 1 || is_value) copy_16_part", "if (kTeam == 1) copy_16_part"),
     ("runs of tokens are brought twice, others never", "member_ / 2 + j * kMembers;", "member_ / 2;"),
@@ -172,8 +172,8 @@ _TEAM = (
     ("a stage that is under way is begun again", "if (kStages > 1 && i > 0) stream", "if (kStages > 1) stream"),
     ("a stage ahead of the others is begun", "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);",
      "stream.start(i + kStages - 1, slot);"),
-    ("results of one ring are merged", "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings, d);",
-     "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, 1, d);"),
+    ("results of one ring are merged", "all[e].add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings,",
+     "all[e].add<kD, kRingsAtOnce>(of_ring, 0, 1, 1,"),
     ("warps whose rows end before do not bring tokens", "const bool is_value = member_ % 2 != 0;",
      "const bool is_value = member_ % 2 != 0; if (member_ * 16 >= 8) { copy_commit(); return; }"),
 )  # fmt: skip
