@@ -36,6 +36,10 @@ VARIANTS = {
         "attention", "decode", "sm_90a", rows=32, row_tiles=2, reduction="cluster", parts=2, rope="neox", rotary=64,
         windowed=True, **_SMALL | {"group": 8},
     ),
+    "attention-parts": variant("attention", "decode", "sm_121a", reduction="cluster", parts=4, **_SMALL),
+    "attention-words": variant(
+        "attention", "decode", "sm_121a", rows=64, mask=64, windowed=True, **_SMALL | {"group": 1, "warps": 4}
+    ),
 }  # fmt: skip
 
 _JOIN = "merged.join(shared.sinks[row % kGroup]);"
@@ -94,6 +98,12 @@ _TREE = (
     ("the scale of keys is forgotten", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
     ("the scale of values is forgotten", "merged.factor(v_scale)", "merged.factor(1.0f)"),
     ("the scale of the first head serves all", "args.v_scale + work.head * args.scale_stride", "args.v_scale"),
+    ("each head has a scale, whatever their stride", "args.k_scale + work.head * args.scale_stride",
+     "args.k_scale + work.head"),
+    ("a position has 16 bits", ": request.old + token;", ": (request.old + token & 0xFFFF);"),
+    ("a given position has 16 bits", "? __ldg(args.positions + request.first + token)",
+     "? __ldg(args.positions + request.first + token) & 0xFFFF"),
+    ("a slot has 16 bits", "return __ldg(args.slots + token);", "return __ldg(args.slots + token) << 48 >> 48;"),
     ("what is kept is not divided by the scale", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
     ("bytes of a pair of values change places", "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));",
@@ -141,6 +151,14 @@ _WINDOW = (
     ("warps meet before they have written",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n    __syncthreads();\n",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n"),
+    ("keys start from one with a logit of 0", "most[0] = most[1] = minus_infinity();", "most[0] = most[1] = 0.0f;"),
+    ("rows of the output are as far apart as those of q", "token * args.out_stride", "token * args.q_stride"),
+    ("rows of q are as far apart as those of the output", "token * args.q_stride", "token * args.out_stride"),
+    ("new values are as far apart as new keys", "token * args.v_stride", "token * args.k_stride"),
+    *((f"a row of {name} starts at 32 bits", f"token * args.{name}_stride", f"int(token * args.{name}_stride)")
+      for name in ("q", "k", "v", "out")),
+    ("pages are counted in 8 bits", "__ldg(pages_ + token / kPage)", "__ldg(pages_ + (token / kPage & 255))"),
+    ("a page has 16 bits", "__ldg(pages_ + token / kPage)", "(__ldg(pages_ + token / kPage) & 0xFFFF)"),
     ("padding attends to its new tokens", "if (length < found.queries) found.old = -1;", ""),
 )  # fmt: skip
 
@@ -211,6 +229,17 @@ _SPLIT = (
      "args.v_scale + work.head * args.scale_stride"),
 )  # fmt: skip
 
+_PARTS = (
+    ("a reciprocal divides by powers of two alone", "inverse((0xFFFFu + count) / count)", "inverse(0x10000u / count)"),
+    ("all blocks wait for the rows of the first", "own.rows_of(rank) * own.count", "own.rows_of(0) * own.count"),
+    ("results start from a key with a logit of 0", "float most = minus_infinity(), sum", "float most = 0.0f, sum"),
+)  # fmt: skip
+_WORDS = (
+    ("new tokens behind the first 32 have the first word of the mask", "2LL + first / 32);", "2LL);"),
+    ("32 new tokens are none", "there < 32 ? (1u << there) - 1u : ~0u", "(1u << (there & 31)) - 1u"),
+    ("the last token of a word is in every window", "min(request.queries, first + 32)",
+     "min(request.queries, first + 31)"),
+)  # fmt: skip
 _FAULTS = {
     "attention-grid": _GRID,
     "attention-cluster": _CLUSTER,
@@ -220,6 +249,8 @@ _FAULTS = {
     "attention-team": _TEAM,
     "attention-split": _SPLIT,
     "attention-tiles": _TILES,
+    "attention-parts": _PARTS,
+    "attention-words": _WORDS,
 }
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 

@@ -20,7 +20,11 @@ AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = {"same": 4e-3, "e4m3": 6e-3}
 FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
 NOWHERE = 1 << 30  # a page that is read only by mistake
-FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
+# Of far buffers: elements from a page to the next, and the first page, beyond 2^32 bytes whatever a value's size;
+# elements from a row of q, k, v or out to the next; where positions that are given begin; old tokens before a window.
+FAR, FAR_PAGE = (1 << 16) + (1 << 6), 70001
+FAR_ROW, FAR_POSITION, FAR_TOKENS = (1 << 31) + (1 << 6), (1 << 25) + 1, 70000
+PADS = {"q": 8, "k": 16, "v": 24}  # elements between rows, which are NaN: rows lie in larger ones, of others
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
 _BRIGHT = 8  # last values of a head that make a key's weight large
@@ -44,11 +48,13 @@ class Asked:
         first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
         large: factor of q: logits far apart.
         least_queries: of a request that is not left to another launch.
-        far: whether pages of the cache lie so far apart that offsets pass 2^32 bytes.
+        far: whether pages of the cache, rows, and positions that are given lie so far apart that offsets pass 2^32
+            bytes; all heads have one scale then.
         beyond: whether a value of the first token's q is beyond the range of fp16.
         bright: whether the first key in a token's window has a large weight, and would have it in the next one's.
         still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
             among keys; those of the others rise by so much that their powers are beyond fp32.
+        sunk: whether all logits are so low that powers of them are 0, and only their differences count.
     """
 
     name: str
@@ -67,6 +73,7 @@ class Asked:
     beyond: bool = False
     bright: bool = False
     still: bool = False
+    sunk: bool = False
 
     @property
     def problem(self) -> AttentionProblem:
@@ -149,25 +156,26 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
     window = asked.window if knobs.windowed else 0
 
     # Pages in no order, with more that nobody has, of NaN, as is what lies behind a request's tokens. Those wholly
-    # before a window are none of the cache's. Of far pages the last is the farthest.
-    wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
+    # before a window are none of the cache's. Far ones are left out here: their tokens are gone.
+    gone = [max(old - window + 1, 0) // page * page if asked.far and window else 0 for old, _ in asked.requests]
+    there = [(old - without, new) for (old, new), without in zip(asked.requests, gone, strict=True)]
+    wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in there))
     table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
     if asked.first:
-        owner = next((r for r, (old, _) in enumerate(asked.requests) if old == 0), 0)
+        owner = next((r for r, (old, _) in enumerate(there) if old == 0), 0)
         table[table == 1], table[owner, 0] = table[owner, 0], 0
-    table = np.sort(table, axis=None).reshape(table.shape) if asked.far else table
     pages = requests * wide + 2
     shape = (pages, page, kv_heads, head_dim)
-    scales = [generator.uniform(0.5, 2.0, kv_heads).astype(np.float32) for _ in "kv"]
+    scales = [generator.uniform(0.5, 2.0, 1 if asked.far else kv_heads).astype(np.float32) for _ in "kv"]
     caches = [generator.standard_normal(shape) for _ in "kv"]
+    if asked.sunk:
+        caches[0][..., -_BRIGHT:] = 4
     per_head = [scale[None, None, :, None] for scale in scales]
     if knobs.cache == "e4m3":
         caches = [to_e4m3(x, scale) for x, scale in zip(caches, per_head, strict=True)]
     else:
         caches = [x.astype(dtype) for x in caches]
-    behind = [
-        (row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, asked.requests, strict=True)
-    ]
+    behind = [(row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, there, strict=True)]
     for cache in caches:
         cache[1 if asked.first else 0] = np.nan
         for row, at in behind:
@@ -180,32 +188,38 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         q[0], q[0, :, 0] = 0.0, 1e5
     if asked.bright:
         q[..., -_BRIGHT:] = 2
+    if asked.sunk:
+        q[..., -_BRIGHT:], k[..., -_BRIGHT:] = -24, 4
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
     if knobs.sinks != "no_sinks":
         rounded_sinks = sinks.astype(np.float32 if sink_type == "fp32" else STORED[sink_type])
+    words = knobs.mask // 32
+    mask_words = np.zeros((tokens, max(words, 1)), np.uint32)
+    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
+    seen, positions = _seen(knobs, asked, starts, mask_words, generator)
     rope_table = None
+    places = np.unique(positions) if asked.far else np.arange(int(positions.max()) + 1)  # that the table has
     if knobs.rope != "no_rope":
         table_type = knobs.table.removeprefix("table_")
-        places = max(old + new for old, new in asked.requests) + SHIFT
-        angles = generator.uniform(-np.pi, np.pi, (places, knobs.rotary // 2))
+        angles = generator.uniform(-np.pi, np.pi, (len(places), knobs.rotary // 2))
+        if asked.sunk:  # the last values of a head are not turned
+            angles[:, -_BRIGHT:] = 0
         rope_table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
             np.float32 if table_type == "fp32" else STORED[table_type]
         )
-    words = knobs.mask // 32
-    mask_words = np.zeros((tokens, max(words, 1)), np.uint32)
 
     out = np.zeros((tokens, heads, head_dim))
     left = np.zeros((tokens, heads, head_dim), dtype)
     bound = np.zeros((tokens, heads, 1))
-    slots, positions = np.full(tokens, -1, np.int64), np.zeros(tokens, np.int64)
+    slots = np.full(tokens, -1, np.int64)
+    first_page = FAR_PAGE if asked.far else 0
     after = [cache.copy() for cache in caches]
-    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
     lengths = np.zeros(requests, np.int32)
     sides: dict[str, bool] = {}
     kept_by: dict[str, Array] = {}
-    for r, (old, new) in enumerate(asked.requests):
+    for r, (old, new) in enumerate(there):
         rows = slice(starts[r], starts[r + 1])
         if new < asked.least_queries:
             left[rows] = LEFT
@@ -213,31 +227,13 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         if old < 0:  # padding: fewer tokens than new ones
             lengths[r] = new - 1
             continue
-        lengths[r] = old + new
-        at = np.arange(old, old + new)
-        own: Array = np.tril(np.ones((new, new), bool))
-        if knobs.mask:
-            parents = np.array([generator.integers(-1, i) if i else -1 for i in range(new)])
-            own, depth = np.eye(new, dtype=bool), np.zeros(new, np.int64)
-            for i, parent in enumerate(parents):
-                if parent >= 0:
-                    own[i] |= own[parent]
-                    depth[i] = depth[parent] + 1
-            if new > 2:
-                own[1] = False  # a row that may be left with nothing
-            if asked.explicit:
-                at = old + depth
-            bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
-            for w in range(words):
-                mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
-        elif (asked.explicit or asked.placed) and not window:
-            at = at + SHIFT
-        positions[rows] = at
+        lengths[r] = gone[r] + old + new
+        at, own = positions[rows], seen[r]
         if window:
             table[r, : max(old - window + 1, 0) // page] = NOWHERE
         keys = np.arange(old + new)
         slot = table[r, keys // page] * page + keys % page
-        slots[rows] = slot[old:]
+        slots[rows] = slot[old:] + first_page * page
         if asked.bright and window:
             edge = slot[max(old - window, 0) : max(old + new - window + 1, 0)]
             caches[0].reshape(-1, kv_heads, head_dim)[edge, :, -_BRIGHT:] = 3
@@ -251,13 +247,13 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         for which, x in enumerate((k, v)):
             item = x[rows]
             if which == 0 and rope_table is not None:
-                item = rotate(item, at, rope_table, knobs.rope).astype(dtype)
+                item = rotate(item, np.searchsorted(places, at), rope_table, knobs.rope).astype(dtype)
             if knobs.cache == "e4m3":
                 item = to_e4m3(item, scales[which][None, :, None])
             fresh.append(item)
         if knobs.append:
             skip = 1 if asked.null_slots and r == 0 else 0
-            slots[starts[r] : starts[r] + skip] = -1
+            slots[rows][:skip] = -1
             for which in range(2):
                 kept[which][slot[old + skip :]] = fresh[which][skip:]
             whole = [
@@ -271,10 +267,10 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
             values = [x * scale[None, :, None] for x, scale in zip(values, scales, strict=True)]
         queries = q[rows]
         if rope_table is not None:
-            queries = rotate(queries, at, rope_table, knobs.rope).astype(dtype)
+            queries = rotate(queries, np.searchsorted(places, at), rope_table, knobs.rope).astype(dtype)
         if knobs.cache == "e4m3":  # products are of fp16
             queries = np.clip(queries.astype(np.float32), -FP16_MAX, FP16_MAX)
-        allowed: Array = visible(new, old + new, window, own, at)
+        allowed: Array = visible(new, old + new, window, own, at - gone[r])
         unseen: Array = np.logical_not(allowed.any(axis=0))
         values = [np.where(unseen[:, None, None], 0.0, x) for x in values]
         found = attend(
@@ -287,24 +283,26 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         off = 2.0**-9 if knobs.dtype == "bf16" and knobs.cache == "same" else 2.0**-11
         off += 2.0**-12 + (2.0**-8 * asked.large if knobs.qk == "qk_fp16" else 0.0)
         bound[rows] = (off * spread)[None, :, None]
-        _stand(sides, knobs, old, new, window, allowed, found, rounded_sinks)
+        _stand(sides, knobs, gone[r] + old, new, window, allowed, found, rounded_sinks)
     out += left
+    front = np.full((requests, max(gone) // page), NOWHERE, np.int32)
+    table = np.concatenate([np.where(table == NOWHERE, table, table + first_page), front], axis=1)
+    table = np.stack([np.roll(row, without // page) for row, without in zip(table, gone, strict=True)])
     # Odd seeds have the tokens of a head side by side in a page, even ones the heads of a token.
     grouped = seed % 2 == 1
     strides = {"token_stride": head_dim, "head_stride": page * head_dim} if grouped else {
         "token_stride": kv_heads * head_dim, "head_stride": head_dim,
     }  # fmt: skip
-    named: dict[str, Any] = {"q": Buffer(q)}
+    named: dict[str, Any] = _apart({"q": q, "k": k, "v": v} if knobs.append else {"q": q}, asked.far)
     for name, before, right in zip(("k_cache", "v_cache"), caches, after, strict=True):
         before, right = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if grouped else x for x in (before, right))
         # What takes all keys from the cache waits for the launch that writes the new ones.
         named[name] = Buffer(before, early=knobs.append, output=knobs.append, scratch=knobs.append)
         if asked.far:
             far = FAR * before.itemsize
-            named[name] = named[name].spread(np.arange(pages) * far, pages * far)
+            at = (FAR_PAGE + np.arange(pages)) * far
+            named[name] = named[name].spread(at, int(at[-1]) + far)
         kept_by[name] = right
-    if knobs.append:
-        named |= {"k": Buffer(k), "v": Buffer(v)}
     if asked.explicit or asked.null_slots:
         named["slots"] = Buffer(slots, constant=True)
     if asked.explicit or asked.placed:
@@ -313,22 +311,76 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         named["sinks"] = Buffer(rounded_sinks, constant=True)
     if rope_table is not None:
         named["rope"] = Buffer(rope_table, constant=True)
+        if asked.far:
+            row = rope_table[0].nbytes
+            named["rope"] = named["rope"].spread(places * row, (int(places[-1]) + 1) * row)
     if knobs.mask:
         named["mask"] = Buffer(mask_words, constant=True)
     if knobs.cache == "e4m3":
         named |= {"k_scale": Buffer(scales[0], constant=True), "v_scale": Buffer(scales[1], constant=True)}
+    results = Buffer(left, output=True, scratch=bool(left.any()))
     named |= {
-        "block_table": Buffer(table, constant=True),
+        "block_table": Buffer(np.ascontiguousarray(table), constant=True),
         "seq_lens": Buffer(lengths, constant=True),
         "query_start": Buffer(starts, constant=True),
-        "out": Buffer(left, output=True, scratch=bool(left.any())),
-        "block_stride": FAR if asked.far else page * kv_heads * head_dim, "table_stride": wide,
-        "q_stride": heads * head_dim,
-        "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
+        "out": _far_rows(results) if asked.far else results,
+        "block_stride": FAR if asked.far else page * kv_heads * head_dim, "table_stride": table.shape[1],
+        "out_stride": FAR_ROW if asked.far else heads * head_dim,
         "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
-        "scale_stride": 1, "least_queries": asked.least_queries, **strides,
+        "scale_stride": int(not asked.far), "least_queries": asked.least_queries, **strides,
     }  # fmt: skip
     return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
+
+
+def _seen(
+    knobs: Any, asked: Asked, starts: Array, mask_words: Array, generator: np.random.Generator
+) -> tuple[list[Array], Array]:
+    """Which new tokens of its request each one sees, by request, as `mask_words` then says too; their positions."""
+    seen, positions = [], np.zeros(int(starts[-1]), np.int64)
+    moved = (asked.explicit or asked.placed) and not knobs.mask and not (knobs.windowed and asked.window)
+    for r, (old, new) in enumerate(asked.requests):
+        rows = slice(starts[r], starts[r + 1])
+        own: Array = np.tril(np.ones((new, new), bool))
+        at = np.arange(old, old + new)
+        if new < asked.least_queries or old < 0:
+            seen.append(own)
+            continue
+        if knobs.mask:
+            parents = np.array([generator.integers(-1, i) if i else -1 for i in range(new)])
+            own, depth = np.eye(new, dtype=bool), np.zeros(new, np.int64)
+            for i, parent in enumerate(parents):
+                if parent >= 0:
+                    own[i] |= own[parent]
+                    depth[i] = depth[parent] + 1
+            if new > 2:
+                own[1] = False  # a row that may be left with nothing
+            if asked.explicit:
+                at = old + depth
+            bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
+            for w in range(knobs.mask // 32):
+                mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
+        positions[rows] = at + ((FAR_POSITION if asked.far else SHIFT) if moved else 0)
+        seen.append(own)
+    return seen, positions
+
+
+def _apart(arrays: dict[str, Array], far: bool) -> dict[str, Any]:
+    """Arrays [tokens, heads, head_dim] as buffers of rows with NaN between them, or far apart, and their strides."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        tokens, width = len(array), array[0].size
+        found[name] = _far_rows(Buffer(array))
+        if not far:
+            rows = np.full((tokens, width + PADS[name]), np.nan, array.dtype)
+            rows[:, :width] = array.reshape(tokens, width)
+            found[name] = Buffer(rows)
+        found[f"{name}_stride"] = FAR_ROW if far else width + PADS[name]
+    return found
+
+
+def _far_rows(buffer: Buffer) -> Buffer:
+    at = np.arange(len(buffer.data)) * (FAR_ROW * buffer.data.itemsize)
+    return buffer.spread(at, int(at[-1]) + buffer.data[0].nbytes)
 
 
 def _stand(
@@ -351,7 +403,7 @@ def _stand(
         note("a sink of -inf", bool(np.isneginf(sinks).any()))
         note("a sink that has most of the weight", bool((sinks > 20).any()))
     if knobs.mask:
-        note("a row that sees no new token", not allowed[:, old:].any(axis=1).all())
+        note("a row that sees no new token", not allowed[:, -new:].any(axis=1).all())
 
 
 LEAST = 256  # old tokens that a block takes before others share a request (attention/work.cuh)
@@ -388,16 +440,27 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     # So many new tokens that vectors of keys end, and those of values begin, halfway through each round of the threads.
     vectors = (knobs.group + 1) * knobs.head_dim // 8
     ends = {round_ * 16 * knobs.warps // vectors for round_ in (1, 3, 5)}
+    ends |= {33, most_queries} if most_queries > 32 else set()  # and more than the bits of a word
     fresh = tuple((0, count) for count in sorted({new, *ends}) if 0 < count <= most_queries)
     yield case(
         knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True), 2, on(7)
     )
+    if knobs.parts > 2:  # not all parts of a request, whose rows these do not divide
+        some = ((2 * share + 5, new), (share + 1, most_queries), (share + step, 1))
+        yield case(knobs, Asked("a part that has nothing", some, 1, window=3 * share), 10, on(7))
     if knobs.mask and knobs.windowed:
-        tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
+        tree = Asked(
+            "a window within a tree", ((step + 2, new), (1, most_queries), (5, new)), 1, window=1, explicit=True
+        )
         yield case(knobs, tree, 7, on(7))
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((step, 1), (3, new)), 1, window=window, beyond=True), 8, on(7))
-    far = ((knobs.page_size + 1, 1), (3, 1))
+    if knobs.qk == "qk_fp32":
+        sunk = ((3 * share + 5, new), (window - 1, 1), (0, 1))
+        yield case(
+            knobs, Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True), 9, on(7)
+        )
+    far = ((knobs.page_size + 1 + (FAR_TOKENS if knobs.windowed else 0), 1), (3, 1))
     yield case(
         knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True, large=0.1), 5, on(7)
     )
@@ -421,6 +484,8 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     behind = (*ragged, (0, 2), (3, 1), (1, 64))
     yield append_case(knobs, Asked("positions are given", behind, 1, placed=True, first=True), 4, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
+    given = Asked("pages far apart, slots and positions are given", ((0, 2), (page + 1, 1)), 2, explicit=True, far=True)
+    yield append_case(knobs, given, 5, launch)
 
 
 def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
@@ -447,6 +512,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         knobs, Asked("bright edges", edges[1:4], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
     )
     if knobs.qk == "qk_fp32":
+        sunk = ((2 * keys + 5, tokens), (3, 2))
+        low = Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True)
+        yield case(knobs, low, 8, launch)
         rising = ((2 * keys, tokens), (3 * keys, 2))
         still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
@@ -463,4 +531,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
-    yield case(knobs, Asked("pages far apart", ((keys + 15, 2),), 1, window=keys, far=True), 3, launch)
+    far = keys + 15 + (FAR_TOKENS if knobs.windowed else 0)
+    yield case(knobs, Asked("pages far apart", ((far, 2),), 1, window=keys, far=True), 3, launch)
+    given = Asked("pages far apart, positions are given", ((far, 2),), 2, window=keys, explicit=True, far=True)
+    yield case(knobs, given, 9, launch)
