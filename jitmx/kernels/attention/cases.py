@@ -23,7 +23,7 @@ NOWHERE = 1 << 30  # a page that is read only by mistake
 # Of far buffers: elements from a page to the next, and the first page, beyond 2^32 bytes whatever a value's size;
 # elements from a row of q, k, v or out to the next; where positions that are given begin; old tokens before a window.
 FAR, FAR_PAGE = (1 << 16) + (1 << 6), 70001
-FAR_ROW, FAR_POSITION, FAR_TOKENS = (1 << 31) + (1 << 6), (1 << 25) + 1, 70000
+FAR_ROW, FAR_POSITION, FAR_TOKENS = (1 << 32) + (1 << 6), (1 << 25) + 1, 70000
 PADS = {"q": 8, "k": 16, "v": 24}  # elements between rows, which are NaN: rows lie in larger ones, of others
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
@@ -483,6 +483,8 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     # Requests with fewer old tokens than others have new ones before; and more tokens than warps, twice.
     behind = (*ragged, (0, 2), (3, 1), (1, 64))
     yield append_case(knobs, Asked("positions are given", behind, 1, placed=True, first=True), 4, launch)
+    many = tuple((i % 3 * 7, int(i % 5 == 0) + int(i == 69)) for i in range(75))  # of which most have nothing new
+    yield append_case(knobs, Asked("many requests", many, 1), 6, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
     given = Asked("pages far apart, slots and positions are given", ((0, 2), (page + 1, 1)), 2, explicit=True, far=True)
     yield append_case(knobs, given, 5, launch)
@@ -500,7 +502,14 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
     # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
     old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
-    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (old, tokens + 1))
+    edges = (
+        (2 * keys - 2, 2),
+        (window + 15, 2),
+        (window + 14, tokens + 1),
+        (window + 62, 2),
+        (old, tokens + 1),
+        (window + 1, tokens),
+    )
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
@@ -515,7 +524,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         sunk = ((2 * keys + 5, tokens), (3, 2))
         low = Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True)
         yield case(knobs, low, 8, launch)
-        rising = ((2 * keys, tokens), (3 * keys, 2))
+        rising = ((2 * keys, tokens), (3 * keys, 2), (keys * (3 * knobs.stages + 1) + 5, 1))  # rings go round thrice
         still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
     page = knobs.page_size
@@ -527,7 +536,12 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
               large=large, soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
         1, launch,
     )  # fmt: skip
-    one = ((keys + 2, 1), (0, 3), (20, tokens + 1))  # of which the last row's keys begin tiles behind the first's
+    one = (
+        (keys + 2, 1),
+        (0, 3),
+        (20, tokens + 1),
+        (5, 8 * tokens + 3),
+    )  # of which the last row's keys begin tiles behind the first's
     yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
