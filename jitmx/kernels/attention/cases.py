@@ -503,13 +503,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
     old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
     edges = (
-        (2 * keys - 2, 2),
-        (window + 15, 2),
-        (window + 14, tokens + 1),
-        (window + 62, 2),
+        (2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (window + 1, tokens),
         (old, tokens + 1),
-        (window + 1, tokens),
-    )
+    )  # fmt: skip
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
@@ -518,7 +514,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     # Weights are about the same, so that a key too many or too few shows in every row.
     yield case(knobs, Asked("edges", edges, 1, window=window, sinks=(0.0, -2.0), large=0.1), 5, launch)
     yield case(
-        knobs, Asked("bright edges", edges[1:4], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
+        knobs, Asked("bright edges", edges[1:5], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
     )
     if knobs.qk == "qk_fp32":
         sunk = ((2 * keys + 5, tokens), (3, 2))
@@ -536,12 +532,8 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
               large=large, soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
         1, launch,
     )  # fmt: skip
-    one = (
-        (keys + 2, 1),
-        (0, 3),
-        (20, tokens + 1),
-        (5, 8 * tokens + 3),
-    )  # of which the last row's keys begin tiles behind the first's
+    # Of the third the last row's keys begin tiles behind the first's.
+    one = ((keys + 2, 1), (0, 3), (20, tokens + 1), (5, 8 * tokens + 3))
     yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
