@@ -55,6 +55,7 @@ class Asked:
         still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
             among keys; those of the others rise by so much that their powers are beyond fp32.
         sunk: whether all logits are so low that powers of them are 0, and only their differences count.
+        loud: whether the first value of new keys, which no query looks at, and of new values is beyond E4M3.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Asked:
     bright: bool = False
     still: bool = False
     sunk: bool = False
+    loud: bool = False
 
     @property
     def problem(self) -> AttentionProblem:
@@ -190,6 +192,10 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         q[..., -_BRIGHT:] = 2
     if asked.sunk:
         q[..., -_BRIGHT:], k[..., -_BRIGHT:] = -24, 4
+    if asked.loud and knobs.cache == "e4m3":
+        q[..., [0, 1, knobs.rotary // 2]] = 0
+        k[..., 0] = 1000 * np.sign(k[..., 0].astype(np.float32))
+        v[..., 0] = 1000 * np.sign(v[..., 0].astype(np.float32))
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -212,7 +218,7 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
 
     out = np.zeros((tokens, heads, head_dim))
     left = np.zeros((tokens, heads, head_dim), dtype)
-    bound = np.zeros((tokens, heads, 1))
+    bound = np.zeros((tokens, heads, head_dim))
     slots = np.full(tokens, -1, np.int64)
     first_page = FAR_PAGE if asked.far else 0
     after = [cache.copy() for cache in caches]
@@ -279,10 +285,10 @@ def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
         )  # fmt: skip
         out[rows] = found.out
         # Weights are rounded to the type of the products, and logits to fp16 where their sums are.
-        spread = np.repeat(np.abs(values[1]).max(axis=(0, 2), initial=0.0), knobs.group)
+        spread = np.repeat(np.abs(values[1]).max(axis=0, initial=0.0), knobs.group, axis=0)
         off = 2.0**-9 if knobs.dtype == "bf16" and knobs.cache == "same" else 2.0**-11
         off += 2.0**-12 + (2.0**-8 * asked.large if knobs.qk == "qk_fp16" else 0.0)
-        bound[rows] = (off * spread)[None, :, None]
+        bound[rows] = off * spread
         _stand(sides, knobs, gone[r] + old, new, window, allowed, found, rounded_sinks)
     out += left
     front = np.full((requests, max(gone) // page), NOWHERE, np.int32)
@@ -443,7 +449,10 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     ends |= {33, most_queries} if most_queries > 32 else set()  # and more than the bits of a word
     fresh = tuple((0, count) for count in sorted({new, *ends}) if 0 < count <= most_queries)
     yield case(
-        knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True), 2, on(7)
+        knobs,
+        Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True, loud=True),
+        2,
+        on(7),
     )
     if knobs.parts > 2:  # not all parts of a request, whose rows these do not divide
         some = ((2 * share + 5, new), (share + 1, most_queries), (share + step, 1))
@@ -478,7 +487,7 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     ragged = ((0, 1), (-1, 2), (page - 1, 3), (page, 1), (2 * page + 5, page + 2))
     yield append_case(knobs, Asked("ragged", ragged, 3), 0, launch)
     heads = 512 // knobs.head_dim + 1  # more than two values of eight a lane
-    yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True), 1, launch)
+    yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True, loud=True), 1, launch)
     yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True, first=True), 2, launch)
     # Requests with fewer old tokens than others have new ones before; and more tokens than warps, twice.
     behind = (*ragged, (0, 2), (3, 1), (1, 64))
