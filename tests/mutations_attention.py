@@ -104,6 +104,8 @@ _TREE = (
     ("a given position has 16 bits", "? __ldg(args.positions + request.first + token)",
      "? __ldg(args.positions + request.first + token) & 0xFFFF"),
     ("a slot has 16 bits", "return __ldg(args.slots + token);", "return __ldg(args.slots + token) << 48 >> 48;"),
+    ("E4M3 ends at 240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
+     "to_e4m3x2(fminf(scale(v.x[4 * i]), 240.f), scale(v.x[4 * i + 1]))"),
     ("what is kept is not divided by the scale", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
     ("bytes of a pair of values change places", "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));",
@@ -121,8 +123,8 @@ _TREE = (
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
     ("the first token of all is not written", "if (task.slot >= 0) task.what", "if (task.slot > 0) task.what"),
     ("a token without a slot is written", "if (task.slot >= 0) task.what", "if (task.slot >= -1) task.what"),
-    ("a page is as large as 16 tokens", "const long long at = task.slot / kPage * args.block_stride + task.slot % kPage",
-     "const long long at = task.slot / 16 * args.block_stride + task.slot % 16"),
+    ("a page is as large as 16 tokens", "task.slot / kPage * args.block_stride + task.slot % kPage *",
+     "task.slot / 16 * args.block_stride + task.slot % 16 *"),
 )  # fmt: skip
 
 _WINDOW = (
@@ -174,7 +176,8 @@ _PRESENT = (
     ("values are not rescaled", "        state[t].out[j][2 * half] *= factor;\n", ""),
     ("lanes' sums are not added", "const float sum = quad_sum(own.sum[half % 2]);",
      "const float sum = own.sum[half % 2];"),
-    ("queries are read before they are there", "    __syncthreads();\n\n    State state[kTiles];", "\n    State state[kTiles];"),
+    ("queries are read before they are there", "    __syncthreads();\n\n    State state[kTiles];",
+     "\n    State state[kTiles];"),
 )  # fmt: skip
 
 _TEAM = (

@@ -335,6 +335,8 @@ _APPEND = (
 )  # fmt: skip
 
 _APPEND_E4M3 = (
+    ("E4M3 begins at -240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
+     "to_e4m3x2(fmaxf(scale(v.x[4 * i]), -240.f), scale(v.x[4 * i + 1]))"),
     ("each head has a scale, whatever their stride", "args.v_scale + head * args.scale_stride", "args.v_scale + head"),
     ("values have the scale of keys", "__ldg(args.v_scale + head * args.scale_stride)",
      "__ldg(args.k_scale + head * args.scale_stride)"),

@@ -111,7 +111,7 @@ def _shared_out(mutation: Mutation, soon: bool) -> object:
 
 def test_every_fault_has_its_place_in_todays_kernels() -> None:
     """Without compiling: kernels change by day, and most faults are planted at night."""
-    assert [] == [m.id for m in MUTATIONS if source(m.place).count(m.old) != 1]
+    assert [m.id for m in MUTATIONS if source(m.place).count(m.old) != 1] == []
 
 
 @pytest.mark.parametrize("mutation", [_shared_out(m, m.id in _SOON) for m in MUTATIONS if m.id not in _ESCAPED])
