@@ -36,6 +36,10 @@ VARIANTS = {
         "attention", "decode", "sm_90a", rows=32, row_tiles=2, reduction="cluster", parts=2, rope="neox", rotary=64,
         windowed=True, **_SMALL | {"group": 8},
     ),
+    "attention-parts": variant("attention", "decode", "sm_121a", reduction="cluster", parts=4, **_SMALL),
+    "attention-words": variant(
+        "attention", "decode", "sm_121a", rows=64, mask=64, windowed=True, **_SMALL | {"group": 1, "warps": 4}
+    ),
 }  # fmt: skip
 
 _JOIN = "merged.join(shared.sinks[row % kGroup]);"
@@ -65,8 +69,8 @@ _GRID = (
     ("the sink counts twice", _JOIN, _JOIN + _JOIN),
     ("the sink counts in each part", _PART, _JOIN + "\n        " + _PART),
     ("the sink is of base 2", "(args.sinks) + head) * kLog2E;", "(args.sinks) + head);"),
-    ("all KV heads have the sinks of the first", "sink_of(args, work.head * kGroup + thread);",
-     "sink_of(args, thread);"),
+    ("all KV heads have the sinks of the first", "sink_of(args, work.head * kGroup + thread) : 0.0f;",
+     "sink_of(args, thread) : 0.0f;"),
     ("nothing is waited for", "      wait_for_previous();\n      launch", "      launch"),
     ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
 )  # fmt: skip
@@ -76,8 +80,8 @@ _CLUSTER = (
     ("fewer bytes are expected", "* kPitch * 4));", "* kPitch * 4 - 16));"),
     ("others' barriers are taken for ready", "    cluster_wait();\n    cluster_met", "    cluster_met"),
     ("the barrier is not seen by the cluster", "      mbarrier_init_fence();\n", ""),
-    ("rows go to the block of their part", "owner = row - place * used;", "owner = int(rank);"),
-    ("the reciprocal that divides rows is too small", "(0xFFFFu + used) / used", "0xFFFFu / used"),
+    ("rows go to the block of their part", "owner = row - place * owners.count;", "owner = int(rank);"),
+    ("the reciprocal that divides rows is too small", "(0xFFFFu + count) / count", "0xFFFFu / count"),
     ("new tokens are weighed as old ones", "j < kOld ? old.values : fresh.values", "old.values"),
     ("a ring that has no old token has no step either", "steps_ = max(least, ", "steps_ = max(0, "),
     ("maximum and sum change places", "merged.most, merged.sum, 0.0f, 0.0f, barrier",
@@ -94,6 +98,14 @@ _TREE = (
     ("the scale of keys is forgotten", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
     ("the scale of values is forgotten", "merged.factor(v_scale)", "merged.factor(1.0f)"),
     ("the scale of the first head serves all", "args.v_scale + work.head * args.scale_stride", "args.v_scale"),
+    ("each head has a scale, whatever their stride", "args.k_scale + work.head * args.scale_stride",
+     "args.k_scale + work.head"),
+    ("a position has 16 bits", ": request.old + token;", ": (request.old + token & 0xFFFF);"),
+    ("a given position has 16 bits", "? __ldg(args.positions + request.first + token)",
+     "? __ldg(args.positions + request.first + token) & 0xFFFF"),
+    ("a slot has 16 bits", "return __ldg(args.slots + token);", "return __ldg(args.slots + token) << 48 >> 48;"),
+    ("E4M3 ends at 240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
+     "to_e4m3x2(fminf(scale(v.x[4 * i]), 240.f), scale(v.x[4 * i + 1]))"),
     ("what is kept is not divided by the scale", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
     ("bytes of a pair of values change places", "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));",
@@ -111,8 +123,8 @@ _TREE = (
     ("what lies behind the rotary part is turned", _PAST, _PAST.replace("    if (d >= Rotary) return;\n", "")),
     ("the first token of all is not written", "if (task.slot >= 0) task.what", "if (task.slot > 0) task.what"),
     ("a token without a slot is written", "if (task.slot >= 0) task.what", "if (task.slot >= -1) task.what"),
-    ("a page is as large as 16 tokens", "const long long at = slot / kPage * args.block_stride + slot % kPage",
-     "const long long at = slot / 16 * args.block_stride + slot % 16"),
+    ("a page is as large as 16 tokens", "task.slot / kPage * args.block_stride + task.slot % kPage *",
+     "task.slot / 16 * args.block_stride + task.slot % 16 *"),
 )  # fmt: skip
 
 _WINDOW = (
@@ -141,6 +153,14 @@ _WINDOW = (
     ("warps meet before they have written",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n    __syncthreads();\n",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n"),
+    ("keys start from one with a logit of 0", "most[0] = most[1] = minus_infinity();", "most[0] = most[1] = 0.0f;"),
+    ("rows of the output are as far apart as those of q", "token * args.out_stride", "token * args.q_stride"),
+    ("rows of q are as far apart as those of the output", "token * args.q_stride", "token * args.out_stride"),
+    ("new values are as far apart as new keys", "token * args.v_stride", "token * args.k_stride"),
+    *((f"a row of {name} starts at 32 bits", f"token * args.{name}_stride", f"int(token * args.{name}_stride)")
+      for name in ("q", "k", "v", "out")),
+    ("pages are counted in 8 bits", "__ldg(pages_ + token / kPage)", "__ldg(pages_ + (token / kPage & 255))"),
+    ("a page has 16 bits", "__ldg(pages_ + token / kPage)", "(__ldg(pages_ + token / kPage) & 0xFFFF)"),
     ("padding attends to its new tokens", "if (length < found.queries) found.old = -1;", ""),
 )  # fmt: skip
 
@@ -152,17 +172,18 @@ _PRESENT = (
      "high[half] = request.old + token;"),
     ("a page is taken for its neighbour", "token < end_ ? __ldg(pages_ + token / kPage) : 0;",
      "token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
-    ("sums are not rescaled", "    state.sum[half] *= factor;\n", ""),
-    ("values are not rescaled", "      state.out[j][2 * half] *= factor;\n", ""),
-    ("lanes' sums are not added", "const float sum = quad_sum(state.sum[half]);",
-     "const float sum = state.sum[half];"),
-    ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
+    ("sums are not rescaled", "      state[t].sum[half] *= factor;\n", ""),
+    ("values are not rescaled", "        state[t].out[j][2 * half] *= factor;\n", ""),
+    ("lanes' sums are not added", "const float sum = quad_sum(own.sum[half % 2]);",
+     "const float sum = own.sum[half % 2];"),
+    ("queries are read before they are there", "    __syncthreads();\n\n    State state[kTiles];",
+     "\n    State state[kTiles];"),
 )  # fmt: skip
 
 _TEAM = (
     ("warps of a ring do not meet", "    barrier(u32(1 + ring), kTeam * 32u);", "    __syncwarp();"),
     ("rings share a barrier", "    barrier(u32(1 + ring), kTeam * 32u);", "    barrier(1u, kTeam * 32u);"),
-    ("all warps take the first rows", "tile = warp % kTeam * 16;", "tile = warp % 2 * 16;"),
+    ("all warps take the first rows", "tile = warp % kTeam * (16 * kTiles);", "tile = warp % 2 * 16;"),
     ("rings have the same tokens", "(work.begin * kRings + warp / kTeam) * kKeys", "(work.begin * kRings) * kKeys"),
     ("a team brings keys alone", "if (kTeam == 1 || is_value) copy_16_part", "if (kTeam == 1) copy_16_part"),
     ("runs of tokens are brought twice, others never", "member_ / 2 + j * kMembers;", "member_ / 2;"),
@@ -172,8 +193,8 @@ _TEAM = (
     ("a stage that is under way is begun again", "if (kStages > 1 && i > 0) stream", "if (kStages > 1) stream"),
     ("a stage ahead of the others is begun", "stream.start(i + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);",
      "stream.start(i + kStages - 1, slot);"),
-    ("results of one ring are merged", "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings, d);",
-     "merged.add<kD, kRingsAtOnce>(of_ring, 0, 1, 1, d);"),
+    ("results of one ring are merged", "all[e].add<kD, kRingsAtOnce>(of_ring, 0, 1, kRings,",
+     "all[e].add<kD, kRingsAtOnce>(of_ring, 0, 1, 1,"),
     ("warps whose rows end before do not bring tokens", "const bool is_value = member_ % 2 != 0;",
      "const bool is_value = member_ % 2 != 0; if (member_ * 16 >= 8) { copy_commit(); return; }"),
 )  # fmt: skip
@@ -211,6 +232,17 @@ _SPLIT = (
      "args.v_scale + work.head * args.scale_stride"),
 )  # fmt: skip
 
+_PARTS = (
+    ("a reciprocal divides by powers of two alone", "inverse((0xFFFFu + count) / count)", "inverse(0x10000u / count)"),
+    ("all blocks wait for the rows of the first", "own.rows_of(rank) * own.count", "own.rows_of(0) * own.count"),
+    ("results start from a key with a logit of 0", "float most = minus_infinity(), sum", "float most = 0.0f, sum"),
+)  # fmt: skip
+_WORDS = (
+    ("new tokens behind the first 32 have the first word of the mask", "2LL + first / 32);", "2LL);"),
+    ("32 new tokens are none", "there < 32 ? (1u << there) - 1u : ~0u", "(1u << (there & 31)) - 1u"),
+    ("the last token of a word is in every window", "min(request.queries, first + 32)",
+     "min(request.queries, first + 31)"),
+)  # fmt: skip
 _FAULTS = {
     "attention-grid": _GRID,
     "attention-cluster": _CLUSTER,
@@ -220,6 +252,8 @@ _FAULTS = {
     "attention-team": _TEAM,
     "attention-split": _SPLIT,
     "attention-tiles": _TILES,
+    "attention-parts": _PARTS,
+    "attention-words": _WORDS,
 }
 MUTATIONS = catalogue(VARIANTS, _FAULTS)
 

@@ -59,7 +59,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("codes start at 32 bits", "codes_ + (u64)tile_ * kTileBytes, tiles", "codes_ + tile_ * kTileBytes, tiles"),
         ("scales start at 32 bits", "scales_ + (u64)tile_ * kScaleBytes, tiles",
          "scales_ + tile_ * kScaleBytes, tiles"),
-        ("a row of Y starts at 32 bits", "(u64)m * args.n + n] = T::round(value)", "m * args.n + n] = T::round(value)"),
+        ("a row of Y starts at 32 bits", "const u64 at = (u64)m * args.n + n;", "const u64 at = u32(m * args.n + n);"),
         ("shares of rows are counted in 32 bits", "int row = int((long long)tile_rows * worker / workers)",
          "int row = int(tile_rows * worker / workers)"),
         ("a bias is found by an int of bytes", "value += T::widen(static_cast<const u16*>(args.bias)[n]);",

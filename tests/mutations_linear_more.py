@@ -13,6 +13,10 @@ VARIANTS = {
         "linear", "gemv", "sm_121a", m=8, encoding="nibble", warps=4, split_k=1, chunk=3, stages=1, unroll=2,
         blocks_per_sm=1,
     ),
+    "more-gemv-halves": variant(
+        "linear", "gemv", "sm_80", m=4, dtype="fp16", bias=True, copy="async", warps=2, split_k=1, chunk=1, stages=2,
+        unroll=1, blocks_per_sm=1, pdl=False,
+    ),
     "more-whole": variant(
         "linear", "stream", "sm_90a", m=4, scaling="bare", share=False, whole=True, warps=2, chunk=3, tile_rows=2,
         unroll=3,
@@ -104,6 +108,15 @@ MUTATIONS = catalogue(
                 "activation(m, i, 0), activation",
             ),
         ),
+        "more-gemv-halves": (
+            ("Y ends where fp16 does", "return to_fp16(value);", "return to_fp16(value > 65504.f ? 65504.f : value);"),
+            (
+                "Y begins where fp16 does",
+                "return to_fp16(value);",
+                "return to_fp16(value < -65504.f ? -65504.f : value);",
+            ),
+            ("no value of Y is NaN", "return to_fp16(value);", "return to_fp16(fmaxf(value, -3e38f));"),
+        ),
         "more-whole": (
             ("rows of a pair count as one", "row_ += kRows;\n        next +=", "row_ += 1;\n        next +="),
             ("the second row of tiles keeps its sums", "sums[r] = Sums();", "if (r == 0) sums[r] = Sums();"),
@@ -173,6 +186,11 @@ MUTATIONS = catalogue(
         ),
         "more-tile": (
             (
+                "no value of Y is NaN",
+                "return to_bf16x2(first, second);",
+                "return to_bf16x2(fmaxf(first, -3e38f), fmaxf(second, -3e38f));",
+            ),
+            (
                 "later groups of tiles take the tokens of the first",
                 "(group * kGroup + in_group % group_size) * kTileM",
                 "(in_group % group_size) * kTileM",
@@ -240,6 +258,11 @@ MUTATIONS = catalogue(
             ("large scales lose their subnormal", "0x00400000u >> (scale - 240u)", "0x00800000u >> (scale - 240u)"),
         ),
         "more-splitk": (
+            (
+                "no value of Y is NaN",
+                "return to_bf16x2(first, second);",
+                "return to_bf16x2(fmaxf(first, -3e38f), fmaxf(second, -3e38f));",
+            ),
             ("rows of Y are vectors where n is even", "    if (args_.n % 4 == 0) {\n", "    if (args_.n % 2 == 0) {\n"),
             (
                 "stages are given back by one warp too few",

@@ -15,6 +15,7 @@ VARIANTS = {
     "prompt-codes": variant(
         "attention", "wgmma", "sm_90a", cache="e4m3", rows=64, keys=64, stages=3, group=8, page_size=32
     ),
+    "prompt-alone": variant("attention", "wgmma", "sm_90a", windowed=True, rows=64, keys=64, stages=3, group=1),
     "prompt-mma": variant(
         "attention", "prefill", "sm_121a", sinks="sinks_fp32", windowed=True, rope="interleaved", rotary=64, rows=64,
         tiles=2, keys=48, group=1, page_size=32,
@@ -27,6 +28,17 @@ VARIANTS = {
 }  # fmt: skip
 
 _WGMMA = (
+    ("a stage is waited for by its parity of two rounds alone",
+     "mbarrier_wait_together(empty_ + 8 * at.stage, at.parity());",
+     "mbarrier_wait_together(empty_ + 8 * at.stage, at.round > 2 ? 0u : at.parity());"),
+    ("keys are waited for by their parity of two rounds alone",
+     "mbarrier_wait_together(full + 8 * at.stage, at.parity());",
+     "mbarrier_wait_together(full + 8 * at.stage, at.round > 1 ? 1u : at.parity());"),
+    ("a page that the tensor map finds has 16 bits", "? __ldg(pages + token / kPage) : -1",
+     "? __ldg(pages + token / kPage) & 0xFFFF : -1"),
+    ("rows of the output start at 32 bits", "static_cast<u16*>(args.out) + token * args.out_stride",
+     "static_cast<u16*>(args.out) + u32(token * args.out_stride)"),
+    ("rows of the output are as far apart as those of q", "token * args.out_stride", "token * args.q_stride"),
     ("the base follows the first rows alone",
      "grown |= most[m][0] > base[m][0] + kSlack || most[m][1] > base[m][1] + kSlack;",
      "grown |= most[m][0] > base[m][0] + kSlack;"),
@@ -65,9 +77,9 @@ _WGMMA = (
     ("pages of a tile are those of the first", "      page = next;\n", ""),
     ("pages of a tile are those of the one before", "const int next = pieces_.page(first + kKeys);",
      "const int next = pieces_.page(first);"),
-    ("pages are found past the last key", "lane < kCount && token < end ?", "lane < kCount ?"),
-    ("a piece lies in its page where it does in the tile", "(first + 16 * pieces_.lane) % kPage;",
-     "16 * pieces_.lane;"),
+    ("pages are found past the last key", "piece < kCount && token < end ?", "piece < kCount ?"),
+    ("a piece lies in its page where it does in the tile", "(first + 16 * pieces_.piece) % kPage;",
+     "16 * pieces_.piece;"),
     ("all heads have the first one's keys", "args_.k_map, panel * 64, token, head_,",
      "args_.k_map, panel * 64, token, 0,"),
     ("all heads have the first one's values", "args_.v_map, panel * 64, token, head_,",
@@ -139,8 +151,8 @@ _WINDOW = (
     ("the second panel of q is the first", "step / 4 * QueryPanels::kPanelBytes", "0"),
     ("the second panel of the keys is the first", "step / 4 * KeyPanels::kPanelBytes", "0"),
     ("the second panel of the values is the first", "+ kTileBytes, KeyPanels::kPanelBytes);", "+ kTileBytes, 0);"),
-    ("panels lie where pieces do", "panel * KeyPanels::kPanelBytes + pieces_.lane",
-     "panel * kBoxBytes + pieces_.lane"),
+    ("panels lie where pieces do", "panel * KeyPanels::kPanelBytes + pieces_.piece",
+     "panel * kBoxBytes + pieces_.piece"),
     ("the second panel's values are the first's", "args_.v_map, panel * 64,", "args_.v_map, 0,"),
     ("the request's last values are expected of copies too", "(cut ? kPanels * kBoxBytes : 0)",
      "(cut ? kBoxBytes : 0)"),
@@ -150,6 +162,8 @@ _WINDOW = (
 )  # fmt: skip
 
 _CODES = (
+    ("codes are waited for by their parity of two rounds alone", "[from.stage][warp_]), from.parity());",
+     "[from.stage][warp_]), from.round > 1 ? 1u : from.parity());"),
     ("codes are read before they are there",
      "      mbarrier_wait_together(shared_address(&shared_.arrived[from.stage][warp_]), from.parity());\n", ""),
     ("codes are those of the first warp", "shared_address(&shared_.arrived[from.stage][warp_])",
@@ -190,7 +204,22 @@ _CODES = (
     ("q is not clamped to fp16", "constexpr bool kClamped = true;", "constexpr bool kClamped = false;"),
 )  # fmt: skip
 
+_ALONE = (
+    ("the last two rows of a warp leave the window as one", "tile.position(warp * 16 + 15), args.window",
+     "tile.position(warp * 16 + 14), args.window"),
+    ("the first two rows of a warp see their keys as one", "tile.position(warp * 16),",
+     "tile.position(warp * 16 + 1),"),
+)  # fmt: skip
+
 _MMA = (
+    ("a request has two tiles of rows at most", "first = ((request.queries * Group + Rows - 1) / Rows - 1 -",
+     "first = (min((request.queries * Group + Rows - 1) / Rows, 2) - 1 -"),
+    ("q starts at 32 bits", "at * args.q_stride", "u32(at * args.q_stride)"),
+    ("powers start from a logit of 0", "base[m][0] = base[m][1] = minus_infinity();",
+     "base[m][0] = base[m][1] = 0.0f;"),
+    ("a position has 16 bits", ": tile.request.old + token;", ": (tile.request.old + token & 0xFFFF);"),
+    ("pages are counted in 8 bits", "__ldg(pages_ + first(step, i) / Page)",
+     "__ldg(pages_ + (first(step, i) / Page & 255))"),
     ("tokens past the end are read", "i * kStep < left ? 16 : 0", "16"),
     ("the last token is not copied", "left -= int(lane_) / kVectors;", "left -= int(lane_) / kVectors + 1;"),
     ("values are keys", "if constexpr (!kHalves) from_[1] = values;", "if constexpr (!kHalves) from_[1] = keys;"),
@@ -258,6 +287,12 @@ _E4M3 = (
 )  # fmt: skip
 
 _APPEND = (
+    ("there are eight requests at most", "end = args.requests;", "end = min(args.requests, 8);"),
+    ("keys start at 32 bits", "token * args.k_stride", "u32(token * args.k_stride)"),
+    ("values are as far apart as keys", "token * args.v_stride", "token * args.k_stride"),
+    ("a position has 16 bits", "position = __ldg(args.positions + token);",
+     "position = __ldg(args.positions + token) & 0xFFFF;"),
+    ("a slot has 16 bits", "slot = __ldg(args.slots + token);", "slot = __ldg(args.slots + token) << 48 >> 48;"),
     ("what has no slot is written to the first page", "    if (place.slot < 0) continue;\n", ""),
     ("padding is written", "    if (at < first) {  // padding", "    if (false) {  // padding"),
     ("a token of no old one is padding", "    if (at < first) {  // padding", "    if (at <= first) {  // padding"),
@@ -300,6 +335,9 @@ _APPEND = (
 )  # fmt: skip
 
 _APPEND_E4M3 = (
+    ("E4M3 begins at -240", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
+     "to_e4m3x2(fmaxf(scale(v.x[4 * i]), -240.f), scale(v.x[4 * i + 1]))"),
+    ("each head has a scale, whatever their stride", "args.v_scale + head * args.scale_stride", "args.v_scale + head"),
     ("values have the scale of keys", "__ldg(args.v_scale + head * args.scale_stride)",
      "__ldg(args.k_scale + head * args.scale_stride)"),
     ("the scale is that of the first head", "__ldg(args.k_scale + head * args.scale_stride)", "__ldg(args.k_scale)"),
@@ -315,6 +353,7 @@ _FAULTS = {
     "prompt-wgmma": _WGMMA,
     "prompt-window": _WINDOW,
     "prompt-codes": _CODES,
+    "prompt-alone": _ALONE,
     "prompt-mma": _MMA,
     "prompt-e4m3": _E4M3,
     "append-keys": _APPEND,

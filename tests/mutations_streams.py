@@ -105,7 +105,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the tail of n is masked one too late", "n < args.n && m", "n <= args.n && m"),
         ("bias is shifted by one", "(args.bias)[n]", "(args.bias)[n + 1]"),
         ("bias is dropped", "value += T::widen(static_cast<const u16*>(args.bias)[n]);", ""),
-        ("Y is shifted by one", "args.n + n] =", "args.n + n + 1] ="),
+        ("Y is shifted by one", "const u64 at = (u64)m * args.n + n;", "const u64 at = (u64)m * args.n + n + 1;"),
         ("accumulators start anywhere", "float sum_[2][4] = {};", "float sum_[2][4];"),
         ("one chain is never added", "sum_[0][i] += sum_[1][i];", "sum_[0][i] += 0.f;"),
         ("lanes take g for t", "g = lane / 4, t = lane % 4;", "t = lane / 4, g = lane % 4;"),

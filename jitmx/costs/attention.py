@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from jitmx import kernels
 from jitmx.costs.work import Cost, Probe, Work
-from jitmx.kernels.attention.cases import Asked, case
+from jitmx.kernels.attention.cases import case
+from jitmx.kernels.attention.drawn import Asked
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.registry.spec import Variant
 

@@ -4,86 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from jitmx.kernels.attention.drawn import FAR_TOKENS, Asked, drawn
 from jitmx.kernels.attention.problem import AttentionProblem, with_defaults
-from jitmx.kernels.attention.reference import STORED, Array, Attended, attend, rotate, to_e4m3, visible
+from jitmx.kernels.attention.reference import Array
 from jitmx.registry.case import Buffer, Case, deviation, judged, relative_l2
 from jitmx.registry.launch import Launch
 
-LEFT = 3.0  # what lies in rows of the output that a launch leaves to another
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
 GATE = {"same": 4e-3, "e4m3": 6e-3}
 FP16_SUMS_GATE = 1e-2  # q k in fp16: what half a unit of a large logit makes of its weight
-NOWHERE = 1 << 30  # a page that is read only by mistake
-FAR = (1 << 29) + (1 << 13)  # elements from a page to the next
-FP16_MAX = 65504.0
-SHIFT = 3  # of positions that are given: they need not count from a request's first token
-_BRIGHT = 8  # last values of a head that make a key's weight large
-SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One launch.
-
-    Attributes:
-        name: what is ragged about it.
-        requests: old tokens and new ones of each.
-        kv_heads: heads of the cache.
-        window: tokens that a token attends to.
-        sinks: where sinks are drawn from.
-        soft_cap: of the logits.
-        null_slots: whether the first new token is written nowhere.
-        explicit: whether slots and positions are given.
-        placed: whether positions are, without slots.
-        first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
-        large: factor of q: logits far apart.
-        least_queries: of a request that is not left to another launch.
-        far: whether pages of the cache lie so far apart that offsets pass 2^32 bytes.
-        beyond: whether a value of the first token's q is beyond the range of fp16.
-        bright: whether the first key in a token's window has a large weight, and would have it in the next one's.
-        still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
-            among keys; those of the others rise by so much that their powers are beyond fp32.
-    """
-
-    name: str
-    requests: tuple[tuple[int, int], ...]
-    kv_heads: int = 2
-    window: int = 0
-    sinks: tuple[float, ...] = (0.0, 1.0, -1.0, 4.0)
-    soft_cap: float = 3.0
-    null_slots: bool = False
-    explicit: bool = False
-    placed: bool = False
-    first: bool = False
-    large: float = 1.0
-    least_queries: int = 1
-    far: bool = False
-    beyond: bool = False
-    bright: bool = False
-    still: bool = False
-
-    @property
-    def problem(self) -> AttentionProblem:
-        """Its geometry, as a call would ask for it."""
-        queries = max(new for _, new in self.requests)
-        return AttentionProblem(batch=len(self.requests), kv_heads=self.kv_heads, queries=queries)
-
-
-@dataclass
-class _Drawn:
-    """Inputs of a launch, and what it should leave."""
-
-    values: dict[str, Any]
-    caches: dict[str, Array]
-    out: Array
-    bound: Array
-    sides: dict[str, bool]
 
 
 def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProblem], Launch]) -> Case:
@@ -94,11 +28,11 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
     """
     knobs = SimpleNamespace(**with_defaults(knobs))
     launch = geometry(asked.problem)
-    drawn = _drawn(knobs, asked, seed)
-    values = drawn.values
+    inputs = drawn(knobs, asked, seed)
+    values = inputs.values
     if launch.workspace:
         values["workspace"] = Buffer(np.zeros(launch.workspace, np.uint8), scratch=True)
-    wanted = list(drawn.caches.values())
+    wanted = list(inputs.caches.values())
     gate = GATE[knobs.cache] if knobs.qk == "qk_fp32" else FP16_SUMS_GATE
 
     def check(found: Sequence[Array]) -> float:
@@ -106,7 +40,7 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
         for cache, right in zip(caches, wanted, strict=True):
             if (cache.view(np.uint8) != right.view(np.uint8)).any():
                 return float("inf")
-        return judged(relative_l2(out, drawn.out), deviation(out, drawn.out, drawn.bound), gate)
+        return judged(relative_l2(out, inputs.out), deviation(out, inputs.out, inputs.bound), gate)
 
     return Case(
         name=asked.name,
@@ -115,7 +49,7 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
         check=check,
         gate=gate,
         resident=launch.blocks if launch.cluster == 1 and launch.workspace else None,
-        sides=drawn.sides,
+        sides=inputs.sides,
         fixed=("requests", "kv_heads"),
         again=lambda: case(knobs, asked, seed + AGAIN, geometry),
     )
@@ -123,235 +57,23 @@ def case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProbl
 
 def append_case(knobs: Any, asked: Asked, seed: int, geometry: Callable[[AttentionProblem], Launch]) -> Case:
     """A launch on random inputs that writes new k and v to the cache, and nothing else."""
-    drawn = _drawn(SimpleNamespace(**{**with_defaults(knobs), "append": True}), asked, seed)
+    inputs = drawn(SimpleNamespace(**{**with_defaults(knobs), "append": True}), asked, seed)
     unused = ("q", "out", "block_table") if asked.explicit else ("q", "out")
     early = {"k_cache": False, "v_cache": False}
     values = {
         name: dataclasses.replace(item, early=early.get(name, item.early)) if isinstance(item, Buffer) else item
-        for name, item in drawn.values.items()
+        for name, item in inputs.values.items()
         if name not in unused
     }
 
     def check(found: Sequence[Array]) -> float:
-        same = [(x.view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(found, drawn.caches.values(), strict=True)]
+        same = [
+            (x.view(np.uint8) == y.view(np.uint8)).all() for x, y in zip(found, inputs.caches.values(), strict=True)
+        ]
         return 0.0 if all(same) else float("inf")
 
-    sides = {name: drawn.sides[name] for name in ("a token alone", "a page that is full")}
+    sides = {name: inputs.sides[name] for name in ("a token alone", "a page that is full")}
     return Case(asked.name, geometry(asked.problem), values, check, 0.0, sides=sides)
-
-
-def _drawn(knobs: Any, asked: Asked, seed: int) -> _Drawn:
-    generator = np.random.default_rng(seed)
-    dtype, head_dim, page = STORED[knobs.dtype], knobs.head_dim, knobs.page_size
-    kv_heads, heads = asked.kv_heads, asked.kv_heads * knobs.group
-    requests, news = len(asked.requests), [new for _, new in asked.requests]
-    tokens = sum(news)
-    window = asked.window if knobs.windowed else 0
-
-    # Pages in no order, with more that nobody has, of NaN, as is what lies behind a request's tokens. Those wholly
-    # before a window are none of the cache's. Of far pages the last is the farthest.
-    wide = max(1, *(-(-(max(old, 0) + new) // page) for old, new in asked.requests))
-    table = 1 + generator.permutation(requests * wide).astype(np.int32).reshape(requests, wide)
-    if asked.first:
-        owner = next((r for r, (old, _) in enumerate(asked.requests) if old == 0), 0)
-        table[table == 1], table[owner, 0] = table[owner, 0], 0
-    table = np.sort(table, axis=None).reshape(table.shape) if asked.far else table
-    pages = requests * wide + 2
-    shape = (pages, page, kv_heads, head_dim)
-    scales = [generator.uniform(0.5, 2.0, kv_heads).astype(np.float32) for _ in "kv"]
-    caches = [generator.standard_normal(shape) for _ in "kv"]
-    per_head = [scale[None, None, :, None] for scale in scales]
-    if knobs.cache == "e4m3":
-        caches = [to_e4m3(x, scale) for x, scale in zip(caches, per_head, strict=True)]
-    else:
-        caches = [x.astype(dtype) for x in caches]
-    behind = [
-        (row, np.arange(max(old, 0) + new, wide * page)) for row, (old, new) in zip(table, asked.requests, strict=True)
-    ]
-    for cache in caches:
-        cache[1 if asked.first else 0] = np.nan
-        for row, at in behind:
-            cache[row[at // page], at % page] = np.nan
-    q, k, v = (
-        generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
-    )
-    q = (q.astype(np.float32) * asked.large).astype(dtype)
-    if asked.beyond:
-        q[0], q[0, :, 0] = 0.0, 1e5
-    if asked.bright:
-        q[..., -_BRIGHT:] = 2
-    sinks = np.resize(np.asarray(asked.sinks), heads)
-    sink_type = knobs.sinks.removeprefix("sinks_")
-    rounded_sinks = None
-    if knobs.sinks != "no_sinks":
-        rounded_sinks = sinks.astype(np.float32 if sink_type == "fp32" else STORED[sink_type])
-    rope_table = None
-    if knobs.rope != "no_rope":
-        table_type = knobs.table.removeprefix("table_")
-        places = max(old + new for old, new in asked.requests) + SHIFT
-        angles = generator.uniform(-np.pi, np.pi, (places, knobs.rotary // 2))
-        rope_table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
-            np.float32 if table_type == "fp32" else STORED[table_type]
-        )
-    words = knobs.mask // 32
-    mask_words = np.zeros((tokens, max(words, 1)), np.uint32)
-
-    out = np.zeros((tokens, heads, head_dim))
-    left = np.zeros((tokens, heads, head_dim), dtype)
-    bound = np.zeros((tokens, heads, 1))
-    slots, positions = np.full(tokens, -1, np.int64), np.zeros(tokens, np.int64)
-    after = [cache.copy() for cache in caches]
-    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
-    lengths = np.zeros(requests, np.int32)
-    sides: dict[str, bool] = {}
-    kept_by: dict[str, Array] = {}
-    for r, (old, new) in enumerate(asked.requests):
-        rows = slice(starts[r], starts[r + 1])
-        if new < asked.least_queries:
-            left[rows] = LEFT
-            continue
-        if old < 0:  # padding: fewer tokens than new ones
-            lengths[r] = new - 1
-            continue
-        lengths[r] = old + new
-        at = np.arange(old, old + new)
-        own: Array = np.tril(np.ones((new, new), bool))
-        if knobs.mask:
-            parents = np.array([generator.integers(-1, i) if i else -1 for i in range(new)])
-            own, depth = np.eye(new, dtype=bool), np.zeros(new, np.int64)
-            for i, parent in enumerate(parents):
-                if parent >= 0:
-                    own[i] |= own[parent]
-                    depth[i] = depth[parent] + 1
-            if new > 2:
-                own[1] = False  # a row that may be left with nothing
-            if asked.explicit:
-                at = old + depth
-            bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
-            for w in range(words):
-                mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
-        elif (asked.explicit or asked.placed) and not window:
-            at = at + SHIFT
-        positions[rows] = at
-        if window:
-            table[r, : max(old - window + 1, 0) // page] = NOWHERE
-        keys = np.arange(old + new)
-        slot = table[r, keys // page] * page + keys % page
-        slots[rows] = slot[old:]
-        if asked.bright and window:
-            edge = slot[max(old - window, 0) : max(old + new - window + 1, 0)]
-            caches[0].reshape(-1, kv_heads, head_dim)[edge, :, -_BRIGHT:] = 3
-        if asked.still:
-            late = caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]]
-            caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]] = late.astype(np.float32) * 4
-            group_rows = np.arange(new)[:, None] * knobs.group + np.arange(heads)[None] % knobs.group
-            q[rows][group_rows // 8 % 2 == r % 2] = 0
-        kept = [cache.reshape(-1, kv_heads, head_dim) for cache in after]
-        fresh = []
-        for which, x in enumerate((k, v)):
-            item = x[rows]
-            if which == 0 and rope_table is not None:
-                item = rotate(item, at, rope_table, knobs.rope).astype(dtype)
-            if knobs.cache == "e4m3":
-                item = to_e4m3(item, scales[which][None, :, None])
-            fresh.append(item)
-        if knobs.append:
-            skip = 1 if asked.null_slots and r == 0 else 0
-            slots[starts[r] : starts[r] + skip] = -1
-            for which in range(2):
-                kept[which][slot[old + skip :]] = fresh[which][skip:]
-            whole = [
-                np.concatenate([cache.reshape(-1, kv_heads, head_dim)[slot[:old]], item])
-                for cache, item in zip(caches, fresh, strict=True)
-            ]
-        else:
-            whole = [cache.reshape(-1, kv_heads, head_dim)[slot] for cache in caches]
-        values: list[Array] = [x.astype(np.float64) for x in whole]
-        if knobs.cache == "e4m3":
-            values = [x * scale[None, :, None] for x, scale in zip(values, scales, strict=True)]
-        queries = q[rows]
-        if rope_table is not None:
-            queries = rotate(queries, at, rope_table, knobs.rope).astype(dtype)
-        if knobs.cache == "e4m3":  # products are of fp16
-            queries = np.clip(queries.astype(np.float32), -FP16_MAX, FP16_MAX)
-        allowed: Array = visible(new, old + new, window, own, at)
-        unseen: Array = np.logical_not(allowed.any(axis=0))
-        values = [np.where(unseen[:, None, None], 0.0, x) for x in values]
-        found = attend(
-            queries, values[0], values[1], SCALE, allowed,
-            None if rounded_sinks is None else rounded_sinks, asked.soft_cap if knobs.soft_cap else 0.0,
-        )  # fmt: skip
-        out[rows] = found.out
-        # Weights are rounded to the type of the products, and logits to fp16 where their sums are.
-        spread = np.repeat(np.abs(values[1]).max(axis=(0, 2), initial=0.0), knobs.group)
-        off = 2.0**-9 if knobs.dtype == "bf16" and knobs.cache == "same" else 2.0**-11
-        off += 2.0**-12 + (2.0**-8 * asked.large if knobs.qk == "qk_fp16" else 0.0)
-        bound[rows] = (off * spread)[None, :, None]
-        _stand(sides, knobs, old, new, window, allowed, found, rounded_sinks)
-    out += left
-    # Odd seeds have the tokens of a head side by side in a page, even ones the heads of a token.
-    grouped = seed % 2 == 1
-    strides = {"token_stride": head_dim, "head_stride": page * head_dim} if grouped else {
-        "token_stride": kv_heads * head_dim, "head_stride": head_dim,
-    }  # fmt: skip
-    named: dict[str, Any] = {"q": Buffer(q)}
-    for name, before, right in zip(("k_cache", "v_cache"), caches, after, strict=True):
-        before, right = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) if grouped else x for x in (before, right))
-        # What takes all keys from the cache waits for the launch that writes the new ones.
-        named[name] = Buffer(before, early=knobs.append, output=knobs.append, scratch=knobs.append)
-        if asked.far:
-            far = FAR * before.itemsize
-            named[name] = named[name].spread(np.arange(pages) * far, pages * far)
-        kept_by[name] = right
-    if knobs.append:
-        named |= {"k": Buffer(k), "v": Buffer(v)}
-    if asked.explicit or asked.null_slots:
-        named["slots"] = Buffer(slots, constant=True)
-    if asked.explicit or asked.placed:
-        named["positions"] = Buffer(positions, constant=True)
-    if rounded_sinks is not None:
-        named["sinks"] = Buffer(rounded_sinks, constant=True)
-    if rope_table is not None:
-        named["rope"] = Buffer(rope_table, constant=True)
-    if knobs.mask:
-        named["mask"] = Buffer(mask_words, constant=True)
-    if knobs.cache == "e4m3":
-        named |= {"k_scale": Buffer(scales[0], constant=True), "v_scale": Buffer(scales[1], constant=True)}
-    named |= {
-        "block_table": Buffer(table, constant=True),
-        "seq_lens": Buffer(lengths, constant=True),
-        "query_start": Buffer(starts, constant=True),
-        "out": Buffer(left, output=True, scratch=bool(left.any())),
-        "block_stride": FAR if asked.far else page * kv_heads * head_dim, "table_stride": wide,
-        "q_stride": heads * head_dim,
-        "k_stride": kv_heads * head_dim, "v_stride": kv_heads * head_dim, "out_stride": heads * head_dim,
-        "scale": SCALE, "soft_cap": asked.soft_cap, "window": window, "requests": requests, "kv_heads": kv_heads,
-        "scale_stride": 1, "least_queries": asked.least_queries, **strides,
-    }  # fmt: skip
-    return _Drawn(named, kept_by if knobs.append else {}, out, bound, sides)
-
-
-def _stand(
-    sides: dict[str, bool], knobs: Any, old: int, new: int, window: int, allowed: Array, attended: Attended,
-    sinks: Array | None,
-) -> None:  # fmt: skip
-    """Note which sides of the edges of attention a request stands on."""
-
-    def note(side: str, there: bool) -> None:
-        sides[side] = sides.get(side, False) or there
-
-    note("a token alone", old == 0 and new == 1)
-    note("a page that is full", old % knobs.page_size == 0 and old > 0)
-    note("one key has most of the weight", bool((attended.weights > 0.9).any()))
-    if knobs.windowed:
-        note("as many tokens as the window", old + 1 == window)
-        note("one more", old + 1 == window + 1)
-        note("fewer", old + 1 < window)
-    if sinks is not None:
-        note("a sink of -inf", bool(np.isneginf(sinks).any()))
-        note("a sink that has most of the weight", bool((sinks > 20).any()))
-    if knobs.mask:
-        note("a row that sees no new token", not allowed[:, old:].any(axis=1).all())
 
 
 LEAST = 256  # old tokens that a block takes before others share a request (attention/work.cuh)
@@ -388,16 +110,30 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     # So many new tokens that vectors of keys end, and those of values begin, halfway through each round of the threads.
     vectors = (knobs.group + 1) * knobs.head_dim // 8
     ends = {round_ * 16 * knobs.warps // vectors for round_ in (1, 3, 5)}
+    ends |= {33, most_queries} if most_queries > 32 else set()  # and more than the bits of a word
     fresh = tuple((0, count) for count in sorted({new, *ends}) if 0 < count <= most_queries)
     yield case(
-        knobs, Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True), 2, on(7)
+        knobs,
+        Asked("a window of one", ((step + 2, 1), *fresh), 1, window=1, sinks=(-np.inf,), first=True, loud=True),
+        2,
+        on(7),
     )
+    if knobs.parts > 2:  # not all parts of a request, whose rows these do not divide
+        some = ((2 * share + 5, new), (share + 1, most_queries), (share + step, 1))
+        yield case(knobs, Asked("a part that has nothing", some, 1, window=3 * share), 10, on(7))
     if knobs.mask and knobs.windowed:
-        tree = Asked("a window within a tree", ((step + 2, new), (1, new), (5, new)), 1, window=1, explicit=True)
+        tree = Asked(
+            "a window within a tree", ((step + 2, new), (1, most_queries), (5, new)), 1, window=1, explicit=True
+        )
         yield case(knobs, tree, 7, on(7))
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((step, 1), (3, new)), 1, window=window, beyond=True), 8, on(7))
-    far = ((knobs.page_size + 1, 1), (3, 1))
+    if knobs.qk == "qk_fp32":
+        sunk = ((3 * share + 5, new), (window - 1, 1), (0, 1))
+        yield case(
+            knobs, Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True), 9, on(7)
+        )
+    far = ((knobs.page_size + 1 + (FAR_TOKENS if knobs.windowed else 0), 1), (3, 1))
     yield case(
         knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True, large=0.1), 5, on(7)
     )
@@ -415,12 +151,16 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     ragged = ((0, 1), (-1, 2), (page - 1, 3), (page, 1), (2 * page + 5, page + 2))
     yield append_case(knobs, Asked("ragged", ragged, 3), 0, launch)
     heads = 512 // knobs.head_dim + 1  # more than two values of eight a lane
-    yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True), 1, launch)
+    yield append_case(knobs, Asked("slots are given", ragged[2:4], heads, null_slots=True, loud=True), 1, launch)
     yield append_case(knobs, Asked("slots and positions are given", ragged, 2, explicit=True, first=True), 2, launch)
     # Requests with fewer old tokens than others have new ones before; and more tokens than warps, twice.
     behind = (*ragged, (0, 2), (3, 1), (1, 64))
     yield append_case(knobs, Asked("positions are given", behind, 1, placed=True, first=True), 4, launch)
+    many = tuple((i % 3 * 7, int(i % 5 == 0) + int(i == 69)) for i in range(75))  # of which most have nothing new
+    yield append_case(knobs, Asked("many requests", many, 1), 6, launch)
     yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
+    given = Asked("pages far apart, slots and positions are given", ((0, 2), (page + 1, 1)), 2, explicit=True, far=True)
+    yield append_case(knobs, given, 5, launch)
 
 
 def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> Iterator[Case]:
@@ -435,7 +175,10 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
     # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
     old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
-    edges = ((2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (old, tokens + 1))
+    edges = (
+        (2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (window + 1, tokens),
+        (old, tokens + 1),
+    )  # fmt: skip
     yield case(
         knobs,
         Asked("ragged", ragged, 1, window=window, sinks=(0.5, -np.inf, 3.0, 30.0)),
@@ -444,10 +187,13 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     # Weights are about the same, so that a key too many or too few shows in every row.
     yield case(knobs, Asked("edges", edges, 1, window=window, sinks=(0.0, -2.0), large=0.1), 5, launch)
     yield case(
-        knobs, Asked("bright edges", edges[1:4], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
+        knobs, Asked("bright edges", edges[1:5], 1, window=window, sinks=(0.0,), large=0.1, bright=True), 6, launch
     )
     if knobs.qk == "qk_fp32":
-        rising = ((2 * keys, tokens), (3 * keys, 2))
+        sunk = ((2 * keys + 5, tokens), (3, 2))
+        low = Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True)
+        yield case(knobs, low, 8, launch)
+        rising = ((2 * keys, tokens), (3 * keys, 2), (keys * (3 * knobs.stages + 1) + 5, 1))  # rings go round thrice
         still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
     page = knobs.page_size
@@ -459,8 +205,12 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
               large=large, soft_cap=30.0, sinks=(80.0, 0.0, -5.0), least_queries=3),
         1, launch,
     )  # fmt: skip
-    one = ((keys + 2, 1), (0, 3), (20, tokens + 1))  # of which the last row's keys begin tiles behind the first's
+    # Of the third the last row's keys begin tiles behind the first's.
+    one = ((keys + 2, 1), (0, 3), (20, tokens + 1), (5, 8 * tokens + 3))
     yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
-    yield case(knobs, Asked("pages far apart", ((keys + 15, 2),), 1, window=keys, far=True), 3, launch)
+    far = keys + 15 + (FAR_TOKENS if knobs.windowed else 0)
+    yield case(knobs, Asked("pages far apart", ((far, 2),), 1, window=keys, far=True), 3, launch)
+    given = Asked("pages far apart, positions are given", ((far, 2),), 2, window=keys, explicit=True, far=True)
+    yield case(knobs, given, 9, launch)

@@ -182,6 +182,8 @@ RARER: tuple[dict[str, Any], ...] = (
      "rope": "neox", "rotary": 64, "cache": "e4m3"},
     {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "sinks": "sinks_bf16"},
+    {"rows": 64, "group": 1, "mask": 64, "keys": 16, "windowed": True},
+    {"rows": 128, "group": 2, "keys": 16, "warps": 8, "stages": 2, "windowed": True},
 )  # fmt: skip
 
 

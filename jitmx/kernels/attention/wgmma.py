@@ -120,6 +120,7 @@ RARER: tuple[dict[str, Any], ...] = (
     {"dtype": "fp16", "head_dim": 128, "cache": "e4m3", "rows": 128, "stages": 3, "group": 4},
     {"dtype": "fp16", "head_dim": 128, "windowed": True, "rows": 64, "stages": 4, "group": 5, "page_size": 48,
      "pdl": False},
+    {"windowed": True, "rows": 64, "stages": 3, "group": 1},
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from jitmx.dispatch.call import call
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import append, decode, prefill, wgmma
-from jitmx.kernels.attention.cases import Asked, case
+from jitmx.kernels.attention.cases import case
+from jitmx.kernels.attention.drawn import Asked
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.attention.reference import attend, visible
 from jitmx.registry.spec import Variant
