@@ -345,7 +345,7 @@ MUTATIONS = catalogue(
 ESCAPES = (
     (
         "more-share: quotients are cut off a place early",
-        "the simulator divides exactly; div.approx of a card may be two units off, and a whole quotient come out less",
+        "a whole quotient that comes out one less leaves a whole round over: every cluster has the share it had",
     ),
     (
         "more-image: tiles past the 64th are not awaited",

@@ -1,7 +1,7 @@
 """Float instructions: f32, f64, f16, bf16 and packed pairs, with the rounding, flush and saturation they name.
 
-The approximate ones (rcp.approx, ex2, lg2, sin, cos, tanh, …) give the correctly rounded result, which lies within the
-error that PTX allows.
+The approximate ones give a result within the error that PTX allows: of div, rsqrt and ex2 the correctly rounded one or
+a neighbour of it, as the operands say; of the others (rcp, lg2, sin, cos, tanh, …) the correctly rounded one.
 """
 
 from __future__ import annotations
@@ -134,14 +134,49 @@ def binary(t: Translator, ins: Instruction) -> None:
         _emit(t, form, _directed64(name), d, a, b)
         return
     if form.element in ("f32", "f64") and form.rounding == "rn":
-        if not form.flags - {"approx", "full"}:
+        if not form.flags:
             f = "f" + form.bits[1]
             call = t.const(rounding.canonical)
             t.write(d, f"{call}(np.{_PLAIN[name]}({t.read(a, f)}, {t.read(b, f)}))", f)
             return
-        _emit(t, form, _tiny_to_zero(form, name, _native(_PLAIN[name])), d, a, b)
+        function = _native(_PLAIN[name])
+        if not form.flags.isdisjoint(("approx", "full")):
+            function = _quotient(function)
+        _emit(t, form, _tiny_to_zero(form, name, function), d, a, b)
         return
     _emit(t, form, _tiny_to_zero(form, name, _directed(name)), d, a, b)
+
+
+def _quotient(function: Any) -> Any:
+    """Approximate quotients: those without a remainder come out less, for whoever cuts them off."""
+    approximate = _approximate(function)
+
+    def run(form: Form, a: Array, b: Array) -> Array:
+        bits = np.asarray(function(form, a, b))
+        whole = bits.view("f4").astype("f8") * b == a
+        less = whole & _normal(bits) & _normal(bits - np.uint32(1))
+        return np.where(less, bits - np.uint32(1), approximate(form, a, b))
+
+    return run
+
+
+def _normal(bits: Array) -> Array:
+    exponent = bits >> np.uint32(23) & np.uint32(255)
+    return (exponent > 0) & (exponent < 255)
+
+
+def _approximate(function: Any) -> Any:
+    """`function`, whose normal f32 results stay or move by a unit in the last place, as the operands say."""
+
+    def run(form: Form, *values: Array) -> Array:
+        bits = np.asarray(function(form, *values))
+        mixed = np.zeros((), "u4")
+        for value in values:
+            mixed = (mixed ^ np.ascontiguousarray(value, "f4").view("u4")) * np.uint32(0x9E3779B1)
+        moved = bits + (mixed >> np.uint32(16)) % np.uint32(3) - np.uint32(1)
+        return np.where(_normal(bits) & _normal(moved), moved, bits)
+
+    return run
 
 
 _EXACT: dict[str, Any] = {
@@ -329,7 +364,17 @@ def _special(t: Translator, ins: Instruction) -> None:
     def run(form: Form, a: Array) -> Array:
         return rounding.narrow(function(a.astype("f8")), form.element, form.rounding)
 
-    _emit(t, form, run, d, a)
+    if ins.opcode[0] not in ("ex2", "rsqrt") or form.element != "f32" or "approx" not in form.flags:
+        _emit(t, form, run, d, a)
+        return
+    approximate = _approximate(run)
+
+    def moved(form: Form, a: Array) -> Array:
+        right = run(form, a)
+        exact = rounding.widen(right, form.element).astype("f8") == function(a.astype("f8"))
+        return np.where(exact, right, approximate(form, a))
+
+    _emit(t, form, moved, d, a)
 
 
 def _copysign(t: Translator, ins: Instruction) -> None:

@@ -262,6 +262,17 @@ def test_approximations_lie_within_their_bound(name: str, function: Callable[[Ar
     assert (np.abs(got - want) <= ulps * np.spacing(np.abs(want).astype("f4"))).all()
 
 
+@pytest.mark.parametrize("form", ["approx", "full", "approx.ftz"])
+def test_approximate_quotients_are_off_by_less_than_two_units_and_whole_ones_come_out_less(form: str) -> None:
+    a = np.concatenate([np.exp2(np.random.default_rng(4).uniform(-6, 6, 500)), [6.0, 12.0, -9.0]]).astype("f4")
+    b = np.concatenate([np.exp2(np.random.default_rng(5).uniform(-6, 6, 500)), [3.0, 1.0, 3.0]]).astype("f4")
+    got = evaluate(f"div.{form}.f32 z, a, b;", a, b, result="f4")
+    want = a.astype("f8") / b
+    off = np.abs(got - want) / np.spacing(np.abs(want).astype("f4"))
+    assert (off <= 1.5).all() and (off > 0.5).sum() > 100
+    assert (np.abs(got[-3:]) < [2.0, 12.0, 3.0]).all()
+
+
 def test_a_product_with_nothing_to_add_is_rounded_once_too() -> None:
     """fma with -0 is how kernels multiply pairs of bf16."""
     a, b, _ = operands("bf16", 3)
