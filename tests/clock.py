@@ -6,6 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+# Of a module whose tests go by the clock: `pytestmark = AGAIN`.
+AGAIN = pytest.mark.flaky(reruns=2, only_rerun=["TooSlow", "TimeoutExpired"])
+
 
 class TooSlow(AssertionError):
     """Something took longer than it should. pytest runs the test again, twice at most: a wedge is there each time."""

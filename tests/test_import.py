@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import jitmx
-from clock import assert_within
+from clock import AGAIN, assert_within
+
+pytestmark = AGAIN
 
 ROOT = Path(jitmx.__file__).parent.parent
 RUNS = 7

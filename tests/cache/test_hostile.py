@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 import jitmx
-from clock import within
+from clock import AGAIN, within
 from jitmx.cache import layout
 from jitmx.cache.manifest import Record
 from jitmx.cache.store import Store
+
+pytestmark = AGAIN
 
 Make = Callable[..., tuple[Record, bytes, str]]
 RUN_CODE = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from clock import within
+from clock import AGAIN, within
 from jitmx.cache import layout
 from jitmx.cache.manifest import Record
 from jitmx.cache.store import Store
+
+pytestmark = AGAIN
 
 Make = Callable[..., tuple[Record, bytes, str]]
 KEY = "abc" + "0" * 61

@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
-from clock import TooSlow, within
+from clock import AGAIN, TooSlow, within
 from jitmx import settings
 from jitmx.cache import answers, bundle, claim, keys, remote
 from jitmx.cache.answers import Answers, Circuit, Unanswered
 from jitmx.cache.bundle import Kernel
 from jitmx.cache.manifest import Record, Scan
 from jitmx.cache.remote import Remote
+
+pytestmark = AGAIN
 
 Make = Callable[..., tuple[Record, bytes, str]]
 Pair = Callable[[str], tuple[Any, Path]]

@@ -13,11 +13,13 @@ from pathlib import Path
 import click
 import pytest
 
-from clock import assert_within
+from clock import AGAIN, assert_within
 from jitmx import errors, models
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
+
+pytestmark = AGAIN
 
 VERBS = ("warmup", "variants", "explain", "verify", "bench", "tune", "report", "env", "doctor", "cache", "bundle")
 GROUPS = {
