@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jitmx import formats
-from jitmx.kernels import fp8_rows
+from jitmx.kernels import fp8_rows, fp8_sums
 from jitmx.kernels.fp8_rows import BINADES, LINE_BYTES, LINE_K
 from jitmx.kernels.linear import arguments, far
 from jitmx.kernels.linear.layout import NORMAL_SCALES, TILE_K, TILE_ROWS, pack
@@ -32,8 +32,6 @@ ARGUMENTS = Arguments(
 )
 ROUNDED_GATE = 0.006  # relative L2 against the same inputs rounded alike
 PAIR_GATE = 3e-4  # of a pair, whose residual is far larger than what is added to it
-# Relative to the largest term, what a product of E4M3 cuts off of each: fp32 sums keep 13 bits behind its first.
-_CUT = 2.0**-13
 
 
 def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed: int) -> Case:
@@ -62,8 +60,8 @@ def make_case(variant: Variant, launch: Launch, rows: int, n: int, k: int, seed:
     low = (residual.astype(np.float64) * generator.uniform(-(2.0**-9), 2.0**-9, (rows, n))).astype(stored)
 
     wanted, size = seen @ weight.T, np.abs(seen) @ np.abs(weight).T
-    kept = 2 * knobs.ring if knobs.promote else k / 32  # products of 32 k whose sums stay in the tensor cores
-    bound = size * _CUT * min(kept, k / 32)
+    # Of `promote`, sums stay in the tensor cores for so many products.
+    bound = fp8_sums.lost(size, min(2 * knobs.ring * fp8_sums.K, k) if knobs.promote else k)
     if knobs.bias:
         wanted, size = wanted + bias.astype(np.float64), size + np.abs(bias.astype(np.float64))
     if knobs.residual:
