@@ -10,10 +10,9 @@ import torch
 
 import jitmx
 from gpu.test_moe import SHAPES, Evidence, Layer, error, launched, routed
-from jitmx.kernels.fp8_rows import hidden_multiplier
-from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.models import EXPERT_LAYERS
 from jitmx.runtime import card
+from stored_hidden import further, stored
 
 SERVED = "wgmma" in card.arch(0).features
 COST, ALIKE = 0.05, 0.006
@@ -31,23 +30,25 @@ class Rounded(Layer):
     def alike(
         self, x: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor], activation: str = "swiglu_oai"
     ) -> torch.Tensor:
-        """The layer in float64 with x and h rounded as the kernels round them, and nothing else."""
+        """The layer in float64 with x rounded as the kernels round it, and h in bf16 too; of h in E4M3 what they have
+        stored, each of which must be a code that its sum may be rounded to (tests/stored_hidden.py).
+        """
         ids, weights = routing
         largest = x.double().abs().amax(1, keepdim=True)
         scale = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest / 448))), 1.0)
         seen = (x.double() / scale).float().to(torch.float8_e4m3fn).double() * scale
-        multiplier = hidden_multiplier(ALPHA, LIMIT)
+        coded = activation == "swiglu_oai"
+        left = stored(self.packed[0], self.biases[0], x, ids) if coded else None  # type: ignore[arg-type]
         y = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
         for e in ids.unique().tolist():
             rows, slots = (ids == e).nonzero(as_tuple=True)
-            a = seen[rows] @ self._values(0, e).T + self.biases[0][e].double()  # type: ignore[index]
-            gate, up = a[:, 0::2], a[:, 1::2]
-            if activation == "silu":
-                h = (up * torch.nn.functional.silu(gate)).bfloat16().double()
+            values, bias = self._values(0, e), self.biases[0][e].double()  # type: ignore[index]
+            a = seen[rows] @ values.T + bias
+            if left is None:
+                h = (a[:, 1::2] * torch.nn.functional.silu(a[:, 0::2])).bfloat16().double()
             else:
-                gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-                h = (up + 1) * gate * torch.sigmoid(ALPHA * gate)
-                h = (h * multiplier).float().to(torch.float8_e4m3fn).double() / multiplier
+                h = left[rows, slots]
+                assert further(h, a, seen[rows].abs() @ values.abs().T + bias.abs(), self.hidden) <= 1
             out = h @ self._values(1, e).T + self.biases[1][e].double()  # type: ignore[index]
             y.index_add_(0, rows, out * weights[rows, slots].double()[:, None])
         return y

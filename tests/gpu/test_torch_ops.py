@@ -220,7 +220,8 @@ def test_what_does_not_fit_the_fused_steps_is_refused_with_the_reason() -> None:
         ({"norm": norm.tolist()}, "norm is a list, not a torch tensor"),
         ({"epsilon": -1.0}, "epsilon=-1.0 is not a finite number of 0 or more"),
         ({"epsilon": float("nan")}, "epsilon=nan is not a finite number"),
-        ({"activation": "fp8"}, "activation='fp8' is not one of mxfp8, mxfp6, mxfp4, or None"),
+        ({"activation": "fp4"}, "activation='fp4' is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
+        ({"activation": ["fp8"]}, r"activation=\['fp8'\] is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
         ({"out": residual}, "out is residual itself"),
         ({"out": normal(129)[1:].view(2, 64)}, "out starts at an address that is no multiple of 16 bytes"),
     ]

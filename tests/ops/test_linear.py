@@ -222,6 +222,7 @@ def test_a_quantized_activation_that_is_not_fused_is_rounded_after_the_norm(
         ({"epsilon": -1.0}, "epsilon=-1.0 is not a finite number of 0 or more"),
         ({"epsilon": float("inf")}, "epsilon=inf is not a finite number of 0 or more"),
         ({"activation": "int8"}, "activation='int8' is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
+        ({"activation": ["fp8"]}, r"activation=\['fp8'\] is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
         ({"out": torch.zeros(3, 47, dtype=BF16)}, r"out is bfloat16 \[3, 47\]"),
         ({"out": [1]}, "out is a list, not a torch tensor"),
     ],

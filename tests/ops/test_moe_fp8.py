@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import jitmx
+import short_sums
 from jitmx import formats
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels import fp8_rows
@@ -21,6 +22,7 @@ from jitmx.ops.linear.row_words import row_words
 from jitmx.ops.moe import operand
 from ops.test_moe_simulated import Layer, error, scores
 from simulated_card import Simulated
+from stored_hidden import MULTIPLIER, further, stored
 
 pytestmark = pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 LAUNCHES = ["routing.sort", "moe.gather_fp8", "moe.wgmma_fp8", "moe.wgmma_fp8", "moe.combine"]
@@ -62,6 +64,23 @@ def rounded_alike(
     return y
 
 
+def beside_stored(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[np.ndarray, float]:
+    """The layer in float64 from the h that is stored, and the largest distance of one from what it may be."""
+    b13, b2 = (bias.double() for bias in layer.biases)
+    w13, w2 = (torch.from_numpy(values) for values in layer.values)
+    codes, scales = fp8_rows.quantize_rows(x.double().numpy())
+    seen = torch.from_numpy(fp8_rows.decode(codes) * scales[:, None])
+    h, y, worst = stored(layer.packed[0], layer.biases[0], x, ids), torch.zeros(x.shape, dtype=torch.float64), 0.0
+    for expert in range(layer.experts):
+        rows, slots = (ids == expert).nonzero(as_tuple=True)
+        sums = seen[rows] @ w13[expert].T + b13[expert]
+        size = seen[rows].abs() @ w13[expert].abs().T + b13[expert].abs()
+        worst = max(worst, further(h[rows, slots], sums, size, x.shape[1]))
+        out = h[rows, slots] @ w2[expert].T + b2[expert]
+        y.index_add_(0, rows, out * weights[rows, slots].double()[:, None])
+    return y.numpy(), worst
+
+
 def chosen(m: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     values, ids = scores(m, experts).topk(2)
     return ids.int(), values.softmax(-1).contiguous()
@@ -76,6 +95,28 @@ def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encod
     assert 0.005 <= error(y, layer.wanted(x, *routing)) <= COST
     assert error(y, rounded_alike(layer, x, *routing)) <= ALIKE
     assert m > 5 or torch.equal(layer(x, routing, x_format="fp8"), y)
+
+
+@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), (70, "nibble")])
+def test_with_sums_as_tensor_cores_make_them_experts_are_right_beside_the_h_that_they_store(
+    m: int, encoding: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_sums.in_the_simulator(monkeypatch)
+    layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
+    x = layer.x(m)
+    wanted, worst = beside_stored(layer, x, *routing)
+    y = layer(x, routing, x_format="fp8")
+    assert worst <= 1 and error(y, wanted) <= ALIKE / 2
+    assert error(y, wanted) < error(y, rounded_alike(layer, x, *routing))  # whose h has other codes
+
+
+def test_an_h_that_is_a_code_off_is_found(card: Simulated) -> None:
+    sums = torch.randn(7, 320, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
+    codes = torch.from_numpy(layout.activate(sums.numpy(), "swiglu_oai") * MULTIPLIER).float().to(torch.float8_e4m3fn)
+    h = codes.double() / MULTIPLIER
+    assert further(h, sums, sums.abs() * 4, 96) <= 1
+    h[3, 5] = (codes.view(torch.uint8) + 1).view(torch.float8_e4m3fn)[3, 5].double() / MULTIPLIER
+    assert further(h, sums, sums.abs() * 4, 96) > 1
 
 
 @pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), (70, "nibble")])
