@@ -34,8 +34,8 @@ from jitmx.kernels.moe import MoeProblem
 from jitmx.models import EXPERT_LAYERS, GPT_OSS_120B, NAMED, NAMED_DRAFTS
 
 Array = npt.NDArray[np.float64]
-START = {"cluster_us": 0.5, "grid_us": 2.0, "fill_us": 0.6, "exposed_gbps": 60.0, "issued": 1.0, "alone": 1.0,
-         "unhidden": 0.1}  # fmt: skip
+START = {"start_us": 0.2, "cluster_us": 0.5, "grid_us": 2.0, "fill_us": 0.6, "exposed_gbps": 60.0, "issued": 1.0,
+         "alone": 1.0, "unhidden": 0.1}  # fmt: skip
 BATCHES, CONTEXT = (1, 4, 16, 64), 2048
 DRAFTED = (1, 2, 3, 4)  # rows of a request that has a draft
 EXPERT_ROWS = (64, 256, 512, 1024, 2048, 8192)  # of layers of experts in E4M3
@@ -56,7 +56,8 @@ def _us(priced: list[Priced], card: Card) -> float:
     total = 0.0
     for one in priced:
         assert one.work is not None
-        total += one.times * predict.predict(one.work, one.instructions or 0.0, card).us
+        of_units = (one.instructions or 0.0) - one.of_blocks
+        total += one.times * predict.predict(one.work, of_units, card, of_blocks=one.of_blocks).us
     return total
 
 

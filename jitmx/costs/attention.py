@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jitmx import kernels
+from jitmx.costs import cards
 from jitmx.costs.work import Cost, Probe, Work
-from jitmx.kernels.attention.cases import case
+from jitmx.kernels.attention import decode
+from jitmx.kernels.attention.cases import LEAST, case
 from jitmx.kernels.attention.drawn import Asked
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.registry.spec import Variant
@@ -51,26 +53,56 @@ def work(variant: Variant, problem: AttentionProblem, _rows: int, multiprocessor
             busy=min(launch.blocks, multiprocessors), fills=1,
             powers=problem.batch * heads * problem.group * pairs(problem),
         )  # fmt: skip
-    items, at_once = problem.batch * heads * knobs.group_split, multiprocessors * knobs.blocks_per_sm
+    items, each = problem.batch * heads * knobs.group_split, resident(variant)
+    at_once = multiprocessors * each
     busy = min(launch.blocks, multiprocessors)
     share, rings = _share(variant, problem, launch.blocks), knobs.warps * knobs.group_split * 16 // knobs.rows
     chunks = -(-share // knobs.keys)
     active = min(rings, chunks) * knobs.warps / rings  # warps of a block
+    blocks = -(-min(launch.blocks, at_once) // multiprocessors)  # of a multiprocessor at a time
+    beside = 2 * launch.blocks <= multiprocessors
+    # Blocks of the next launch find their pages, and ask for tokens, beside these where there is room for both, in
+    # whole clusters.
+    room = cards.of(variant.arch).room(knobs.parts) * each if knobs.parts > 1 else at_once
+    early = 2 * launch.blocks <= room
+    crowded = knobs.blocks_per_sm * knobs.warps >= 16  # blocks hide each other's trips
+    # Of each row its sums, their base and what they add up to.
+    sent = 4.0 * (problem.head_dim + 4) * problem.queries * problem.group / knobs.group_split
+    held = rings * knobs.stages * knobs.keys * 2 * wide * problem.head_dim
     return Work(
         bytes=float(cached + q + (new + written) * problem.append),
         flops=flops * knobs.rows / (problem.queries * problem.group),
-        early=float(cached) * (2 * launch.blocks <= at_once),
+        early=float(cached) * early,
         units=launch.blocks * chunks * knobs.keys / _STEP * knobs.rows / 16 / knobs.group_split,
         blocks=launch.blocks,
         busy=busy,
-        warps=active * -(-min(launch.blocks, at_once) // multiprocessors),
+        warps=active * blocks,
+        block_warps=float(knobs.warps * blocks),
+        under_way=float(held * blocks),
+        ramp=0.0 if early or beside else min(1.0, knobs.stages / -(-chunks // rings)) / blocks,
         rounds=max(1.0, items / launch.blocks, launch.blocks / at_once),
-        # Blocks of the next launch find their pages beside these where a multiprocessor has room for both.
-        fills=2 if 2 * launch.blocks <= at_once else 3,
+        fills=2 if early or crowded else 3,
+        exchanged=sent * (1 - 1 / knobs.parts),
         clusters=int(knobs.reduction == "cluster"),
-        merges=int(knobs.reduction == "global"),
-        beside=2 * launch.blocks <= multiprocessors,
+        merges=int(launch.blocks > items and knobs.reduction == "global"),
+        beside=beside,
     )
+
+
+# Registers of a thread at most, with steps of up to 32 tokens and with others, where as many are left to it: NVRTC 13.5
+# takes 100 to 127 and 152 to 219 for variants of 16 rows.
+_REGISTERS = 128, 224
+
+
+def resident(variant: Variant) -> int:
+    """Blocks that a multiprocessor has at a time."""
+    knobs, arch = variant.knobs, variant.arch
+    few = knobs.keys * knobs.row_tiles <= 32 and knobs.reduction != "global"
+    threads = knobs.warps * 32
+    by_registers = 65536 // (min(_REGISTERS[not few], decode.most_registers(knobs)) * threads)
+    reserved = 1024  # bytes that a block takes beside its own
+    by_memory = (arch.shared_bytes + reserved) // (decode.shared_bytes(knobs) + reserved)
+    return max(knobs.blocks_per_sm, min(by_registers, by_memory))
 
 
 def _share(variant: Variant, problem: AttentionProblem, blocks: int) -> float:
@@ -81,19 +113,23 @@ def _share(variant: Variant, problem: AttentionProblem, blocks: int) -> float:
 
 
 def probes(variant: Variant, problem: AttentionProblem) -> Iterator[Probe]:
-    """One request and one KV head, of a context that its blocks take in two rounds, and in three."""
+    """One request, of a context that its blocks take in a few rounds, and in one more: two, or as many as all of them
+    have work of; a KV head, or where blocks share all tokens one for each of a multiprocessor's.
+    """
     knobs = variant.knobs
     if variant.spec.name != "decode":
         return
     together = knobs.warps * knobs.keys * knobs.group_split * 16 // knobs.rows
-    for rounds in (2, 3):
+    heads = knobs.blocks_per_sm if knobs.reduction == "global" else 1
+    least = max(2, -(-LEAST // together))
+    for rounds in (least, least + 1):
         context = rounds * knobs.parts * together
         asked = Asked(
-            f"{context} tokens", ((context - problem.queries, problem.queries),), kv_heads=1,
+            f"{context} tokens", ((context - problem.queries, problem.queries),), kv_heads=heads,
             window=context if knobs.windowed else 0,
         )  # fmt: skip
         counted = case(knobs, asked, rounds, lambda one: kernels.family("attention").launch(variant, one, 1))
-        yield Probe(counted, context / _STEP * knobs.rows / 16)
+        yield Probe(counted, heads * context / _STEP * knobs.rows / 16)
 
 
 COST = Cost(work, probes, lambda variant, problem: (problem.queries,))

@@ -31,14 +31,17 @@ class Card:
         name: of the card, as its driver says it.
         arch: its target.
         multiprocessors: how many it has.
+        groups: of multiprocessors, which clusters lie within, by their sizes.
         clock_ghz: under load, GHz.
         memory_gbps: device memory, read, GB/s.
-        block_gbps: what one multiprocessor reads of it at most, GB/s.
+        block_gbps: what one multiprocessor reads of it with 64 KiB on their way, GB/s.
+        port_gbps: what one multiprocessor reads at most, GB/s.
         l2_gbps: the L2, read by all, GB/s.
         mma_tflops: m16n8k16 in bf16, TFLOP/s.
         powers: of two that a multiprocessor makes a cycle.
         wgmma_tflops: warpgroups' products in bf16, TFLOP/s; 0 where there are none.
         launch_us: from a launch to the next that depends on it, where neither does anything, us.
+        start_us: how much of that it takes for the blocks of all multiprocessors to begin, and end.
         cluster_us: a hand-over between the blocks of a cluster, us.
         grid_us: a hand-over between all blocks through device memory, us.
         merge_us: the same to the last of some blocks, us.
@@ -55,14 +58,17 @@ class Card:
     name: str
     arch: str
     multiprocessors: int
+    groups: tuple[int, ...]
     clock_ghz: Parameter
     memory_gbps: Parameter
     block_gbps: Parameter
+    port_gbps: Parameter
     l2_gbps: Parameter
     mma_tflops: Parameter
     wgmma_tflops: Parameter
     powers: Parameter
     launch_us: Parameter
+    start_us: Parameter
     cluster_us: Parameter
     grid_us: Parameter
     merge_us: Parameter
@@ -74,6 +80,10 @@ class Card:
     issued: Parameter
     stacked: Parameter
     unhidden: Parameter
+
+    def room(self, cluster: int) -> int:
+        """Blocks in clusters of so many that it has at a time where each has a multiprocessor."""
+        return sum(group // cluster * cluster for group in self.groups)
 
     @property
     def parameters(self) -> dict[str, Parameter]:
@@ -94,9 +104,14 @@ H200 = Card(
     name="NVIDIA H200",
     arch="sm_90a",
     multiprocessors=132,
+    # docs/perf-log.md, attention.decode: one of them has fewer than 16. Sizes of the others are not known one by one.
+    groups=(18, 18, 18, 16, 16, 16, 16, 14),
     clock_ghz=Parameter(1.75, f"{_LOG}, linear.stream: 1.71 to 1.86 GHz by clock64 against graph time"),
-    memory_gbps=Parameter(4150.0, f"{_LOG}: reads of the runs, 3.98 to 4.25 TB/s"),
-    block_gbps=Parameter(46.0, f"{_LOG}, attention.decode: 2.95 TB/s by 64 multiprocessors"),
+    memory_gbps=Parameter(4200.0, f"{_LOG}: reads of the runs, 3.98 to 4.25 TB/s; attention's reach 4.48"),
+    block_gbps=Parameter(
+        46.0, f"{_LOG}, attention.decode: 2.95 TB/s by 64 multiprocessors, 64 KiB on their way in each"
+    ),
+    port_gbps=Parameter(112.0, "64 bytes a cycle at the clock above"),
     l2_gbps=Parameter(4900.0, f"{_LOG}, sampling.greedy: 3.7 TB/s of 16 rows, 5.3 of 64"),
     l2_mb=Parameter(40.0, "50 MB, of which weights that pass take some"),
     mma_tflops=Parameter(620.0, f"{_LOG}, linear.tile: 605 to 635 by m16n8k16 alone"),
@@ -106,13 +121,14 @@ H200 = Card(
     merge_us=Parameter(1.3, f"{_LOG}, attention.decode: what the merge of a grid costs"),
     exchange_gbps=Parameter(24.5, f"{_LOG}, linear.wgmma and linear.splitk: 12 to 14 bytes a cycle, 24 at best"),
     stacked=Parameter(0.5, f"{_LOG}, linear.wgmma: an HGMMA leaves the scheduler half of its cycles"),
-    cluster_us=_fitted(0.33),
-    grid_us=_fitted(3.09),
-    fill_us=_fitted(0.5512),
-    exposed_gbps=_fitted(71.57),
-    issued=_fitted(1.064),
-    alone=_fitted(1.441),
-    unhidden=_fitted(0.008833),
+    start_us=_fitted(0.09031),
+    cluster_us=_fitted(0.3412),
+    grid_us=_fitted(2.893),
+    fill_us=_fitted(0.4771),
+    exposed_gbps=_fitted(102.4),
+    issued=_fitted(1.083),
+    alone=_fitted(1.535),
+    unhidden=_fitted(0.03507),
 )
 
 
@@ -127,15 +143,18 @@ GB10 = Card(
     name="NVIDIA GB10",
     arch="sm_121a",
     multiprocessors=48,
+    groups=(16, 16, 16),  # assumed
     clock_ghz=Parameter(2.4, "published boost clock"),
     memory_gbps=Parameter(240.0, "227 to 246 GB/s measured by others; 273 nominal"),
     block_gbps=_of_gb10("block_gbps"),
+    port_gbps=_of_gb10("port_gbps", _FASTER),
     l2_gbps=_of_gb10("l2_gbps", _FASTER * 48 / 132),
     l2_mb=Parameter(18.0, "24 MB, of which weights that pass take some"),
     mma_tflops=Parameter(118.0, "m16n8k16 in 16 cycles, as published for this generation, at the clock above"),
     wgmma_tflops=Parameter(0.0, "it has none"),
     powers=Parameter(16.0, "CUDA C++ Programming Guide, throughput of arithmetic instructions"),
     launch_us=_of_gb10("launch_us"),
+    start_us=_of_gb10("start_us"),
     merge_us=_of_gb10("merge_us"),
     exchange_gbps=_of_gb10("exchange_gbps", _FASTER),
     stacked=_of_gb10("stacked"),

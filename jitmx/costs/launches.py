@@ -25,6 +25,7 @@ class Priced:
         times: how often it is launched.
         work: what it does; None where its family declares no cost of the kernel.
         instructions: warp instructions of PTX; None where none are counted.
+        of_blocks: of these, what blocks have beside their units.
         prediction: what one launch should take; None where there is no work.
     """
 
@@ -34,6 +35,7 @@ class Priced:
     work: Work | None
     instructions: float | None
     prediction: Prediction | None
+    of_blocks: float = 0.0
 
     @property
     def us(self) -> float:
@@ -87,11 +89,11 @@ def price(launch: Launch, card: Card | None = None, label: str = "", rows: int =
     if work is None:
         return Priced(label, choice, launch.times, None, None, None)
     found = counts.count(variant, problem, simulate=simulate) if work.units else None
-    instructions = None
-    if found is not None:
-        instructions = found.unit * work.units + (0.0 if work.beside else found.block * work.blocks)
-    found_us = predict.predict(work, instructions or 0.0, card, choice.multiprocessors)
-    return Priced(label, choice, launch.times, work, instructions, found_us)
+    units = found.unit * work.units if found else 0.0
+    of_blocks = found.block * work.blocks if found and not work.beside else 0.0
+    prediction = predict.predict(work, units, card, choice.multiprocessors, of_blocks)
+    instructions = units + of_blocks if found else None
+    return Priced(label, choice, launch.times, work, instructions, prediction, of_blocks)
 
 
 def of_call(call: Call, card: Card | None = None, rows: int = 1) -> list[Priced]:

@@ -13,8 +13,9 @@ def work(variant: Variant, problem: NormProblem, rows: int, multiprocessors: int
     blocks = launch(variant.knobs, rows, multiprocessors).blocks
     return Work(
         bytes=2.0 * problem.hidden,
+        early=2.0 * problem.hidden,  # the norm's weight
         cached=moved,
-        exposed=4.0 * problem.hidden,
+        fills=1,
         blocks=blocks,
         busy=min(blocks, multiprocessors),
     )

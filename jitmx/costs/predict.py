@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jitmx.costs.cards import Card
 from jitmx.costs.work import Work
 
+_UNDER_WAY = 65536.0  # bytes that a multiprocessor had on its way where `block_gbps` was measured
 _SCHEDULERS = 4.0  # of a multiprocessor
 _NEAR = 1.25  # times what memory takes, up to which a kernel with a model of its own is said to be bound by it
 
@@ -31,17 +32,21 @@ class Prediction:
     bound: str
 
 
-def predict(work: Work, instructions: float, card: Card, multiprocessors: int = 0) -> Prediction:
+def predict(
+    work: Work, instructions: float, card: Card, multiprocessors: int = 0, of_blocks: float = 0.0
+) -> Prediction:
     """The time of one launch.
 
     Args:
-        instructions: warp instructions of all its blocks.
+        instructions: warp instructions of all its units.
         multiprocessors: of the device, where they are others than the card's.
+        of_blocks: those that its blocks have beside these.
     """
     busy = max(1, work.busy)
     cycles_us = card.clock_ghz.value * 1e3
     memory, least, hidden = _memory(work, card, busy)
-    issue = instructions * work.spread / (busy * _issued(work.warps, card) * cycles_us)
+    issue = instructions / _issued(work.warps, card) + of_blocks / _issued(work.block_warps or work.warps, card)
+    issue *= work.spread / (busy * cycles_us)
     rate = card.wgmma_tflops.value if work.tensor == "wgmma" else card.mma_tflops.value
     share = busy / (multiprocessors or card.multiprocessors)
     products = work.flops * work.spread / (rate * share) / 1e6 if rate else 0.0
@@ -52,6 +57,7 @@ def predict(work: Work, instructions: float, card: Card, multiprocessors: int = 
     executed = max(products, issue + card.stacked.value * products)
     executed += work.powers / (card.powers.value * busy * cycles_us)
     waited = max(0.0, memory - hidden)
+    executed += work.ramp * waited
     total = handed + max(waited, executed) + card.unhidden.value * min(waited, executed)
     parts = {"memory": memory, "instructions": issue, "products": products, "hand-overs": handed}
     return Prediction(max(total, least), memory, issue, products, handed, max(parts, key=lambda name: parts[name]))
@@ -62,17 +68,27 @@ def _memory(work: Work, card: Card, busy: int) -> tuple[float, float, float]:
     fits = work.cached <= card.l2_mb.value * 1e6
     moved, kept = (work.bytes, work.cached) if fits else (work.bytes + work.cached, 0.0)
     least = moved / card.memory_gbps.value / 1e3
-    each = (work.each or moved / busy) / card.block_gbps.value / 1e3
+    each = (work.each or moved / busy) / _rate(work, card) / 1e3
     of_l2 = kept / min(card.l2_gbps.value, busy * card.exposed_gbps.value) / 1e3
     memory = max(least, each) + of_l2
-    return memory, least, min(work.fills * card.fill_us.value, work.early / max(moved, 1.0) * memory)
+    return memory, least, min(max(work.fills, 1) * card.fill_us.value, work.early / max(moved, 1.0) * memory)
+
+
+def _rate(work: Work, card: Card) -> float:
+    """GB/s that a multiprocessor reads by what it has on its way."""
+    measured = card.block_gbps.value
+    return min(max(measured, card.port_gbps.value), measured * max(1.0, work.under_way / _UNDER_WAY))
 
 
 def _handed(work: Work, card: Card) -> float:
-    """Us of the launch, of hand-overs and of what comes before the first product."""
+    """Us of the launch, which begins on fewer multiprocessors sooner, of hand-overs and of what comes before the first
+    product.
+    """
     each = work.fills * card.fill_us.value + work.clusters * card.cluster_us.value + work.grids * card.grid_us.value
     each += work.merges * card.merge_us.value + work.exchanged / card.exchange_gbps.value / 1e3
-    return card.launch_us.value + work.exposed / card.exposed_gbps.value / 1e3 + each * work.rounds
+    idle = 1 - min(work.busy / card.multiprocessors, 1.0)
+    launch = card.launch_us.value - card.start_us.value * idle
+    return launch + work.exposed / card.exposed_gbps.value / 1e3 + each * work.rounds
 
 
 def _issued(warps: float, card: Card) -> float:

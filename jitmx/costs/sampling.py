@@ -20,7 +20,7 @@ def work(variant: Variant, problem: SamplingProblem, _rows: int, multiprocessors
         fills=1,
         blocks=launch.blocks,
         busy=min(launch.blocks, multiprocessors),
-        clusters=int(several and launch.cluster > 1),
+        clusters=2 * int(several and launch.cluster > 1),  # a barrier before and behind a store to the first block
         merges=int(several and launch.cluster == 1),
     )
 

@@ -30,6 +30,9 @@ class Work:
         busy: multiprocessors that have some of the work.
         warps: that a multiprocessor has at a time, where each of them has one chain of instructions that depend on one
             another; 0 where there are enough independent ones.
+        block_warps: those that share what blocks have beside their units; 0: as many.
+        under_way: bytes that a multiprocessor has on their way at a time, where rings hold more than 64 KiB.
+        ramp: share of memory's time that passes before instructions are at their pace: rings fill up together.
         spread: work of the busiest of them over that of all on average.
         rounds: pieces of work that a block makes one after the other, each with its fills and hand-overs.
         fills: dependent trips to memory between the wait and the first product, beside one load of x.
@@ -55,6 +58,9 @@ class Work:
     blocks: int = 1
     busy: int = 1
     warps: float = 0.0
+    block_warps: float = 0.0
+    under_way: float = 0.0
+    ramp: float = 0.0
     spread: float = 1.0
     rounds: float = 1.0
     fills: int = 0

@@ -13,9 +13,8 @@ from jitmx.cli import main
 from jitmx.costs import cards, launches
 from jitmx.dispatch import call
 
-WITHIN = (
-    0.3  # cards of a kind and runs differ by 5 % each; 16 windows are 22 % quicker than what the model was fitted to
-)
+pytestmark = pytest.mark.alone  # what runs beside it takes of what is timed
+WITHIN, RUNS = 0.15, 0.05  # of the figures that ship, and by how much cards of a kind and runs differ from them
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,9 @@ def target() -> arch.Arch:
     return found
 
 
-@pytest.mark.parametrize("words", [("linear", "m=1,16,64"), ("attention", "batch=1,16", "context=2048", "cache=same")])
+@pytest.mark.parametrize(
+    "words", [("linear", "m=1,16,64"), ("attention", "batch=1,16", "context=2048")], ids=lambda one: one[0]
+)
 def test_decode_kernels_take_what_the_model_says(target, words) -> None:
     done = CliRunner().invoke(main, ["bench", *words, "--peers", "none", "--json"], prog_name="jitmx")
     assert done.exit_code == 0, done.output
@@ -39,4 +40,4 @@ def test_decode_kernels_take_what_the_model_says(target, words) -> None:
         shape = {name: value for name, value in row.items() if name in fields and value is not None}
         more = {"sinks": "sinks_bf16", "rope": "neox"} if words[0] == "attention" else {"bias": False}
         us = launches.total(launches.of_call(call.explain(words[0], target, **shape, **more)))
-        assert us == pytest.approx(row["us"], rel=WITHIN), row
+        assert us == pytest.approx(row["us"], rel=WITHIN + RUNS), row
