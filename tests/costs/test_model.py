@@ -129,6 +129,26 @@ def test_clusters_lie_within_a_group_of_multiprocessors() -> None:
     assert cards.H200.room(8) == 15 * 8  # so two launches of 64 blocks have no room beside each other
 
 
+def test_a_multiprocessor_reads_by_what_it_has_on_its_way_up_to_its_port() -> None:
+    card, moved = cards.H200, 1e6  # bytes of one multiprocessor
+
+    def us(under_way: float) -> float:
+        return predict.predict(Work(bytes=moved, under_way=under_way), 0.0, card).memory_us
+
+    assert us(0) == us(65536) == pytest.approx(moved / card.block_gbps.value / 1e3)
+    assert us(98304) == pytest.approx(us(0) / 1.5)
+    assert us(1e6) == us(2e6) == pytest.approx(moved / card.port_gbps.value / 1e3)
+
+
+def test_what_fills_rings_together_adds_to_instructions_and_not_to_memory() -> None:
+    card = cards.H200
+    some = Work(bytes=42e6, busy=132, blocks=132)  # 10 us of memory
+    filling = dataclasses.replace(some, ramp=0.5)
+    few, many = 1e6, 1e8
+    assert predict.predict(filling, few, card).us == pytest.approx(predict.predict(some, few, card).us, rel=0.02)
+    assert predict.predict(filling, many, card).us == pytest.approx(predict.predict(some, many, card).us + 5, rel=0.02)
+
+
 def test_the_next_launch_finds_room_beside_small_blocks_and_none_beside_large_clusters() -> None:
     common = {"sinks": "sinks_bf16", "rope": "neox"}
 
