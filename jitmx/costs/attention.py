@@ -102,7 +102,7 @@ def resident(variant: Variant) -> int:
     by_registers = 65536 // (min(_REGISTERS[not few], decode.most_registers(knobs)) * threads)
     reserved = 1024  # bytes that a block takes beside its own
     by_memory = (arch.shared_bytes + reserved) // (decode.shared_bytes(knobs) + reserved)
-    return max(int(knobs.blocks_per_sm), min(by_registers, by_memory))
+    return int(max(knobs.blocks_per_sm, min(by_registers, by_memory)))
 
 
 def _share(variant: Variant, problem: AttentionProblem, blocks: int) -> float:
