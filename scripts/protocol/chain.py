@@ -52,7 +52,7 @@ def write(model: Any) -> None:
         rows = torch.nn.functional.pad(units, (first, hidden - first - _ROWS))
         logits = model.compute_logits(rows)
         embedding[: logits.shape[1], first : first + _ROWS] = logits.roll(-1, 1).T
-    for some in embedding.split(1 << 14):
+    for some in embedding.split(1 << 12):
         values = some.float()
         some.copy_(values * (LOUD / values.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)))
 
