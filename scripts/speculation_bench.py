@@ -54,7 +54,7 @@ _LIMIT = click.option(
 
 
 @main.command()
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(file_okay=False, resolve_path=True, path_type=Path))
 @click.option(
     "--part", "parts", type=click.Choice(PARTS), multiple=True, default=PARTS[:4],
     help="plain: engines without a draft, 5 s each once they run. Of jitmx with k drafts, in one engine: graphs (5 s), "
@@ -240,7 +240,7 @@ def _products(out: Path) -> None:
 
 
 @main.command()
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(file_okay=False, resolve_path=True, path_type=Path))
 @click.option("--target", "preset", type=click.Choice(list(TARGETS)), default="small", help="Sizes of the target.")
 @click.option("--draft-vocab", type=click.IntRange(64), default=4096, help="Tokens that the draft can propose.")
 @click.option("--corrupted", type=click.FloatRange(0, 0.5), default=0.0, help="Part of d2t that is wrong.")

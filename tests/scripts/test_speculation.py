@@ -276,6 +276,36 @@ def test_engines_of_the_levels_draft_where_they_are_asked_to() -> None:
         Configuration(draft="all")
 
 
+def test_the_script_says_each_figure_and_keeps_those_of_earlier_parts(run: Any, fake: Path) -> None:
+    words = ["speculation_bench.py", "speed", "out", "--model", "small", "--draft", "tiny", "--side", "jitmx"]
+    first = run(*words, "--part", "plain").stdout.splitlines()
+    assert [line.split(":")[0] for line in first] == ["RESULT jitmx k=0", "RESULT jitmx k=0", "GAIN jitmx k=0"]
+    (fake / "out" / "tiny.part").mkdir()  # of a draft that was being written
+    (fake / "out" / "tiny.part" / "model.safetensors").write_bytes(b"cut")
+    again = run(*words, "--part", "replay", "--part", "graphs", "--k", 1, "--k", 2, "--replay", 0.6).stdout
+    gains = [line for line in again.splitlines() if line.startswith("GAIN")]
+    assert len(gains) == 3 and "right 0.6, wanted 1.6" in gains[1] and "wanted 1.96" in gains[2]
+    assert all("gain " in line for line in gains)
+    rows = json.loads((fake / "out" / "speculation.json").read_text())["rows"]
+    assert [row["k"] for row in rows] == [0, 1, 2]
+    assert (fake / "out" / "tiny" / "config.json").is_file() and not (fake / "out" / "tiny.part").exists()
+    late = run(*words, "--part", "plain", "--limit", 1, code=1)
+    assert "was not done in" in late.stderr or "leaves no time" in late.stderr
+    assert "GAIN jitmx k=2" in late.stdout
+
+
+def test_texts_that_part_at_logits_far_apart_end_a_run_with_an_error(run: Any, fake: Path) -> None:
+    words = ["speculation_bench.py", "acceptance", fake / "pair", "--side", "jitmx", "--k", 1]
+    assert "of 2816 tokens 0 are others" in run(*words).stdout
+    words[2] = fake / "again"
+    parted = run(*words, PART="1", code=1)
+    assert "of 2408 tokens 8 are others than without speculation, 4 of these" in parted.stdout
+    assert "jitmx: texts part at logits that are [0.25, 0.25, 0.25, 0.25] apart" in parted.stderr
+    speed = ["speculation_bench.py", "speed", fake / "s", "--model", "small", "--draft", "tiny", "--part", "replay"]
+    said = run(*speed, "--k", 1, "--replay", 0.5, PART="1", code=1)
+    assert "1 texts part from the known one" in said.stderr and "logits_apart [0.25]" in said.stdout
+
+
 def test_the_script_explains_itself_and_refuses_what_cannot_be(run: Any, tmp_path: Path) -> None:
     assert "acceptance" in run("speculation_bench.py", "--help").stdout
     assert "results.jsonl" in run("speculation_bench.py", "speed", "--help").stdout
