@@ -100,7 +100,7 @@ def main(
             pair = bigram.Pair(own, drafts.of_target(own, **asked), seed, corrupted)
             made, written = bigram.write(pair, target, out, shard_bytes=shard_bytes)
             answer = {
-                "target": str(made.folder), "target_bytes": made.nbytes, "first_token": int(pair.cycle[0]),
+                "target": str(made.folder), "target_bytes": made.nbytes, "prompt": pair.cycle[:2].tolist(),
                 "acceptance": [1 - corrupted * min(position, 2) for position in (1, 2)],
             }  # fmt: skip
     except JitmxError as error:

@@ -1,4 +1,4 @@
-"""A target whose next token depends on its last alone, and an Eagle3 draft that proposes just that token.
+"""A target that walks through a cycle of tokens, and an Eagle3 draft that proposes just the token that is next.
 
 How often a draft is accepted says nothing where weights are random. Of this pair nearly every proposal is, and what is
 wrong in an engine costs that: the draft reads the token by attention, so that a token or a position one off proposes
@@ -6,9 +6,11 @@ another; it checks that the states of the target that it is given are of the bou
 proposes one wrong token where they are not; and its tokens stand for the target's by d2t, of which rows are corrupted
 on request.
 
-A token's embedding is a code of ±1. The target's attention and experts add nothing to it but a mark: block l adds 1 to
-feature l. Its head compares the code with that of each token's predecessor. Every weight but the random ones of parts
-that add nothing is a value that MXFP4 holds, so that quantizing changes no token.
+A token's embedding is a code of ±1. What the target says it reads in its cache: its second block attends to the token
+before the last, adds the code of that louder than the last's own, and the head compares it with that of each token's
+last but one predecessor. So keys or values that are not what they must be, such as those of a draft that was refused,
+make another text. Apart from that attention and experts add nothing but a mark: block l adds 1 to feature l. Every
+weight but the random ones of parts that add nothing is a value that MXFP4 holds, so that quantizing changes no token.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ import torch
 from jitmx.errors import InputError
 from scripts.protocol import checkpoint, drafts
 from scripts.protocol.drafts import DraftSizes
-from scripts.protocol.sizes import Drawn, Sizes
+from scripts.protocol.sizes import Drawn, Sizes, config
 
 # Features of the draft's stream: 1 where it has the target's states, and what is wrong with these.
 _ANCHOR, _FAULT = 0, 1
+# What a query and a key are, in each pair of features that the target turns fast: as far apart as 1 token they go
+# together, and any other distance has exp(60) times less, up to 131072 tokens.
+_REACH = 24.0
+_LOUD = 8.0  # what the code that was looked up is times, beside the last token's own
 # Bits of a code for each that a token's number has: the codes of two tokens agree in less than 5 of 6.
 _BITS = 6
 
@@ -116,6 +122,11 @@ class Pair:
         targets[chosen] = targets[chosen.roll(1)]
         return targets
 
+    @property
+    def looking(self) -> int:
+        """The target's block that attends to the token before the last; attention of others adds nothing."""
+        return min(1, self.target.layers - 1)
+
     def after(self, token: int) -> int:
         """The token that the target makes of one of `cycle`."""
         cycle = self.cycle.tolist()
@@ -147,6 +158,9 @@ def write(pair: Pair, target: Path, draft: Path, *, shard_bytes: int = 5 << 30) 
 def _target(pair: Pair, entry: Drawn) -> checkpoint.Tensors:
     name = entry.name
     zeros = torch.zeros(entry.shape, dtype=torch.bfloat16)
+    code = slice(pair.first, pair.first + pair.bits)
+    if name.startswith(f"model.layers.{pair.looking}.self_attn.") and "sinks" not in name:
+        return {name: _looking_back(pair, name.split(".self_attn.")[1], zeros)}
     if name.endswith((".o_proj.weight", ".o_proj.bias")):
         return {name: zeros}
     if name.endswith(".down_proj"):
@@ -157,14 +171,31 @@ def _target(pair: Pair, entry: Drawn) -> checkpoint.Tensors:
     if name.endswith(".down_proj_bias"):
         zeros[:, int(name.split(".")[2])] = 1
         return {name: zeros}
-    code = slice(pair.first, pair.first + pair.bits)
     if name == "model.embed_tokens.weight":
         zeros[:, code] = pair.codes
         return {name: zeros}
     if name == "lm_head.weight":
-        zeros[pair.cycle.roll(-1), code] = pair.codes[pair.cycle]
+        zeros[pair.cycle.roll(-2), code] = pair.codes[pair.cycle]
         return {name: zeros}
     return checkpoint.draw(entry, pair.seed)
+
+
+def _looking_back(pair: Pair, part: str, zeros: torch.Tensor) -> torch.Tensor:
+    """A tensor of attention to the token before: queries and keys are biases, turned by that distance."""
+    sizes, features = pair.target, torch.arange(pair.bits)
+    fast = torch.arange(sizes.head_dim // 8)  # pairs of features, of these YaRN stretches none
+    angles = config(sizes)["rope_theta"] ** (-2.0 * fast / sizes.head_dim)
+    heads = zeros.view(-1, sizes.head_dim) if part.endswith(".bias") else zeros
+    if part == "q_proj.bias":
+        heads[:, fast] = _REACH
+    elif part == "k_proj.bias":
+        heads[:, fast] = (_REACH * angles.cos()).bfloat16()
+        heads[:, fast + sizes.head_dim // 2] = (_REACH * angles.sin()).bfloat16()
+    elif part == "v_proj.weight":
+        zeros[features, pair.first + features] = 1
+    elif part == "o_proj.weight":
+        zeros[pair.first + features, _first_heads(sizes, features)] = _LOUD
+    return zeros
 
 
 def _draft(pair: Pair, entry: Drawn) -> checkpoint.Tensors:
@@ -202,7 +233,7 @@ def _draft(pair: Pair, entry: Drawn) -> checkpoint.Tensors:
     return {name: weight}
 
 
-def _first_heads(sizes: DraftSizes, features: torch.Tensor) -> torch.Tensor:
+def _first_heads(sizes: Sizes | DraftSizes, features: torch.Tensor) -> torch.Tensor:
     """Where the first query head of each KV head has the features of that KV head."""
     group = sizes.heads // sizes.kv_heads
     return features // sizes.head_dim * group * sizes.head_dim + features % sizes.head_dim

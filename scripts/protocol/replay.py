@@ -1,9 +1,8 @@
-"""What a benchmark of speculation asks of vLLM's worker: chosen acceptance, and the times of its graphs.
+"""What a benchmark of speculation asks of vLLM's worker: a text that is known, chosen acceptance, times of its graphs.
 
-A replay drafter runs the draft's kernels, and then its tokens are those of a recorded greedy run.
-
-Routing of the target is then that of real tokens, as it is not where acceptance is drawn by vLLM ("synthetic"): a token
-that is accepted is the one that greedy decoding takes next, and one that is not is another.
+A replay drafter runs the draft's kernels, and then its tokens are those of the known text (`chain`), each right with a
+chosen chance. Routing of the target is then that of the tokens that it accepts, as it is not where acceptance is drawn
+by vLLM ("synthetic"), and no equality between runs or engines is relied on.
 """
 
 from __future__ import annotations
@@ -13,43 +12,10 @@ from typing import Any
 
 import torch
 
+from scripts.protocol import chain
+
 # What vLLM's worker is mixed with: `worker_extension_cls` of the engine.
 EXTENSION = "scripts.protocol.replay.Replay"
-
-
-class Record:
-    """Greedy runs, found by the first token of their prompts.
-
-    Args:
-        runs: of each prompt its tokens and those behind them; no two begin alike.
-        vocabulary: tokens of the target.
-        device: where vLLM's tensors lie.
-    """
-
-    def __init__(self, runs: list[list[int]], vocabulary: int, device: torch.device) -> None:
-        firsts = [run[0] for run in runs]
-        if len(set(firsts)) < len(firsts):
-            raise ValueError("two recorded runs begin with the same token, by which they are told apart")
-        longest = max(map(len, runs))
-        self.vocabulary = vocabulary
-        self.tokens = torch.tensor([run + [0] * (longest - len(run)) for run in runs], device=device)
-        self.row = torch.zeros(vocabulary, dtype=torch.int64, device=device)
-        self.row[torch.tensor(firsts, device=device)] = torch.arange(len(runs), device=device)
-
-    def drafts(
-        self, firsts: torch.Tensor, known: torch.Tensor, steps: int, rate: float, generator: torch.Generator
-    ) -> torch.Tensor:
-        """Tokens that follow, each with this chance the right one: int64 [requests, steps].
-
-        Args:
-            firsts: [requests], first token of each.
-            known: [requests], tokens of each so far, the one that was sampled last included.
-        """
-        device = self.tokens.device
-        at = known[:, None].long() + torch.arange(steps, device=device)
-        right = self.tokens[self.row[firsts.long()][:, None], at.clamp(max=self.tokens.shape[1] - 1)]
-        wrong = torch.rand(right.shape, generator=generator, device=device) >= rate
-        return torch.where(wrong, (right + 1) % self.vocabulary, right)
 
 
 class Replay:
@@ -57,30 +23,28 @@ class Replay:
 
     model_runner: Any
 
-    def replay(self, runs: list[list[int]], rate: float, seed: int = 0) -> None:
-        """From now on drafts are those of the record; each is right with the chance `rate` where those before are.
+    def chain(self) -> None:
+        """Give the target, whose weights are random, the text that `scripts.protocol.chain` knows."""
+        chain.write(self.model_runner.model)
+
+    def replay(self, rate: float | None, seed: int = 0) -> None:
+        """From now on drafts are those of the known text; each is right with this chance where those before are.
 
         Args:
-            runs: as for `Record`; none: drafts are the draft's own again.
+            rate: None: drafts are the draft's own.
         """
         runner = self.model_runner
-        speculator, device = runner.speculator, runner.device
-        if not runs:
-            vars(speculator).pop("propose", None)
-            return
-        record = Record(runs, runner.model_config.get_vocab_size(), device)
-        generator = torch.Generator(device=device).manual_seed(seed)
-        propose = type(speculator).propose
+        speculator = runner.speculator
+        vars(speculator).pop("propose", None)
+        speculator.propose = chain.Proposals(
+            speculator.propose, rate, steps=runner.num_speculative_steps, requests=runner.max_num_reqs,
+            vocabulary=runner.model_config.get_vocab_size(), device=runner.device, seed=seed,
+        )  # fmt: skip
 
-        def replayed(input_batch: Any, *given: Any, **more: Any) -> torch.Tensor:
-            drafts: torch.Tensor = propose(speculator, input_batch, *given, **more)
-            rejected = more["num_rejected"] if "num_rejected" in more else given[5]
-            count = input_batch.num_reqs
-            firsts = runner.req_states.all_token_ids.gpu[input_batch.idx_mapping[:count], 0]
-            known = input_batch.seq_lens[:count] - rejected[:count] + 1
-            return record.drafts(firsts, known, drafts.shape[1], rate, generator).to(drafts.dtype)
-
-        speculator.propose = replayed
+    def verified(self) -> tuple[int, int]:
+        """Since `replay`: steps that looked at drafts, and the same counted for each of their requests."""
+        proposals = self.model_runner.speculator.propose
+        return proposals.verified, proposals.looked_at
 
     def synthetic(self, rates: list[float]) -> None:
         """From now on vLLM accepts the first 1, 2 ... of each proposal with these chances; none: what is right."""

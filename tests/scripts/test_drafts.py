@@ -129,12 +129,14 @@ class Run:
     """A pair, and what its target makes in transformers of the first of its tokens.
 
     Attributes:
+        says: what the target makes next of a prompt.
         tokens: a prompt of some of the cycle's, and what the target makes behind it, greedily.
         states: [boundaries, tokens, hidden].
     """
 
     pair: bigram.Pair
     draft: Draft
+    says: Callable[[torch.Tensor], int]
     tokens: torch.Tensor
     states: torch.Tensor
 
@@ -166,8 +168,14 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         with torch.no_grad():
             tokens = model.generate(pair.cycle[None, :8], max_new_tokens=72, min_new_tokens=72, do_sample=False)[0]
             states = torch.cat(model(tokens[None], output_hidden_states=True).hidden_states)
+        states[-1] /= states[-1, :, :1].clone()  # as it was before the last norm: the first block's mark is 1
+
+        def says(prompt: torch.Tensor) -> int:
+            with torch.no_grad():
+                return int(model(prompt[None]).logits[0, -1].argmax())
+
         weights = {name: value if name == "d2t" else value.float() for name, value in tensors(folder / "draft").items()}
-        return Run(pair, Draft(pair.draft, weights, model.model.embed_tokens.weight.detach()), tokens, states)
+        return Run(pair, Draft(pair.draft, weights, model.model.embed_tokens.weight.detach()), says, tokens, states)
 
     return start
 
@@ -180,6 +188,16 @@ def run_of_pair(started: Callable[..., Run]) -> Run:
 def test_the_target_walks_through_the_cycle(run_of_pair: Run) -> None:
     assert torch.equal(run_of_pair.tokens, run_of_pair.pair.cycle[:80])
     assert run_of_pair.pair.after(int(run_of_pair.tokens[3])) == int(run_of_pair.tokens[4])
+
+
+def test_what_the_target_says_it_has_from_the_token_before_the_last(run_of_pair: Run) -> None:
+    tokens = run_of_pair.tokens[:40].clone()
+    tokens[-1], other = run_of_pair.tokens[70], run_of_pair.tokens[60]
+    assert run_of_pair.says(tokens) == int(run_of_pair.tokens[40])
+    tokens[-3] = other
+    assert run_of_pair.says(tokens) == int(run_of_pair.tokens[40])
+    tokens[-2] = other
+    assert run_of_pair.says(tokens) == int(run_of_pair.tokens[62])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
