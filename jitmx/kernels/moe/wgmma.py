@@ -58,7 +58,7 @@ class WgmmaKnobs(Knobs):
     grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
-    depth: int = knob(1, low=1, high=6, doc="steps of 64 k of a stage")
+    depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
     pdl: bool = PDL
 
 
@@ -106,8 +106,8 @@ def shared_bytes(knobs: WgmmaKnobs) -> int:
 
 
 def turn(knobs: WgmmaKnobs) -> int:
-    """Steps of 64 k that a loop of the template has: whole stages, four steps where these are short."""
-    return knobs.depth if knobs.depth > 2 else 4
+    """Steps of 64 k that a loop of the template has: whole stages, which divide the 45 steps of gpt-oss."""
+    return 4 if knobs.depth != 3 else 9 if knobs.tile_m == 64 else 3
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:

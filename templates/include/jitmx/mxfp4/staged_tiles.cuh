@@ -8,6 +8,7 @@
 #include "jitmx/mxfp4/packed_tile.cuh"
 #include "jitmx/pipeline/state.cuh"
 #include "jitmx/ptx/address.cuh"
+#include "jitmx/ptx/convert.cuh"
 #include "jitmx/ptx/mbarrier.cuh"
 #include "jitmx/ptx/shared.cuh"
 
@@ -53,21 +54,21 @@ template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
 };
 
 // The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that
-// decoding takes.
+// decoding takes, which reads one half of a register that has those of both rows.
 template <class Encoding, int I, class Tile>
 __device__ __forceinline__ Fragments staged_fragments(const Tile& tile) {
   const Vec4 words[1] = {tile.words};
-  return Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, folded_scale<I>(tile.scales),
-                                                          folded_scale<I + 2>(tile.scales));
+  const u32 folded = ((I == 0 ? tile.scales : tile.scales >> 8) & 0x00FF00FFu) * 128u + 126u * 0x00800080u;
+  return Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, both_low(folded), both_high(folded));
 }
 
-// Adds the products of `steps` steps of 64 k to `sums`. While those of 32 k are under way, the next are decoded; a
-// tile is read a step ahead. N: rows of X, columns of the products; StepBytes of them a step; Turn: steps that a loop
-// has, whole stages. Where sums leave few registers none is under way as it turns, or in what is left of a turn
-// (`Drained`): ptxas 13.0 else lets no product overlap with anything.
-template <class Encoding, int N, int Depth, int Turn, bool Drained, int StepBytes, int Count, class Ring>
-__device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments& low, Fragments& high, int steps,
-                                                Ring& ring, int lane) {
+// Adds the products of `steps` steps of 64 k to `sums`. While those of a step are under way, the next is decoded into
+// the other fragments; a tile is read a step ahead. N: rows of X, columns of the products; StepBytes of them a step;
+// Turn: steps that the loop has, whole stages. No product is under way as it turns, or in what is left of a turn: ptxas
+// else lets none overlap with anything, some releases with few registers, some with many.
+template <class Encoding, int N, int Depth, int Turn, int StepBytes, int Count, class Ring>
+__device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments (&a)[2][2], int steps, Ring& ring,
+                                                int lane) {
   static_assert(Turn % Depth == 0, "a turn has whole stages");
   ring.wait();
   auto tile = ring.tile(0);
@@ -77,17 +78,25 @@ __device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments&
   const auto step = [&](int i, bool last, bool overlapped) {
     const auto now = tile;
     const u64 here = x + i % Depth * (StepBytes / 16);
+    Fragments &low = a[i % 2][0], &high = a[i % 2][1];
     low = staged_fragments<Encoding, 0>(now);
+    high = staged_fragments<Encoding, 1>(now);
+    if (!last) tile = ring.tile(i % Depth + 1);
     wgmma_fence();
     wgmma_steps<Bf16, N, 2>(sums, low.a, here);
+    wgmma_steps<Bf16, N, 2>(sums, high.a, here + 4);
     wgmma_commit();
-    if (overlapped) wgmma_wait<1>();
-    else wgmma_wait<0>();
-    fence_operand(high.a);
-    if (i % Depth == 0 && (i > 0 || left != steps)) ring.release(lane);
-    if (!last) {
-      tile = ring.tile(i % Depth + 1);
+    if (overlapped) {
+      wgmma_wait<1>();
+      fence_operand(a[1 - i % 2][0].a);
+      fence_operand(a[1 - i % 2][1].a);
     } else {
+      wgmma_wait<0>();
+      fence_operand(low.a);
+      fence_operand(high.a);
+    }
+    if (i % Depth == 0 && (i > 0 || left != steps)) ring.release(lane);
+    if (last) {
       ring.advance();
       x = ring.matrix();
       if (left > i + 1) {
@@ -95,24 +104,15 @@ __device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments&
         tile = ring.tile(0);
       }
     }
-    high = staged_fragments<Encoding, 1>(now);
-    wgmma_fence();
-    wgmma_steps<Bf16, N, 2>(sums, high.a, here + 4);
-    wgmma_commit();
-    if (overlapped && (!Drained || i + 1 < Turn)) wgmma_wait<1>();
-    else wgmma_wait<0>();
-    fence_operand(low.a);
   };
 #pragma unroll 1
   for (; left >= Turn; left -= Turn) {
 #pragma unroll
-    for (int i = 0; i < Turn; ++i) step(i, i % Depth == Depth - 1, true);
+    for (int i = 0; i < Turn; ++i) step(i, i % Depth == Depth - 1, i + 1 < Turn);
   }
 #pragma unroll
   for (int i = 0; i + 1 < Turn; ++i)
-    if (i < left) step(i, i % Depth == Depth - 1 || i + 1 == left, !Drained);
-  wgmma_wait<0>();
-  fence_operand(high.a);
+    if (i < left) step(i, i % Depth == Depth - 1 || i + 1 == left, false);
   fence_operand(sums);
   ring.release(lane);
 }
