@@ -7,7 +7,7 @@ from mutation import catalogue, variant
 VARIANTS = {
     "moe-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
     "moe-stream": variant("moe", "stream", "sm_90a"),
-    "moe-wgmma": variant("moe", "wgmma", "sm_90a", product="down", tile_m=128, grain=16, tile_n=128, stages=2, ring=2),
+    "moe-wgmma": variant("moe", "wgmma", "sm_90a", product="down", tile_m=128, grain=16, tile_n=128, stages=2, depth=2),
 }
 
 MUTATIONS = catalogue(VARIANTS, {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutation import catalogue, variant
 
 _ROUTE = {"bias": "bias_bf16", "splits": 16, "depth": 2}
-_WGMMA = {"tile_m": 128, "grain": 16, "tile_n": 128, "stages": 2, "ring": 2}
+_WGMMA = {"tile_m": 128, "grain": 16, "tile_n": 128, "stages": 2, "depth": 2}
 _SCALED = {"atom": "mxf8f6f4", "tile_m": 64, "warps_n": 8}
 
 VARIANTS = {

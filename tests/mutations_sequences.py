@@ -8,7 +8,7 @@ from mutation import catalogue, variant
 
 _WGMMA: dict[str, Any] = {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2}
 _LAYER: dict[str, Any] = {"hidden_blocks": 5, "inner_blocks": 3, "warps": 4, "chunk": 2, "stages": 2, "unroll": 1}
-_PRODUCT: dict[str, Any] = {"tile_m": 128, "grain": 16, "tile_n": 128, "stages": 2, "ring": 2}
+_PRODUCT: dict[str, Any] = {"tile_m": 128, "grain": 16, "tile_n": 128, "stages": 2, "depth": 2}
 
 VARIANTS = {
     "then-tile": variant(

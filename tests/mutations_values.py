@@ -37,9 +37,9 @@ VARIANTS = {
     "values-moe-scaled": variant("moe", "scaled", "sm_80", encoding="swizzle", tile_m=8, pdl=False),
     "values-token": variant("moe", "token", "sm_90a", hidden_blocks=5, inner_blocks=3, warps=4, chunk=3),
     "values-moe-stream": variant("moe", "stream", "sm_90a", columns=2, warps=4, chunk=3),
-    "values-moe-wgmma": variant("moe", "wgmma", "sm_90a", tile_m=128, grain=16, tile_n=128, stages=2, ring=2),
+    "values-moe-wgmma": variant("moe", "wgmma", "sm_90a", tile_m=128, grain=16, tile_n=128, stages=2, depth=2),
     "values-moe-wgmma-down": variant(
-        "moe", "wgmma", "sm_90a", product="down", tile_m=128, grain=16, tile_n=128, stages=2, ring=2
+        "moe", "wgmma", "sm_90a", product="down", tile_m=128, grain=16, tile_n=128, stages=2, depth=2
     ),
     "values-gather": variant("moe", "gather", "sm_90a", tile_m=64),
     "values-splitk": variant("linear", "splitk", "sm_90a", bias=True, tile_m=32),

@@ -18,27 +18,29 @@ from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
-from jitmx.kernels.linear.layout import TILE_K
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import far, tiles
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import ARGUMENTS, LINE_BYTES, TILES_M, WIDEST, product_case
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
+from jitmx.registry.tensor_map import TensorMap
 
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
 # products: on an H200 634 and 644 us with 8 rows, 795 and 685 with 16. Up to the second, tiles of 64 rows are quicker.
-MANY_ROWS, _FEW_ROWS = 12, 48
-_STAGES_FEW = {192: 10, 256: 8, 128: 10}  # by rows of W a block, of such tiles
+MANY_ROWS, FEW_ROWS = 12, 48
+_DEPTH = 3  # steps a stage of such tiles
+_STAGES_FEW = {192: 4, 256: 4, 128: 5}  # by rows of W a block
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
-_SLOT_BYTES = 640
+_TILE_BYTES = 512 + 32  # of a packed tile, with its scales
 _CHUNK = 32  # rows of y that a warpgroup stores at once
 _ITEMS = 3
 
@@ -55,8 +57,8 @@ class WgmmaKnobs(Knobs):
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
     grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
-    stages: int = knob(6, low=2, high=16, doc="steps of 64 k of activations that a block keeps in shared memory")
-    ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
+    stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
+    depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")
     pdl: bool = PDL
 
 
@@ -71,8 +73,6 @@ class Tiled(Protocol):
     def grain(self) -> int: ...
     @property
     def tile_n(self) -> int: ...
-    @property
-    def ring(self) -> int: ...
 
 
 def _groups(knobs: Tiled) -> int:
@@ -98,11 +98,16 @@ def multiplying_registers(knobs: Tiled) -> int:
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     pitch = (64 if knobs.product == "up" else 128) + 16
-    size = knobs.stages * knobs.tile_m * LINE_BYTES
-    size += _groups(knobs) * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * pitch)
+    size = knobs.stages * knobs.depth * (knobs.tile_m * LINE_BYTES + knobs.tile_n // TILE_ROWS * _TILE_BYTES)
+    size += _groups(knobs) * _CHUNK * pitch
     item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if knobs.product == "down" else 0)
     size += _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
     return -(-size // 1024) * 1024
+
+
+def turn(knobs: WgmmaKnobs) -> int:
+    """Steps of 64 k that a loop of the template has: whole stages, which divide the 45 steps of gpt-oss."""
+    return 4 if knobs.depth != 3 else 9 if knobs.tile_m == 64 else 3
 
 
 def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
@@ -123,8 +128,9 @@ def check_registers(knobs: Tiled) -> None:
         )
 
 
-def contract(knobs: Tiled, product: str) -> Contract:
-    """What the machine code of a kernel must be whose products are `product`, by the columns N and without operands."""
+def contract(knobs: Tiled, product: str, copies: str) -> Contract:
+    """What the machine code of a kernel must be whose products are `product`, by the columns N and without operands,
+    and which brings W by `copies`."""
     registers = launch_registers(knobs)
     return Contract(
         min_registers=registers,
@@ -132,7 +138,7 @@ def contract(knobs: Tiled, product: str) -> Contract:
         require=(
             *(rf"{product.replace('N', str(width))} R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in widths(knobs)),
             r"\bUBLKCP\b",
-            r"\bLDGSTS\.E\..*128",
+            copies,
         ),
         # An empty group, which a wait for all but one then leaves alone: products are complete before the next decode.
         forbid=(r"\b[HQ]GMMA\S* RZ,",),
@@ -148,17 +154,23 @@ SPEC = KernelSpec(
     family="moe",
     name="wgmma",
     knobs=WgmmaKnobs,
-    contract=lambda knobs, arch: contract(knobs, r"HGMMA\.64xNx16\.F32\.BF16"),
+    contract=lambda knobs, arch: contract(knobs, r"HGMMA\.64xNx16\.F32\.BF16", r"\bUTMALDG\.3D\b"),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
-    arguments=lambda knobs: ARGUMENTS,
+    arguments=lambda knobs: MAPPED,
 )
 
 
 def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
-    """A block a multiprocessor, or one for each item that there can be at most."""
-    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs))
+    """A block a multiprocessor, or one for each item that there can be at most; tensor maps of W and its scales."""
+    n, k = problem.sizes(knobs.product)
+    steps, row_tiles, tiles = -(-k // TILE_K), problem.experts * -(-n // TILE_ROWS), knobs.tile_n // TILE_ROWS
+    maps = {
+        name: TensorMap("bf16", (size // 2, steps, row_tiles), (size // 2, knobs.depth, tiles))
+        for name, size in (("codes_map", 512), ("scales_map", 32))
+    }
+    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs), maps=maps)
 
 
 def blocks(knobs: Tiled, problem: MoeProblem, multiprocessors: int) -> int:
@@ -201,36 +213,47 @@ def _rows_in_turn(problem: MoeProblem, tile_m: int, tile_n: int, multiprocessors
     return -(-items // multiprocessors) * tile_n
 
 
-def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """192 rows of W, which divide both products of gpt-oss, by at most as many of x: what registers hold.
+def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
+    """Rows of W a block: 192, which divide both products of gpt-oss, or of few rows an expert as many as take clearly
+    less, where few experts leave multiprocessors idle in the last turn."""
+    if problem.rows_an_expert >= FEW_ROWS:
+        return 192
+    turns = {rows: _rows_in_turn(problem, 64, rows, multiprocessors) for rows in _STAGES_FEW}
+    best = min(turns, key=lambda rows: (turns[rows], -rows))
+    return best if turns[best] < _CLEARLY * turns[192] else 192
 
-    Few experts may leave multiprocessors idle in the last turn: then by as many rows of W as take clearly less.
-    """
-    if problem.rows_an_expert < _FEW_ROWS:
-        few = {"tile_m": 64, "grain": 16, "ring": 4, "pdl": True}
-        turns = {tile_n: _rows_in_turn(problem, 64, tile_n, multiprocessors) for tile_n in _STAGES_FEW}
-        best = min(turns, key=lambda tile_n: (turns[tile_n], -tile_n))
-        tile_n = best if turns[best] < _CLEARLY * turns[192] else 192
-        return few | {"tile_n": tile_n, "stages": _STAGES_FEW[tile_n]}
-    return {"tile_m": WIDEST, "grain": 32, "tile_n": 192, "stages": 6, "ring": 4, "pdl": True}
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Tiles of 64 rows of x for few rows an expert, else of 192, with narrower loops for fewer."""
+    rows = tile_n(problem, multiprocessors)
+    if problem.rows_an_expert < FEW_ROWS:
+        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": _DEPTH, "pdl": True}
+    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 6, "depth": 1, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Wider and narrower tiles, finer and coarser widths, deeper rings; best guess first."""
+    """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     base = _heuristic(problem, arch, multiprocessors)
-    others: tuple[dict[str, int], ...] = (
-        {"grain": 16}, {"grain": 64}, {"ring": 8, "stages": 5}, {"stages": 4}, {"tile_m": 128, "stages": 8},
-        {"tile_n": 128}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"tile_n": 256, "tile_m": 64, "stages": 8},
-        {"tile_n": 128, "tile_m": 256, "stages": 5, "grain": 16},
+    shapes = (
+        (192, 192, 32, 6, 1), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
+        (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 4, 3),
+        (64, 192, 16, 12, 1), (64, 256, 16, 4, 3), (64, 128, 16, 5, 3), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
+        (256, 128, 16, 5, 1),
     )  # fmt: skip
-    return [base, *(base | other for other in others)]
+    names = ("tile_m", "tile_n", "grain", "stages", "depth")
+    others = (base | dict(zip(names, shape, strict=True)) for shape in shapes)
+    return [base, *(knobs for knobs in others if knobs != base)]
 
 
 def cases(
-    variant: Variant, launch: Any, case: Any = product_case, x_format: str = "bf16", line: int = TILE_K,
+    variant: Variant, launch: Any, turn: int, case: Any = product_case, x_format: str = "bf16", line: int = TILE_K,
     h_line: int | None = None,
 ) -> Iterator[Case]:  # fmt: skip
-    """Every width, a row more than a tile, experts without rows, ids of none; whole rings, more, and half a step."""
+    """Every width, a row more than a tile, experts without rows, ids of none; whole rings, more, and half a step.
+
+    Args:
+        turn: steps of 64 k by which loops go round.
+    """
     knobs, generator = variant.knobs, np.random.default_rng(5)
     up = knobs.product == "up"
     counts = [*(width - 3 * (index % 3) for index, width in enumerate(widths(knobs))), 0, knobs.tile_m + 1]
@@ -240,9 +263,9 @@ def cases(
     lone = np.zeros((1, 1), np.int32)
     for seed, (routed, experts, n, k, multiprocessors) in enumerate(
         (
-            (lone, 1, knobs.tile_n + some, knobs.ring * TILE_K, 1),
+            (lone, 1, knobs.tile_n + some, turn * TILE_K, 1),
             (ids, len(counts), some, 32, 2),
-            (ids, len(counts), knobs.tile_n + 64, (3 * knobs.ring - 1) * TILE_K - 32, 2),
+            (ids, len(counts), knobs.tile_n + 64, (3 * turn - 1) * TILE_K - 32, 2),
         )
     ):
         sizes = (k, n // 2) if up else (n, k)
@@ -252,8 +275,8 @@ def cases(
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "activation": "silu", "bias": False},
-    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "encoding": "nibble", "bias": False},
+    {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 2, "activation": "silu", "bias": False},
+    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "bias": False},
 )  # fmt: skip
 
 KERNEL = Kernel(
@@ -261,7 +284,7 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
-    cases=lambda variant: cases(variant, launch),
+    cases=lambda variant: cases(variant, launch, turn(variant.knobs)),
     candidates=_candidates,
     runs_on=runs_on,
     tile=tiles.maker(SPEC),

@@ -59,6 +59,7 @@ ARGUMENTS = arguments(
     "of gather [rows, k]; of the products ExpertRows",
     "of gather and of the first product ExpertRows; of the second [pairs, n], by row and slot",
 )
+MAPPED = ARGUMENTS.with_maps(codes_map="weight", scales_map="scales")  # for the products, which copy W by tensor maps
 TILES_M = (64, 128, 192, 256)  # rows of a tile of the schedule, at most
 WIDEST = 192  # of those, what heuristics take: narrower tiles have loops of their own
 LINE_BYTES = 128  # 64 k of a row

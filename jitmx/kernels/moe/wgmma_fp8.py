@@ -80,7 +80,7 @@ SPEC = KernelSpec(
     family="moe",
     name="wgmma_fp8",
     knobs=WgmmaFp8Knobs,
-    contract=lambda knobs, arch: wgmma.contract(knobs, r"QGMMA\.64xNx32\.F32\.E4M3\.E4M3"),
+    contract=lambda knobs, arch: wgmma.contract(knobs, r"QGMMA\.64xNx32\.F32\.E4M3\.E4M3", r"\bLDGSTS\.E\..*128"),
     check=_check,
     shared_bytes=shared_bytes,
     threads=wgmma.threads,
@@ -110,14 +110,26 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     return {"product": product, "activation": activation, "rows": problem.row_range, **weights}
 
 
+_STAGES_FEW = {192: 10, 256: 8, 128: 10}  # by rows of W a block, of tiles of 64 rows
+
+
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """As of moe.wgmma, whose tiles are as wide in registers and in shared memory."""
-    return wgmma.KERNEL.heuristic(problem, arch, multiprocessors)
+    """Tiles as of moe.wgmma."""
+    rows = wgmma.tile_n(problem, multiprocessors)
+    if problem.rows_an_expert < wgmma.FEW_ROWS:
+        return {"tile_m": 64, "grain": 16, "ring": 4, "pdl": True, "tile_n": rows, "stages": _STAGES_FEW[rows]}
+    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 6, "ring": 4, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Wider and narrower tiles, finer and coarser widths, deeper rings; best guess first."""
-    return wgmma.KERNEL.candidates(problem, arch, multiprocessors)
+    base = _heuristic(problem, arch, multiprocessors)
+    others: tuple[dict[str, int], ...] = (
+        {"grain": 16}, {"grain": 64}, {"ring": 8, "stages": 5}, {"stages": 4}, {"tile_m": 128, "stages": 8},
+        {"tile_n": 128}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"tile_n": 256, "tile_m": 64, "stages": 8},
+        {"tile_n": 128, "tile_m": 256, "stages": 5, "grain": 16},
+    )  # fmt: skip
+    return [base, *(base | other for other in others)]
 
 
 _RARER: tuple[dict[str, Any], ...] = (
@@ -133,7 +145,7 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     cases=lambda variant: wgmma.cases(
-        variant, launch, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
+        variant, launch, variant.knobs.ring, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
     ),
     candidates=_candidates,
     runs_on=runs_on,

@@ -114,10 +114,10 @@ def test_arranged_rows_are_restored(data: st.DataObject, k: int) -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2},
-        {"tile_m": 64, "grain": 32, "tile_n": 256, "ring": 3, "stages": 3, "bias": False, "activation": "silu"},
-        {"tile_m": 128, "grain": 64, "stages": 4, "ring": 5, "encoding": "nibble", "pdl": False},
-        {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2, "product": "down", "pdl": False},
+        {"tile_m": 64, "grain": 16, "tile_n": 128, "depth": 2, "stages": 2},
+        {"tile_m": 64, "grain": 32, "tile_n": 256, "depth": 3, "stages": 3, "bias": False, "activation": "silu"},
+        {"tile_m": 128, "grain": 64, "stages": 3, "depth": 3, "encoding": "nibble", "pdl": False},
+        {"tile_m": 64, "grain": 16, "tile_n": 128, "depth": 2, "stages": 2, "product": "down", "pdl": False},
         {"tile_m": 256, "grain": 64, "tile_n": 128, "stages": 3, "product": "down", "bias": False},
     ],
     ids=str,
@@ -150,7 +150,7 @@ def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, kernel: str, o
         return cut
 
     monkeypatch.setattr(verifying, "render", broken)
-    knobs = {"tile_m": 64, "grain": 64, "tile_n": 128, "ring": 2, "stages": 2} if kernel == "wgmma" else {}
+    knobs = {"tile_m": 64, "grain": 64, "tile_n": 128, "depth": 2, "stages": 2} if kernel == "wgmma" else {}
     assert not verify(FAMILY.spec(kernel).variant(HOPPER, **knobs)).passed
 
 
@@ -178,7 +178,7 @@ def test_four_launches_are_the_layer(intermediate: int) -> None:
     ids[7, 0] = 4
     x = generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16)
     weights = generator.uniform(0.1, 1.0, (rows, top)).astype(np.float32)
-    narrow = {"tile_m": 64, "grain": 16, "tile_n": 128, "ring": 2, "stages": 2}
+    narrow = {"tile_m": 64, "grain": 16, "tile_n": 128, "depth": 2, "stages": 2}
     first, second = variant(**narrow), variant(product="down", **narrow)
     w13, packed13 = random_weight(first.knobs, experts, 2 * intermediate, hidden, generator)
     w2, packed2 = random_weight(first.knobs, experts, hidden, intermediate, generator)
@@ -226,7 +226,7 @@ def test_four_launches_are_the_layer(intermediate: int) -> None:
 @pytest.mark.parametrize(
     "knobs",
     [{}, {"product": "down"}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"bias": False, "tile_m": 64, "stages": 8},
-     {"bias": False, "product": "down", "tile_n": 256, "tile_m": 64, "ring": 3}],
+     {"bias": False, "product": "down", "tile_n": 256, "tile_m": 64, "stages": 4, "depth": 3}],
     ids=str,
 )  # fmt: skip
 def test_shared_memory_and_registers_are_what_the_template_lays_out(knobs: dict[str, Any]) -> None:
@@ -245,14 +245,14 @@ def test_machine_code_keeps_its_contract_and_loops_address_products_by_uniform_r
         # Each takes 7 s to compile.
         {"product": "down"},
         {"tile_n": 128, "tile_m": 256, "stages": 5},
-        {"activation": "silu", "tile_m": 64, "ring": 8, "bias": False},
+        {"activation": "silu", "tile_m": 64, "depth": 1, "bias": False},
     ]
     found = keep_contracts(variant(**knobs) for knobs in (sampled if nightly else sampled[:2]))
     for built, lines in zip(found, listings(found), strict=True):
         one = built.variant
         for width in range(one.knobs.grain, one.knobs.tile_m + 1, one.knobs.grain):
             products = [number for number, line in enumerate(lines) if f"HGMMA.64x{width}x16" in line]
-            for before, after in itertools.pairwise(products[: 4 * one.knobs.ring]):
+            for before, after in itertools.pairwise(products[: 4 * wgmma.turn(one.knobs)]):
                 assert not [line for line in lines[before:after] if "R2UR" in line], one.name
 
 

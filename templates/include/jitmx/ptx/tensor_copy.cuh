@@ -15,6 +15,12 @@ __device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& ma
                :: "r"(destination), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& map, int x, int y, int z, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+               "[%1, {%2, %3, %4}], [%5];"
+               :: "r"(destination), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& map, int x, int y, int z, int w,
                                             u32 barrier) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "

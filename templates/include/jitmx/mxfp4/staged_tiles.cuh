@@ -1,0 +1,120 @@
+// Products of a warpgroup whose weights are MXFP4 and come with the activations: a stage has `Depth` steps of 64 k of
+// both, which tensor copies bring. Each lane decodes its share of a packed tile in registers.
+#pragma once
+#include "jitmx/math/scalar.cuh"
+#include "jitmx/mma/wgmma.cuh"
+#include "jitmx/mma/wgmma_product.cuh"
+#include "jitmx/mxfp4/layout.cuh"
+#include "jitmx/mxfp4/packed_tile.cuh"
+#include "jitmx/pipeline/state.cuh"
+#include "jitmx/ptx/address.cuh"
+#include "jitmx/ptx/convert.cuh"
+#include "jitmx/ptx/mbarrier.cuh"
+#include "jitmx/ptx/shared.cuh"
+
+namespace jitmx {
+
+// Where a warp stands in a ring of stages, each of Depth steps: activations, StepBytes a step; codes of Warps rows of
+// tiles, [warp][step][512 bytes]; their scales, [warp][step][32 bytes].
+template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
+ public:
+  // A lane's share of a tile.
+  struct Tile {
+    Vec4 words;
+    u32 scales;
+  };
+
+  __device__ __forceinline__ StagedTiles(const u8* x, const u8* codes, const u8* scales, const u64* full,
+                                         const u64* empty, int warp, int lane)
+      : image_(matrix_descriptor(shared_address(x))), full_(shared_address(full)), empty_(shared_address(empty)),
+        codes_(shared_address(codes) + warp * (Depth * kTileBytes) + lane * 16),
+        scales_(shared_address(scales) + warp * (Depth * kScaleBytes) + lane / 4 * 4) {}
+
+  __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + state_.stage * 8, state_.parity()); }
+
+  // Of the present stage: descriptor of the activations of its first step, and the tile of a step.
+  __device__ __forceinline__ u64 matrix() const { return image_ + state_.stage * (Depth * StepBytes / 16); }
+  __device__ __forceinline__ Tile tile(int step) const {
+    return {load_shared(codes_ + state_.stage * (Warps * Depth * kTileBytes) + step * kTileBytes),
+            load_shared_word(scales_ + state_.stage * (Warps * Depth * kScaleBytes) + step * kScaleBytes)};
+  }
+
+  __device__ __forceinline__ void advance() { state_.advance(); }
+
+  // A whole warp: what lies in the stage before the present one has been read.
+  __device__ __forceinline__ void release(int lane) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty_ + (state_.stage == 0 ? Stages - 1 : state_.stage - 1) * 8);
+  }
+
+ private:
+  u64 image_;
+  u32 full_, empty_, codes_, scales_;
+  PipelineState<Stages> state_;
+};
+
+// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that
+// decoding takes, which reads one half of a register that has those of both rows.
+template <class Encoding, int I, class Tile>
+__device__ __forceinline__ Fragments staged_fragments(const Tile& tile) {
+  const Vec4 words[1] = {tile.words};
+  const u32 folded = ((I == 0 ? tile.scales : tile.scales >> 8) & 0x00FF00FFu) * 128u + 126u * 0x00800080u;
+  return Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, both_low(folded), both_high(folded));
+}
+
+// Adds the products of `steps` steps of 64 k to `sums`. While those of a step are under way, the next is decoded into
+// the other fragments; a tile is read a step ahead. N: rows of X, columns of the products; StepBytes of them a step;
+// Turn: steps that the loop has, whole stages. No product is under way as it turns, or in what is left of a turn: ptxas
+// else lets none overlap with anything, some releases with few registers, some with many.
+template <class Encoding, int N, int Depth, int Turn, int StepBytes, int Count, class Ring>
+__device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments (&a)[2][2], int steps, Ring& ring,
+                                                int lane) {
+  static_assert(Turn % Depth == 0, "a turn has whole stages");
+  ring.wait();
+  auto tile = ring.tile(0);
+  u64 x = ring.matrix();
+  int left = steps;
+  // Step i of a turn, the last of its stage or not; what was under way is done as the next products are asked for.
+  const auto step = [&](int i, bool last, bool overlapped) {
+    const auto now = tile;
+    const u64 here = x + i % Depth * (StepBytes / 16);
+    Fragments &low = a[i % 2][0], &high = a[i % 2][1];
+    low = staged_fragments<Encoding, 0>(now);
+    high = staged_fragments<Encoding, 1>(now);
+    if (!last) tile = ring.tile(i % Depth + 1);
+    wgmma_fence();
+    wgmma_steps<Bf16, N, 2>(sums, low.a, here);
+    wgmma_steps<Bf16, N, 2>(sums, high.a, here + 4);
+    wgmma_commit();
+    if (overlapped) {
+      wgmma_wait<1>();
+      fence_operand(a[1 - i % 2][0].a);
+      fence_operand(a[1 - i % 2][1].a);
+    } else {
+      wgmma_wait<0>();
+      fence_operand(low.a);
+      fence_operand(high.a);
+    }
+    if (i % Depth == 0 && (i > 0 || left != steps)) ring.release(lane);
+    if (last) {
+      ring.advance();
+      x = ring.matrix();
+      if (left > i + 1) {
+        ring.wait();
+        tile = ring.tile(0);
+      }
+    }
+  };
+#pragma unroll 1
+  for (; left >= Turn; left -= Turn) {
+#pragma unroll
+    for (int i = 0; i < Turn; ++i) step(i, i % Depth == Depth - 1, i + 1 < Turn);
+  }
+#pragma unroll
+  for (int i = 0; i + 1 < Turn; ++i)
+    if (i < left) step(i, i % Depth == Depth - 1 || i + 1 == left, false);
+  fence_operand(sums);
+  ring.release(lane);
+}
+
+}  // namespace jitmx
