@@ -209,6 +209,7 @@ def workspace_bytes(knobs: DecodeKnobs, blocks: int) -> int:
 # Contexts below the first are over before an uneven share of them counts. Up to the second, requests of other lengths,
 # which clusters do not help, take little longer.
 _SHORT, _EVEN = 1024, 4096
+_FEW = 512  # tokens of E4M3 up to which many warps convert sooner than several blocks
 # Tokens times KV heads from which on warps of two tiles each are quicker than two blocks that read the same.
 _ONCE = 8 * 4096
 # Beyond this one request keeps more multiprocessors busy than clusters of eight blocks a KV head do.
@@ -233,10 +234,14 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
         knobs |= {"reduction": "none"}
         if crowded:
             return _within(problem, arch, knobs | {"keys": 16, "blocks_per_sm": 4}, stages=2)
+        if not problem.window and problem.cache == "e4m3" and problem.context <= _FEW and team == 1:
+            return _within(problem, arch, knobs | {"warps": 8, "keys": 16, "blocks_per_sm": 1}, stages=2)
         if not problem.window:
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
         # The ring holds the whole window and the new tokens, where it can: one step.
         split, one_step = _split(problem, multiprocessors, blocks=1), problem.window <= 8 * 32 - 8
+        if problem.cache == "e4m3" and team == 1 and problem.window <= 5 * 2 * 16 - 8:  # few keys a warp to convert
+            return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 1}, stages=2)
         knobs |= {"warps": 8, "blocks_per_sm": 1, "group_split": split}
         return _within(problem, arch, knobs, stages=1) if one_step else _within(problem, arch, knobs | {"keys": 16}, 2)
     if shared_out := _cluster(problem, arch, multiprocessors):
@@ -261,7 +266,8 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
         return None
     found = {"reduction": "cluster", "blocks_per_sm": 1, "warps": 8, "keys": 32, "stages": 3}
     # Keys are read once for rows of several tokens by warps of two tiles each, which pays where reading takes longest.
-    if team in (2, 4) and problem.head_dim <= 64 and problem.cache == "same" and problem.context > _SHORT:
+    crowded = items * 2 > multiprocessors  # with each request's blocks
+    if team in (2, 4) and problem.head_dim <= 64 and problem.context > _SHORT and (problem.cache == "same" or crowded):
         split = team // 2
         fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
         found |= {"group_split": split, "row_tiles": 2}
@@ -269,9 +275,9 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
             return found | {"parts": fit[-1]}
         if items * problem.context >= _ONCE and items * split <= multiprocessors:  # two blocks a multiprocessor
             return found | {"parts": 2, "warps": 4, "stages": 2}
-        if team == 2 and 8 in fit:  # all keys at once
-            return found | {"parts": 8, "warps": 4, "stages": 2}
         found["row_tiles"] = 1
+        if team == 2 and items * 2 * 4 * 2 <= multiprocessors:
+            return found | {"group_split": 2, "parts": 4, "keys": 16}
     split = _split(problem, multiprocessors, blocks=2)
     if items * split * 2 > multiprocessors:
         return None
@@ -279,8 +285,10 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
     fit = [parts for parts in (2, 4, 8) if items * split * parts * 2 <= multiprocessors]
     if not fit:
         return found | {"parts": 2, "stages": 3 if split == 1 else 2}
-    for keys in (32, 64):  # all of a short context is one step of four blocks
+    for keys in (32, 64):  # all of a short context is one step of four blocks, or of E4M3 two of eight
         if problem.context <= 4 * 8 * keys and 4 in fit:
+            if keys == 64 and problem.cache == "e4m3":
+                return found | {"parts": fit[-1] if team == 1 else 4, "stages": 2}
             return found | {"parts": 4, "keys": keys, "stages": 1}
     return found | {"parts": fit[-1]}
 

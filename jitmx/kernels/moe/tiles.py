@@ -83,6 +83,8 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
     by_wgmma = variant.spec.name in ("wgmma", "wgmma_fp8")
     reads = "wgmma" if by_wgmma and problem.h_format == "bf16" else variant.spec.name
     share = {"kernel": reads, "tile_m": knobs.tile_m}  # what h looks like, and the lists
+    if variant.spec.name == reads == "wgmma":  # shared memory holds stages of a tile, as of the first product
+        share |= {name: getattr(knobs, name) for name in ("grain", "tile_n", "stages", "depth")}
     if by_wgmma:
         gather = dataclasses.replace(problem, product="gather", residual=False)
         found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))

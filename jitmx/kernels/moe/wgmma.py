@@ -34,10 +34,10 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
-# products: on an H200 634 and 644 us with 8 rows, 795 and 685 with 16. Up to the second, tiles of 64 rows are quicker.
-MANY_ROWS, FEW_ROWS = 12, 48
-_DEPTH = 3  # steps a stage of such tiles
-_STAGES_FEW = {192: 4, 256: 4, 128: 5}  # by rows of W a block
+# products: on an H200 573 us with 8 rows, where moe.grouped takes 611. Up to the second, tiles of 64 rows are quicker; up
+# to the third, of 128.
+MANY_ROWS, FEW_ROWS, _SOME_ROWS = 6, 48, 160
+_STAGES_FEW = {192: 4, 256: 4, 128: 5}  # of three steps, by rows of W a block, of tiles of 64 rows
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
 _TILE_BYTES = 512 + 32  # of a packed tile, with its scales
@@ -224,11 +224,13 @@ def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Tiles of 64 rows of x for few rows an expert, else of 192, with narrower loops for fewer."""
+    """Tiles of 64 rows of x for few rows an expert, then of 128 and 192, with narrower loops for fewer."""
     rows = tile_n(problem, multiprocessors)
     if problem.rows_an_expert < FEW_ROWS:
-        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": _DEPTH, "pdl": True}
-    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 6, "depth": 1, "pdl": True}
+        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": 3, "pdl": True}
+    if problem.rows_an_expert < _SOME_ROWS:
+        return {"tile_m": 128, "grain": 16, "tile_n": rows, "stages": 3, "depth": 3, "pdl": True}
+    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 3, "depth": 2, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
