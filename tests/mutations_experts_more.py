@@ -169,6 +169,10 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the last slot is left out",
          "      if (there[slot]) part[slot]",
          "      if (there[slot] && slot + 1 < kTop) part[slot]"),
+        ("the next row is the neighbour's", "next = row + gridDim.x;", "next = row + 1u;"),
+        ("a row more than there are", "more = next < u32(args.rows);", "more = next <= u32(args.rows);"),
+        ("the last row is left out", "more = next < u32(args.rows);", "more = next + 1u < u32(args.rows);"),
+        ("the next row has this one's experts", "    if (more) slots = slots_of(args, next);\n", ""),
     ),
     "more-topk": (
         ("what is behind the last pair is not cleared",
