@@ -11,6 +11,7 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, combine_case
@@ -36,7 +37,7 @@ class CombineKnobs(Knobs):
     @property
     def resident(self) -> int:
         """Blocks of a multiprocessor, as registers allow: a thread has a vector of each part and of the residual."""
-        loads = self.top + {False: 0, True: 1, "pair": 2}[self.residual]
+        loads = self.top + RESIDUALS.index(self.residual)
         return min(16, max(1, (1536 if loads <= 6 else 768) // (self.warps * 32)))
 
 
