@@ -38,7 +38,7 @@ class CombineKnobs(Knobs):
     def resident(self) -> int:
         """Blocks of a multiprocessor, as registers allow: a thread has a vector of each part and of the residual."""
         loads = self.top + RESIDUALS.index(self.residual)
-        return min(16, max(1, (1536 if loads <= 6 else 768) // (self.warps * 32)))
+        return min(16, max(1, (1536 if loads <= 4 else 1152 if loads <= 6 else 768) // (self.warps * 32)))
 
 
 SPEC = KernelSpec(
