@@ -236,8 +236,8 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "values-combine": (
         ("slots are added from the last",
-         "    for (int slot = 0; slot < kTop; ++slot) {\n      const u32 pair[4] = {part[slot].x",
-         "    for (int slot = kTop - 1; slot >= 0; --slot) {\n      const u32 pair[4] = {part[slot].x"),
+         "for (int slot = 0; slot < kTop; ++slot) {\n        const u32 pair[4] = {part[slot].x",
+         "for (int slot = kTop - 1; slot >= 0; --slot) {\n        const u32 pair[4] = {part[slot].x"),
         ("the residual is added twice as the first slot", "    float sum[8] = {};",
          "    float sum[8] = {Bf16::low(carried.x)};"),
         ("an id past the experts has a part",
@@ -245,7 +245,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "there[slot] = id <= u32(args.experts);"),
     ),
     "values-combine-pair": (
-        ("the low part is lost", "sum[2 * i + 1] += Bf16::high(more[i]);", ""),
+        ("the low part is lost", "sum[2 * i + 1] += Bf16::high(low[i]);", ""),
     ),
     "values-route": (
         ("epsilon is a constant",

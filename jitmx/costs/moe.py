@@ -14,7 +14,7 @@ from jitmx import kernels
 from jitmx.arch import Arch
 from jitmx.costs.work import Cost, Probe, Work
 from jitmx.kernels.linear import tile_cost
-from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import RESIDUALS, TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.fp8_arguments import product_case as fp8_case
@@ -88,7 +88,8 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
             grids=2,
         )
     if name in ("gather", "gather_fp8", "combine"):
-        return Work(bytes=0.0, cached=2.0 * hidden * (m + pairs), busy=busy)
+        tensors = 2 * RESIDUALS.index(problem.residual) or 1  # of m rows: x, or the residual and y
+        return Work(bytes=0.0, cached=2.0 * hidden * (tensors * m + pairs), busy=busy)
     if name == "scaled":
         return _scaled(knobs, problem, multiprocessors)
     if name not in ("grouped", "wgmma", "wgmma_fp8"):

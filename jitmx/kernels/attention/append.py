@@ -41,7 +41,9 @@ APPEND = KernelSpec(
     name="append",
     knobs=AppendKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=128, require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*" + ("64" if knobs.cache == "e4m3" else "128"))
+        max_registers=64 if knobs.warps > 1 else 128,
+        require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*" + ("64" if knobs.cache == "e4m3" else "128")),
+        forbid=(r"\bSTG\.E ",),  # words: a quarter of a vector each
     ),
     check=shared.check_shared,
     threads=lambda knobs: knobs.warps * 32,

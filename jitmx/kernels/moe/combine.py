@@ -11,6 +11,7 @@ import numpy as np
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
+from jitmx.kernels.linear.layout import RESIDUALS
 from jitmx.kernels.moe import far
 from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import ARGUMENTS, combine_case
@@ -30,8 +31,14 @@ class CombineKnobs(Knobs):
 
     top: int = knob(4, low=1, high=MAX_TOP, doc="parts a row")
     residual: bool | str = RESIDUAL
-    warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y")
+    warps: int = knob(8, choices=(1, 2, 4, 8, 12, 16), doc="warps a block, which makes a row of y at a time")
     pdl: bool = PDL
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor, as registers allow: a thread has a vector of each part and of the residual."""
+        loads = self.top + RESIDUALS.index(self.residual)
+        return min(16, max(1, (1536 if loads <= 4 else 1152 if loads <= 6 else 768) // (self.warps * 32)))
 
 
 SPEC = KernelSpec(
@@ -39,7 +46,7 @@ SPEC = KernelSpec(
     name="combine",
     knobs=CombineKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=min(255, 65536 // (knobs.warps * 32)), require=(r"\bLDG\.E\..*128",)
+        max_registers=min(255, 65536 // (knobs.resident * knobs.warps * 32) // 8 * 8), require=(r"\bLDG\.E\..*128",)
     ),
     threads=lambda knobs: knobs.warps * 32,
     arguments=lambda knobs: ARGUMENTS,
@@ -47,8 +54,8 @@ SPEC = KernelSpec(
 
 
 def launch(knobs: CombineKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
-    """A block a row."""
-    return Launch(problem.m, 0)
+    """A block a row, as far as blocks run side by side; these go on with further rows."""
+    return Launch(min(problem.m, multiprocessors * knobs.resident), 0)
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
@@ -74,13 +81,13 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """All slots with experts; some without, a map, and a row longer than a block; ids that are no expert's, no map."""
+    """All slots with experts; some without, a map, long rows, several a block; ids that are no expert's, no map."""
     knobs, generator = variant.knobs, np.random.default_rng(7)
     mapped = np.array([2, -1, 1, 5, 0], np.int32)
     for seed, (rows, hidden, low, to) in enumerate(((1, 32, 0, None), (5, knobs.warps * 256 + 32, -2, mapped))):
         ids = generator.integers(low, 3 if to is None else 7, (rows, knobs.top)).astype(np.int32)
         problem = MoeProblem(rows, 3, knobs.top, hidden, 32, product="combine")
-        yield combine_case(variant, launch(knobs, problem, 1), problem, Routing(ids, to), seed)
+        yield combine_case(variant, Launch(min(rows, 2)), problem, Routing(ids, to), seed)
     ids = generator.integers(-1, 5, (3, knobs.top)).astype(np.int32)
     ids[1], ids[2, 0] = 3, 0
     problem = MoeProblem(3, 3, knobs.top, 32, 32, product="combine")

@@ -23,15 +23,23 @@ from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
+RESIDENT = {1: 32, 2: 24, 3: 20, 4: 16}  # warps of a multiprocessor by steps under way
+
 
 @dataclass(frozen=True)
 class GatherKnobs(Knobs):
     """Compile-time choices of `moe.gather`."""
 
-    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most; 16 a warp")
-    spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule, each with a slice of k")
+    tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
+    spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule")
+    warps: int = knob(4, choices=(1, 2, 4), doc="a block, each with 16 rows at a time")
     at_once: int = knob(3, low=1, high=4, doc="steps of 64 k whose loads a warp has under way")
     pdl: bool = PDL
+
+    @property
+    def resident(self) -> int:
+        """Warps of a multiprocessor, as registers allow: an item of a lane is four vectors a step."""
+        return RESIDENT[self.at_once]
 
 
 def _check(knobs: GatherKnobs, arch: Arch) -> None:
@@ -44,11 +52,11 @@ SPEC = KernelSpec(
     name="gather",
     knobs=GatherKnobs,
     contract=lambda knobs, arch: Contract(
-        max_registers=min(255, 65536 // (2 * knobs.tile_m)),
+        max_registers=65536 // (32 * knobs.resident) // 8 * 8,
         require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*128"),
     ),
     check=_check,
-    threads=lambda knobs: knobs.tile_m // 16 * 32,
+    threads=lambda knobs: knobs.warps * 32,
     arguments=lambda knobs: ARGUMENTS,
 )
 
@@ -68,14 +76,14 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Five slices of k, nine steps each of gpt-oss' 45."""
-    return {"tile_m": WIDEST, "spans": 5, "at_once": 3, "pdl": True}
+    """Twenty warps a tile: an item each of 16 rows of gpt-oss' 45 steps, nine of 192 rows."""
+    return {"tile_m": WIDEST, "spans": 5, "warps": 4, "at_once": 3, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Other slices and loads under way, best guess first."""
+    """Other shares and loads under way, best guess first."""
     base = _heuristic(problem, arch, multiprocessors)
-    others = ({"spans": 3}, {"spans": 9}, {"spans": 15}, {"at_once": 1}, {"at_once": 2}, {"at_once": 4})
+    others = ({"spans": 3}, {"spans": 8}, {"spans": 10, "warps": 2}, {"at_once": 1}, {"at_once": 2}, {"at_once": 4})
     return [base, *(base | other for other in others)]
 
 

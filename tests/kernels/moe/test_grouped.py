@@ -16,7 +16,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear.layout import RESIDUALS
-from jitmx.kernels.moe import MoeProblem, grouped
+from jitmx.kernels.moe import MoeProblem, combine, grouped
 from jitmx.kernels.moe.grouped_arguments import lists
 from jitmx.kernels.routing.cases import lists as lists_of_routing
 from jitmx.registry.render import render
@@ -125,6 +125,24 @@ def test_the_machine_code_keeps_its_contract(target: str, nightly: bool) -> None
         for product in PRODUCTS for m, scales in ((65, "normal"), (8192, "normal"), (8192, "full"))
     ]  # fmt: skip
     keep_contracts(some((choose("moe", problem, chip).variant for problem in problems), nightly, every=4))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
+def test_sums_of_as_many_parts_as_there_may_be_keep_their_contract(target: str, nightly: bool) -> None:
+    chip = arch.parse(target)
+    keep_contracts(some(
+        (combine.SPEC.variant(chip, top=top, residual=residual, warps=warps, pdl="pdl" in chip.features)
+         for top in (8, 6, 4) for residual in RESIDUALS for warps in (12, 1, 16)), nightly, every=4,
+    ))  # fmt: skip
+
+
+def test_few_rows_have_a_block_each_to_be_summed_and_of_many_as_many_blocks_as_run_side_by_side() -> None:
+    def blocks(rows: int, **knobs: Any) -> int:
+        made = combine.SPEC.variant(arch.parse("sm_90"), warps=12, **knobs)
+        return combine.launch(made.knobs, MoeProblem(rows, product="combine"), 132).blocks
+
+    assert [blocks(rows) for rows in (1, 64, 528, 529, 8192)] == [1, 64, 528, 528, 528]
+    assert blocks(8192, residual="pair") == 132 * 3 and blocks(8192, residual="pair", top=8) == 132 * 2
 
 
 def test_weights_of_the_wrong_expert_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,12 @@ def test_rows_are_gathered_bit_for_bit(knobs: dict[str, Any], simulated: Callabl
     simulated(gather.SPEC.variant(HOPPER, **knobs))
 
 
+def test_machine_code_of_every_gather_keeps_its_contract() -> None:
+    keep_contracts(
+        gather.SPEC.variant(HOPPER, at_once=steps, warps=warps) for steps in (1, 2, 3, 4) for warps in (1, 4)
+    )
+
+
 @pytest.mark.parametrize(
     ("kernel", "old", "new"),
     [
