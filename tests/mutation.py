@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jitmx import arch, kernels
 from jitmx.errors import SimulationError
-from jitmx.registry.case import chains
+from jitmx.registry.case import Case, chains
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import run_chain
@@ -77,8 +77,7 @@ def source(place: Variant) -> str:
 def fault(place: Variant, text: str) -> str | None:
     """What the first case of a variant that fails with this source says, then the first chain; None where all pass."""
     ptx = nvrtc.compile_ptx(text, nvrtc.options(place.arch))
-    cases = list(kernels.family(place.spec.family).cases(place))
-    for chain in (*((case,) for case in cases), *(chain for chain in chains(cases) if len(chain) > 1)):
+    for chain in _chains(place):
         launches = run_chain(chain, place, ptx)
         for case in chain:
             try:
@@ -88,3 +87,12 @@ def fault(place: Variant, text: str) -> str | None:
             if not error <= case.gate:
                 return f"{name}: error {error:.3g} is over the gate of {case.gate:g}"
     return None
+
+
+def _chains(place: Variant) -> Iterator[tuple[Case, ...]]:
+    """Every case by itself, made when those before it have passed; then the chains of several."""
+    cases: list[Case] = []
+    for case in kernels.family(place.spec.family).cases(place):
+        cases.append(case)
+        yield (case,)
+    yield from (chain for chain in chains(cases) if len(chain) > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -85,19 +85,25 @@ def sampled(item: dataclasses.Field[Any]) -> Sequence[Any]:
 def served(spec: KernelSpec, arch: Arch) -> Problem | None:
     """A problem that the kernel serves on a target: a typical one, or one that asks for a thing that is not typical."""
     family = kernels.family(spec.family)
-    problems = list(family.typical(arch))
-    for one in (problems[0], problems[-1]):
-        for item in dataclasses.fields(one):
-            if isinstance(item.default, bool) or item.metadata.get("choices"):
-                for value in values(item):
-                    with contextlib.suppress(KnobError):  # not beside what the typical one asks for
-                        problems.append(dataclasses.replace(one, **{item.name: value}))
-    for problem in problems:
+    if not family.kernel(spec.name).runs_on(arch):
+        return None
+    for problem in _asked(list(family.typical(arch))):
         larger = [problem, dataclasses.replace(problem, m=512)] if hasattr(problem, "m") else [problem]
         for asked in larger:
             if spec.name in family.serving(asked, arch):
                 return asked
     return None
+
+
+def _asked(typical: Sequence[Problem]) -> Iterator[Problem]:
+    """Typical problems, then the first and the last of them with each other value of each flag and word."""
+    yield from typical
+    for one in (typical[0], typical[-1]):
+        for item in dataclasses.fields(one):
+            if isinstance(item.default, bool) or item.metadata.get("choices"):
+                for value in values(item):
+                    with contextlib.suppress(KnobError):  # not beside what the typical one asks for
+                        yield dataclasses.replace(one, **{item.name: value})
 
 
 def arches_of(spec: KernelSpec) -> tuple[Arch, ...]:

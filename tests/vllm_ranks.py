@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -52,6 +53,7 @@ def serve() -> None:
     """Be what ranks are forked from, until nobody asks any more."""
     with contextlib.redirect_stdout(sys.stderr):
         _import()
+    gc.freeze()  # modules stay: no rank need walk them, nor copy the pages that they lie in
     # There are no threads to be lost: a lock that one of them held would be held in a rank for ever.
     assert len([*Path("/proc/self/task").iterdir()]) == 1
     for line in sys.stdin:

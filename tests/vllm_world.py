@@ -101,4 +101,6 @@ def world(rank: int = 0, size: int = 1, meeting: str | None = None, config: Vllm
         finally:
             torch.set_default_dtype(dtype)
             if made:
-                parallel_state.cleanup_dist_env_and_memory()
+                # vLLM's clean-up of both would then walk all objects of the process, and thaw those that are frozen.
+                parallel_state.destroy_model_parallel()
+                parallel_state.destroy_distributed_environment()

@@ -284,6 +284,8 @@ class Memory(Space):
         super().__init__("global", 1 << 16, GLOBAL_BASE)
         self._end, self.used = 0, _RED_ZONE  # of the last allocation, and of the red zone behind it
         self.allocations: dict[int, tuple[int, str]] = {}
+        # Where allocations start, rising, and which are used early; None where these are to be looked up anew.
+        self._starts: tuple[Array, Array] | None = None
         self._segments = Segments()
         self._beyond_far = _FAR  # where the next far allocation starts
         self._freed: dict[int, list[int]] = {}  # by size
@@ -306,7 +308,7 @@ class Memory(Space):
         if self.used > self.extent:
             self._hold(max(self.used, 2 * self.extent))
         self.state[start : start + size] = ALLOCATED | (WRITABLE if writable else 0)
-        self.allocations[start] = size, name
+        self.allocations[start], self._starts = (size, name), None
         return self.base + start
 
     def allocate_far(self, size: int, at: Array, piece: int, name: str = "", *, writable: bool = True) -> int:
@@ -322,7 +324,7 @@ class Memory(Space):
         self._segments.add(start + at, piece)
         self._hold(self.extent)
         self.state[self._places(start, at, piece)] = ALLOCATED | (WRITABLE if writable else 0)
-        self.allocations[start] = size, name
+        self.allocations[start], self._starts = (size, name), None
         return self.base + start
 
     def _hold(self, near: int) -> None:
@@ -351,12 +353,13 @@ class Memory(Space):
         return np.where(near, off.view("i8"), where + self.extent)
 
     def address_of(self, where: int) -> int:
-        return self.base + (where if where < self.extent else self._segments.address_of(where - self.extent))
+        return self.base + (where if where < self.extent else int(self._segments.address_of(where - self.extent)))
 
     def free(self, address: int) -> None:
         """Nobody may use an allocation any more; the next one of its size takes its place."""
         start = address - self.base
         size, _ = self.allocations.pop(start)
+        self._starts = None
         self.state[start : start + size] = 0
         self._freed.setdefault(size, []).append(start)
         for having in (self._constant, self._early, self._ahead):
@@ -387,20 +390,24 @@ class Memory(Space):
 
     def check_late(self, m: Machine, where: Array, lanes: Array, total: int, line: Line, what: str) -> None:
         """Error where lanes that have not waited use what launches before may be using, unless these allow it."""
-        for at, place in enumerate(where.tolist()):
-            if self._start(place) not in self._early:
-                text = f"{what} {total} bytes of {self.place(place)}{self.near(place + self.base)}"
-                text += " before griddepcontrol.wait, while the previous kernel may still use them"
-                m.fault(line, lanes[at], text)
+        forbidden = ~self._used_early(where)
+        if np.count_nonzero(forbidden):
+            at = int(forbidden.argmax())
+            place = int(where[at])
+            text = f"{what} {total} bytes of {self.place(place)}{self.near(place + self.base)}"
+            text += " before griddepcontrol.wait, while the previous kernel may still use them"
+            m.fault(line, lanes[at], text)
         self.sequence.check(m, self, where, lanes, total, line, what)
 
     def check_lasting(self, m: Machine, where: Array, lanes: Array, total: int, line: Line) -> None:
         """Error where lanes read through .nc what the launch before may have written since this one began."""
-        for at, place in enumerate(where.tolist()):
-            if self.state[place] & LATE and self._start(place) not in self._early:
-                text = f"reads {total} bytes of {self.place(place)}{self.near(place + self.base)} through .nc, but the "
-                text += "previous kernel may have written them since this launch began"
-                m.fault(line, lanes[at], text)
+        changed = (self.state.take(where) & LATE != 0) & ~self._used_early(where)
+        if np.count_nonzero(changed):
+            at = int(changed.argmax())
+            place = int(where[at])
+            text = f"reads {total} bytes of {self.place(place)}{self.near(place + self.base)} through .nc, but the "
+            text += "previous kernel may have written them since this launch began"
+            m.fault(line, lanes[at], text)
 
     def any_early(self) -> bool:
         """Whether launches use some of it before they wait."""
@@ -410,10 +417,17 @@ class Memory(Space):
         """Names of what the next launch uses before it waits."""
         return [self.allocations[start][1] for start in sorted(self._ahead)]
 
-    def _start(self, place: int) -> int:
-        """Where the allocation of a byte starts."""
-        place = self.address_of(place) - self.base
-        return next(start for start, (size, _) in self.allocations.items() if start <= place < start + size)
+    def _used_early(self, where: Array) -> Array:
+        """Which bytes lie in allocations that this launch uses before its wait."""
+        if self._starts is None:
+            starts = np.sort(np.fromiter(self.allocations, np.int64))
+            self._starts = starts, np.isin(starts, np.fromiter(self._early, np.int64))
+        starts, early = self._starts
+        far = where >= self.extent
+        if np.count_nonzero(far):
+            where = where.copy()
+            where[far] = self._segments.address_of(where[far] - self.extent)
+        return np.asarray(early.take(starts.searchsorted(where, "right") - 1))
 
     def upload(
         self, array: npt.ArrayLike, name: str = "", *, writable: bool = False, constant: bool = False,
@@ -432,6 +446,7 @@ class Memory(Space):
         for flag, having in ((constant, self._constant), (early, self._early), (ahead, self._ahead)):
             if flag:
                 having.add(start)
+        self._starts = None
 
     def upload_far(
         self, array: Array, at: Array, size: int, name: str = "", *, writable: bool = False, constant: bool = False,

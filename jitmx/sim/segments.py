@@ -45,10 +45,10 @@ class Segments:
         inside = (address >= start) & (address <= self._ends.take(at) - size)
         return address - start + self._places.take(at), inside
 
-    def address_of(self, place: int) -> int:
-        """The address of a byte of the arrays."""
-        at = int(self._places.searchsorted(place, "right")) - 1
-        return int(self._starts[at]) + place - int(self._places[at])
+    def address_of(self, place: int | Array) -> Array:
+        """The addresses of bytes of the arrays."""
+        at = self._places.searchsorted(place, "right") - 1
+        return np.asarray(self._starts[at] + place - self._places[at])
 
     def between(self, first: int, end: int) -> list[slice]:
         """Places of the segments from one address up to another."""

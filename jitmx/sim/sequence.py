@@ -52,11 +52,14 @@ class Past:
     before: frozenset[int]
     said: Said
 
-    def meets(self, word: int) -> bool:
-        """Whether an access that its shadow remembers may be made when the next launch has begun."""
-        block, column, time = (word & WHO) >> _COLUMNS, word & (1 << _COLUMNS) - 1, word >> 32 & _TIME
-        known = self.said.get(block)
-        return block in self.before and (known is None or int(known[column]) < time)
+    def meets(self, words: Array) -> Array:
+        """Which accesses that its shadow remembers may be made when the next launch has begun."""
+        block, column, time = (words & WHO) >> _COLUMNS, words & (1 << _COLUMNS) - 1, words >> 32 & _TIME
+        may = np.zeros(len(words), bool)
+        for one in self.before.intersection(np.unique(block).tolist()):
+            own, known = (block == one).nonzero()[0], self.said.get(one)
+            may[own] = True if known is None else known.take(column[own]) < time[own]
+        return may
 
 
 class Sequence:
@@ -141,11 +144,13 @@ class Sequence:
             met = [(cells.writers, "writes")]
             met += [(words, "reads") for words in cells.readers(0)] if what != "reads" else []
             for words, how in met:
-                for row, column in np.argwhere(words != 0).tolist():
-                    word = int(words[row, column])
-                    if past.meets(word):
-                        i = int(there[row])
-                        self._report(m, past, word, int(each[i]), memory.place(int(at[i])), line, what, how)
+                row, column = words.nonzero()
+                used = words[row, column]
+                may = past.meets(used)
+                if np.count_nonzero(may):
+                    first = int(may.argmax())
+                    i = int(there[row[first]])
+                    self._report(m, past, int(used[first]), int(each[i]), memory.place(int(at[i])), line, what, how)
 
     def _report(
         self, m: Machine, past: Past, word: int, lane: int, place: str, line: Line, what: str, how: str

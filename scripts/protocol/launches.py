@@ -57,11 +57,17 @@ def usual(arch: Arch) -> Iterator[tuple[str, Variant]]:
 
 
 @functools.cache
-def ways(arch: Arch) -> tuple[tuple[str, Variant], ...]:
-    """The first usual variant of each way of each kernel on `arch` that has a case, with the way's name."""
+def ways(arch: Arch, only: frozenset[str] = frozenset()) -> tuple[tuple[str, Variant], ...]:
+    """The first usual variant of each way of each kernel on `arch` that has a case, with the way's name.
+
+    Args:
+        only: FAMILY.KERNEL of those to look at; empty, all.
+    """
     first: dict[str, frozenset[str]] = {}
     found: dict[str, Variant] = {}
     for kernel, variant in usual(arch):
+        if only and kernel not in only:
+            continue
         made_of = parts(variant)
         way = kernel + difference(first.setdefault(kernel, made_of), made_of)
         if way not in found and any(True for _ in kernels.family(variant.spec.family).cases(variant)):
@@ -95,7 +101,7 @@ def chosen(arch: Arch, only: Sequence[str] = (), smallest: bool = False) -> Iter
         return sum(item.data.nbytes for item in case.values.values() if isinstance(item, Buffer))
 
     pick = min if smallest else max
-    for way, variant in ways(arch):
+    for way, variant in ways(arch, frozenset(map(kernel_of, only))):
         if not only or way in only:
             cases = kernels.family(variant.spec.family).cases(variant)
             yield variant, pick((case for case in cases if not case.sparse), key=size)

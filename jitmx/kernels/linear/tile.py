@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -280,52 +281,74 @@ def _fitting(knobs: TileKnobs, arch: Arch) -> int:
     return max(1, min(by_registers, by_memory))
 
 
+@functools.lru_cache(maxsize=4096)
+def _shapes(
+    arch: Arch, fixed: tuple[tuple[str, Any], ...], clustered: bool, block: tuple[int, int, int], tile_m: int
+) -> tuple[tuple[dict[str, Any], tuple[Shape, ...]], ...]:
+    """Knobs that fit, each with what the cost model needs of them by rising slices of k, however short k is."""
+    tile_n, warps_n, warps_m = block
+    if tile_m % (COLUMN * warps_m) or tile_n * tile_m > MAX_SUMS * warps_n * warps_m * 32:
+        return ()
+    found = []
+    for tile_k, stages in itertools.product((64, 128, 256), (3, 4, 6)):
+        knobs: dict[str, Any] = {
+            "tile_n": tile_n, "tile_m": tile_m, "tile_k": tile_k, "warps_n": warps_n, "warps_m": warps_m,
+            "stages": stages, "pdl": "pdl" in arch.features,
+        }  # fmt: skip
+        plain = TileKnobs(**dict(fixed), **knobs)
+        if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
+            continue
+        resident = most_blocks(warps_n * warps_m, min(_RESIDENT, _fitting(plain, arch)), _least_registers(plain))
+        sums = sums_per_thread(plain)
+        crowded = sums > 96
+        late = crowded and resident == 1 and threads(plain) == 256
+        if late and stages == 3:  # the one copy under way would start too late
+            continue
+        knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
+        budget = registers_left(warps_n * warps_m, resident)
+        shapes = []
+        for split_k in range(2 if clustered else 1, 9):
+            if split_k > 1 and (crowded or sums * split_k > _PARTS * budget):
+                break
+            if plain.residual and split_k in (3, 4) and sums * split_k > _UNROLLED * budget:
+                continue
+            shapes.append(Shape(
+                tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
+                stages, split_k, stage_bytes(plain), resident, clustered,
+            ))  # fmt: skip
+        found.append((knobs, tuple(shapes)))
+    return tuple(found)
+
+
 def _weighed(
     problem: LinearProblem, arch: Arch, multiprocessors: int, exchange: str = "memory"
 ) -> list[tuple[float, dict[str, Any]]]:
     """Knobs by what the cost model says that they take, in microseconds; best first."""
     clustered = exchange == "cluster"
-    fixed = _fixed(problem)
+    fixed = tuple(_fixed(problem).items())
     # Rows of X, and of packed tiles, that offsets reach in a tile: fewer than tiles have where rows are very long.
     most, most_tiles = REACH // (2 * problem.k), REACH // (-(-problem.k // TILE_K) * _packed_bytes(problem))
     enough = next((tokens for tokens in _TOKENS if tokens >= min(problem.m, most)), _TOKENS[-1])
     few = [tokens for tokens in _TOKENS if enough // 2 <= tokens <= enough and min(tokens, problem.m) <= most]
     found = []
-    depths = itertools.product((64, 128, 256), (3, 4, 6))
-    for (tile_n, warps_n, warps_m), tile_m, (tile_k, stages) in itertools.product(_BLOCKS, few, depths):
-        if tile_m % (COLUMN * warps_m) or tile_n * tile_m > MAX_SUMS * warps_n * warps_m * 32:
+    for block, tile_m in itertools.product(_BLOCKS, few):
+        if min(block[0], problem.n) > most_tiles * TILE_ROWS:
             continue
-        if min(tile_n, problem.n) > most_tiles * TILE_ROWS:
-            continue
-        knobs: dict[str, Any] = {
-            "tile_n": tile_n, "tile_m": tile_m, "tile_k": tile_k, "warps_n": warps_n, "warps_m": warps_m,
-            "stages": stages, "pdl": "pdl" in arch.features,
-        }  # fmt: skip
-        plain = TileKnobs(**fixed, **knobs)
-        if shared_bytes(plain) > arch.shared_bytes or not _spares_memory(plain):
-            continue
-        resident = most_blocks(warps_n * warps_m, min(_RESIDENT, _fitting(plain, arch)), _least_registers(plain))
-        crowded = sums_per_thread(plain) > 96
-        late = crowded and resident == 1 and threads(plain) == 256
-        if late and stages == 3:  # the one copy under way would start too late
-            continue
-        knobs |= {"blocks_per_sm": resident, "fetch": "late" if late else "early"}
-        steps = -(-problem.k // tile_k)
-        budget = registers_left(warps_n * warps_m, resident)
-        for split_k in range(2 if clustered else 1, min(8, steps) + 1):
-            if split_k > 1 and (steps // split_k < 2 or problem.m > 1024 or crowded):
-                break
-            if split_k > 1 and sums_per_thread(plain) * split_k > _PARTS * budget:
-                break
-            if plain.residual and split_k in (3, 4) and sums_per_thread(plain) * split_k > _UNROLLED * budget:
-                continue
-            shape = Shape(
-                tile_n // TILE_ROWS // warps_n, tile_m // COLUMN // warps_m, warps_n * warps_m, tile_n, tile_m, tile_k,
-                stages, split_k, stage_bytes(plain), resident, clustered,
-            )  # fmt: skip
-            cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
-            found.append((cost, {**knobs, "split_k": split_k, **({"exchange": exchange} if clustered else {})}))
+        for knobs, shapes in _shapes(arch, fixed, clustered, block, tile_m):
+            steps = -(-problem.k // knobs["tile_k"])
+            for shape in shapes:
+                if shape.split_k > 1 and (steps // shape.split_k < 2 or problem.m > 1024):
+                    break
+                cost = microseconds(shape, problem.m, problem.n, problem.k, arch, multiprocessors)
+                more = {"split_k": shape.split_k, **({"exchange": exchange} if clustered else {})}
+                found.append((cost, knobs | more))
     return sorted(found, key=lambda pair: pair[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _fastest(problem: LinearProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """What the cost model (tile_cost.py) holds for fastest."""
+    return _weighed(problem, arch, multiprocessors)[0][1]
 
 
 _CLOSE = 16  # of what the model holds for fastest: as many are tried with what it knows nothing of
@@ -413,8 +436,7 @@ KERNEL = Kernel(
     spec=SPEC,
     fixed=_fixed,
     launch=launch,
-    # What the cost model (tile_cost.py) holds for fastest.
-    heuristic=lambda problem, arch, multiprocessors: _weighed(problem, arch, multiprocessors)[0][1],
+    heuristic=lambda problem, arch, multiprocessors: dict(_fastest(problem, arch, multiprocessors)),
     cases=_cases,
     check=_check_problem,
     candidates=_candidates,
