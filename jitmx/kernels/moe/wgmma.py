@@ -37,7 +37,7 @@ from jitmx.registry.tensor_map import TensorMap
 # products: on an H200 573 us with 8 rows, where moe.grouped takes 611. Up to the second, tiles of 64 rows are quicker; up
 # to the third, of 128.
 MANY_ROWS, FEW_ROWS, _SOME_ROWS = 6, 48, 160
-_STAGES_FEW = {192: 4, 256: 4, 128: 5}  # of three steps, by rows of W a block, of tiles of 64 rows
+_STAGES_FEW = {192: 3, 256: 3, 128: 4}  # of four steps, by rows of W a block, of tiles of 64 rows
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
 _TILE_BYTES = 512 + 32  # of a packed tile, with its scales
@@ -227,7 +227,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
     """Tiles of 64 rows of x for few rows an expert, then of 128 and 192, with narrower loops for fewer."""
     rows = tile_n(problem, multiprocessors)
     if problem.rows_an_expert < FEW_ROWS:
-        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": 3, "pdl": True}
+        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": 4, "pdl": True}
     if problem.rows_an_expert < _SOME_ROWS:
         return {"tile_m": 128, "grain": 16, "tile_n": rows, "stages": 3, "depth": 3, "pdl": True}
     return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 3, "depth": 2, "pdl": True}
@@ -238,8 +238,8 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     base = _heuristic(problem, arch, multiprocessors)
     shapes = (
         (192, 192, 32, 6, 1), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
-        (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 4, 3),
-        (64, 192, 16, 12, 1), (64, 256, 16, 4, 3), (64, 128, 16, 5, 3), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
+        (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 3, 4),
+        (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
         (256, 128, 16, 5, 1),
     )  # fmt: skip
     names = ("tile_m", "tile_n", "grain", "stages", "depth")
