@@ -59,7 +59,8 @@ def test_products_are_right_beside_float64_and_beside_rows_rounded_alike(
         y = jitmx.linear(x, packed, bias, norm=given, epsilon=EPSILON, activation="fp8")
         seen = normalized(x, given)
         assert error(y, seen @ values.T + bias.double()) <= COST
-        off = error(y, rounded(seen) @ values.T + bias.double())
+        alike = rounded(seen) @ values.T + bias.double()
+        off = float((y.double() - alike).norm() / alike.norm())  # of a row alone few columns would tell little
         record_property("alike", off)
         assert not WGMMA or off <= ALIKE
 

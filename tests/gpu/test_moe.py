@@ -292,7 +292,7 @@ def test_tiles_of_every_size_are_within_the_gate(
     tile_m, tile_n = tile
     knobs = {
         "kernel": "wgmma", "tile_m": tile_m, "tile_n": tile_n, "grain": grain,
-        "stages": {64: 8, 128: 6, 192: 5, 256: 4}[tile_m],
+        "stages": {64: 8, 128: 6, 192: 5, 256: 4}[tile_m], "depth": 1,
     }  # fmt: skip
     environment(JITMX_MOE_KNOBS=",".join(f"{name}={value}" for name, value in knobs.items()))
     layer = Layer(6, 320, 352)

@@ -12,6 +12,7 @@ from jitmx.kernels.kernel import Tile
 from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
 from jitmx.kernels.moe import choice
 from jitmx.kernels.moe.problem import MoeProblem
+from jitmx.kernels.moe.wgmma_arguments import STAGED
 from jitmx.registry.spec import KernelSpec, Variant
 
 _COLUMN = 8  # rows of x of an MMA
@@ -85,6 +86,8 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
     share = {"kernel": reads, "tile_m": knobs.tile_m}  # what h looks like, and the lists
     if variant.spec.name == reads == "wgmma":  # shared memory holds stages of a tile, as of the first product
         share |= {name: getattr(knobs, name) for name in ("grain", "tile_n", "stages", "depth")}
+    elif reads == "wgmma":
+        share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True))
     if by_wgmma:
         gather = dataclasses.replace(problem, product="gather", residual=False)
         found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))

@@ -25,7 +25,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, TILES_M, WIDEST, product_case
+from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, MAPPED, STAGED, TILES_M, WIDEST, product_case
 from jitmx.kernels.routing.problem import capacity
 from jitmx.registry.case import Case
 from jitmx.registry.contract import Contract
@@ -34,10 +34,10 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
-# products: on an H200 573 us with 8 rows, where moe.grouped takes 611. Up to the second, tiles of 64 rows are quicker; up
-# to the third, of 128.
-MANY_ROWS, FEW_ROWS, _SOME_ROWS = 6, 48, 160
-_STAGES_FEW = {192: 3, 256: 3, 128: 4}  # of four steps, by rows of W a block, of tiles of 64 rows
+# products: on an H200 529 us with 4 rows and 556 with 8, where moe.grouped takes 531 and 611. Up to the second, tiles of
+# 64 rows are quicker; up to the third, of 128.
+MANY_ROWS, FEW_ROWS, _SOME_ROWS = 5, 48, 160
+_TILES_N = (192, 256, 128)
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
 _TILE_BYTES = 512 + 32  # of a packed tile, with its scales
@@ -218,19 +218,18 @@ def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
     less, where few experts leave multiprocessors idle in the last turn."""
     if problem.rows_an_expert >= FEW_ROWS:
         return 192
-    turns = {rows: _rows_in_turn(problem, 64, rows, multiprocessors) for rows in _STAGES_FEW}
+    turns = {rows: _rows_in_turn(problem, 64, rows, multiprocessors) for rows in _TILES_N}
     best = min(turns, key=lambda rows: (turns[rows], -rows))
     return best if turns[best] < _CLEARLY * turns[192] else 192
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Tiles of 64 rows of x for few rows an expert, then of 128 and 192, with narrower loops for fewer."""
-    rows = tile_n(problem, multiprocessors)
-    if problem.rows_an_expert < FEW_ROWS:
-        return {"tile_m": 64, "grain": 16, "tile_n": rows, "stages": _STAGES_FEW[rows], "depth": 4, "pdl": True}
-    if problem.rows_an_expert < _SOME_ROWS:
-        return {"tile_m": 128, "grain": 16, "tile_n": rows, "stages": 3, "depth": 3, "pdl": True}
-    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 3, "depth": 2, "pdl": True}
+    few, some = problem.rows_an_expert < FEW_ROWS, problem.rows_an_expert < _SOME_ROWS
+    rows, tile_m = tile_n(problem, multiprocessors), 64 if few else 128 if some else WIDEST
+    grain, stages, depth = STAGED[tile_m]
+    stages += rows == 128
+    return {"tile_m": tile_m, "grain": grain, "tile_n": rows, "stages": stages, "depth": depth, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
@@ -270,8 +269,10 @@ def cases(
             (ids, len(counts), knobs.tile_n + 64, (3 * turn - 1) * TILE_K - 32, 2),
         )
     ):
-        sizes = (k, n // 2) if up else (n, k)
-        problem = MoeProblem(len(routed), experts, routed.shape[1], *sizes, product=knobs.product, x_format=x_format)
+        hidden, intermediate = (k, n // 2) if up else (n, k)
+        problem = MoeProblem(
+            len(routed), experts, routed.shape[1], hidden, intermediate, product=knobs.product, x_format=x_format
+        )
         yield case(variant, launch(knobs, problem, multiprocessors), problem, Routing(routed), seed)
     yield from far.far_rows(variant, launch, case, line, h_line)
 

@@ -77,8 +77,8 @@ def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem
 @pytest.mark.parametrize(
     ("target", "problem", "kernel"),
     [
-        ("sm_90", {"m": 384}, "wgmma"),
-        ("sm_90", {"m": 383}, "grouped"),
+        ("sm_90", {"m": 160}, "wgmma"),
+        ("sm_90", {"m": 156}, "grouped"),
         ("sm_90", {"m": 8192, "product": "layer"}, "wgmma"),
         ("sm_90", {"m": 65, "experts": 8}, "wgmma"),
         ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "wgmma"),
@@ -95,9 +95,18 @@ def test_it_is_chosen_for_many_rows_an_expert_where_the_target_has_it(
     assert choose("moe", asked, arch.parse(target)).variant.spec.name == kernel
 
 
-def test_tiles_have_64_rows_where_experts_have_fewer_than_48() -> None:
-    tiles = [choose("moe", MoeProblem(rows, product="up"), HOPPER).variant.knobs.tile_m for rows in (384, 1024, 2048)]
-    assert tiles == [64, 64, 192]
+def test_tiles_have_64_rows_where_experts_have_fewer_than_48_and_128_below_160() -> None:
+    rows = (384, 1024, 2048, 4096, 8192)
+    tiles = [choose("moe", MoeProblem(m, product="up"), HOPPER).variant.knobs.tile_m for m in rows]
+    assert tiles == [64, 64, 128, 128, 192]
+
+
+@pytest.mark.parametrize("rows", [64, 512, 2048, 8192])
+def test_a_second_product_in_bf16_behind_a_first_in_e4m3_has_stages_that_fit(rows: int) -> None:
+    """Its tile is that of the first, and of SiLU h is in bf16."""
+    problem = MoeProblem(rows, 8, 2, 4096, 14336, "silu", product="layer", x_format="fp8")
+    down = next(one for one in companions(choose("moe", problem, HOPPER)) if one.variant.spec.name == "wgmma").variant
+    assert down.knobs.product == "down" and wgmma.shared_bytes(down.knobs) <= HOPPER.shared_bytes
 
 
 @settings(max_examples=50)
