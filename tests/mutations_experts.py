@@ -49,6 +49,12 @@ MUTATIONS = catalogue(VARIANTS, {
          "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
          "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));\n"
          "    store(args, sums, item, item.count, shared.y[warp / 4], warp / 4);"),
+        ("a stage is filled while lanes read their tiles",
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(empty_", "    if (lane == 0) mbarrier_arrive(empty_"),
+        ("a stage does not wait for scales", "kWarps * kDepth * (kTileBytes + kScaleBytes)", "kWarps * kDepth * kTileBytes"),
+        ("a stage is read before it is full", "        ring.wait();\n        tile = ring.tile(0);", "        tile = ring.tile(0);"),
+        ("a fragment is decoded over products under way", "      wgmma_wait<1>();\n      fence_operand(a[1",
+         "      fence_operand(a[1"),
     ),
 })  # fmt: skip
 

@@ -34,8 +34,8 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
 # Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
-# products: on an H200 529 us with 4 rows and 556 with 8, where moe.grouped takes 531 and 611. Up to the second, tiles of
-# 64 rows are quicker; up to the third, of 128.
+# products: on an H200 529 us with 4 rows and 556 with 8, where moe.grouped takes 531 and 611. Up to the second, tiles
+# of 64 rows are quicker; up to the third, of 128.
 MANY_ROWS, FEW_ROWS, _SOME_ROWS = 5, 48, 160
 _TILES_N = (192, 256, 128)
 _CLEARLY = 0.85  # times what another tile takes
