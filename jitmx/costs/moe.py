@@ -117,6 +117,7 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         # A block has one item after another, each with its start and its end.
         rounds=max(1.0, decoded * -(-n // knobs.tile_n) / busy) if by_groups else 1.0,
         fills=int(by_groups),
+        warps=knobs.tile_n / 16 if by_groups else 0.0,
         own_us=own,
     )
 
