@@ -146,7 +146,9 @@ def test_what_fills_rings_together_adds_to_instructions_and_not_to_memory() -> N
     filling = dataclasses.replace(some, ramp=0.5)
     few, many = 1e6, 1e8
     shown = card.unhidden.value * 5  # of the 5 us, even where memory takes longer
-    assert predict.predict(filling, few, card).us == pytest.approx(predict.predict(some, few, card).us + shown, rel=0.01)
+    assert predict.predict(filling, few, card).us == pytest.approx(
+        predict.predict(some, few, card).us + shown, rel=0.01
+    )
     assert predict.predict(filling, many, card).us == pytest.approx(predict.predict(some, many, card).us + 5, rel=0.02)
 
 
