@@ -320,7 +320,7 @@ def test_every_kernel_has_a_case_with_far_tensors(family: str) -> None:
 def test_an_expert_may_have_2_to_the_25_rows(product: str) -> None:
     """A step of its rows, of 128 bytes each, is then 2^32 bytes."""
     assert moe_far.ONE_EXPERT * 2 > 1 << 25
-    one = variant("moe", "wgmma", "sm_90a", product=product, tile_m=64, tile_n=128, stages=2, ring=2)
+    one = variant("moe", "wgmma", "sm_90a", product=product, tile_m=64, tile_n=128, stages=2, depth=2)
     case = next(case for case in EXPERTS.cases(one) if case.name.endswith("of one expert"))
     error, _ = run(case, one, nvrtc.compile_ptx(render(one), nvrtc.options(one.arch)))
     assert error <= case.gate

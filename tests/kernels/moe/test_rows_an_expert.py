@@ -57,7 +57,7 @@ def test_gpt_oss_120b_takes_up_to_64_rows_in_one_launch_with_what_was_tuned(targ
         (64, EIGHT, "wgmma"),  # 16 rows an expert
         (16, EIGHT, "grouped"),  # 4, but two rows an item is what shared memory holds
         (4, EIGHT, "stream"),
-        (64, {"experts": 32}, "grouped"),  # 8
+        (64, {"experts": 32}, "wgmma"),  # 8
         (32, {"experts": 32}, "stream"),
         (64, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
         (256, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "wgmma"),
