@@ -106,6 +106,15 @@ class Model:
         return tokens[len(prompt) :]
 
 
+def blocks(prompt: list[int]) -> dict[int, int]:
+    """Where each block of 16 tokens ends that lies before the last one, by a hash of all tokens up to there."""
+    found, block = {}, 0
+    for end in range(16, len(prompt), 16):
+        block = hash((block, *prompt[end - 16 : end]))
+        found[block] = end
+    return found
+
+
 @dataclass
 class Flat:
     token_ids: list[int]
@@ -139,7 +148,7 @@ class LLM:
     def __init__(self, **options: object) -> None:
         self.model = Model(options)
         self.options = options
-        self.known: set[tuple[int, ...]] = set()
+        self.known: set[int] = set()
         hf = types.SimpleNamespace(**self.model.config)
         config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(hf_config=hf),
@@ -161,9 +170,9 @@ class LLM:
         tokens = self.model.greedy(prompt, params.max_tokens)
         logprobs = None
         caching = self.options["enable_prefix_caching"]
-        blocks = [tuple(prompt[:end]) for end in range(16, len(prompt), 16) if caching]
-        cached = max((len(block) for block in blocks if block in self.known), default=0)
-        self.known.update(blocks)
+        ends = blocks(prompt) if caching else {}
+        cached = max((end for block, end in ends.items() if block in self.known), default=0)
+        self.known.update(ends)
         if params.logprobs == -1:
             row = self.model.logits(prompt, cached)
             order = np.argsort(-row)
