@@ -35,8 +35,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jitmx.vllm import policy
-
 TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 
 
@@ -50,10 +48,13 @@ def name_of(options: dict) -> str:
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
     name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
-    if asked is not None and policy.request(asked, environ={}).serves_attention():
-        if "backend" in options.get("attention_config", {}):
-            raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
-        name += "+attention"
+    if asked is not None:
+        from jitmx.vllm import policy  # most of what a stock engine would take to start
+
+        if policy.request(asked, environ={}).serves_attention():
+            if "backend" in options.get("attention_config", {}):
+                raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
+            name += "+attention"
     return name + ("-eager" if options.get("enforce_eager") else "")
 
 
