@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from jitmx import resources, setting_text
 from jitmx.errors import SettingError
 from jitmx.quoting import short
@@ -54,6 +52,13 @@ def _folders(text: str) -> tuple[Path, ...]:
             raise setting_text.Unfit(f"{folder} has a family {again[0]}, and there is one already; rename it")
         taken.update(found)
     return folders
+
+
+def _user_folder(kind: str) -> Path:
+    """Where a user's files of a kind, "cache" or "config", lie by the XDG Base Directory Specification."""
+    base = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
+    # Unlike `Path.home`, this is no error for a user without a home.
+    return Path(base if os.path.isabs(base) else os.path.expanduser(f"~/.{kind}")) / "jitmx"  # noqa: PTH111, PTH117
 
 
 # How a variable's text is read, and its choices in words.
@@ -113,7 +118,7 @@ class Settings:
 
     overrides: Mapping[str, Any] = field(hash=False)
     cache_dir: Path = _setting(  # noqa: RUF009 - it is a field
-        _DIRECTORY, lambda: Path(platformdirs.user_cache_dir("jitmx")), "where compiled kernels are kept"
+        _DIRECTORY, lambda: _user_folder("cache"), "where compiled kernels are kept"
     )
     site_cache: tuple[Path, ...] = _setting(
         (setting_text.paths, "directories or bundles, separated by ':'"), (),
@@ -161,7 +166,7 @@ class Settings:
         "FLASHINFER_JIT_VERBOSE",
     )  # fmt: skip
     tactics_dir: Path = _setting(  # noqa: RUF009
-        _DIRECTORY, lambda: Path(platformdirs.user_config_dir("jitmx")) / "tactics",
+        _DIRECTORY, lambda: _user_folder("config") / "tactics",
         "tuning tables of your own, <arch>/<family>.json; they come before the shipped ones", name="JITMX_TACTICS",
     )  # fmt: skip
     families: tuple[Path, ...] = _setting(

@@ -2,6 +2,7 @@
 
 A wheel that has one names it among its entry points, of the group `jitmx.bundles`: `kernels = "acme.data"` stands for
 the file `acme/data/kernels.jitmx`. It is found by the metadata of the wheel; nothing of the wheel is imported.
+What reads metadata and bundles is imported where there are some.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitmx import settings
-from jitmx.cache import bundle, files, keys
-from jitmx.cache.bundle import Bundle
+from jitmx.cache import files
 from jitmx.cache.manifest import Record, Scan
 from jitmx.cache.tier import Found, Layer, Tier
 from jitmx.errors import BundleError, CacheError, JitmxError
+
+if TYPE_CHECKING:
+    from jitmx.cache.bundle import Bundle
 
 logger = logging.getLogger("jitmx.cache")
 
@@ -128,7 +134,11 @@ def installed_layers(*, allow_shared: bool) -> list[Layer]:
 
 def installed() -> Iterator[tuple[str, Path]]:
     """The bundles that installed wheels name, in order: "WHEEL:NAME", and the file."""
+    if not _may_be_named():
+        return
     from importlib import metadata
+
+    from jitmx.cache import bundle
 
     named: dict[str, Path] = {}
     try:
@@ -140,8 +150,34 @@ def installed() -> Iterator[tuple[str, Path]]:
         if point.dist is None or not (_PACKAGE.fullmatch(point.value) and _FILE.fullmatch(point.name)):
             continue
         place = point.dist.locate_file("/".join([*point.value.split("."), f"{point.name}{bundle.SUFFIX}"]))
-        named.setdefault(f"{point.dist.name}:{point.name}", Path(os.fspath(place)))  # type: ignore[call-overload]
+        if isinstance(place, os.PathLike):  # a member of an archive is not
+            named.setdefault(f"{point.dist.name}:{point.name}", Path(place))
     yield from sorted(named.items())
+
+
+def _may_be_named() -> bool:
+    """Whether the metadata of any package has the name of the group; true where only `importlib.metadata` can say."""
+    others = (finder for finder in sys.meta_path if finder is not PathFinder)
+    return any(hasattr(finder, "find_distributions") for finder in others) or any(map(_may_name, sys.path))
+
+
+def _may_name(place: str) -> bool:
+    if place.lower().endswith(".egg"):
+        return True
+    try:
+        with os.scandir(place or ".") as found:
+            packages = [entry.path for entry in found if entry.name.lower().endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        return False  # an archive, whose members are no files, or nothing at all
+    for package in packages:
+        try:
+            if GROUP.encode() in Path(package, "entry_points.txt").read_bytes():
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def trusted() -> dict[bytes, Path] | None:
@@ -150,11 +186,15 @@ def trusted() -> dict[bytes, Path] | None:
     Raises:
         SettingError: as `keys.public_keys`.
     """
+    from jitmx.cache import keys
+
     places = settings.current().bundle_keys
     return keys.public_keys(places) if places else None
 
 
 def _opened(place: Path, *, allow_shared: bool) -> list[Layer]:
+    from jitmx.cache import bundle
+
     try:
         return [BundleLayer(place, bundle.open_(place, trusted=trusted(), own=not allow_shared))]
     except CacheError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +196,61 @@ def test_a_wheel_cannot_point_elsewhere_and_a_bad_one_is_done_without(
 
 
 def test_damaged_metadata_of_another_package_is_no_reason_to_stop(
-    on_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_path: Path, pack: Pack, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = on_path / "broken-1.dist-info"
     broken.mkdir(parents=True)
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     (broken / "entry_points.txt").write_bytes(b"\xff\xfe[")
+    assert list(bundle_layer.installed()) == [] and not caplog.text
+    wheel(on_path, "gpt = acme", {"acme/gpt.jitmx": pack("a")})
     assert store.current().lookup(make("a")[0].key) is None
     assert "no bundle of a wheel is found" in caplog.text
+
+
+def test_metadata_is_not_parsed_where_no_package_names_the_group(on_path: Path) -> None:
+    wheel(on_path, "", {})
+    (on_path / "acme_kernels-1.0.dist-info" / "entry_points.txt").write_text("[console_scripts]\nacme = acme:main\n")
+    script = "import sys; from jitmx.cache import store; store.current(); print(*sys.modules)"
+    path = os.pathsep.join([str(on_path), *sys.path])
+    said = subprocess.check_output([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path}, text=True)
+    assert not {"importlib.metadata", "jitmx.cache.bundle"} & set(said.split())
+
+
+@pytest.mark.parametrize("folder", ["acme_kernels-1.0.egg-info", "acme_kernels-1.0-py3.11.egg/EGG-INFO"])
+def test_a_bundle_is_found_in_whatever_form_its_metadata_has(on_path: Path, folder: str, monkeypatch: Any) -> None:
+    wheel(on_path, "gpt = acme", {})
+    info = on_path / folder
+    info.parent.mkdir(exist_ok=True)
+    (on_path / "acme_kernels-1.0.dist-info").rename(info)
+    (info / "METADATA").rename(info / "PKG-INFO")
+    if info.parent != on_path:
+        monkeypatch.syspath_prepend(info.parent)
+    assert [name for name, _ in bundle_layer.installed()] == ["acme-kernels:gpt"]
+
+
+def test_a_bundle_within_an_archive_is_none(on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(on_path, "gpt = acme", {})
+    monkeypatch.syspath_prepend(shutil.make_archive(str(tmp_path / "acme"), "zip", on_path))
+    (on_path / "acme_kernels-1.0.dist-info").rename(on_path / "other-1.0.dist-info")
+    assert [place for _, place in bundle_layer.installed()] == [on_path / "acme/gpt.jitmx"]
+    shutil.rmtree(on_path)
+    assert list(bundle_layer.installed()) == []
+
+
+def test_a_bundle_is_found_by_whatever_finds_packages(on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(on_path, "gpt = acme", {})
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(on_path)])
+    assert list(bundle_layer.installed()) == []
+
+    class Finder(metadata.MetadataPathFinder):
+        find_spec = None
+
+        def find_distributions(self, _context: object) -> Any:
+            return super().find_distributions(metadata.DistributionFinder.Context(path=[str(on_path)]))
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert [place for _, place in bundle_layer.installed()] == [on_path / "acme/gpt.jitmx"]
 
 
 def test_opening_a_bundle_leaves_no_descriptor(place: Path) -> None:

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="an adapter is drawn with torch")
 pytest.importorskip("safetensors", reason="an adapter is a safetensors file: pip install safetensors")
 
+from scripts.protocol import __main__ as protocol
 from scripts.protocol import features
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import Report
 from scripts.protocol.sizes import PRESETS
 
 FAKE = Path(__file__).parent / "fake"
+ROOT = Path(__file__).parents[2]
 OURS = "jitmx:moe" + ("+attention" if Configuration(("moe",)).attends else "")
 KNOWN = {"known", "known, with others"}
 CACHED = {"unknown"} | KNOWN
 SAME = "a known prefix changes nothing"
 
 
-def asked(run: Any, model: Path, out: Path, *words: str, code: int = 0, **told: Any) -> dict[str, Any]:
-    """The report of the script over a stand-in that behaves as it is told."""
-    fake = {"FAKE_VLLM": json.dumps(told), "PYTHONPATH": str(FAKE)}
-    run("test_features.sh", "--model", model, "--out", out, "--layers", "moe", "--steps", 8, *words, code=code, **fake)
-    report: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return report
+@pytest.fixture
+def asked(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """The report of the verb, within this process, over a stand-in that behaves as it is told."""
+    monkeypatch.setattr(protocol.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", f"{FAKE}{os.pathsep}{ROOT}")
+
+    def call(*words: str, code: int = 0, **told: Any) -> dict[str, Any]:
+        monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
+        out = tmp_path / "out"
+        given = ["features", "--model", str(model), "--out", str(out), "--layers", "moe", "--steps", "8", *words]
+        result = CliRunner().invoke(protocol.main, given)
+        assert result.exit_code == code, (result.output, result.exception)
+        report: dict[str, Any] = json.loads((out / "report.json").read_text())
+        return report
+
+    return call
 
 
 def failed(report: dict[str, Any]) -> list[str]:
     return [check["name"] for check in report["checks"] if not check["passed"]]
 
 
-def test_engines_that_differ_no_more_with_all_of_it_on_pass(run: Any, model: Path, tmp_path: Path) -> None:
-    report = asked(run, model, tmp_path / "out", "--together")
+def test_engines_that_differ_no_more_with_all_of_it_on_pass(asked: Any) -> None:
+    report = asked("--together")
     assert set(report["results"]["apart"]) == {"short", "adapter", "unknown", "known", "known, with others", "long"}
     assert all(len(found["prompts"]) == 8 and not found["far"] for found in report["results"]["apart"].values())
     options = report["about"]["options"]
@@ -46,8 +60,8 @@ def test_engines_that_differ_no_more_with_all_of_it_on_pass(run: Any, model: Pat
     assert len(report["results"]["greedy"]["shared"]) == 8
 
 
-def test_one_prompt_of_eight_that_is_far_passes_and_is_named(run: Any, model: Path, tmp_path: Path) -> None:
-    report = asked(run, model, tmp_path / "out", at={OURS: {"241": 0.12}})
+def test_one_prompt_of_eight_that_is_far_passes_and_is_named(asked: Any) -> None:
+    report = asked(at={OURS: {"241": 0.12}})
     found = report["results"]["apart"]
     assert {what: one["far"] for what, one in found.items() if one["far"]} == {what: [241] for what in CACHED}
     assert found["known"]["prompts"][-1] == pytest.approx(0.12, rel=0.1)
@@ -55,13 +69,13 @@ def test_one_prompt_of_eight_that_is_far_passes_and_is_named(run: Any, model: Pa
     assert all("the prompt of 241 tokens (0.1" in said[what] and "may explain" in said[what] for what in CACHED)
 
 
-def test_attention_is_jitmxs_with_all_of_it_on_where_that_is_asked_for(run: Any, model: Path, tmp_path: Path) -> None:
-    report = asked(run, model, tmp_path / "out", "--attention", "on")
+def test_attention_is_jitmxs_with_all_of_it_on_where_that_is_asked_for(asked: Any) -> None:
+    report = asked("--attention", "on")
     startup = report["results"]["startup"]
     assert {name: start["attention"] for name, start in startup.items()} == {
         "jitmx-moe-attn:on": "jitmx", "stock-marlin": "vLLM",
     }  # fmt: skip
-    assert failed(asked(run, model, tmp_path / "out", "--attention", "on", code=1, deaf=True)) == ["attention"]
+    assert failed(asked("--attention", "on", code=1, deaf=True)) == ["attention"]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +90,8 @@ def test_attention_is_jitmxs_with_all_of_it_on_where_that_is_asked_for(run: Any,
         ({}, ("--engine", "enable_prefix_caching=false"), {"a prefix is known"}),
     ],
 )
-def test_what_is_wrong_is_named(
-    run: Any, model: Path, tmp_path: Path, told: dict[str, Any], words: tuple[str, ...], wanted: set[str]
-) -> None:
-    assert set(failed(asked(run, model, tmp_path / "out", *words, code=1, **told))) == wanted
+def test_what_is_wrong_is_named(asked: Any, told: dict[str, Any], words: tuple[str, ...], wanted: set[str]) -> None:
+    assert set(failed(asked(*words, code=1, **told))) == wanted
 
 
 def judged(*faults: tuple[str, list[int], float], unmoved: Sequence[int] = ()) -> set[str]:

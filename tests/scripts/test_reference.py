@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pi
 pytest.importorskip("transformers", reason="the reference is transformers' GptOss")
 
 from jitmx.registry.case import relative_l2
-from scripts.protocol import agreement, checkpoint, engines, needle, worker
+from scripts.protocol import agreement, checkpoint, correctness, engines, needle, worker
+from scripts.protocol import reference as references
 from scripts.protocol.engines import Place
 from scripts.protocol.report import ProtocolError, Report
 from scripts.protocol.sizes import PRESETS
@@ -84,42 +86,48 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, tmp_path: Path
     del tensors["model.layers.0.self_attn.sinks"]
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     (broken / "config.json").write_bytes((model / "config.json").read_bytes())
-    with pytest.raises(ProtocolError, match=r"sinks"):
-        engines.reference(Place(broken, tmp_path / "out", {}, 200.0), [], "cpu")
+    with pytest.raises(RuntimeError, match=r"sinks"):
+        worker.Reference({"model": str(broken), "device": "cpu"})
+
+
+def asked_prompts(model: Path, seed: int = 0, long_tokens: int = 0) -> list[list[int]]:
+    """Those that level 2 looks at."""
+    return list(itertools.chain(*correctness.reference_prompts(model, seed, long_tokens).values()))
 
 
 def test_level_2_takes_its_reference_from_a_file_of_the_same_checkpoint_and_prompts_alone(
-    run: Any, model: Path, tmp_path: Path
+    run: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = {"PYTHONPATH": str(Path(__file__).parent / "fake")}
-    kept = tmp_path / "kept.npz"
-    said = run("protocol.sh", "reference", kept, "--model", model, "--out", tmp_path / "ref")
-    assert json.loads(said.stdout)["shape"] == [40, TINY.vocab]
     long = tmp_path / "long.npz"
     said = run("protocol.sh", "reference", long, "--model", model, "--out", tmp_path / "ref", "--long-tokens", 400)
     assert json.loads(said.stdout)["shape"] == [48, TINY.vocab]
+    # Without long prompts it is the same rows but for the last.
+    kept, table = tmp_path / "kept.npz", np.load(long)["logits"][:40]
+    monkeypatch.setattr(references, "make", lambda *_: table)
+    references.write(kept, Place(model, tmp_path, {}, 200.0), asked_prompts(model), "cpu")
 
     def level(folder: Path, *words: object, code: int = 0) -> str:
         asked = ("--model", folder, "--out", tmp_path / "out", "--steps", 8, "--chains", 5, "--reference", kept)
         return str(run("test_level2_correctness.sh", *asked, *words, code=code, **fake).stderr)
 
-    level(model)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["about"]["reference"] == "kept.npz"
-    for what in ("logits", "logits of one token"):
-        assert report["results"][what][ALL]["against"] == "transformers in float32"
     # The same checkpoint in other files, and one with other values.
-    level(checkpoint.write(tmp_path / "split", TINY, on_grid=True, shard_bytes=1 << 18).folder)
+    split = checkpoint.write(tmp_path / "split", TINY, on_grid=True, shard_bytes=1 << 18).folder
+    np.testing.assert_array_equal(references.read(kept, split, asked_prompts(split)), table)
     other = checkpoint.write(tmp_path / "other", TINY, on_grid=True, seed=1).folder
     assert "was made of another checkpoint" in level(other, code=2)
-    assert "was made of another prompts" in level(model, "--seed", 1, code=2)
-    assert "these --long-tokens" in level(model, "--long-tokens", 400, code=2)
+    for prompts in (asked_prompts(model, seed=1), asked_prompts(model, long_tokens=400)):
+        with pytest.raises(ProtocolError, match=r"another prompts; .* this --seed and these --long-tokens"):
+            references.read(kept, model, prompts)
     level(model, "--reference", long, "--long-tokens", 400, code=1)  # the stand-in's logits have nothing of the model
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["results"]["logits of long prompts"][ALL]["against"] == "transformers in float32"
+    assert report["about"]["reference"] == "long.npz"
+    for what in ("logits", "logits of one token", "logits of long prompts"):
+        assert report["results"][what][ALL]["against"] == "transformers in float32"
     assert len(report["results"]["logits of long prompts"][ALL]["prompts"][ALL]) == 8
     kept.write_bytes(kept.read_bytes()[:100])
-    assert "holds no reference" in level(model, code=2)
+    with pytest.raises(ProtocolError, match="holds no reference"):
+        references.read(kept, model, asked_prompts(model))
 
 
 def test_level_2_with_a_reference_compares_every_engine_with_it(run: Any, tmp_path: Path) -> None:

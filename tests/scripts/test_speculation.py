@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 
 from jitmx.errors import InputError
+from scripts import speculation_bench
 from scripts.protocol import chain, speculation
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import ProtocolError
@@ -40,7 +42,7 @@ class LLM:
         return [[{"graph": "target", "tokens": 1, "requests": 1, "ms": 1.5}]]
     def generate(self, prompts, sampling, use_tqdm):
         found = []
-        time.sleep(sampling.max_tokens * len(prompts) * 1e-5)
+        time.sleep(sampling.max_tokens * len(prompts) * 1e-5 + float(os.environ.get("ASLEEP", 0)))
         for prompt in prompts:
             last, count = prompt["prompt_token_ids"][-1], sampling.max_tokens
             self.looked_at += bool(self.k) * round(count / self.tokens_step)
@@ -59,10 +61,26 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a target whose engines are `FAKE`."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE)
+    # Nothing that they do here takes torch, whose import would be most of what a test takes.
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("def inference_mode():\n    return lambda function: function\n")
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "config.json").write_text(json.dumps({"vocab_size": 5000}))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The script within this process, which has torch; its engines are processes of their own."""
+    monkeypatch.setattr(speculation_bench.signal, "signal", lambda *_: None)
+
+    def call(*words: object, code: int = 0) -> Result:
+        result = CliRunner().invoke(speculation_bench.main, list(map(str, words)))
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    return call
 
 
 def test_engines_of_both_sides_differ_in_what_serves_them_alone() -> None:
@@ -282,40 +300,46 @@ def test_engines_of_the_levels_draft_where_they_are_asked_to() -> None:
         Configuration(draft="all")
 
 
-def test_the_script_says_each_figure_and_keeps_those_of_earlier_parts(run: Any, fake: Path) -> None:
-    words = ["speculation_bench.py", "speed", "out", "--model", "small", "--draft", "tiny", "--side", "jitmx"]
-    first = run(*words, "--part", "plain").stdout.splitlines()
+def test_the_script_says_each_figure_and_keeps_those_of_earlier_parts(
+    bench: Callable[..., Result], fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["speed", fake / "out", "--model", "small", "--draft", "tiny", "--side", "jitmx"]
+    first = bench(*words, "--part", "plain").stdout.splitlines()
     assert [line.split(":")[0] for line in first] == ["RESULT jitmx k=0", "RESULT jitmx k=0", "GAIN jitmx k=0"]
     (fake / "out" / "tiny.part").mkdir()  # of a draft that was being written
     (fake / "out" / "tiny.part" / "model.safetensors").write_bytes(b"cut")
-    again = run(*words, "--part", "replay", "--part", "graphs", "--k", 1, "--k", 2, "--replay", 0.6).stdout
+    again = bench(*words, "--part", "replay", "--part", "graphs", "--k", 1, "--k", 2, "--replay", 0.6).stdout
     gains = [line for line in again.splitlines() if line.startswith("GAIN")]
     assert len(gains) == 3 and "right 0.6, wanted 1.6" in gains[1] and "wanted 1.96" in gains[2]
     assert all("gain " in line for line in gains)
     rows = json.loads((fake / "out" / "speculation.json").read_text())["rows"]
     assert [row["k"] for row in rows] == [0, 1, 2]
     assert (fake / "out" / "tiny" / "config.json").is_file() and not (fake / "out" / "tiny.part").exists()
-    late = run(*words, "--part", "plain", "--limit", 1, code=1)
+    monkeypatch.setenv("ASLEEP", "100")
+    late = bench(*words, "--part", "plain", "--limit", 1, code=1)
     assert "was not done in" in late.stderr or "leaves no time" in late.stderr
     assert "GAIN jitmx k=2" in late.stdout
 
 
-def test_texts_that_part_at_logits_far_apart_end_a_run_with_an_error(run: Any, fake: Path) -> None:
-    words = ["speculation_bench.py", "acceptance", fake / "pair", "--side", "jitmx", "--k", 1]
-    assert "of 2816 tokens 0 are others" in run(*words).stdout
-    words[2] = fake / "again"
-    parted = run(*words, PART="1", code=1)
+def test_texts_that_part_at_logits_far_apart_end_a_run_with_an_error(
+    bench: Callable[..., Result], fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["acceptance", fake / "pair", "--side", "jitmx", "--k", 1]
+    assert "of 2816 tokens 0 are others" in bench(*words).stdout
+    words[1] = fake / "again"
+    monkeypatch.setenv("PART", "1")
+    parted = bench(*words, code=1)
     assert "of 2408 tokens 8 are others than without speculation, 4 of these" in parted.stdout
     assert "jitmx: texts part at logits that are [0.25, 0.25, 0.25, 0.25] apart" in parted.stderr
-    speed = ["speculation_bench.py", "speed", fake / "s", "--model", "small", "--draft", "tiny", "--part", "replay"]
-    said = run(*speed, "--k", 1, "--replay", 0.5, PART="1", code=1)
+    speed = ["speed", fake / "s", "--model", "small", "--draft", "tiny", "--part", "replay"]
+    said = bench(*speed, "--k", 1, "--replay", 0.5, code=1)
     assert "1 texts part from the known one" in said.stderr and "logits_apart [0.25]" in said.stdout
 
 
-def test_the_script_explains_itself_and_refuses_what_cannot_be(run: Any, tmp_path: Path) -> None:
-    assert "acceptance" in run("speculation_bench.py", "--help").stdout
-    assert "results.jsonl" in run("speculation_bench.py", "speed", "--help").stdout
-    assert "are no rates" in run("speculation_bench.py", "speed", tmp_path, "--rates", "many", code=2).stderr
-    said = run("speculation_bench.py", "acceptance", tmp_path, "--draft-vocab", 9000, code=1).stderr
+def test_the_script_explains_itself_and_refuses_what_cannot_be(bench: Callable[..., Result], tmp_path: Path) -> None:
+    assert "acceptance" in bench("--help").stdout
+    assert "results.jsonl" in bench("speed", "--help").stdout
+    assert "are no rates" in bench("speed", tmp_path, "--rates", "many", code=2).stderr
+    said = bench("acceptance", tmp_path, "--draft-vocab", 9000, code=1).stderr
     assert "draft_vocab=9000 tokens of 8192" in said
     assert not (tmp_path / "draft").exists()

@@ -35,8 +35,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jitmx.vllm import policy
-
 TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 
 
@@ -50,10 +48,13 @@ def name_of(options: dict) -> str:
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
     name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
-    if asked is not None and policy.request(asked, environ={}).serves_attention():
-        if "backend" in options.get("attention_config", {}):
-            raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
-        name += "+attention"
+    if asked is not None:
+        from jitmx.vllm import policy  # most of what a stock engine would take to start
+
+        if policy.request(asked, environ={}).serves_attention():
+            if "backend" in options.get("attention_config", {}):
+                raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
+            name += "+attention"
     return name + ("-eager" if options.get("enforce_eager") else "")
 
 
@@ -106,6 +107,15 @@ class Model:
         return tokens[len(prompt) :]
 
 
+def blocks(prompt: list[int]) -> dict[int, int]:
+    """Where each block of 16 tokens ends that lies before the last one, by a hash of all tokens up to there."""
+    found, block = {}, 0
+    for end in range(16, len(prompt), 16):
+        block = hash((block, *prompt[end - 16 : end]))
+        found[block] = end
+    return found
+
+
 @dataclass
 class Flat:
     token_ids: list[int]
@@ -139,7 +149,7 @@ class LLM:
     def __init__(self, **options: object) -> None:
         self.model = Model(options)
         self.options = options
-        self.known: set[tuple[int, ...]] = set()
+        self.known: set[int] = set()
         hf = types.SimpleNamespace(**self.model.config)
         config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(hf_config=hf),
@@ -161,9 +171,9 @@ class LLM:
         tokens = self.model.greedy(prompt, params.max_tokens)
         logprobs = None
         caching = self.options["enable_prefix_caching"]
-        blocks = [tuple(prompt[:end]) for end in range(16, len(prompt), 16) if caching]
-        cached = max((len(block) for block in blocks if block in self.known), default=0)
-        self.known.update(blocks)
+        ends = blocks(prompt) if caching else {}
+        cached = max((end for block, end in ends.items() if block in self.known), default=0)
+        self.known.update(ends)
         if params.logprobs == -1:
             row = self.model.logits(prompt, cached)
             order = np.argsort(-row)
