@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jitmx.costs.cards import Card
     from jitmx.costs.launches import Priced
     from jitmx.costs.measured import Figure, Figures
-    from jitmx.draft_step import Speculation
-    from jitmx.model_step import Step
+    from jitmx.serving.draft_step import Speculation
+    from jitmx.serving.model_step import Step
 
 _RIGHT = ("TIMES", "MB", "INSTRUCTIONS", "US", "ALL US", "MEASURED", "PREDICTED", "OFF")
 

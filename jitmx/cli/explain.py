@@ -174,9 +174,10 @@ def _require_read(**there: bool) -> None:
 
 def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
     """The launches of a step."""
-    from jitmx import model_step, models
+    from jitmx import models
     from jitmx.cli import cost
     from jitmx.costs import cards
+    from jitmx.serving import model_step
     from jitmx.vllm import policy
 
     arch, asked = _one(targets_asked), policy.request()
@@ -194,9 +195,10 @@ def _speculation(
     rates: list[tuple[float, ...]], cache: str, as_json: bool,
 ) -> None:  # fmt: skip
     """A step of speculation."""
-    from jitmx import draft_step, models
+    from jitmx import models
     from jitmx.cli import cost
     from jitmx.costs import cards
+    from jitmx.serving import draft_step
 
     arch = _one(targets_asked)
     found = draft_step.price(models.find(model), models.find_draft(draft), arch, batch, context, rates, cache=cache)

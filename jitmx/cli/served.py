@@ -105,16 +105,20 @@ class ServedModel:
         Raises:
             click.UsageError, InputError: layers or a model that there are not, or ranks that do not divide it.
         """
-        from jitmx import draft_kernels, model_kernels, models, sampling_kernels
+        from jitmx import models
         from jitmx.cli import targets
+        from jitmx.serving.attention import cached
+        from jitmx.serving.draft import Acceptance, of_draft
+        from jitmx.serving.model import of_model
+        from jitmx.serving.sampler import Sampler
 
         asked = self.request()
         model, served = models.find(self.name), asked.served(self.lora)
         stored = "e4m3" if self.kv_cache_dtype == "fp8" else "same"
-        most = model_kernels.cached(self.requests, self.context, self.block_size, stored)
+        most = cached(self.requests, self.context, self.block_size, stored)
         attends = asked.attends(model.head_dim, self.lora)
         needed = [
-            model_kernels.of_model(
+            of_model(
                 model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
                 all_scales=asked.all_scales, x_format=asked.x_format, activation=asked.activation,
                 attention=most if attends else None,
@@ -124,7 +128,7 @@ class ServedModel:
         if self.draft is not None:
             draft = models.find_draft(self.draft)
             for arch, own in zip(arches, needed, strict=True):
-                own += draft_kernels.of_draft(
+                own += of_draft(
                     draft, arch, asked.draft, tokens=self.tokens, requests=self.requests, ranks=self.ranks,
                     fuse_norm=asked.fuse_norm, all_scales=asked.all_scales, attention=most if attends else None,
                     head=served.get("lm_head") if draft.vocabulary == model.vocabulary else None,
@@ -132,10 +136,10 @@ class ServedModel:
         if asked.samples:
             logits = model.vocabulary, "bf16"
             for arch, own in zip(arches, needed, strict=True):
-                own.append(sampling_kernels.Sampler(arch.name, None, self.requests, *logits))
+                own.append(Sampler(arch.name, None, self.requests, *logits))
                 if self.draft is not None:
                     rows = self.requests * (1 + self.draft_tokens)
-                    own.append(draft_kernels.Acceptance(arch.name, None, rows, *logits))
+                    own.append(Acceptance(arch.name, None, rows, *logits))
         return targets.served_variants(arches, needed, counts)
 
     def about(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     packing.py       experts' weights, packed in the place of the checkpoint's
     draft.py         an Eagle3 draft model: its layers, its attention, the tokens that its head proposes
     aux_layers.py    which of the target's states it reads
-    warmup.py        the kernels that layers launch (jitmx.model_kernels), compiled and loaded before serving begins
+    warmup.py        the kernels that layers launch (jitmx.serving), compiled and loaded before serving begins
     ahead.py         the same, begun while weights are loaded
     monitor.py       what was loaded after that
 """

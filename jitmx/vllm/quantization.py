@@ -13,8 +13,10 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
-from jitmx import attention_kernels, layers, model_kernels, settings
+from jitmx import layers, settings
 from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.serving import attention as attention_kernels
+from jitmx.serving.linear import gains
 from jitmx.vllm import compiled, facts, hooks, policy, router
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Attention, Block, Decision, Layer
@@ -112,7 +114,7 @@ def decide_block(found: Block) -> bool:
 
     def lacking(format: str) -> str:
         assert target is not None, "no layer is served without a target"
-        if model_kernels.gains(target, found.n, found.hidden, format):
+        if gains(target, found.n, found.hidden, format):
             return ""
         return f"the kernel for one row of QKV in {format} on {target} has no RMSNorm in it"
 
@@ -188,7 +190,7 @@ def decide_draft_block(layer: Any, against: str) -> bool:
     gate_up = layer.mlp.gate_up_proj
     if not asked.fuse_norm:
         against = f"{asked.said['fuse_norm']} asks for norms in launches of their own"
-    elif not against and not model_kernels.gains(
+    elif not against and not gains(
         target, sum(gate_up.output_partition_sizes), layer.hidden_size, gate_up.quant_method.format
     ):
         against = f"the kernel for one row of gate-up in {gate_up.quant_method.format} on {target} has no RMSNorm in it"

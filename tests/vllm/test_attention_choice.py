@@ -28,7 +28,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 import jitmx.vllm
 from jitmx import arch, settings
-from jitmx.model_kernels import Attention
+from jitmx.serving.attention import Attention
 from jitmx.vllm import block, facts, hooks, policy
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl, JitmxAttentionMetadataBuilder
 

@@ -29,8 +29,8 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from jitmx import arch, settings
-from jitmx.draft_kernels import Acceptance
-from jitmx.sampling_kernels import Sampler as Needed
+from jitmx.serving.draft import Acceptance
+from jitmx.serving.sampler import Sampler as Needed
 from jitmx.vllm import hooks, policy, sampler
 from jitmx.vllm.sampler import JitmxSampler
 

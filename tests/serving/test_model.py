@@ -15,10 +15,13 @@ from jitmx.dispatch import choose, tactics
 from jitmx.kernels import Problem
 from jitmx.kernels.moe import MoeProblem, tiles
 from jitmx.kernels.moe.problem import X_FORMATS
-from jitmx.model_kernels import Experts, Linear, Packer, Quantizer, of_model, variants
 from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.registry import spec
-from jitmx.rounded_inputs import FP8_ROWS_AN_EXPERT, x_format_of
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear, Packer, Quantizer
+from jitmx.serving.model import of_model
+from jitmx.serving.needed import variants
+from jitmx.serving.rounded_inputs import FP8_ROWS_AN_EXPERT, x_format_of
 from jitmx.vllm import policy
 
 
