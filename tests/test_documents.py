@@ -87,6 +87,16 @@ def test_every_name_in_the_readme_s_python_is_public() -> None:
         compile(block, "README.md", "exec")
 
 
+@pytest.mark.parametrize("name", [name for name in jitmx.__all__ if inspect.isfunction(getattr(jitmx, name))])
+def test_a_public_operator_says_what_it_returns_and_raises_and_where_its_kernel_is(name: str) -> None:
+    operator = getattr(jitmx, name)
+    text = inspect.getdoc(operator) or ""
+    missing = {said for said in ("Returns:", "Raises:", "Source:") if said not in text}
+    missing -= {"Returns:"} if inspect.signature(operator).return_annotation == "None" else set()
+    missing -= {"Source:"} if name == "interleave_gate_up" else set()  # torch's indexing
+    assert missing == set()
+
+
 @pytest.mark.parametrize("name", jitmx.__all__)
 def test_what_a_docstring_names_as_source_and_reference_is_there(name: str) -> None:
     _, _, said = (inspect.getdoc(getattr(jitmx, name)) or "").partition("Source: ")
