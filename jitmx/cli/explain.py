@@ -178,9 +178,9 @@ def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int,
     from jitmx.cli import cost
     from jitmx.costs import cards
     from jitmx.serving import model_step
-    from jitmx.vllm import policy
+    from jitmx.vllm.request import requested
 
-    arch, asked = _one(targets_asked), policy.request()
+    arch, asked = _one(targets_asked), requested()
     found = model_step.price(
         models.find(model), arch, batch, context, cache=cache, x_format=asked.x_format, activation=asked.activation
     )

@@ -17,7 +17,7 @@ from jitmx.errors import SettingError
 if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.registry.spec import Variant
-    from jitmx.vllm.policy import Request
+    from jitmx.vllm.request import Request
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -83,14 +83,14 @@ class ServedModel:
             click.UsageError: layers that there are not.
         """
         from jitmx.layers import DRAFT_FORMATS, FORMATS
-        from jitmx.vllm import policy
+        from jitmx.vllm.request import requested
 
         _require_layers("--layers", self.layers, FORMATS)
         _require_layers("--draft-layers", self.draft_layers, DRAFT_FORMATS)
         if self.draft_layers is not None and self.draft is None:
             raise click.UsageError("--draft-layers are of a draft model: name it by --draft")
         said = {"mxfp4_layers": self.layers, "draft_layers": self.draft_layers}
-        asked = policy.request({key: value for key, value in said.items() if value is not None} or None)
+        asked = requested({key: value for key, value in said.items() if value is not None} or None)
         if self.draft is not None and not asked.draft:
             raise click.UsageError("--draft is a model whose layers are all vLLM's: name them by --draft-layers")
         return asked

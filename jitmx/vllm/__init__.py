@@ -7,7 +7,8 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     log.py           the logger
     versions.py      which vLLM this is for
     hooks.py         everything of vLLM that is relied on, with signatures
-    policy.py        which layers, from what was asked for and what stands against it; knows nothing of vLLM
+    request.py       what was asked for
+    policy.py        which layers, from that and what stands against it; knows nothing of vLLM
     facts.py         what stands against it, read from vLLM's configuration
     compiled.py      what vLLM's key for compiled code is told of it
     moe.py           the experts

@@ -20,6 +20,7 @@ from jitmx.serving.linear import gains
 from jitmx.vllm import compiled, facts, hooks, policy, router
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Attention, Block, Decision, Layer
+from jitmx.vllm.request import STOCK_KERNELS, Request, requested
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
 # What the log, and the key for compiled code, put before a kind of layer of a draft model.
@@ -61,7 +62,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
         asked = _asked(get_current_vllm_config())
         decision = decide(Layer("moe", prefix, draft=facts.draft()), against_moe=facts.against_moe(layer))
         if decision.format is None:
-            if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
+            if asked.moe_kernel in STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
         if asked.moe_kernel != "gemm" or asked.x_format != "bf16":
@@ -256,9 +257,9 @@ def install() -> None:
         sampler.install(decide_sampler)
 
 
-def _asked(config: Any) -> policy.Request:
+def _asked(config: Any) -> Request:
     options = config.additional_config
-    return policy.request(options.get("jitmx") if isinstance(options, dict) else None)
+    return requested(options.get("jitmx") if isinstance(options, dict) else None)
 
 
 @functools.cache

@@ -31,9 +31,10 @@ from jitmx.cli import main
 from jitmx.serving.attention import cached
 from jitmx.serving.draft import Argmax, of_draft
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import hooks, monitor, policy, warmup
+from jitmx.vllm import hooks, monitor, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend
 from jitmx.vllm.linear import JitmxLinearMethod
+from jitmx.vllm.request import requested
 from scripts.protocol import drafts
 from scripts.protocol.drafts import DraftSizes
 from vllm_world import error
@@ -337,7 +338,7 @@ def test_kernels_by_sizes_are_those_that_the_draft_asks_for(
     pair = load(host, made, asked)
     model = models.find_draft(str(made))
     assert (model.vocabulary, model.states, model.window) == (vocabulary, 3, 0)
-    config, request = pair.config, policy.request(asked)
+    config, request = pair.config, requested(asked)
     scheduler = config.scheduler_config
     attention = cached(scheduler.max_num_seqs, config.model_config.max_model_len, 16, "same")
     wanted = of_draft(

@@ -29,7 +29,8 @@ from jitmx.cli import main
 from jitmx.serving.model import of_model
 from jitmx.serving.needed import Needed
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import monitor, packing, policy, warmup
+from jitmx.vllm import monitor, packing, warmup
+from jitmx.vllm.request import requested
 from vllm_ranks import TESTS, Ranks
 
 TARGET = arch.parse("sm_90")
@@ -38,7 +39,7 @@ ALL = {"mxfp4_layers": "all"}
 
 
 def by_sizes(folder: Path, options: Any = None, *, lora: bool = False, **more: Any) -> set[Needed]:
-    asked = policy.request(options)
+    asked = requested(options)
     how = {"fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales, "x_format": asked.x_format}
     model = models.find(str(folder))
     return set(of_model(model, TARGET, asked.served(lora), lora=lora, **how, **more))

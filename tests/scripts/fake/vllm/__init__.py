@@ -35,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jitmx.vllm import policy
+from jitmx.vllm.request import requested
 
 TOLD = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 
@@ -50,7 +50,7 @@ def name_of(options: dict) -> str:
     if (layers is not None) != ("jitmx" in plugins):
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
     name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
-    if asked is not None and policy.request(asked, environ={}).serves_attention():
+    if asked is not None and requested(asked, environ={}).serves_attention():
         if "backend" in options.get("attention_config", {}):
             raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
         name += "+attention"
