@@ -13,7 +13,7 @@ import click
 import pytest
 
 import jitmx
-from jitmx import settings
+from jitmx import kernels, settings
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup
 from jitmx.cli.options import FieldLetters
@@ -114,6 +114,12 @@ def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None
         "pip install -e . && jitmx warmup --arch sm_121",
         "pip install -e '.[test]' && pytest",
     ]
+
+
+@pytest.mark.parametrize("family", kernels.families())
+def test_every_kernel_of_a_family_is_in_its_row(family: str) -> None:
+    (row,) = re.findall(rf"^\| `{family}` \|(.*)$", (ROOT / "docs" / "kernels.md").read_text(), re.MULTILINE)
+    assert {one.spec.name for one in kernels.family(family).kernels} <= set(re.findall(r"`(\w+)`", row))
 
 
 def test_every_setting_is_documented_as_the_table_has_it() -> None:
