@@ -55,8 +55,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "kWarps * kDepth * kTileBytes"),
         ("a stage is read before it is full", "        ring.wait();\n        tile = ring.tile(0);",
          "        tile = ring.tile(0);"),
-        ("a fragment is decoded over products under way", "      wgmma_wait<1>();\n      fence_operand(a[1",
-         "      fence_operand(a[1"),
+        ("a fragment is decoded over products under way", "      wgmma_wait<1>();\n      products.fence",
+         "      products.fence"),
     ),
 })  # fmt: skip
 

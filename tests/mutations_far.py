@@ -187,8 +187,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "static_cast<const u16*>(args.bias) + expert * args.n"),
         ("steps of an expert are apart in 32 bits", "u64(step) * rows + row) * kLineBytes",
          "u64(u32(step) * u32(rows) * 128u / 128u) + row) * kLineBytes"),
-        ("a step is held in 32 bits", "const u64 step_bytes = u64(item.rows.rows)",
-         "const u32 step_bytes = u32(item.rows.rows)"),
+        ("a step is held in 32 bits", "const u64 line_bytes = u64(item.rows.rows)",
+         "const u32 line_bytes = u32(item.rows.rows)"),
     ),
     "far-experts-down": (
         ("parts start at 32 bits", "u64(item.place[chunk + row]) * args.n", "item.place[chunk + row] * args.n"),

@@ -16,9 +16,9 @@ from jitmx.sim.verify import verify
 HOPPER = arch.parse("sm_90")
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "h in E4M3": ("moe", {"encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2}),
+    "h in E4M3": ("moe", {"encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
     "h in bf16": ("moe", {"activation": "silu", "encoding": "nibble", "tile_m": 64, "tile_n": 128, "stages": 2}),
-    "second product": ("moe", {"product": "down", "encoding": "nibble", "tile_m": 64, "grain": 16, "stages": 10}),
+    "second product": ("moe", {"product": "down", "encoding": "nibble", "tile_m": 64, "stages": 4, "depth": 4}),
     "dense": ("linear", {"bias": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "encoding": "nibble"}),
     "dense, promoted": ("linear", {"residual": "pair", "promote": True, "groups": 2, "tile_m": 32, "stages": 2}),
 }

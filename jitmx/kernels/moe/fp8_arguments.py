@@ -35,6 +35,7 @@ ARGUMENTS = arguments(
         ),
     ),
 )
+MAPPED = ARGUMENTS.with_maps(codes_map="weight", scales_map="scales")  # for the products, which copy W by tensor maps
 ROUNDED_GATE = 0.006  # relative L2 against the same inputs rounded alike
 
 

@@ -8,7 +8,7 @@ what the second reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +75,13 @@ class Tiled(Protocol):
     def tile_n(self) -> int: ...
 
 
+class Staged(Tiled, Protocol):
+    """Those of a kernel whose stages have weights too."""
+
+    @property
+    def depth(self) -> int: ...
+
+
 def _groups(knobs: Tiled) -> int:
     return knobs.tile_n // 64
 
@@ -97,11 +104,19 @@ def multiplying_registers(knobs: Tiled) -> int:
 
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    pitch = (64 if knobs.product == "up" else 128) + 16
-    size = knobs.stages * knobs.depth * (knobs.tile_m * LINE_BYTES + knobs.tile_n // TILE_ROWS * _TILE_BYTES)
-    size += _groups(knobs) * _CHUNK * pitch
-    item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if knobs.product == "down" else 0)
-    size += _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
+    down = knobs.product == "down"
+    item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (8 * knobs.tile_m if down else 0)
+    return frame_bytes(knobs, LINE_BYTES, (128 if down else 64) + 16, item)
+
+
+def frame_bytes(knobs: Staged, step_bytes: int, pitch: int, item: int) -> int:
+    """Shared memory of stages, of rows of y on their way, `pitch` bytes each, and of items of so many bytes.
+
+    Args:
+        step_bytes: of a row of activations in a step.
+    """
+    size = knobs.stages * knobs.depth * (knobs.tile_m * step_bytes + knobs.tile_n // TILE_ROWS * _TILE_BYTES)
+    size += _groups(knobs) * _CHUNK * pitch + _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
     return -(-size // 1024) * 1024
 
 
@@ -128,9 +143,8 @@ def check_registers(knobs: Tiled) -> None:
         )
 
 
-def contract(knobs: Tiled, product: str, copies: str) -> Contract:
-    """What the machine code of a kernel must be whose products are `product`, by the columns N and without operands,
-    and which brings W by `copies`."""
+def contract(knobs: Tiled, product: str) -> Contract:
+    """What the machine code of a kernel must be whose products are `product`, by the columns N and without operands."""
     registers = launch_registers(knobs)
     return Contract(
         min_registers=registers,
@@ -138,7 +152,7 @@ def contract(knobs: Tiled, product: str, copies: str) -> Contract:
         require=(
             *(rf"{product.replace('N', str(width))} R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in widths(knobs)),
             r"\bUBLKCP\b",
-            copies,
+            r"\bUTMALDG\.3D\b",
         ),
         # An empty group, which a wait for all but one then leaves alone: products are complete before the next decode.
         forbid=(r"\b[HQ]GMMA\S* RZ,",),
@@ -154,7 +168,7 @@ SPEC = KernelSpec(
     family="moe",
     name="wgmma",
     knobs=WgmmaKnobs,
-    contract=lambda knobs, arch: contract(knobs, r"HGMMA\.64xNx16\.F32\.BF16", r"\bUTMALDG\.3D\b"),
+    contract=lambda knobs, arch: contract(knobs, r"HGMMA\.64xNx16\.F32\.BF16"),
     check=_check,
     shared_bytes=shared_bytes,
     threads=threads,
@@ -164,13 +178,17 @@ SPEC = KernelSpec(
 
 def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, or one for each item that there can be at most; tensor maps of W and its scales."""
+    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs), maps=maps(knobs, problem))
+
+
+def maps(knobs: Staged, problem: MoeProblem) -> dict[str, TensorMap]:
+    """Tensor maps of W and its scales: a copy has a stage's steps of all of a block's rows of tiles."""
     n, k = problem.sizes(knobs.product)
     steps, row_tiles, tiles = -(-k // TILE_K), problem.experts * -(-n // TILE_ROWS), knobs.tile_n // TILE_ROWS
-    maps = {
+    return {
         name: TensorMap("bf16", (size // 2, steps, row_tiles), (size // 2, knobs.depth, tiles))
         for name, size in (("codes_map", 512), ("scales_map", 32))
     }
-    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs), maps=maps)
 
 
 def blocks(knobs: Tiled, problem: MoeProblem, multiprocessors: int) -> int:
@@ -223,24 +241,33 @@ def tile_n(problem: MoeProblem, multiprocessors: int) -> int:
     return best if turns[best] < _CLEARLY * turns[192] else 192
 
 
-def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
-    """Tiles of 64 rows of x for few rows an expert, then of 128 and 192, with narrower loops for fewer."""
+def tile_m(problem: MoeProblem) -> int:
+    """Rows of x a tile, at most: 64 for few rows an expert, then 128 and 192."""
     few, some = problem.rows_an_expert < FEW_ROWS, problem.rows_an_expert < _SOME_ROWS
-    rows, tile_m = tile_n(problem, multiprocessors), 64 if few else 128 if some else WIDEST
-    grain, stages, depth = STAGED[tile_m]
+    return 64 if few else 128 if some else WIDEST
+
+
+def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    """Tiles by rows an expert, with narrower loops for fewer rows."""
+    rows, m = tile_n(problem, multiprocessors), tile_m(problem)
+    grain, stages, depth = STAGED[m]
     stages += rows == 128
-    return {"tile_m": tile_m, "grain": grain, "tile_n": rows, "stages": stages, "depth": depth, "pdl": True}
+    return {"tile_m": m, "grain": grain, "tile_n": rows, "stages": stages, "depth": depth, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
-    base = _heuristic(problem, arch, multiprocessors)
     shapes = (
         (192, 192, 32, 6, 1), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
         (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 3, 4),
         (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
         (256, 128, 16, 5, 1),
     )  # fmt: skip
+    return shaped(_heuristic(problem, arch, multiprocessors), shapes)
+
+
+def shaped(base: dict[str, Any], shapes: Iterable[tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Knobs, and the same with other tiles, widths and stages."""
     names = ("tile_m", "tile_n", "grain", "stages", "depth")
     others = (base | dict(zip(names, shape, strict=True)) for shape in shapes)
     return [base, *(knobs for knobs in others if knobs != base)]

@@ -22,7 +22,7 @@ from jitmx.kernels.linear.knobs import ENCODING, NORMAL_SCALE_RANGE
 from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.linear.warpgroups import require_normal_scales, runs_on
 from jitmx.kernels.moe import tiles, wgmma
-from jitmx.kernels.moe.fp8_arguments import ARGUMENTS, product_case
+from jitmx.kernels.moe.fp8_arguments import MAPPED, product_case
 from jitmx.kernels.moe.knobs import ACTIVATION
 from jitmx.kernels.moe.limits import require_of_product, require_usual
 from jitmx.kernels.moe.problem import ACTIVATIONS, BOUNDED, MoeProblem
@@ -30,9 +30,7 @@ from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
-_SLOT_BYTES = 640
-_CHUNK = 32  # rows of y that a warpgroup stores at once
-_ITEMS = 3
+TURN = 4  # steps of 64 k that a loop of the template has: whole stages
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,10 @@ class WgmmaFp8Knobs(Knobs):
     scale_range: str = NORMAL_SCALE_RANGE
     rows: str = knob("narrow", choices=ROW_RANGES, doc="rows of W: all of one pass over k, or some of more")
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
-    grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
+    grain: int = knob(16, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
-    stages: int = knob(6, low=2, high=16, doc="steps of 128 k of activations that a block keeps in shared memory")
-    ring: int = knob(4, choices=(2, 4, 6, 8), doc="steps of 64 k of W that a warp keeps in flight")
+    stages: int = knob(5, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
+    depth: int = knob(2, choices=(2, 4), doc="steps of 64 k of a stage")
     pdl: bool = PDL
 
     @property
@@ -60,13 +58,10 @@ class WgmmaFp8Knobs(Knobs):
 
 def shared_bytes(knobs: WgmmaFp8Knobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
-    up, groups = knobs.product == "up", knobs.tile_n // 64
-    size = knobs.stages * knobs.tile_m * LINE_BYTES
-    size += groups * (4 * knobs.ring * _SLOT_BYTES + _CHUNK * (((32 if knobs.h_in_e4m3 else 64) if up else 128) + 16))
+    up = knobs.product == "up"
     item = 32 + (4 * knobs.tile_n if knobs.bias else 0) + (4 if up else 8) * knobs.tile_m + knobs.tile_n
     item += 4 if knobs.rows == "wide" else 0
-    size += _ITEMS * (-(-item // 8) * 8 + 16) + 16 * knobs.stages
-    return -(-size // 1024) * 1024
+    return wgmma.frame_bytes(knobs, LINE_BYTES // 2, ((32 if knobs.h_in_e4m3 else 64) if up else 128) + 16, item)
 
 
 def _check(knobs: WgmmaFp8Knobs, arch: Arch) -> None:
@@ -80,17 +75,18 @@ SPEC = KernelSpec(
     family="moe",
     name="wgmma_fp8",
     knobs=WgmmaFp8Knobs,
-    contract=lambda knobs, arch: wgmma.contract(knobs, r"QGMMA\.64xNx32\.F32\.E4M3\.E4M3", r"\bLDGSTS\.E\..*128"),
+    contract=lambda knobs, arch: wgmma.contract(knobs, r"QGMMA\.64xNx32\.F32\.E4M3\.E4M3"),
     check=_check,
     shared_bytes=shared_bytes,
     threads=wgmma.threads,
-    arguments=lambda knobs: ARGUMENTS,
+    arguments=lambda knobs: MAPPED,
 )
 
 
 def launch(knobs: WgmmaFp8Knobs, problem: MoeProblem, multiprocessors: int) -> Launch:
-    """A block a multiprocessor, or one for each item that there can be at most."""
-    return Launch(wgmma.blocks(knobs, problem, multiprocessors), shared_bytes(knobs))
+    """As of moe.wgmma."""
+    blocks = wgmma.blocks(knobs, problem, multiprocessors)
+    return Launch(blocks, shared_bytes(knobs), maps=wgmma.maps(knobs, problem))
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:
@@ -110,33 +106,33 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     return {"product": product, "activation": activation, "rows": problem.row_range, **weights}
 
 
-_STAGES_FEW = {192: 10, 256: 8, 128: 10}  # by rows of W a block, of tiles of 64 rows
+# By rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
+_STAGED = {64: (16, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 256: (32, 5, 2)}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Tiles as of moe.wgmma."""
-    rows = wgmma.tile_n(problem, multiprocessors)
-    if problem.rows_an_expert < wgmma.FEW_ROWS:
-        return {"tile_m": 64, "grain": 16, "ring": 4, "pdl": True, "tile_n": rows, "stages": _STAGES_FEW[rows]}
-    return {"tile_m": WIDEST, "grain": 32, "tile_n": rows, "stages": 6, "ring": 4, "pdl": True}
+    rows, m = wgmma.tile_n(problem, multiprocessors), wgmma.tile_m(problem)
+    grain, stages, depth = _STAGED[m]
+    stages -= rows == 256
+    return {"tile_m": m, "grain": grain, "tile_n": rows, "stages": stages, "depth": depth, "pdl": True}
 
 
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Wider and narrower tiles, finer and coarser widths, deeper rings; best guess first."""
-    base = _heuristic(problem, arch, multiprocessors)
-    others: tuple[dict[str, int], ...] = (
-        {"grain": 16}, {"grain": 64}, {"ring": 8, "stages": 5}, {"stages": 4}, {"tile_m": 128, "stages": 8},
-        {"tile_n": 128}, {"tile_n": 128, "tile_m": 256, "stages": 5}, {"tile_n": 256, "tile_m": 64, "stages": 8},
-        {"tile_n": 128, "tile_m": 256, "stages": 5, "grain": 16},
+    """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
+    shapes = (
+        (192, 192, 32, 5, 2), (192, 192, 64, 5, 2), (192, 192, 16, 2, 4), (128, 192, 16, 6, 2), (128, 192, 32, 3, 4),
+        (64, 192, 16, 3, 4), (64, 192, 16, 8, 2), (64, 256, 16, 3, 4), (64, 128, 16, 5, 4), (128, 128, 16, 4, 4),
+        (256, 128, 16, 5, 2), (256, 128, 32, 5, 2), (256, 128, 32, 2, 4),
     )  # fmt: skip
-    return [base, *(base | other for other in others)]
+    return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "rows": "wide", "bias": False},
-    {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "activation": "silu"},
-    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "encoding": "nibble", "rows": "wide"},
-    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2, "bias": False, "pdl": False},
+    {"tile_m": 64, "tile_n": 128, "stages": 2, "rows": "wide", "bias": False},
+    {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 4, "activation": "silu"},
+    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "rows": "wide"},
+    {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "depth": 4, "bias": False, "pdl": False},
 )  # fmt: skip
 
 KERNEL = Kernel(
@@ -145,7 +141,7 @@ KERNEL = Kernel(
     launch=launch,
     heuristic=_heuristic,
     cases=lambda variant: wgmma.cases(
-        variant, launch, variant.knobs.ring, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
+        variant, launch, TURN, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
     ),
     candidates=_candidates,
     runs_on=runs_on,

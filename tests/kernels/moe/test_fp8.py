@@ -25,19 +25,19 @@ from jitmx.sim.verify import Verdict
 
 FAMILY = kernels.family("moe")
 HOPPER = arch.parse("sm_90")
-SMALL = {"tile_m": 64, "tile_n": 128, "stages": 2, "ring": 2}
+SMALL = {"tile_m": 64, "grain": 32, "tile_n": 128, "stages": 2}
 # Knobs away from their defaults that change the instructions most.
 SAMPLE: dict[str, dict[str, Any]] = {
     "up": {"encoding": "nibble"},
-    "up, swizzle, widths by 16": {"tile_m": 64, "grain": 16, "stages": 10},
+    "up, swizzle, tiles of 64": {"tile_m": 64, "stages": 4, "depth": 4},
     "up, wide rows": {"rows": "wide", "bias": False, **SMALL},
-    "up, four warpgroups": {"tile_m": 64, "grain": 16, "tile_n": 256, "stages": 8, "encoding": "nibble"},
+    "up, four warpgroups": {"tile_m": 64, "tile_n": 256, "stages": 3, "depth": 4, "encoding": "nibble"},
     "up, silu": {"activation": "silu", "encoding": "nibble"},
-    "up, silu, widths by 16": {"activation": "silu", "tile_m": 64, "grain": 16, "tile_n": 256, "stages": 8},
+    "up, silu, tiles of 64": {"activation": "silu", "tile_m": 64, "tile_n": 256, "stages": 6},
     "up, silu, wide rows": {"activation": "silu", "rows": "wide", "bias": False, "encoding": "nibble", **SMALL},
     "down, wide rows": {"product": "down", "rows": "wide", "encoding": "nibble"},
-    "down, long ring": {"product": "down", "ring": 8, "stages": 5, "encoding": "nibble", "pdl": False},
-    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 256, "stages": 5, "bias": False},
+    "down, deep stages": {"product": "down", "tile_m": 128, "stages": 3, "depth": 4, "pdl": False},
+    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 256, "grain": 32, "bias": False},
 }
 
 

@@ -8,31 +8,6 @@
 
 namespace jitmx {
 
-// The tables of this lane's rows g and g + 8, whose least scales are those of `bases`.
-template <bool Wide> struct RowTables {
-  MagnitudeTable low, high;
-  u32 low_base, high_base;
-
-  __device__ __forceinline__ RowTables(u32 low_base, u32 high_base)
-      : low(low_base), high(high_base), low_base(low_base), high_base(high_base) {}
-
-  // The fragment of A for a tile: of both blocks, rows g and g + 8 of each half of its k.
-  template <class Encoding, class Tile> __device__ __forceinline__ void decode(const Tile& tile, u32 (&a)[8]) const {
-    block<Encoding, 0>(tile.words.x, tile.words.y, tile.scales, a);
-    block<Encoding, 1>(tile.words.z, tile.words.w, tile.scales, a);
-  }
-
- private:
-  template <class Encoding, int I>
-  __device__ __forceinline__ void block(u32 word, u32 word_high, u32 scales, u32 (&a)[8]) const {
-    u32 l, h;
-    low.template under<I, Wide>(scales, low_base, l, h);
-    look_up<Encoding>(word, l, h, a[4 * I], a[4 * I + 2]);
-    high.template under<I + 2, Wide>(scales, high_base, l, h);
-    look_up<Encoding>(word_high, l, h, a[4 * I + 1], a[4 * I + 3]);
-  }
-};
-
 // Leaves sums where they are.
 struct KeptSums {
   template <int Count> __device__ __forceinline__ void settle(float (&)[Count]) const {}

@@ -53,22 +53,43 @@ template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
   PipelineState<Stages> state_;
 };
 
-// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that
-// decoding takes, which reads one half of a register that has those of both rows.
-template <class Encoding, int I, class Tile>
-__device__ __forceinline__ Fragments staged_fragments(const Tile& tile) {
-  const Vec4 words[1] = {tile.words};
-  const u32 folded = ((I == 0 ? tile.scales : tile.scales >> 8) & 0x00FF00FFu) * 128u + 126u * 0x00800080u;
-  return Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, both_low(folded), both_high(folded));
-}
+// Products in bf16: what decoding makes of a tile, and how a step's products read it. Scales ride on the multiplication
+// that decoding takes, which reads one half of a register that has those of both rows.
+template <class Encoding> struct Bf16Steps {
+  using Operand = Fragments[2];  // of both blocks of a tile: rows g (low) and g + 8 (high)
+
+  // Where the activations of step i of a stage lie, in units of a descriptor.
+  template <int StepBytes> static constexpr u32 offset(int i) { return i * (StepBytes / 16); }
+
+  template <class Tile> __device__ __forceinline__ void decode(const Tile& tile, Operand& a) const {
+    block<0>(tile, a[0]);
+    block<1>(tile, a[1]);
+  }
+  template <int N, int Count>
+  __device__ __forceinline__ void multiply(float (&sums)[Count], const Operand& a, u64 x) const {
+    wgmma_steps<Bf16, N, 2>(sums, a[0].a, x);
+    wgmma_steps<Bf16, N, 2>(sums, a[1].a, x + 4);
+  }
+  __device__ __forceinline__ void fence(const Operand& a) const {
+    fence_operand(a[0].a);
+    fence_operand(a[1].a);
+  }
+
+ private:
+  template <int I, class Tile> static __device__ __forceinline__ void block(const Tile& tile, Fragments& a) {
+    const Vec4 words[1] = {tile.words};
+    const u32 folded = ((I == 0 ? tile.scales : tile.scales >> 8) & 0x00FF00FFu) * 128u + 126u * 0x00800080u;
+    a = Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, both_low(folded), both_high(folded));
+  }
+};
 
 // Adds the products of `steps` steps of 64 k to `sums`. While those of a step are under way, the next is decoded into
 // the other fragments; a tile is read a step ahead. N: rows of X, columns of the products; StepBytes of them a step;
 // Turn: steps that the loop has, whole stages. No product is under way as it turns, or in what is left of a turn: ptxas
 // else lets none overlap with anything, some releases with few registers, some with many.
-template <class Encoding, int N, int Depth, int Turn, int StepBytes, int Count, class Ring>
-__device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments (&a)[2][2], int steps, Ring& ring,
-                                                int lane) {
+template <int N, int Depth, int Turn, int StepBytes, int Count, class Operand, class Products, class Ring>
+__device__ __forceinline__ void multiply_staged(float (&sums)[Count], Operand (&a)[2], const Products& products,
+                                                int steps, Ring& ring, int lane) {
   static_assert(Turn % Depth == 0, "a turn has whole stages");
   ring.wait();
   auto tile = ring.tile(0);
@@ -77,23 +98,18 @@ __device__ __forceinline__ void multiply_staged(float (&sums)[Count], Fragments 
   // Step i of a turn, the last of its stage or not; what was under way is done as the next products are asked for.
   const auto step = [&](int i, bool last, bool overlapped) {
     const auto now = tile;
-    const u64 here = x + i % Depth * (StepBytes / 16);
-    Fragments &low = a[i % 2][0], &high = a[i % 2][1];
-    low = staged_fragments<Encoding, 0>(now);
-    high = staged_fragments<Encoding, 1>(now);
+    const u64 here = x + Products::template offset<StepBytes>(i % Depth);
+    products.decode(now, a[i % 2]);
     if (!last) tile = ring.tile(i % Depth + 1);
     wgmma_fence();
-    wgmma_steps<Bf16, N, 2>(sums, low.a, here);
-    wgmma_steps<Bf16, N, 2>(sums, high.a, here + 4);
+    products.template multiply<N>(sums, a[i % 2], here);
     wgmma_commit();
     if (overlapped) {
       wgmma_wait<1>();
-      fence_operand(a[1 - i % 2][0].a);
-      fence_operand(a[1 - i % 2][1].a);
+      products.fence(a[1 - i % 2]);
     } else {
       wgmma_wait<0>();
-      fence_operand(low.a);
-      fence_operand(high.a);
+      products.fence(a[i % 2]);
     }
     if (i % Depth == 0 && (i > 0 || left != steps)) ring.release(lane);
     if (last) {
