@@ -8,6 +8,6 @@ sampler.py         the tokens of greedy batches
 model.py           all that the layers of a model take
 draft.py           all that an Eagle3 draft takes
 rounded_inputs.py  from how many rows on inputs are rounded to 8 bits
-step.py            a step of decoding, launch by launch, with what each costs
+model_step.py      a step of decoding, launch by launch, with what each costs
 draft_step.py      the same of a draft, and what speculation gains
 """
