@@ -6,7 +6,8 @@
     layer = jitmx.nn.MXFP4Linear.from_linear(torch_linear)  # the same as a module
 
 Importing this module imports neither torch nor CuPy and touches no GPU; the operators below bring in torch when they
-are first used.
+are first used. Each raises what its docstring names, and `errors.NotWarmedError` where JITMX_MODE=required and a kernel
+is not in the cache; errors.py shows the whole tree.
 """
 
 from __future__ import annotations

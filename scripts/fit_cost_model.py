@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jitmx import arch as arches
-from jitmx import costs, draft_step, json_rows, kernels, model_step
+from jitmx import costs, json_rows, kernels
 from jitmx.cache import files
 from jitmx.costs import cards, counts, measured, predict
 from jitmx.costs.cards import Card, Parameter
@@ -32,6 +32,7 @@ from jitmx.costs.launches import Priced
 from jitmx.dispatch import call, choose
 from jitmx.kernels.moe import MoeProblem
 from jitmx.models import EXPERT_LAYERS, GPT_OSS_120B, NAMED, NAMED_DRAFTS
+from jitmx.serving import draft_step, model_step
 
 Array = npt.NDArray[np.float64]
 START = {"start_us": 0.2, "cluster_us": 0.5, "grid_us": 2.0, "fill_us": 0.6, "exposed_gbps": 60.0, "issued": 1.0,

@@ -13,7 +13,7 @@ import click
 import pytest
 
 import jitmx
-from jitmx import settings
+from jitmx import kernels, settings
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup
 from jitmx.cli.options import FieldLetters
@@ -87,6 +87,16 @@ def test_every_name_in_the_readme_s_python_is_public() -> None:
         compile(block, "README.md", "exec")
 
 
+@pytest.mark.parametrize("name", [name for name in jitmx.__all__ if inspect.isfunction(getattr(jitmx, name))])
+def test_a_public_operator_says_what_it_returns_and_raises_and_where_its_kernel_is(name: str) -> None:
+    operator = getattr(jitmx, name)
+    text = inspect.getdoc(operator) or ""
+    missing = {said for said in ("Returns:", "Raises:", "Source:") if said not in text}
+    missing -= {"Returns:"} if inspect.signature(operator).return_annotation == "None" else set()
+    missing -= {"Source:"} if name == "interleave_gate_up" else set()  # torch's indexing
+    assert missing == set()
+
+
 @pytest.mark.parametrize("name", jitmx.__all__)
 def test_what_a_docstring_names_as_source_and_reference_is_there(name: str) -> None:
     _, _, said = (inspect.getdoc(getattr(jitmx, name)) or "").partition("Source: ")
@@ -106,18 +116,35 @@ def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None
     ]
 
 
-def test_every_room_is_in_the_picture_of_the_house() -> None:
-    picture = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = {f"{path.parent.name}/" for path in (ROOT / "jitmx").glob("*/__init__.py")}
-    rooms |= {path.name for path in (ROOT / "jitmx").glob("*.py")} - {"__init__.py"}
-    assert {room for room in rooms if f"`{room}`" not in picture} == set()
+@pytest.mark.parametrize("package", ["serving", "vllm"])
+def test_a_package_that_lists_its_modules_lists_all(package: str) -> None:
+    folder = ROOT / "jitmx" / package
+    said = re.findall(r"^ *(\w+\.py) ", (folder / "__init__.py").read_text(), re.MULTILINE)
+    assert sorted(said) == sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("family", kernels.families())
+def test_every_kernel_of_a_family_is_in_its_row(family: str) -> None:
+    (row,) = re.findall(rf"^\| `{family}` \|(.*)$", (ROOT / "docs" / "kernels.md").read_text(), re.MULTILINE)
+    assert {one.spec.name for one in kernels.family(family).kernels} <= set(re.findall(r"`(\w+)`", row))
+
+
+def setting_row(item: settings.Setting) -> tuple[str, str, str]:
+    """Name, values and what it is for; those that every family has stand for all families."""
+    for family in kernels.families():
+        if item.field in (f"{family}_knobs", f"{family}_tile"):
+            name = item.name.replace(family.upper(), "<FAMILY>")
+            return name, item.choices, item.help.replace(f" {family} ", " `<family>` ")
+    return item.name, item.choices, item.help
 
 
 def test_every_setting_is_documented_as_the_table_has_it() -> None:
     rows = [line for line in (ROOT / "docs" / "settings.md").read_text().splitlines() if line.startswith("| `")]
+    aliases: dict[tuple[str, str, str], list[str]] = {}
+    for item in settings.TABLE:
+        aliases.setdefault(setting_row(item), []).extend(f"`{alias}`" for alias in item.aliases)
     assert rows == [
-        f"| `{item.name}` | {', '.join(f'`{alias}`' for alias in item.aliases)} | {item.choices} | {item.help} |"
-        for item in settings.TABLE
+        f"| `{name}` | {', '.join(also)} | {choices} | {said} |" for (name, choices, said), also in aliases.items()
     ]
 
 

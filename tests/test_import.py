@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,34 @@ def graph(package: Path) -> dict[str, set[str]]:
         module: {module_of(name) for name in imports(ast.parse(path.read_text()))} - {"", module}
         for module, path in modules.items()
     }
+
+
+def packages() -> dict[str, int]:
+    """The packages and modules that the table of docs/architecture.md names, with their rows."""
+    _, _, text = (ROOT / "docs" / "architecture.md").read_text().partition("## Packages")
+    rows = re.findall(r"^\| (`[^|]*) \|", text.partition("Outside of")[0], re.MULTILINE)
+    return {
+        name.removesuffix(".py"): row for row, cell in enumerate(rows) for name in re.findall(r"`([\w.]+)/?`", cell)
+    }
+
+
+def test_every_package_is_in_the_table_of_the_architecture() -> None:
+    found = {path.parent.name for path in (ROOT / "jitmx").glob("*/__init__.py")}
+    found |= {path.stem for path in (ROOT / "jitmx").glob("*.py")} - {"__init__"}
+    assert found == set(packages())
+
+
+def test_a_package_imports_only_from_its_own_row_of_the_table_and_those_above() -> None:
+    rows = packages()
+    wrong = {
+        (name, other)
+        for path in (ROOT / "jitmx").rglob("*.py")
+        for name in path.relative_to(ROOT / "jitmx").with_suffix("").parts[:1]
+        for imported in imports(ast.parse(path.read_text()))
+        for other in re.findall(r"^jitmx\.(\w+)", imported)
+        if other in rows and rows[other] > rows.get(name, len(rows))
+    }
+    assert wrong == set()
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:

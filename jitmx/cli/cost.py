@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jitmx.costs.cards import Card
     from jitmx.costs.launches import Priced
     from jitmx.costs.measured import Figure, Figures
-    from jitmx.draft_step import Speculation
-    from jitmx.model_step import Step
+    from jitmx.serving.draft_step import Speculation
+    from jitmx.serving.model_step import Step
 
 _RIGHT = ("TIMES", "MB", "INSTRUCTIONS", "US", "ALL US", "MEASURED", "PREDICTED", "OFF")
 
@@ -90,7 +90,7 @@ def rows(name: str, found: Sequence[tuple[int, Sequence[Priced], float]], card: 
 def step(found: Step, name: str) -> None:
     """Print what a step costs."""
     output.say(
-        f"{name} on {found.card} ({found.arch}), a step of {found.batch} requests with {found.context} tokens each:"
+        f"{name} on {found.card} ({found.arch}), a step of batch {found.batch} behind {found.context} tokens a request:"
     )
     launches(found.launches)
     output.say(
@@ -103,8 +103,8 @@ def speculation(found: Speculation, model: str, draft: str) -> None:
     """Print what a step of speculation costs, and gains."""
     step = found.draft
     output.say(
-        f"{model} with {draft} on {step.card} ({step.arch}), {step.batch} requests with {step.context} tokens each, "
-        "a step of the draft:"
+        f"{model} with {draft} on {step.card} ({step.arch}), batch {step.batch} behind {step.context} tokens a "
+        "request, a step of the draft:"
     )
     launches(step.launches)
     output.say(f"predicted: {step.us / 1e3:.3f} ms a step of the draft with one row a request")
@@ -129,8 +129,8 @@ def figures(found: Figures, rows: Sequence[tuple[Figure, float | None]]) -> None
     """Print the model beside measured times; None where another variant serves the call now."""
     said = []
     for figure, us in rows:
-        problem = ", ".join(f"{name}={output.knob(value)}" for name, value in figure.problem.items())
-        problem += f", rows={figure.rows}" if figure.rows > 1 else ""
+        fields = {**figure.problem, **({"rows": figure.rows} if figure.rows > 1 else {})}
+        problem = ", ".join(f"{name}={output.knob(value)}" for name, value in fields.items())
         off = None if us is None else f"{us / figure.us - 1:+.1%}"
         use = "fitted to" if figure.fit else "held out" if figure.kind == "decode" else "beyond decoding"
         said.append((figure.op, problem, f"{figure.us:.2f}", None if us is None else f"{us:.2f}", off, use))

@@ -114,14 +114,13 @@ def command(
     Fields that are not given are those of the operator's first typical call, a layer of gpt-oss-120b; -m 4 is short for
     m=4. A tile in the environment also decides that a call runs on a kernel that has one.
 
-    With --cost, -m 16,64,256 is a line for each: what it should take beside its floor.
+    A step that no kernel has fused for so many rows, RMSNorm say, is listed as unfused, and the launch of what is left
+    is explained. Other launches of the same call are listed last.
 
-    Where no kernel has a step of the call fused for so many rows, RMSNorm say, it says that this runs unfused, and
-    explains the launch of what is left. Other launches that the same call makes are listed last.
-
-    With --cost also what the launches should take; with --model, in place of OP, those of a whole step of decoding,
-    with inputs rounded as JITMX_MOE_ACTIVATION and JITMX_LINEAR_ACTIVATION say for vLLM;
-    with --draft a step of its draft, verification of 1 to k + 1 rows, and what speculation gains with k drafts a step.
+    --cost adds what each launch should take; with -m 16,64,256 it prints a line for each, beside its floor. --model, in
+    place of OP, prices a whole step of decoding, with inputs rounded as JITMX_MOE_ACTIVATION and
+    JITMX_LINEAR_ACTIVATION say for vLLM. --draft adds a step of the model's draft, verification of 1 to k + 1 rows, and
+    what speculation gains with k drafts a step.
     """
     if sum(map(bool, (op, model, measured, parameters))) != 1:
         raise click.UsageError("give one of OP, --model, --measured and --parameters; `jitmx variants` lists operators")
@@ -174,12 +173,13 @@ def _require_read(**there: bool) -> None:
 
 def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
     """The launches of a step."""
-    from jitmx import model_step, models
+    from jitmx import models
     from jitmx.cli import cost
     from jitmx.costs import cards
-    from jitmx.vllm import policy
+    from jitmx.serving import model_step
+    from jitmx.vllm.request import requested
 
-    arch, asked = _one(targets_asked), policy.request()
+    arch, asked = _one(targets_asked), requested()
     found = model_step.price(
         models.find(model), arch, batch, context, cache=cache, x_format=asked.x_format, activation=asked.activation
     )
@@ -194,9 +194,10 @@ def _speculation(
     rates: list[tuple[float, ...]], cache: str, as_json: bool,
 ) -> None:  # fmt: skip
     """A step of speculation."""
-    from jitmx import draft_step, models
+    from jitmx import models
     from jitmx.cli import cost
     from jitmx.costs import cards
+    from jitmx.serving import draft_step
 
     arch = _one(targets_asked)
     found = draft_step.price(models.find(model), models.find_draft(draft), arch, batch, context, rates, cache=cache)

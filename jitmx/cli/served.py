@@ -17,7 +17,7 @@ from jitmx.errors import SettingError
 if TYPE_CHECKING:
     from jitmx.arch import Arch
     from jitmx.registry.spec import Variant
-    from jitmx.vllm.policy import Request
+    from jitmx.vllm.request import Request
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -83,14 +83,14 @@ class ServedModel:
             click.UsageError: layers that there are not.
         """
         from jitmx.layers import DRAFT_FORMATS, FORMATS
-        from jitmx.vllm import policy
+        from jitmx.vllm.request import requested
 
         _require_layers("--layers", self.layers, FORMATS)
         _require_layers("--draft-layers", self.draft_layers, DRAFT_FORMATS)
         if self.draft_layers is not None and self.draft is None:
             raise click.UsageError("--draft-layers are of a draft model: name it by --draft")
         said = {"mxfp4_layers": self.layers, "draft_layers": self.draft_layers}
-        asked = policy.request({key: value for key, value in said.items() if value is not None} or None)
+        asked = requested({key: value for key, value in said.items() if value is not None} or None)
         if self.draft is not None and not asked.draft:
             raise click.UsageError("--draft is a model whose layers are all vLLM's: name them by --draft-layers")
         return asked
@@ -105,16 +105,20 @@ class ServedModel:
         Raises:
             click.UsageError, InputError: layers or a model that there are not, or ranks that do not divide it.
         """
-        from jitmx import draft_kernels, model_kernels, models, sampling_kernels
+        from jitmx import models
         from jitmx.cli import targets
+        from jitmx.serving.attention import cached
+        from jitmx.serving.draft import Acceptance, of_draft
+        from jitmx.serving.model import of_model
+        from jitmx.serving.sampler import Sampler
 
         asked = self.request()
         model, served = models.find(self.name), asked.served(self.lora)
         stored = "e4m3" if self.kv_cache_dtype == "fp8" else "same"
-        most = model_kernels.cached(self.requests, self.context, self.block_size, stored)
+        most = cached(self.requests, self.context, self.block_size, stored)
         attends = asked.attends(model.head_dim, self.lora)
         needed = [
-            model_kernels.of_model(
+            of_model(
                 model, arch, served, tokens=self.tokens, ranks=self.ranks, lora=self.lora, fuse_norm=asked.fuse_norm,
                 all_scales=asked.all_scales, x_format=asked.x_format, activation=asked.activation,
                 attention=most if attends else None,
@@ -124,7 +128,7 @@ class ServedModel:
         if self.draft is not None:
             draft = models.find_draft(self.draft)
             for arch, own in zip(arches, needed, strict=True):
-                own += draft_kernels.of_draft(
+                own += of_draft(
                     draft, arch, asked.draft, tokens=self.tokens, requests=self.requests, ranks=self.ranks,
                     fuse_norm=asked.fuse_norm, all_scales=asked.all_scales, attention=most if attends else None,
                     head=served.get("lm_head") if draft.vocabulary == model.vocabulary else None,
@@ -132,10 +136,10 @@ class ServedModel:
         if asked.samples:
             logits = model.vocabulary, "bf16"
             for arch, own in zip(arches, needed, strict=True):
-                own.append(sampling_kernels.Sampler(arch.name, None, self.requests, *logits))
+                own.append(Sampler(arch.name, None, self.requests, *logits))
                 if self.draft is not None:
                     rows = self.requests * (1 + self.draft_tokens)
-                    own.append(draft_kernels.Acceptance(arch.name, None, rows, *logits))
+                    own.append(Acceptance(arch.name, None, rows, *logits))
         return targets.served_variants(arches, needed, counts)
 
     def about(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jitmx.runtime import driver
 
 if TYPE_CHECKING:
     from jitmx.cache.manifest import Record
-    from jitmx.model_kernels import Needed
+    from jitmx.serving.needed import Needed
 
 
 def devices() -> list[driver.Device]:
@@ -107,7 +107,7 @@ def served_variants(
         layers: those of a model, for each target.
         counts: SM counts to choose for; by default those of the cards as for default variants.
     """
-    from jitmx.model_kernels import variants
+    from jitmx.serving.needed import variants
 
     found = {
         variant.identity: variant

@@ -48,6 +48,7 @@ def quantize(x: torch.Tensor, format: str = "mxfp4", *, scale_rule: str = "floor
     Raises:
         InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
         KnobError: an unknown format or scale rule.
+        CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/quantize/quantize.cu.j2; reference: jitmx.formats.quantize.
     """
@@ -98,6 +99,7 @@ def dequantize(tensor: MXTensor, dtype: torch.dtype = torch.bfloat16) -> torch.T
 
     Raises:
         InputError: a device, dtype or layout that the kernel cannot take; nothing was launched.
+        CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Source: templates/quantize/dequantize.cu.j2; reference: jitmx.formats.dequantize.
     """

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from jitmx import batch
 from jitmx.build import Built
-from jitmx.model_kernels import Needed, variants
 from jitmx.runtime import load
+from jitmx.serving.needed import Needed, variants
 from jitmx.vllm.log import logger
 
 _SILENT = 5.0  # seconds between two lines of progress

@@ -26,13 +26,13 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import jitmx
-from jitmx.attention_kernels import GRAPH_CONTEXT
 from jitmx.errors import InputError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import HEAD_DIMS, AttentionProblem
-from jitmx.model_kernels import Attention as Kernels
-from jitmx.model_kernels import Needed
 from jitmx.runtime.alike import Alike, alike
+from jitmx.serving.attention import GRAPH_CONTEXT
+from jitmx.serving.attention import Attention as Kernels
+from jitmx.serving.needed import Needed
 from jitmx.vllm import facts, hooks, monitor, policy, warmup
 
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -21,10 +21,10 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, Llam
 
 import jitmx.ops.linear.argmax
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
-from jitmx.draft_kernels import gates
 from jitmx.kernels.linear.layout import TILE_ROWS
-from jitmx.model_kernels import NORMED_ROWS
 from jitmx.ops.linear import compose
+from jitmx.serving.draft import gates
+from jitmx.serving.linear import NORMED_ROWS
 from jitmx.vllm import ahead, attention, compiled, hooks
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
 from jitmx.vllm.draft_config import JitmxDraftConfig

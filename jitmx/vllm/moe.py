@@ -18,10 +18,11 @@ from jitmx.arch import Arch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
 from jitmx.kernels.routing.problem import FEW_TOKENS
-from jitmx.model_kernels import Experts, Packer, of_experts
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.experts import PackedExperts
-from jitmx.rounded_inputs import x_format_of
+from jitmx.serving.experts import Experts, of_experts
+from jitmx.serving.linear import Packer
+from jitmx.serving.rounded_inputs import x_format_of
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
 from jitmx.vllm.log import logger
 from jitmx.vllm.packing import make_room, pack_layer, processing, timed

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from jitmx import model_kernels, rounded_inputs, settings
+from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
@@ -26,6 +26,8 @@ from jitmx.ops.moe.checks import Recipe
 from jitmx.ops.moe.plan import reads_rows
 from jitmx.ops.routing import calls as routing_calls
 from jitmx.runtime import card
+from jitmx.serving import linear as linear_kernels
+from jitmx.serving import rounded_inputs
 from jitmx.vllm import monitor
 
 
@@ -90,7 +92,7 @@ def _fused(
 
 @functools.lru_cache(maxsize=4096)
 def _of(problem: LinearProblem, arch: Arch, multiprocessors: int, _chosen_under: settings.Settings) -> LinearProblem:
-    return model_kernels.fused(problem, arch, multiprocessors)
+    return linear_kernels.fused(problem, arch, multiprocessors)
 
 
 def _fake_linear(
@@ -129,7 +131,7 @@ def run_experts(
         w2.look_at(words2, scales2)
     ids: torch.Tensor
     weights: torch.Tensor | None = None
-    fuses = 0 < x.shape[0] <= model_kernels.NORMED_ROWS
+    fuses = 0 < x.shape[0] <= linear_kernels.NORMED_ROWS
     seen = x if fuses else compose.rms_norm(x, norm, epsilon)
     if 0 < x.shape[0] <= FEW_TOKENS:
         found = routing_calls.run_route(

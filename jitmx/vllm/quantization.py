@@ -13,11 +13,14 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
-from jitmx import attention_kernels, layers, model_kernels, settings
+from jitmx import layers, settings
 from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.serving import attention as attention_kernels
+from jitmx.serving.linear import gains
 from jitmx.vllm import compiled, facts, hooks, policy, router
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Attention, Block, Decision, Layer
+from jitmx.vllm.request import STOCK_KERNELS, Request, requested
 
 _LINEAR = {".qkv_proj": "qkv", ".o_proj": "o"}
 # What the log, and the key for compiled code, put before a kind of layer of a draft model.
@@ -59,7 +62,7 @@ class JitmxGptOssConfig(GptOssMxfp4Config):  # type: ignore[misc]
         asked = _asked(get_current_vllm_config())
         decision = decide(Layer("moe", prefix, draft=facts.draft()), against_moe=facts.against_moe(layer))
         if decision.format is None:
-            if asked.moe_kernel in policy.STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
+            if asked.moe_kernel in STOCK_KERNELS and layer.moe_config.moe_backend == "auto":
                 layer.moe_config.moe_backend = asked.moe_kernel
             return super().get_quant_method(layer, prefix)
         if asked.moe_kernel != "gemm" or asked.x_format != "bf16":
@@ -112,7 +115,7 @@ def decide_block(found: Block) -> bool:
 
     def lacking(format: str) -> str:
         assert target is not None, "no layer is served without a target"
-        if model_kernels.gains(target, found.n, found.hidden, format):
+        if gains(target, found.n, found.hidden, format):
             return ""
         return f"the kernel for one row of QKV in {format} on {target} has no RMSNorm in it"
 
@@ -188,7 +191,7 @@ def decide_draft_block(layer: Any, against: str) -> bool:
     gate_up = layer.mlp.gate_up_proj
     if not asked.fuse_norm:
         against = f"{asked.said['fuse_norm']} asks for norms in launches of their own"
-    elif not against and not model_kernels.gains(
+    elif not against and not gains(
         target, sum(gate_up.output_partition_sizes), layer.hidden_size, gate_up.quant_method.format
     ):
         against = f"the kernel for one row of gate-up in {gate_up.quant_method.format} on {target} has no RMSNorm in it"
@@ -254,9 +257,9 @@ def install() -> None:
         sampler.install(decide_sampler)
 
 
-def _asked(config: Any) -> policy.Request:
+def _asked(config: Any) -> Request:
     options = config.additional_config
-    return policy.request(options.get("jitmx") if isinstance(options, dict) else None)
+    return requested(options.get("jitmx") if isinstance(options, dict) else None)
 
 
 @functools.cache

@@ -24,11 +24,12 @@ from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from jitmx import draft_kernels, sampling_kernels
 from jitmx.errors import InputError
 from jitmx.ops import sampling
 from jitmx.ops.sampling import DTYPES, sample_requests
 from jitmx.ops.tree.acceptance import accept_requests
+from jitmx.serving import sampler as sampling_kernels
+from jitmx.serving.draft import Acceptance
 from jitmx.vllm import facts, hooks, warmup
 from jitmx.vllm.log import logger
 
@@ -206,7 +207,7 @@ class _GreedySampling:
         if refused:
             return ours, stock
         rows = slots * (speculation.num_speculative_tokens + 1)
-        warmup.prepare(draft_kernels.Acceptance(arch.name, device, rows, vocab, DTYPES[dtype]))
+        warmup.prepare(Acceptance(arch.name, device, rows, vocab, DTYPES[dtype]))
         return ours, JitmxRejectionSampler(ours, stock)
 
 

@@ -17,9 +17,9 @@ from vllm.model_executor.utils import replace_parameter
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
-from jitmx.draft_kernels import Argmax
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
+from jitmx.serving.draft import Argmax
 from jitmx.vllm import aux_layers, draft, facts, packing, warmup
 from jitmx.vllm.linear import JitmxLinearMethod, pack
 from jitmx.vllm.log import logger

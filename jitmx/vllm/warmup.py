@@ -13,11 +13,12 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import batch, build, settings
-from jitmx.model_kernels import Needed, of_linear, variants
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
+from jitmx.serving.linear import of_linear
+from jitmx.serving.needed import Needed, variants
 from jitmx.vllm import ahead, facts, monitor, packing
 from jitmx.vllm.log import logger
 

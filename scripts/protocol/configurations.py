@@ -80,9 +80,9 @@ class Configuration:
     @property
     def attends(self) -> bool:
         """Whether attention is jitmx's, by the policy of its plugin."""
-        from jitmx.vllm import policy
+        from jitmx.vllm.request import requested
 
-        return bool(self.layers) and policy.request(self._options(), environ={}).serves_attention()
+        return bool(self.layers) and requested(self._options(), environ={}).serves_attention()
 
     @property
     def attention_by(self) -> str:

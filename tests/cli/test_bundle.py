@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from jitmx import model_kernels, settings
+from jitmx import settings
 from jitmx.cache import bundle, bundle_layer, layout
 from jitmx.cache.bundle import Kernel
 from jitmx.cache.store import Store
+from jitmx.serving import model
 
 Run = Callable[..., Any]
 FAMILY = ("--arch", "sm_121", "--family", "sampling")
@@ -112,7 +113,7 @@ def test_warmup_and_bundle_ask_one_function_and_take_the_same_layers(
         asked.append((arguments, how))
         return []
 
-    monkeypatch.setattr(model_kernels, "of_model", of_model)
+    monkeypatch.setattr(model, "of_model", of_model)
     monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")
     how = (
         "--model",
@@ -141,7 +142,7 @@ def test_warmup_and_bundle_ask_one_function_and_take_the_same_layers(
 def test_the_order_of_layers_and_targets_makes_no_difference(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(model_kernels, "of_model", lambda *_arguments, **_how: [])
+    monkeypatch.setattr(model, "of_model", lambda *_arguments, **_how: [])
     monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")
     for name, layers, targets in (("a", "moe,o,qkv", "sm_90,sm_121"), ("b", "qkv,o,moe", "sm_121,sm_90")):
         how = ("--model", "gpt-oss-20b", "--layers", layers, "--arch", targets, "-q", "-o", str(tmp_path / name))

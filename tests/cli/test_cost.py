@@ -72,7 +72,7 @@ def test_a_step_s_inputs_are_rounded_as_the_environment_says_for_vllm(read, monk
 
 def test_the_table_of_a_step_has_a_line_a_launch_and_names_the_card(run, read) -> None:
     said, step = run(*STEP, "--batch", "4").stdout.splitlines(), read(*STEP, "--batch", "4")
-    assert said[0] == "gpt-oss-120b on NVIDIA GB10 (sm_121a), a step of 4 requests with 2048 tokens each:"
+    assert said[0] == "gpt-oss-120b on NVIDIA GB10 (sm_121a), a step of batch 4 behind 2048 tokens a request:"
     assert said[1].split()[:2] == ["LAYER", "KERNEL"] and len(said) == 3 + len(step["launches"])
     assert said[-1].startswith(f"predicted: {step['us'] / 1e3:.3f} ms a step")
 

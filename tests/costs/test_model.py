@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitmx import arch, costs, kernels, model_step
+from jitmx import arch, costs, kernels
 from jitmx.costs import cards, counts, launches, measured, predict
 from jitmx.costs.launches import Priced
 from jitmx.costs.work import Work
 from jitmx.dispatch import call
 from jitmx.errors import ArchError, TacticError
 from jitmx.models import GPT_OSS_120B
+from jitmx.serving import model_step
 
 ROOT = Path(__file__).parents[2]
 FIGURES = measured.load()

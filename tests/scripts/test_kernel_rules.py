@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jitmx import kernels
-from jitmx.vllm import policy
+from jitmx.vllm import request
 from scripts.protocol import profiles
 from scripts.protocol.configurations import LAYERS, Configuration, layers
 from scripts.protocol.engines import Place
@@ -178,7 +178,7 @@ def test_a_prompt_takes_a_cache_write_and_a_kernel_for_many_tokens_and_a_decode_
 def test_who_is_to_serve_attention_by_default_is_the_plugins_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = PROFILES["jitmx-all-attention"]
     for default in (False, True):
-        monkeypatch.setattr(policy, "ATTENTION_BESIDE", frozenset(LAYERS) if default else frozenset(("none",)))
+        monkeypatch.setattr(request, "ATTENTION_BESIDE", frozenset(LAYERS) if default else frozenset(("none",)))
         asked = Configuration(LAYERS)
         found = judge(profile, asked, layers=DEPTH, passes=PASSES, phase="decode 1")
         assert all(one.passed for one in found) == asked.attends == default

@@ -16,7 +16,8 @@ pytest.importorskip("vllm_world")
 
 from jitmx import batch, settings
 from jitmx.errors import NotWarmedError
-from jitmx.model_kernels import Packer, Quantizer, variants
+from jitmx.serving.linear import Packer, Quantizer
+from jitmx.serving.needed import variants
 from jitmx.toolchain import nvrtc
 from jitmx.vllm import ahead, monitor, warmup
 
@@ -128,7 +129,7 @@ def test_a_forked_child_begins_anew_and_does_not_wait_for_its_parents_thread(tmp
     script = """
 import os, sys
 from jitmx.vllm import ahead
-from jitmx.model_kernels import Packer, Quantizer
+from jitmx.serving.linear import Packer, Quantizer
 usual = sys.getswitchinterval()
 first, second = Quantizer("sm_90a", None, 1, "mxfp4", "bf16"), Packer("sm_90a", None, 1, "mxfp4", "swizzle")
 ahead.begin(first)
@@ -161,7 +162,7 @@ assert len(ahead.take(first)) == 1
 def test_a_process_that_ends_while_kernels_are_compiled_ends_soon(tmp_path: Path) -> None:
     script = """
 from jitmx.vllm import ahead
-from jitmx.model_kernels import Linear
+from jitmx.serving.linear import Linear
 from jitmx.toolchain import nvrtc
 import threading, time
 compile_one = nvrtc.compile

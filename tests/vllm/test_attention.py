@@ -26,8 +26,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.utils import AttentionGroup, allocate_kv_cache
 
-from jitmx import attention_kernels, model_kernels
 from jitmx.errors import InputError
+from jitmx.serving.attention import GRAPH_CONTEXT
+from jitmx.serving.needed import variants
 from jitmx.vllm import facts
 from jitmx.vllm.attention import JitmxAttentionBackend
 from vllm_world import error
@@ -217,7 +218,7 @@ def served(
         made_.fill(batch)
         yield made_, card
         (needed,) = host.warmed
-        ready = {variant.identity for variant in model_kernels.variants(needed, card.multiprocessors(0))}
+        ready = {variant.identity for variant in variants(needed, card.multiprocessors(0))}
         assert {variant.identity for variant in card.launched} <= ready  # the builder had every kernel loaded
 
 
@@ -428,10 +429,10 @@ def test_decodes_before_a_long_chunk_are_a_call_of_their_own_but_for_a_graph(hos
         assert [part.query_start_loc.tolist() for part in apart.parts] == [[0, 1, 3], [0, 70]]
         captured = builder.build_for_cudagraph_capture(common)
         assert len(captured.parts) == 1 and captured.max_seq_len == 86
-        wide = torch.zeros(3, 2 * attention_kernels.GRAPH_CONTEXT // builder.page_size).int()
-        longer = common.replace(block_table_tensor=wide, max_seq_len=2 * attention_kernels.GRAPH_CONTEXT)
+        wide = torch.zeros(3, 2 * GRAPH_CONTEXT // builder.page_size).int()
+        longer = common.replace(block_table_tensor=wide, max_seq_len=2 * GRAPH_CONTEXT)
         assert builder.build(0, longer).max_seq_len == longer.max_seq_len
-        assert builder.build_for_cudagraph_capture(longer).max_seq_len == attention_kernels.GRAPH_CONTEXT
+        assert builder.build_for_cudagraph_capture(longer).max_seq_len == GRAPH_CONTEXT
         assert len(builder.build(0, common.replace(max_query_len=64)).parts) == 1
         other = torch.arange(48).int().view(3, 16)
         moved = builder.update_block_table(apart, other, common.slot_mapping)

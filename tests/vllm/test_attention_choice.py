@@ -28,9 +28,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 import jitmx.vllm
 from jitmx import arch, settings
-from jitmx.model_kernels import Attention
+from jitmx.serving.attention import Attention
 from jitmx.vllm import block, facts, hooks, policy
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl, JitmxAttentionMetadataBuilder
+from jitmx.vllm.request import requested
 
 CUSTOM = AttentionBackendEnum.CUSTOM
 WIDE: dict[str, Any] = {"hf_overrides": {"head_dim": 64}}
@@ -115,8 +116,8 @@ def test_beside_experts_qkv_and_o_it_is_the_default(host: Any) -> None:
     assert ("INFO", "jitmx serves attention in bfloat16 on sm_90a (by default)") in host.said
     for other in (BESIDE | {"attention": "off"}, {"mxfp4_layers": "moe,qkv"}):
         assert served(build(host, additional_config={"jitmx": other})) == [False] * 2, other
-    assert not policy.request(BESIDE | {"moe_kernel": "marlin"}, environ={}).serves_attention()
-    assert not policy.request(BESIDE, environ={}).serves_attention(lora=True)
+    assert not requested(BESIDE | {"moe_kernel": "marlin"}, environ={}).serves_attention()
+    assert not requested(BESIDE, environ={}).serves_attention(lora=True)
 
 
 def test_a_backend_that_the_user_chose_stays_and_the_log_tells_without_a_warning(host: Any) -> None:
@@ -166,7 +167,7 @@ def test_a_backend_for_a_kind_of_layers_decides_for_these(host: Any) -> None:
     ],
 )
 def test_gates_of_every_layer_hold_for_attention(change: dict[str, Any], reason: str) -> None:
-    asked = policy.request({"attention": "on"}, environ={})
+    asked = requested({"attention": "on"}, environ={})
     found = policy.decide_attention(
         policy.Attention(64, 8, 64), asked, dataclasses.replace(H200, **change), lambda: "never asked"
     )
@@ -186,7 +187,7 @@ def test_gates_of_every_layer_hold_for_attention(change: dict[str, Any], reason:
     ],
 )
 def test_each_rule_of_a_layer_names_the_value(change: dict[str, Any], reason: str) -> None:
-    asked = policy.request({"attention": "on"}, environ={})
+    asked = requested({"attention": "on"}, environ={})
     layer = dataclasses.replace(policy.Attention(64, 8, 64), **change)
     found = policy.decide_attention(layer, asked, H200, lambda: "")
     assert found.format is None and reason in found.reason

@@ -22,11 +22,13 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models import gpt_oss
 
 import jitmx
-from jitmx import arch, rounded_inputs, settings
+from jitmx import arch, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
-from jitmx.model_kernels import Experts, Linear
 from jitmx.ops.linear import operand
 from jitmx.ops.routing.plan import Routing
+from jitmx.serving import rounded_inputs
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear
 from jitmx.vllm import block, facts, products
 from vllm_world import error, reference
 
@@ -245,7 +247,7 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
 
     monkeypatch.setattr(products.product, "run", run_product)
     monkeypatch.setattr(products, "_fused", lambda *asked: fusion_of(norm=True, residual=True))
-    monkeypatch.setattr(products.model_kernels, "NORMED_ROWS", 8)
+    monkeypatch.setattr(products.linear_kernels, "NORMED_ROWS", 8)
     monkeypatch.setattr(products.routing_calls, "run_route", lambda x, *rest, **more: Routing(x, x, *[None] * 4, x))
     monkeypatch.setattr(products.moe, "run", lambda x, *rest: calls.append((len(x), rest[-1].dim())) or rest[-1] * 2)
     with simulated_card.on_cpu("sm_90a"):
@@ -400,13 +402,13 @@ def test_what_is_fused_is_asked_once_a_shape_and_again_once_settings_are_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, str, bool]] = []
-    choose = products.model_kernels.fused
+    choose = products.linear_kernels.fused
 
     def noted(problem: Any, *rest: Any) -> Any:
         asked.append((problem.m, problem.dtype, problem.norm))
         return choose(problem, *rest)
 
-    monkeypatch.setattr(products.model_kernels, "fused", noted)
+    monkeypatch.setattr(products.linear_kernels, "fused", noted)
     products._of.cache_clear()
     settings.reload()
     codes, scales = torch.zeros(48, 48, dtype=torch.uint8), torch.full((48, 3), 127, dtype=torch.uint8)

@@ -26,12 +26,15 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.llama import Attention
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 
-from jitmx import arch, draft_kernels, model_kernels, models, settings
+from jitmx import arch, models, settings
 from jitmx.cli import main
+from jitmx.serving.attention import cached
+from jitmx.serving.draft import Argmax, of_draft
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import hooks, monitor, policy, warmup
+from jitmx.vllm import hooks, monitor, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend
 from jitmx.vllm.linear import JitmxLinearMethod
+from jitmx.vllm.request import requested
 from scripts.protocol import drafts
 from scripts.protocol.drafts import DraftSizes
 from vllm_world import error
@@ -335,17 +338,17 @@ def test_kernels_by_sizes_are_those_that_the_draft_asks_for(
     pair = load(host, made, asked)
     model = models.find_draft(str(made))
     assert (model.vocabulary, model.states, model.window) == (vocabulary, 3, 0)
-    config, request = pair.config, policy.request(asked)
+    config, request = pair.config, requested(asked)
     scheduler = config.scheduler_config
-    attention = model_kernels.cached(scheduler.max_num_seqs, config.model_config.max_model_len, 16, "same")
-    wanted = draft_kernels.of_draft(
+    attention = cached(scheduler.max_num_seqs, config.model_config.max_model_len, 16, "same")
+    wanted = of_draft(
         model, arch.parse("sm_90"), request.draft, tokens=scheduler.max_num_batched_tokens,
         requests=scheduler.max_num_seqs, all_scales=request.all_scales, attention=attention,
     )  # fmt: skip
     attn = pair.draft.model.layers[0].self_attn.attn
     own = [attn.impl.needed(config, torch.device("cpu"), 16)]
     assert set(host.warmed) | set(own) == set(wanted)
-    (argmax,) = [one for one in wanted if isinstance(one, draft_kernels.Argmax)]
+    (argmax,) = [one for one in wanted if isinstance(one, Argmax)]
     assert argmax.n == vocabulary and argmax.normed == ({*request.draft} >= {"o", "gate_up", "down"})
 
 

@@ -26,8 +26,8 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from jitmx import settings
-from jitmx.model_kernels import Packer
 from jitmx.runtime import load
+from jitmx.serving.linear import Packer
 from jitmx.vllm import monitor, warmup
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.moe import JitmxMoEMethod

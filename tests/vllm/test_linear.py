@@ -32,11 +32,11 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
-from jitmx import rounded_inputs
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import pack
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
 from jitmx.ops.linear import operand
+from jitmx.serving import rounded_inputs
 from jitmx.vllm import linear
 from jitmx.vllm.linear import JitmxLinearMethod, refusal
 from vllm_ranks import TESTS, Ranks

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import jitmx
 import simulated_card
 from jitmx.errors import InputError
-from jitmx.model_kernels import Experts, Linear, Packer
 from jitmx.ops.moe.experts import PackedExperts
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear, Packer
 from jitmx.vllm import moe, packing
 from jitmx.vllm.packing import make_room, pack_layer
 from vllm_ranks import TESTS, Ranks

@@ -24,10 +24,13 @@ from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from jitmx import arch, model_kernels, models, settings
+from jitmx import arch, models, settings
 from jitmx.cli import main
+from jitmx.serving.model import of_model
+from jitmx.serving.needed import Needed
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import monitor, packing, policy, warmup
+from jitmx.vllm import monitor, packing, warmup
+from jitmx.vllm.request import requested
 from vllm_ranks import TESTS, Ranks
 
 TARGET = arch.parse("sm_90")
@@ -35,11 +38,11 @@ LORA = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["o_proj
 ALL = {"mxfp4_layers": "all"}
 
 
-def by_sizes(folder: Path, options: Any = None, *, lora: bool = False, **more: Any) -> set[model_kernels.Needed]:
-    asked = policy.request(options)
+def by_sizes(folder: Path, options: Any = None, *, lora: bool = False, **more: Any) -> set[Needed]:
+    asked = requested(options)
     how = {"fuse_norm": asked.fuse_norm, "all_scales": asked.all_scales, "x_format": asked.x_format}
     model = models.find(str(folder))
-    return set(model_kernels.of_model(model, TARGET, asked.served(lora), lora=lora, **how, **more))
+    return set(of_model(model, TARGET, asked.served(lora), lora=lora, **how, **more))
 
 
 @pytest.mark.parametrize(

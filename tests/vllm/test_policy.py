@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from jitmx import layers
 from jitmx.errors import SettingError
-from jitmx.vllm import policy
 from jitmx.vllm.policy import Block, Decision, Facts, Layer, against_fusing, decide
+from jitmx.vllm.request import Request, requested
 
 H200 = Facts("sm_90a")
 ALL = {"mxfp4_layers": "all"}
 
 
-def ask(options: Any = None, **environ: str) -> policy.Request:
-    return policy.request(options, environ=environ)
+def ask(options: Any = None, **environ: str) -> Request:
+    return requested(options, environ=environ)
 
 
 def served(options: Any = None, facts: Facts = H200, **environ: str) -> dict[str, str]:

@@ -29,9 +29,10 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from jitmx import arch, settings
-from jitmx.draft_kernels import Acceptance
-from jitmx.sampling_kernels import Sampler as Needed
-from jitmx.vllm import hooks, policy, sampler
+from jitmx.serving.draft import Acceptance
+from jitmx.serving.sampler import Sampler as Needed
+from jitmx.vllm import hooks, sampler
+from jitmx.vllm.request import requested
 from jitmx.vllm.sampler import JitmxSampler
 
 HOST = torch.device("cpu")
@@ -342,7 +343,7 @@ def test_another_plugins_choice_of_a_state_stays(host: Any, monkeypatch: pytest.
      ({"mxfp4_layers": "none", "attention": "on"}, True)],
 )  # fmt: skip
 def test_warm_up_makes_its_kernel_where_jitmx_serves_anything(options: dict[str, Any], wanted: bool) -> None:
-    asked = policy.request(options, environ={})
+    asked = requested(options, environ={})
     assert asked.samples is wanted
     found = list(Needed("sm_90a", None, 1024, 201_088, "bf16").every(arch.parse("sm_90a"), 132))
     assert {variant.name for variant in found} == {"sampling.greedy"}

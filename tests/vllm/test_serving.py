@@ -21,7 +21,7 @@ from vllm.forward_context import set_forward_context
 import jitmx
 from jitmx import settings
 from jitmx.kernels.moe.arguments import GATE
-from jitmx.model_kernels import Experts
+from jitmx.serving.experts import Experts
 from vllm_world import decoded, error
 
 

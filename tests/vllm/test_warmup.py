@@ -18,12 +18,15 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 
 from jitmx import arch as arches
-from jitmx import batch, model_kernels, settings
+from jitmx import batch, settings
 from jitmx.dispatch.choose import default_variants
 from jitmx.errors import NotWarmedError
 from jitmx.kernels.pack import encoding_on
-from jitmx.model_kernels import Experts, Linear, Packer, variants
 from jitmx.runtime import load
+from jitmx.serving import needed as needed_kernels
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear, Packer
+from jitmx.serving.needed import Needed, variants
 from jitmx.toolchain import nvrtc
 from jitmx.vllm import moe, monitor, warmup
 
@@ -45,7 +48,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.reload()
 
 
-def names(asked: model_kernels.Needed) -> set[str]:
+def names(asked: Needed) -> set[str]:
     return {variant.name for variant in variants(asked)}
 
 
@@ -63,7 +66,7 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
         replace(LAYER, arch=target, encoding="nibble", rows=400, x_format="fp8"),
     ]
     found = [names(asked) for asked in some]
-    monkeypatch.setattr(model_kernels, "_rows", lambda most: range(1, most + 1))
+    monkeypatch.setattr(needed_kernels, "_rows", lambda most: range(1, most + 1))
     variants.cache_clear()
     assert [names(asked) for asked in some] == found
     variants.cache_clear()

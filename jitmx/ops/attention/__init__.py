@@ -201,7 +201,12 @@ def append_kv(
 ) -> None:
     """Rotate new keys and write them and new values to the cache: what `attention` does first with many new tokens.
 
-    Arguments are those of `attention`, and so are the errors. Under `torch.compile` it is `torch.ops.jitmx.append_kv`.
+    Arguments are those of `attention`. Under `torch.compile` it is `torch.ops.jitmx.append_kv`.
+
+    Raises:
+        InputError, KnobError, CaptureError: as `attention` does.
+
+    Source: templates/attention/append.cu.j2; reference: jitmx/kernels/attention/reference.py.
     """
     if type(k_new) is not torch.Tensor or torch.compiler.is_compiling():
         if knobs is not None:

@@ -149,6 +149,8 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         InputError: wrong format, dtype, shape or device.
         CaptureError: a CUDA graph is being captured.
         NotWarmedError: on a GPU, the kernel that packs is not in the cache, and JITMX_MODE=required.
+
+    Source: templates/pack/pack.cu.j2; reference: jitmx.ops.pack.reference.
     """
     weight = quantized(weight, 2)
     if weight.format not in WEIGHTS:

@@ -59,6 +59,9 @@ def route(
         out: what an equal call returned, written again.
         knobs: overrides of the knobs of the first kernel.
 
+    Returns:
+        ids and weights [m, k], and with `tile` the lists.
+
     Raises:
         InputError: a device, dtype, shape or layout that the kernels cannot take; nothing was launched.
         KnobError: k, scoring, tile or knobs outside their choices.
@@ -100,6 +103,7 @@ def group_by_expert(
     Raises:
         InputError: a device, dtype, shape or layout that the kernel cannot take; nothing was launched.
         KnobError: experts, tile or knobs outside their choices.
+        CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
 
     Under `torch.compile` it is `torch.ops.jitmx.group_by_expert`; `out` and `knobs` are for eager code.
 

@@ -74,6 +74,9 @@ def accept_greedy(
         max_drafts: of a request at most; with a flat target, in the place of k.
         positions: int32 or int64 [batch], of the first row of each request; 0 by default.
 
+    Returns:
+        `Accepted`: tokens [batch, k + 1], how many drafts are accepted, the next token and its position.
+
     Raises:
         InputError: a device, dtype, shape or number that the kernel cannot take; nothing was launched.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
@@ -257,6 +260,9 @@ def tree_verify(
         entropy: float32 [batch, nodes], of these, in natural logarithms.
         threshold: with `probs`, above 0.
         alpha: with `entropy`, above 0.
+
+    Returns:
+        `Verified`: path and tokens [batch, levels], how many drafts are accepted, the next token and its position.
 
     Raises:
         InputError: a device, dtype, shape or number that the kernel cannot take; nothing was launched.

@@ -62,6 +62,9 @@ def tree_plan(parents: torch.Tensor, starts: torch.Tensor | None = None, *, leve
         starts: int32 or int64 [batch], the position of each root; 0 by default, and one request for [nodes].
         levels: nodes of a path that are written, the root included; by default all.
 
+    Returns:
+        `TreePlan`: mask, depths, positions, links and paths, node by node.
+
     Raises:
         InputError: a device, dtype, shape or number that the kernel cannot take; nothing was launched.
         CaptureError: the kernel would have to be compiled or loaded during CUDA-graph capture.
@@ -127,6 +130,9 @@ def tree_build(
         nodes: of each tree, its root included: 2 to 64. Where candidates run out, the last nodes are padding.
         starts: int32 or int64 [batch], the position of each root; 0 by default.
         levels: nodes of a path that are written, the root included; by default all.
+
+    Returns:
+        `Tree`: tokens, parents and candidates [batch, nodes], and the plan.
 
     Raises:
         InputError: a device, dtype, shape or number that the kernel cannot take; nothing was launched.

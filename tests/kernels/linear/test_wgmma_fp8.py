@@ -14,9 +14,9 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.norm import NormProblem
-from jitmx.model_kernels import Linear, fused
 from jitmx.registry.spec import Variant
-from jitmx.rounded_inputs import FP8_ROWS, activation_of
+from jitmx.serving.linear import Linear, fused
+from jitmx.serving.rounded_inputs import FP8_ROWS, activation_of
 from jitmx.sim.verify import Verdict
 
 HOPPER = arch.parse("sm_90")

@@ -49,9 +49,9 @@ def name_of(options: dict) -> str:
         raise RuntimeError(f"layers {layers!r} are asked for, and the plugins are {plugins}")
     name = f"jitmx:{layers}" if layers else options.get("kernel_config", {}).get("moe_backend", "auto")
     if asked is not None:
-        from jitmx.vllm import policy  # most of what a stock engine would take to start
+        from jitmx.vllm.request import requested  # most of what a stock engine would take to start
 
-        if policy.request(asked, environ={}).serves_attention():
+        if requested(asked, environ={}).serves_attention():
             if "backend" in options.get("attention_config", {}):
                 raise RuntimeError(f"jitmx's attention is asked for, and a backend in {options['attention_config']}")
             name += "+attention"

@@ -16,9 +16,11 @@ from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.pack import encoding_on
 from jitmx.kernels.tree.problem import TreeProblem
-from jitmx.model_kernels import NORMED_ROWS, Attention, Needed, gains, norm, of_linear
 from jitmx.models import Draft
-from jitmx.sampling_kernels import Sampler
+from jitmx.serving.attention import Attention
+from jitmx.serving.linear import NORMED_ROWS, gains, norm, of_linear
+from jitmx.serving.needed import Needed
+from jitmx.serving.sampler import Sampler
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from jitmx import arch, draft_step, model_step
+from jitmx import arch
 from jitmx.cli import main
 from jitmx.costs import cards
-from jitmx.draft_step import FEWER_EXPERTS, HOST_US
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.models import GPT_OSS_120B, NAMED_DRAFTS
+from jitmx.serving import draft_step, model_step
+from jitmx.serving.draft_step import FEWER_EXPERTS, HOST_US
 
 LARGE, SMALL = (NAMED_DRAFTS[name] for name in ("gpt-oss-120b-eagle3", "gpt-oss-20b-eagle3-32k"))
 RATES = [(0.74, 0.54), (0.6,)]

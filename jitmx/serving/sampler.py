@@ -9,7 +9,7 @@ from jitmx.arch import Arch
 from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
 from jitmx.kernels.sampling import SamplingProblem
-from jitmx.model_kernels import Needed
+from jitmx.serving.needed import Needed
 
 
 @dataclass(frozen=True)

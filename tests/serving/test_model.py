@@ -15,11 +15,14 @@ from jitmx.dispatch import choose, tactics
 from jitmx.kernels import Problem
 from jitmx.kernels.moe import MoeProblem, tiles
 from jitmx.kernels.moe.problem import X_FORMATS
-from jitmx.model_kernels import Experts, Linear, Packer, Quantizer, of_model, variants
 from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.registry import spec
-from jitmx.rounded_inputs import FP8_ROWS_AN_EXPERT, x_format_of
-from jitmx.vllm import policy
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear, Packer, Quantizer
+from jitmx.serving.model import of_model
+from jitmx.serving.needed import variants
+from jitmx.serving.rounded_inputs import FP8_ROWS_AN_EXPERT, x_format_of
+from jitmx.vllm.request import requested
 
 
 def fits(row: tactics.Row, problem: Problem) -> bool:
@@ -39,7 +42,7 @@ def forget() -> None:
 def kernels_of(name: str, target: str, tokens: int, **asked: Any) -> list[tuple[str, ...]]:
     """The kernels of every layer of a model, in the order in which they are found."""
     arch = arches.parse(target)
-    request = policy.request({"mxfp4_layers": "all", **asked.pop("options", {})})
+    request = requested({"mxfp4_layers": "all", **asked.pop("options", {})})
     served = request.served(asked.get("lora", False))
     layers = of_model(NAMED[name], arch, served, tokens=tokens, x_format=request.x_format, **asked)
     forget()
@@ -136,7 +139,7 @@ def test_a_layer_makes_each_of_its_kernels_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none() -> None:
     target = arches.parse("sm_90")
     for options in ({"mxfp4_layers": "qkv,o,lm_head"}, {"mxfp4_layers": "all", "moe_kernel": "marlin"}):
-        found = of_model(GPT_OSS_120B, target, policy.request(options).served(), tokens=64)
+        found = of_model(GPT_OSS_120B, target, requested(options).served(), tokens=64)
         assert [type(item) for item in found] == [Quantizer, Packer] + [Linear] * 3
     assert of_model(GPT_OSS_120B, target, {}, tokens=64) == []
-    assert len(of_model(GPT_OSS_120B, target, policy.request({"mxfp4_layers": "all"}).served(), tokens=64)) == 6
+    assert len(of_model(GPT_OSS_120B, target, requested({"mxfp4_layers": "all"}).served(), tokens=64)) == 6

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx import arch as arches
-from jitmx import attention_kernels
 from jitmx.kernels.attention.problem import AttentionProblem
-from jitmx.model_kernels import Attention, Needed, of_model, variants
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import Variant
+from jitmx.serving.attention import Attention, lacking, launches
+from jitmx.serving.model import of_model
+from jitmx.serving.needed import Needed, variants
 
 TARGETS = ("sm_90", "sm_121")
 
@@ -51,7 +52,7 @@ def test_the_kernels_of_any_call_are_known(
     layer, arch = layers(target, ranks)[full], arches.parse(target)
     assert isinstance(layer, Attention)
     call = replace(layer.problem, batch=batch, context=context, queries=queries)
-    made = tuple(attention_kernels.launches(call, arch, arch.multiprocessors))
+    made = tuple(launches(call, arch, arch.multiprocessors))
     assert names(made) <= names(variants(layer))
 
 
@@ -68,12 +69,12 @@ def test_long_prompts_of_several_requests_are_written_attended_to_and_leave_shor
     arch = arches.parse("sm_90")
     for batch, wanted in ((1, ["append", "wgmma"]), (3, ["append", "wgmma", "decode"])):
         call = AttentionProblem(batch=batch, queries=256)
-        made = list(attention_kernels.launches(call, arch, arch.multiprocessors))
+        made = list(launches(call, arch, arch.multiprocessors))
         assert [variant.spec.name for variant in made] == wanted
     assert made[-1].knobs.as_dict()["append"] is False
 
 
 def test_what_a_target_lacks_is_said() -> None:
-    assert attention_kernels.lacking(AttentionProblem(), arches.parse("sm_90")) == ""
-    said = attention_kernels.lacking(AttentionProblem(cache="e4m3"), arches.parse("sm_80"))
+    assert lacking(AttentionProblem(), arches.parse("sm_90")) == ""
+    said = lacking(AttentionProblem(cache="e4m3"), arches.parse("sm_80"))
     assert said.startswith("no kernel serves it on sm_80: cache=e4m3 needs sm_89")

@@ -11,15 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitmx import attention_kernels, draft_kernels, model_kernels, sampling_kernels
 from jitmx.arch import Arch
 from jitmx.costs import cards, launches
 from jitmx.costs.cards import Card
 from jitmx.costs.launches import Priced
 from jitmx.dispatch.call import Launch
 from jitmx.layers import KINDS
-from jitmx.model_kernels import Needed
 from jitmx.models import Model
+from jitmx.serving.attention import Attention, cached, choices
+from jitmx.serving.draft import Acceptance
+from jitmx.serving.experts import Experts
+from jitmx.serving.linear import Linear, norm
+from jitmx.serving.model import of_model
+from jitmx.serving.needed import Needed
+from jitmx.serving.sampler import Sampler
 
 _PLACES = {"norm": 0, "routing": 1}  # of families within a layer, all others behind them
 
@@ -91,26 +96,24 @@ def parts(
     Args:
         cache: as in `AttentionProblem`.
         rows: of a request: its new token, and drafts that are verified.
-        x_format, activation: as in `model_kernels.of_model`.
+        x_format, activation: as in `of_model`.
 
     Raises:
         KnobError: no kernel serves a layer on the target.
     """
     count = multiprocessors or arch.multiprocessors
-    attention = model_kernels.cached(batch, context, 16, cache)
+    attention = cached(batch, context, 16, cache)
     tokens = batch * rows
-    needed = model_kernels.of_model(
+    needed = of_model(
         model, arch, dict.fromkeys(KINDS, "mxfp4"), tokens=tokens, attention=attention, x_format=x_format,
         activation=activation,
     )  # fmt: skip
-    products = {
-        (item.n, item.k): item for item in needed if isinstance(item, model_kernels.Linear) and item.bias == model.bias
-    }
-    heads = {(item.n, item.k): item for item in needed if isinstance(item, model_kernels.Linear) and not item.bias}
-    experts = next(item for item in needed if isinstance(item, model_kernels.Experts))
-    layers = [item.problem for item in needed if isinstance(item, model_kernels.Attention)]
+    products = {(item.n, item.k): item for item in needed if isinstance(item, Linear) and item.bias == model.bias}
+    heads = {(item.n, item.k): item for item in needed if isinstance(item, Linear) and not item.bias}
+    experts = next(item for item in needed if isinstance(item, Experts))
+    layers = [item.problem for item in needed if isinstance(item, Attention)]
 
-    def of(label: str, many: int, item: model_kernels.Needed) -> Iterator[Part]:
+    def of(label: str, many: int, item: Needed) -> Iterator[Part]:
         return of_layer(label, many, item, tokens, arch, count)
 
     yield from of("qkv", model.layers, products[model.qkv])
@@ -118,17 +121,17 @@ def parts(
         windowed = -(-model.layers // 2) if problem.window else model.layers // 2
         label = f"attention, window {problem.window}" if problem.window else "attention"
         asked = replace(problem, batch=batch, context=context, queries=rows)
-        for choice in attention_kernels.choices(asked, arch, count):
+        for choice in choices(asked, arch, count):
             yield Part(label, windowed, Launch(choice))
     yield from of("o", model.layers, products[model.o])
     yield from of("experts", model.layers, experts)
-    yield from (Part("last norm", 1, one) for one in model_kernels.norm(model.hidden, "bf16", arch, count))
+    yield from (Part("last norm", 1, one) for one in norm(model.hidden, "bf16", arch, count))
     yield from of("lm_head", 1, heads[model.lm_head])
     logits = arch.name, None, tokens, model.vocabulary, "bf16"
     if rows > 1:
-        yield from of("acceptance", 1, draft_kernels.Acceptance(*logits))
+        yield from of("acceptance", 1, Acceptance(*logits))
     else:
-        yield from of("sampler", 1, sampling_kernels.Sampler(*logits))
+        yield from of("sampler", 1, Sampler(*logits))
 
 
 def of_layer(label: str, many: int, item: Needed, tokens: int, arch: Arch, multiprocessors: int) -> Iterator[Part]:

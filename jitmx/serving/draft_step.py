@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitmx import attention_kernels, draft_kernels, model_kernels, model_step
 from jitmx.arch import Arch
 from jitmx.costs import cards
 from jitmx.dispatch.call import Launch
 from jitmx.layers import DRAFT_KINDS
-from jitmx.model_step import Part, Step
 from jitmx.models import Draft, Model
+from jitmx.serving import model_step
+from jitmx.serving.attention import Attention, cached, choices
+from jitmx.serving.draft import Argmax, of_draft
+from jitmx.serving.linear import Linear
+from jitmx.serving.model_step import Part, Step
 
 # What a step of speculation takes outside of graphs: some 25 launches of vLLM's, and the host. Counted, not measured.
 HOST_US = 60.0
@@ -95,13 +98,13 @@ def parts(
         KnobError: no kernel serves a layer on the target.
     """
     count, tokens = multiprocessors or arch.multiprocessors, batch * rows
-    needed = draft_kernels.of_draft(
+    needed = of_draft(
         draft, arch, dict.fromkeys(DRAFT_KINDS, "mxfp4"), tokens=tokens, requests=batch,
-        attention=model_kernels.cached(batch, context, 16, cache),
+        attention=cached(batch, context, 16, cache),
     )  # fmt: skip
-    products = {(item.n, item.k): item for item in needed if isinstance(item, model_kernels.Linear)}
-    (head,) = [item for item in needed if isinstance(item, draft_kernels.Argmax)]
-    (seen,) = [item.problem for item in needed if isinstance(item, model_kernels.Attention)]
+    products = {(item.n, item.k): item for item in needed if isinstance(item, Linear)}
+    (head,) = [item for item in needed if isinstance(item, Argmax)]
+    (seen,) = [item.problem for item in needed if isinstance(item, Attention)]
 
     def of(kind: str) -> Iterator[Part]:
         return model_step.of_layer(kind, draft.layers, products[draft.dense[kind]], tokens, arch, count)
@@ -109,7 +112,7 @@ def parts(
     if first and draft.states:
         yield from (replace(part, layers=1) for part in of("fc"))
     yield from of("qkv")
-    for choice in attention_kernels.choices(replace(seen, queries=rows), arch, count):
+    for choice in choices(replace(seen, queries=rows), arch, count):
         yield Part("attention", draft.layers, Launch(choice))
     for kind in ("o", "gate_up", "down"):
         yield from of(kind)

@@ -7,20 +7,47 @@ asked for at numbers that lie a factor of 1.5 to 4 apart; what is chosen at two 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jitmx.arch import Arch
 from jitmx.dispatch import choose
+from jitmx.dispatch.call import Launch
 from jitmx.dispatch.choice import Choice
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import ORDER, AttentionProblem
 from jitmx.registry.spec import Variant
+from jitmx.serving.needed import Needed
 
 # A CUDA graph serves requests of any length and has one set of knobs. Few tokens are made behind the longest context
 # that a server allows, so graphs are captured as for this many at most: a cluster a KV head is then chosen for one
 # request, 2 us quicker than even shares behind 2k tokens and 3 us slower behind 32k, on an H200.
 GRAPH_CONTEXT = 16384
+
+
+@dataclass(frozen=True)
+class Attention(Needed):
+    """A layer's attention to a paged cache.
+
+    Attributes:
+        problem: any call of it; `batch` requests and `context` tokens of one are the most there are.
+    """
+
+    problem: AttentionProblem
+
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
+        """Those of any requests with m new tokens in all."""
+        for problem in problems(self.problem, m):
+            yield from map(Launch, choices(problem, arch, multiprocessors))
+
+    def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
+        """Those of the most tokens: calls of fewer are among them."""
+        return self.launches(self.rows, arch, multiprocessors)
+
+
+def cached(batch: int, context: int, page_size: int, cache: str) -> AttentionProblem:
+    """Calls of a model's attention: requests and tokens of one at most, tokens of a page, and the cache's type."""
+    return AttentionProblem(batch=batch, context=context, page_size=page_size, cache=cache)
 
 
 def launches(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
