@@ -10,6 +10,9 @@ _SCALED = {"atom": "mxf8f6f4", "tile_m": 64, "warps_n": 8}
 
 VARIANTS = {
     "more-decode": variant("moe", "decode", "sm_121a", columns=4, encoding="nibble", stages=2, inputs=4),
+    "more-decode-residual": variant(
+        "moe", "decode", "sm_121a", columns=2, residual=True, copy="async", warps=4, chunk=2, stages=2, inputs=3, pdl=False
+    ),
     "more-stream": variant("moe", "stream", "sm_90a"),
     "more-grouped-up": variant("moe", "grouped", "sm_121a", encoding="nibble", tile_m=128, warps_m=2),
     "more-grouped-down": variant("moe", "grouped", "sm_121a", product="down", encoding="nibble", tile_m=128, warps_m=2),
@@ -48,6 +51,10 @@ MUTATIONS = catalogue(VARIANTS, {
          "g / 2 + (odd ? 4 : 0);\n#pragma unroll\n      for (int i = 0; i < 2; ++i) {\n        const int c",
          "g / 2 + (odd ? 3 : 0);\n#pragma unroll\n      for (int i = 0; i < 2; ++i) {\n        const int c"),
     ),
+    "more-decode-residual": (
+        ("what is added to y past a round of the threads is that of the round before",
+         "residual = carried(args, owned, i + kThreads);", "residual = carried(args, owned, i);"),
+    ),
     "more-stream": (
         ("33 pairs are few",
          "few = args.rows * args.top <= 32;",
@@ -72,6 +79,15 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the last group is as large as all",
          "const int size = min(group, tiles - which * group);",
          "const int size = group;"),
+        ("the first group is as large as all",
+         "const int size = min(group, tiles - which * group);",
+         "const int size = tiles - which * group;"),
+        ("whole tiles of features are one more",
+         "const int tiles_n = (n + tile_n - 1) / tile_n;",
+         "const int tiles_n = (n + tile_n) / tile_n;"),
+        ("whole steps of k are one more",
+         "steps = (args.k + 63) / 64;",
+         "steps = (args.k + 64) / 64;"),
         ("the row after the last is stored",
          "if (row >= count_ || n >= features()) return;",
          "if (row > count_ || n >= features()) return;"),

@@ -34,7 +34,9 @@ def uncut(variant: Variant, made: Sequence[Case]) -> list[str]:
 
     What is rounded up a tile too far is right where the last one is cut, and a model's sizes are whole tiles.
     """
-    units = {} if hasattr(variant.knobs, "hidden_blocks") else dict.fromkeys(("k", "hidden", "intermediate"), TILE)
+    if variant.spec.family not in ("linear", "moe") or hasattr(variant.knobs, "hidden_blocks"):
+        return []  # knobs fix the sizes
+    units = dict.fromkeys(("k", "hidden", "intermediate"), TILE)
     if variant.spec.family == "linear" and hasattr(variant.knobs, "tile_n"):
         units["rows"] = variant.knobs.tile_m
     sizes = {
