@@ -11,7 +11,17 @@ _SCALED = {"atom": "mxf8f6f4", "tile_m": 64, "warps_n": 8}
 VARIANTS = {
     "more-decode": variant("moe", "decode", "sm_121a", columns=4, encoding="nibble", stages=2, inputs=4),
     "more-decode-residual": variant(
-        "moe", "decode", "sm_121a", columns=2, residual=True, copy="async", warps=4, chunk=2, stages=2, inputs=3, pdl=False
+        "moe",
+        "decode",
+        "sm_121a",
+        columns=2,
+        residual=True,
+        copy="async",
+        warps=4,
+        chunk=2,
+        stages=2,
+        inputs=3,
+        pdl=False,
     ),
     "more-stream": variant("moe", "stream", "sm_90a"),
     "more-grouped-up": variant("moe", "grouped", "sm_121a", encoding="nibble", tile_m=128, warps_m=2),
@@ -24,6 +34,9 @@ VARIANTS = {
     "more-gather": variant("moe", "gather", "sm_90a"),
     "more-combine": variant("moe", "combine", "sm_121a", warps=12),
     "more-topk": variant("routing", "topk", "sm_121a", tile=64),
+    "more-topk-pairs": variant(
+        "routing", "topk", "sm_121a", experts=60, k=2, dtype="fp16", mapped=True, tile=8, warps=4
+    ),
     "more-route": variant("routing", "route", "sm_121a", cluster=False, tile=64, **_ROUTE),
     "more-route-cluster": variant("routing", "route", "sm_90a", tile=64, mapped=True, **_ROUTE),
     "more-sort": variant("routing", "sort", "sm_121a"),
@@ -210,7 +223,19 @@ MUTATIONS = catalogue(VARIANTS, {
          "chosen + (pairs + 7) / 8 * 8, thread",
          "chosen + pairs / 8 * 8, thread"),
     ),
+    "more-topk-pairs": (
+        ("the first tile of few pairs has all rows of its expert",
+         "u32(min(rows - rank, TileRows))", "u32(rows - rank)"),
+        ("every tile of few pairs is full",
+         "u32(min(rows - rank, TileRows))", "u32(min(rows, TileRows))"),
+        ("powers are those of logits, not of what lies between them and the largest",
+         "return exp2_fast((value - largest) * 1.4426950408889634f);",
+         "return exp2_fast(value * 1.4426950408889634f);"),
+    ),
     "more-route": (
+        ("powers are those of logits, not of what lies between them and the largest",
+         "return exp2_fast((value - largest) * 1.4426950408889634f);",
+         "return exp2_fast(value * 1.4426950408889634f);"),
         ("tiles count with one counter",
          "arrive_last(counters + tile, kSplits)",
          "arrive_last(counters, kSplits)"),
