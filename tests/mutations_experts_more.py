@@ -198,6 +198,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the last slot is left out",
          "      if (there[slot]) part[slot]",
          "      if (there[slot] && slot + 1 < kTop) part[slot]"),
+        ("the last two values of a vector are added in another order", "part[slot].z, part[slot].w}",
+         "part[slot].z, part[slot ^ 1].w}"),
         ("the next row is the neighbour's", "next = row + gridDim.x;", "next = row + 1u;"),
         ("a row more than there are", "more = next < u32(args.rows);", "more = next <= u32(args.rows);"),
         ("the last row is left out", "more = next < u32(args.rows);", "more = next + 1u < u32(args.rows);"),

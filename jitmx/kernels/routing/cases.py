@@ -121,8 +121,12 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
             (few + 1, 8, "ties"),
             (32 * knobs.warps // knobs.k + 2, 8, "nan"),
         ]
-    many = 3 * knobs.cluster * 32 * knobs.warps // knobs.k - 4  # three rounds of a warp, of the last warp too
-    return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
+    threads = knobs.cluster * 32 * knobs.warps
+    many = 3 * threads // knobs.k - 4  # three rounds of a warp, of the last warp too
+    shapes = [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
+    if threads * knobs.tile <= 8192:  # more tiles than threads
+        shapes.append((threads * knobs.tile // knobs.k + 3, 8, "plain"))
+    return shapes
 
 
 def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
