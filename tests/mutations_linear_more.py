@@ -201,6 +201,21 @@ MUTATIONS = catalogue(
                 "min(kGroup, tiles_m)",
             ),
             (
+                "whole tiles of tokens are one more",
+                "tiles_m = (args.rows + kTileM - 1) / kTileM;",
+                "tiles_m = (args.rows + kTileM) / kTileM;",
+            ),
+            (
+                "whole tiles of k are one more",
+                "tiles_k = (args.k + 63) / 64;",
+                "tiles_k = (args.k + 64) / 64;",
+            ),
+            (
+                "the last stage takes the tiles behind the end of k",
+                "min(count * kTilesK, tiles_k - begin * kTilesK)",
+                "count * kTilesK",
+            ),
+            (
                 "rows of Y are vectors where n is a multiple of four",
                 "const bool whole = args.n % 8 == 0;",
                 "const bool whole = args.n % 4 == 0;",
@@ -224,6 +239,11 @@ MUTATIONS = catalogue(
             ),
         ),
         "more-tile-mxfp8": (
+            (
+                "whole tiles of features are one more",
+                "tiles_n = (args.n + kTileN - 1) / kTileN",
+                "tiles_n = (args.n + kTileN) / kTileN",
+            ),
             (
                 "a group of tiles is as wide as all that are left",
                 "min(kGroup, tiles_m - group * kGroup)",

@@ -113,6 +113,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("counts of a warp are not moved on", "*next += __popc(same);", ";"),
         ("a lane reads a count that another moves on", "= p + lane;\n    __syncwarp();", "= p + lane;"),
         ("tiles are rounded down", "tile += (here + TileRows - 1) / TileRows;", "tile += here / TileRows;"),
+        ("tiles and ends of pairs past a round of the threads have gaps", "workers = Blocks * Threads;",
+         "workers = Blocks * Threads + 1;"),
         ("an expert starts where the one before does", "first[e] = row;\n", "first[e] = 0u;\n"),
     ),
 })  # fmt: skip

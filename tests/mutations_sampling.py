@@ -80,7 +80,10 @@ _CLUSTER = (
 
 MUTATIONS = catalogue(VARIANTS, {
     "greedy-cluster": _VALUES + _CLUSTER,
-    "greedy-workspace": _VALUES + _WORKSPACE,
+    "greedy-workspace": _VALUES + _WORKSPACE + (
+        ("the end has as many values as if the row began with a vector",
+         "tail = (vocab - head) % kWidth;", "tail = vocab % kWidth;"),
+    ),
     "greedy-whole": _WHOLE,
     "greedy-fp32": (
         *_VALUES[:7], *_VALUES[10:16], *_WORKSPACE[:5],

@@ -29,7 +29,7 @@ VARIANTS = {
     "then-splitk": variant(
         "linear", "splitk", "sm_90a", groups=2, tile_m=16, chunk=2, ring=2, split_k=2, residual=True
     ),
-    "then-decode": variant("moe", "decode", "sm_90a", teams=2, inputs=9),
+    "then-decode": variant("moe", "decode", "sm_90a", columns=2, teams=2, inputs=9),
     "then-data": variant("moe", "stream", "sm_90a", residual=True),
     "then-counters": variant("moe", "stream", "sm_90a", handshake="counters"),
     "then-token": variant("moe", "token", "sm_90a", **_LAYER, top=3),

@@ -133,6 +133,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "args.parents + u64(request) * args.nodes"),
         ("positions are of 32 bits", "load_id(args.starts, request, args.wide != 0u)",
          "load_id(args.starts, request, false)"),
+        ("a node is below itself", "i < nodes && u32(parent) < i;", "i < nodes && u32(parent) <= i;"),
         ("the root is a child of the node before it", "if (found.parent[h] >= 0) atomicOr", "atomicOr"),
     ),
     "tree-build": (

@@ -170,6 +170,8 @@ def _row(kind: str, vocab: int, part: int, round: int, deep: int, generator: np.
             row[:] = np.nan
         case "first" | "last":
             row[0 if kind == "first" else -1] = 60
+        case "behind":  # the last vector, if any row that begins with one has three values behind it
+            row[max(vocab - 5, 0)] = 60
         case "negative":
             row = -np.abs(row) - 1e-3
     return row
@@ -259,7 +261,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     width = 16 // _SIZES[knobs.dtype]
     whole = knobs.block * width
     # Rows that start on any value; fewer values than a vector; a second round of vectors, not all of whose are there.
-    yield _case(variant, _KINDS * 2, 5 * width + 3, 2, counted=True, multiprocessors=1, seed=0)
+    kinds = _KINDS * 2 + ("behind",) * width  # each starts on another value of a vector
+    yield _case(variant, kinds, 5 * width + 3, 2, counted=True, multiprocessors=1, seed=0)
     yield _case(variant, _KINDS, 1, 0, counted=False, multiprocessors=1, seed=1)
     yield _case(variant, _KINDS, width - 1, 1, counted=True, multiprocessors=1, seed=2)
     several = "tie of a thread", "NaN", "deep", "late"

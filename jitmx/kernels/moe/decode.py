@@ -150,8 +150,8 @@ def _check_problem(problem: MoeProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item.
-    More pairs than threads, more items than lanes.
+    """One row; experts with many rows, one row twice, none, and ids that are no expert's; a map and a count; no item,
+    of more of y than threads store at a time. More pairs than threads, more items than lanes.
 
     Slices of k are nothing, ragged, one chunk and more, and rings go round; there are fewer rows of tiles than blocks,
     and many more.
@@ -166,7 +166,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, 160, 96, Routing(many), 3),
         (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
         (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
-        (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
+        (2, 32, 32, Routing(np.full((crowded, 1), -1, np.int32), count=crowded + 1), 1),
         *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 3),)),
     )
     most = RESIDENT_THREADS // SPEC.threads(knobs)

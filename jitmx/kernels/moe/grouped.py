@@ -257,29 +257,34 @@ def _cases(variant: Variant) -> Iterator[Case]:
         return -(-features // 32) * 32 if knobs.activation in UNGATED else max(32, -(-features // 64) * 32)
 
     # Of one, the first stage is still on its way to be filled, with zeros, when its last step is done.
-    few, around = ((knobs.stages + more) * TILE_K - 32 for more in (-1, 1))
+    few, around = (knobs.stages - 1) * TILE_K, (knobs.stages + 1) * TILE_K - 32
     return scheduled_cases(variant, launch, knobs.tile_n + 32, around, inner, few)
 
 
 def scheduled_cases(
     variant: Variant, launch: Callable[[Any, Any, int], Launch], n: int, k: int, inner: Callable[[int], int],
-    few: int = 32,
+    few: int,
 ) -> Iterator[Case]:  # fmt: skip
-    """A row of its own to each of some experts; rows of tiles that are full, ragged and empty; and far ones.
+    """A row of its own to each of more experts than take turns, of whole tiles of features and k; rows of tiles that
+    are full, ragged and empty; and far ones.
 
     Args:
         launch: geometry by knobs, problem and multiprocessors.
         n, k: output and input features of the second.
         inner: features of h that the first product has for so many of its own.
-        few: input features of the first.
+        few: input features of the first, in whole steps.
     """
     knobs = variant.knobs
     alone = np.arange(knobs.group + 2, dtype=np.int32)[:, None]
     spread = np.full((knobs.tile_m // 2 + 2, 2), 1, np.int32)
     spread[1] = 3, 0
     spread[-1] = -1, 7
-    for seed, (experts, features, columns, ids) in enumerate(((len(alone), 32, few, alone), (4, n, k, spread))):
-        sizes = (columns, inner(features)) if knobs.product == "up" else (features, columns)
+    up, whole = knobs.product == "up", 2 * knobs.tile_n
+    if up and knobs.activation not in UNGATED:
+        whole //= 2  # gates and ups of a feature are two rows of W
+    shapes = (len(alone), whole, few, alone), (4, inner(n) if up else n, k, spread)
+    for seed, (experts, features, columns, ids) in enumerate(shapes):
+        sizes = (columns, features) if up else (features, columns)
         problem = MoeProblem(len(ids), experts, ids.shape[1], *sizes, knobs.activation, product=knobs.product)
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
     yield from far.far_products(variant, launch)

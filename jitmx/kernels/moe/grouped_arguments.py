@@ -177,10 +177,10 @@ def combine_case(variant: Variant, launch: Launch, problem: MoeProblem, routing:
     local = routing.local
     there = (local >= 0) & (local < problem.experts)
     parts = generator.standard_normal((rows, top, problem.hidden)).astype(ml_dtypes.bfloat16)
-    # In every fourth column large values of either sign: what is added before them is lost, and what is added after
-    # they have gone is not.
+    # In every third column large values of either sign, so that each place of a vector has them: what is added before
+    # them is lost, and what is added after they have gone is not.
     uneven = generator.choice([2.0**26, -(2.0**26), 3, 5, -7, 11], (rows, top, problem.hidden))
-    parts[..., ::4] = uneven[..., ::4].astype(ml_dtypes.bfloat16)
+    parts[..., ::3] = uneven[..., ::3].astype(ml_dtypes.bfloat16)
     residual = residual_of(variant.knobs, rows, problem.hidden, generator)
     pair = variant.knobs.residual == "pair"
     carried = [] if not variant.knobs.residual else [*residual] if pair else [residual]

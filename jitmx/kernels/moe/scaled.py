@@ -197,7 +197,8 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 def _cases(variant: Variant) -> Iterator[Case]:
     """One row of one block; a full tile, a ragged one, experts without rows, ids of none, a ring that goes round."""
     deep = (variant.knobs.stages + 1) * dense.CHUNK * TILE_K - formats.BLOCK
-    return grouped.scheduled_cases(variant, launch, variant.knobs.tile_n + 32, deep, lambda n: n)  # h: several chunks
+    whole = dense.CHUNK * TILE_K
+    return grouped.scheduled_cases(variant, launch, variant.knobs.tile_n + 32, deep, lambda n: n, whole)  # h: chunks
 
 
 _RARER: tuple[dict[str, Any], ...] = (

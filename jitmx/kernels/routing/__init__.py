@@ -377,7 +377,7 @@ _RARER: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "topk": (
         {"experts": 60, "dtype": "fp32", "scoring": "softmax_all", "warps": 4},
-        {"experts": 60, "k": 3, "dtype": "fp16", "mapped": True, "tile": 16, "warps": 4},
+        {"experts": 60, "k": 2, "dtype": "fp16", "mapped": True, "tile": 8, "warps": 4},
     ),
     "sort": (
         {"experts": 100, "k": 2, "mapped": True, "tile": 8, "pdl": False},

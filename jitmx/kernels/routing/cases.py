@@ -23,6 +23,7 @@ Geometry = Callable[[Variant, int, int, int], Launch]
 
 EPSILON = 1e-5
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
+_OVERFLOW = 88.0  # e^x is past fp32 from here on
 GATE = 1e-4  # relative L2 of the weights; ids and lists are exact
 LISTS = "pairs", "offsets", "schedule", "tiles"
 STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
@@ -103,7 +104,7 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
     if variant.spec.name == "route":
         workers = knobs.splits * knobs.parts
         long = 32 * workers * knobs.depth + 40  # one round of chunks and a ragged piece of another
-        shapes = [(1, long, "ties"), (min(knobs.tokens, 3), 8, "nan"), (knobs.tokens + 3, 72, "plain")]
+        shapes = [(1, long, "ties"), (min(knobs.tokens, 8), 8, "nan"), (knobs.tokens + 3, 72, "plain")]
         if knobs.tile:
             few = 32 // knobs.k + 1
             shapes.append((few if knobs.cluster else max(3 * knobs.tokens + 1, few), 40, "plain"))
@@ -120,12 +121,17 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
             (few + 1, 8, "ties"),
             (32 * knobs.warps // knobs.k + 2, 8, "nan"),
         ]
-    many = 3 * knobs.cluster * 32 * knobs.warps // knobs.k - 4  # three rounds of a warp, of the last warp too
-    return [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
+    threads = knobs.cluster * 32 * knobs.warps
+    many = 3 * threads // knobs.k - 4  # three rounds of a warp, of the last warp too
+    shapes = [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
+    if threads * knobs.tile <= 8192:  # more tiles than threads
+        shapes.append((threads * knobs.tile // knobs.k + 3, 8, "plain"))
+    return shapes
 
 
 def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
-    """Small ragged launches: ties, NaN, absent experts, more tokens than blocks share, experts that take all.
+    """Small ragged launches: ties, NaN, absent experts, more tokens than blocks share, experts that take all, logits
+    whose powers are beyond fp32.
 
     Args:
         launch: geometry of a launch by variant, tokens, local experts and multiprocessors.
@@ -180,13 +186,15 @@ def _knobs(variant: Variant) -> Any:
 
 
 def _expert_map(variant: Variant, generator: np.random.Generator) -> tuple[Array | None, int]:
-    """Every second expert, in another order, is here."""
+    """Every second expert, in another order, is here, and the first."""
     experts = variant.knobs.experts
     if not _knobs(variant).mapped:
         return None, experts
     local = (experts + 1) // 2
     expert_map = np.resize(np.array([-1, local, -2], np.int32), experts)
-    here = generator.permutation(experts)[:local]
+    here = generator.permutation(experts)
+    here = here[np.argsort(here > 0, kind="stable")][:local]
+    generator.shuffle(here)
     expert_map[here] = np.arange(local)
     return expert_map, local
 
@@ -203,6 +211,10 @@ def _logits(variant: Variant, m: int, special: str, generator: np.random.Generat
         logits[:, generator.permutation(knobs.experts)[: knobs.experts // 2]] = np.nan
         logits[-1] = np.nan
         logits[-1, -1] = -np.inf if m > 1 else 1
+    elif special == "plain":
+        logits[:, 0] += 4  # an expert that nearly all take
+        logits[0] += 2 * _OVERFLOW
+        logits[-1] -= 2 * _OVERFLOW
     return logits
 
 
@@ -230,7 +242,9 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         ids, weights = choose(logits, knobs.k, knobs.scoring)
         # What the largest error of a row's logits makes of its weights, and powers of two that are approximate.
         bound = np.abs(weights) * (4 * off + 2.0**-16) + 2.0**-100
-        sides = _logit_sides(logits, knobs.k, m)
+        sides = _logit_sides(logits, knobs.k)
+        if not knobs.norm:
+            sides["powers beyond fp32"] = bool((logits > _OVERFLOW).any())
         if knobs.norm:
             sides |= norm_sides(inputs["x"].data, epsilon)
         inputs |= {"ids": Buffer(ids, output=True), "weights": Buffer(weights.astype(np.float32), output=True)}
@@ -273,7 +287,7 @@ def _id_sides(ids: Array, experts: int) -> dict[str, bool]:
     }
 
 
-def _logit_sides(logits: Array, k: int, m: int) -> dict[str, bool]:
+def _logit_sides(logits: Array, k: int) -> dict[str, bool]:
     """Edges of a choice among logits: equal ones, at its end or within, and what is no number."""
     nan = np.isnan(logits)
     ordered = -np.sort(-logits, axis=1)  # NaN last
@@ -305,6 +319,8 @@ def _logits_of(
     if knobs.norm:
         x = norm_rows(x, epsilon, seed)
         x[:, 0] = -0.0
+    elif special == "plain":
+        x[0] *= _OVERFLOW
     weight = (generator.standard_normal((knobs.experts, h)) * 2 / np.sqrt(h)).astype(ml_dtypes.bfloat16)
     bias = norm = None
     if knobs.bias != "none":

@@ -79,9 +79,10 @@ def random_parents(nodes: int, generator: np.random.Generator, kind: str = "rand
     }.get(kind, generator.integers(0, before))
     parents: npt.NDArray[np.int32] = np.asarray(chosen, np.int32)
     parents[0] = -1
-    if kind == "padded":  # nodes without a parent, and with one that is not before them
+    if kind == "padded":  # nodes without a parent, and with one that is not before them, such as the node itself
         wrong = generator.random(nodes) < 0.2
         parents[wrong] = generator.choice([-1, nodes - 1, nodes, 1 << 30], int(wrong.sum()))
+        parents[1:][nodes // 2 : nodes // 2 + 1] = nodes // 2 + 1
     return parents
 
 
