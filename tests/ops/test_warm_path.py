@@ -35,7 +35,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def bind(self: Simulated, variant: Any, *rest: Any, **more: Any) -> Callable[..., None]:
         packs = variant.spec.family == "quantize"
-        return simulated(self, variant, *rest) if packs else launch.Launcher(variant, *rest, **more).__call__
+        return simulated(self, variant, *rest) if packs else launch.bound(variant, *rest, **more)
 
     monkeypatch.setattr(Simulated, "bind", bind)
     # As many calls as on a card: functions of C.
