@@ -10,6 +10,7 @@ from jitmx.kernels import sampling
 from jitmx.kernels.sampling import MAX_ROWS, MAX_VOCAB, SamplingProblem
 from jitmx.ops import checks, custom
 from jitmx.runtime import card, plan
+from jitmx.runtime.alike import alike
 from jitmx.runtime.plan import Plans, Step
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -17,10 +18,12 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _TAKES = ("logits", "requests", "lengths", "prompts", "tokens", "num_sampled", "num_rejected")
 
 _plans = Plans()
+# Of `sample_requests`, by rows: whether the tensors of a call are like those of the last one, and its launch.
+_recent = Plans()
 
 
 class Plan(plan.Plan):
-    """The launch of logits of one shape, and on which device its outputs are."""
+    """The launch of logits of one shape."""
 
     def __init__(self, logits: torch.Tensor, stride: int) -> None:
         rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
@@ -32,7 +35,7 @@ class Plan(plan.Plan):
         fixed = {"stride": stride, "vocab": vocab, "shift": shift}
         step = Step(choice.variant, device, geometry, fixed, _TAKES)
         self.steps = (step,)
-        self.run, self.place = step.run, logits.device
+        self.run = step.run
 
 
 def greedy_sample(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -103,28 +106,41 @@ def sample_requests(
     Raises:
         InputError: as `greedy_sample` does, or tensors that do not go together; nothing was launched.
     """
-    made = _found(logits)
-    rows = logits.shape[0]
-    if (
-        logits.dim() != 2 or requests.numel() < rows or lengths.numel() < rows
-        or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
-        or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
-    ):  # fmt: skip
-        raise InputError(
-            f"logits are {checks.describe(logits)}, requests {checks.describe(requests)}, lengths "
-            f"{checks.describe(lengths)} and prompts {checks.describe(prompts)}; they must be [rows, vocab], int64 and "
-            "int32 of as many rows or more, and int32, contiguous but for the rows of the logits"
-        )
-    place = logits.device
-    tokens = torch.empty((rows, 1), dtype=torch.int64, device=place)
-    sampled = torch.empty(rows, dtype=torch.int32, device=place)
-    rejected = torch.empty(rows, dtype=torch.int32, device=place)
+    try:
+        rows = logits.shape[0]
+        same, made = _recent[rows]
+        known = same(logits, requests, lengths, prompts)
+    except (KeyError, AttributeError, IndexError, TypeError):
+        known = False
+    if not known:
+        made = _found(logits)
+        _require_requests(logits, requests, lengths, prompts)
+        rows = logits.shape[0]
+        _recent.remember(rows, (alike((logits, requests, lengths, prompts)), made))
+    tokens, sampled, rejected = requests.new_empty(rows, 1), lengths.new_empty(rows), lengths.new_empty(rows)
     if made is not None:
         made.run(
             logits.data_ptr(), requests.data_ptr(), lengths.data_ptr(), prompts.data_ptr(), tokens.data_ptr(),
             sampled.data_ptr(), rejected.data_ptr(),
         )  # fmt: skip
     return tokens, sampled, rejected
+
+
+def _require_requests(
+    logits: torch.Tensor, requests: torch.Tensor, lengths: torch.Tensor, prompts: torch.Tensor
+) -> None:
+    """Raise InputError where they do not go together."""
+    if (
+        logits.dim() != 2 or requests.numel() < logits.shape[0] or lengths.numel() < logits.shape[0]
+        or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
+        or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
+        or not requests.device == lengths.device == logits.device
+    ):  # fmt: skip
+        raise InputError(
+            f"logits are {checks.describe(logits)}, requests {checks.describe(requests)}, lengths "
+            f"{checks.describe(lengths)} and prompts {checks.describe(prompts)}; they must be [rows, vocab], int64 and "
+            "int32 of as many rows or more, on one GPU, and int32, contiguous but for the rows of the logits"
+        )
 
 
 def _found(logits: torch.Tensor) -> Plan | None:

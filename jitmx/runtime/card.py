@@ -16,8 +16,8 @@ from jitmx.arch import Arch
 from jitmx.registry.arguments import Number
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
+from jitmx.runtime import launch as launching
 from jitmx.runtime import load
-from jitmx.runtime.launch import Launcher
 
 
 class Card:
@@ -48,7 +48,7 @@ class Card:
         dependent: bool = True,
     ) -> Callable[..., None]:  # fmt: skip
         """A function that launches with the values of `takes`, as a `Launcher` does."""
-        return Launcher(variant, device, launch, takes, fixed, dependent=dependent).__call__
+        return launching.bound(variant, device, launch, takes, fixed, dependent=dependent)
 
 
 _current = Card()

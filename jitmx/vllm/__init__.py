@@ -17,6 +17,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     lm_head.py       the language-model head
     attention.py     attention to the paged cache, as a backend of vLLM
     sampler.py       tokens of greedy batches, and which drafts these accept
+    replay.py        what a step need not prepare where its graph is replayed
     router.py        the router's product, taken into the experts' call
     block.py         the transformer block, whose norms and residual are in its products
     products.py      those products, as operators

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from vllm.config import get_current_vllm_config_or_none, get_layers_from_vllm_config
@@ -104,8 +104,7 @@ def _target() -> tuple[str | None, str]:
     return None if found is None else found.name, reason
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Requests of a batch that one call takes.
 
     Attributes:
@@ -193,9 +192,10 @@ class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetad
         """
         if given.max_query_len <= self._few:
             return 0
-        starts = given.query_start_loc_cpu
-        longer = ((starts[1:] - starts[:-1]) > self._short).nonzero()
-        return int(longer[0]) if len(longer) else 0
+        starts = given.query_start_loc_cpu.numpy()  # of so few numbers torch would take ten times as long
+        longer = starts[1:] - starts[:-1] > self._short
+        first = int(longer.argmax())
+        return first if longer[first] else 0
 
     def _batch(self, given: Any, decodes: int) -> JitmxAttentionMetadata:
         if given.causal is not True:
@@ -218,7 +218,7 @@ class JitmxAttentionMetadataBuilder(AttentionMetadataBuilder[JitmxAttentionMetad
         self, metadata: JitmxAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> JitmxAttentionMetadata:
         """The same batch for a group whose pages are others."""
-        parts = tuple(replace(part, block_table=blk_table[part.requests]) for part in metadata.parts)
+        parts = tuple(part._replace(block_table=blk_table[part.requests]) for part in metadata.parts)
         return replace(metadata, parts=parts, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: JitmxAttentionMetadata) -> None:

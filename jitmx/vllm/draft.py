@@ -343,7 +343,7 @@ def _other(layer: Any) -> str:
 @functools.cache
 def changed() -> tuple[str, ...]:
     """Which functions that the draft takes the place of are not as they were when it was written."""
-    return tuple(name for name, (found, known) in _KNOWN.items() if hooks.digest(found) != known)
+    return hooks.changed(_KNOWN)
 
 
 # By the module and the name there: what is put in its place.

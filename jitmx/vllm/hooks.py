@@ -274,6 +274,18 @@ def digest(found: Any) -> str:
     return hashlib.sha256("".join("".join(lines).split()).encode()).hexdigest()[:16]
 
 
+def changed(known: Mapping[str, tuple[Any, str]]) -> tuple[str, ...]:
+    """Names of functions and classes whose code is another than the one beside them in `known`, by `digest`."""
+
+    def is_known(found: Any, wanted: str) -> bool:
+        try:
+            return digest(found) == wanted
+        except (OSError, TypeError):  # it has no source
+            return False
+
+    return tuple(name for name, (found, wanted) in known.items() if not is_known(found, wanted))
+
+
 @functools.cache
 def hold() -> bool:
     """Whether vLLM is as this module says; said in the log where it is not."""

@@ -21,14 +21,14 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.utils import replace_parameter
 
-import jitmx.ops.linear
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import pack as packing
-from jitmx.ops.linear import operand
+from jitmx.ops.custom import is_exporting, is_tracing
+from jitmx.ops.linear import operand, run_operator
 from jitmx.ops.linear.packed import PackedWeight
 from jitmx.ops.linear.plan import DTYPES, reads_rows
 from jitmx.ops.linear.row_words import RowWords, require_passes, row_words
@@ -217,10 +217,13 @@ class JitmxLinearMethod(LinearMethodBase):  # type: ignore[misc]
         n, k, layout = layer.jitmx_packed
         if self.activation != "none":
             return self._product(layer, x, bias, None, None, None, 0.0)
-        y: torch.Tensor = torch.ops.jitmx.linear(
+        given = (
             x.contiguous(), layer.weight_packed, layer.weight_scale, n, k, layout, bias, None, None, 0.0, None,
             *self._prefetched(),
         )  # fmt: skip
+        # The head is outside of graphs and compiled code: there torch's dispatcher would take as long as the call.
+        eager = type(x) is torch.Tensor and not (is_tracing() or is_exporting())
+        y: torch.Tensor = run_operator(*given) if eager else torch.ops.jitmx.linear(*given)
         return y
 
     def apply_in_block(

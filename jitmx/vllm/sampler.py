@@ -8,7 +8,7 @@ hands on to its code every batch with a request that wants more than the largest
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,7 @@ from jitmx.serving import sampler as sampling_kernels
 from jitmx.serving.draft import Acceptance
 from jitmx.vllm import facts, hooks, warmup
 from jitmx.vllm.log import logger
+from jitmx.vllm.replay import Replays
 
 # What vLLM's code was when this was written from it, by digest: whoever changes a step there has it back.
 _KNOWN: dict[str, tuple[Any, str]] = {
@@ -157,7 +158,7 @@ class JitmxRejectionSampler(RejectionSampler):  # type: ignore[misc]
 def _verifies(config: Any) -> str:
     """What stands against jitmx verifying the drafts of greedy batches, in words; empty where nothing."""
     asked = config.speculative_config
-    against = _changed(_KNOWN_REJECTION)
+    against = hooks.changed(_KNOWN_REJECTION)
     checks = (
         (asked.rejection_sample_method == "standard", f"rejection_sample_method={asked.rejection_sample_method}"),
         (not asked.enable_adaptive_verification, "verification is adaptive"),
@@ -231,7 +232,7 @@ def _state_of(model: Any) -> type[Any]:
 
 @functools.cache
 def _asking(stock: type[Any]) -> type[Any]:
-    return type(f"Jitmx{stock.__name__}", (_GreedySampling, stock), {"__module__": __name__})
+    return type(f"Jitmx{stock.__name__}", (_GreedySampling, Replays, stock), {"__module__": __name__})
 
 
 def _lacks(config: Any, sampler: Any) -> str:
@@ -250,15 +251,4 @@ def _lacks(config: Any, sampler: Any) -> str:
 @functools.cache
 def changed() -> tuple[str, ...]:
     """Which functions that the sampler takes the place of, or reads from, are not as they were when it was written."""
-    return _changed(_KNOWN)
-
-
-def _changed(known: Mapping[str, tuple[Any, str]]) -> tuple[str, ...]:
-    return tuple(name for name, (found, digest) in known.items() if _digest(found) != digest)
-
-
-def _digest(found: Any) -> str:
-    try:
-        return hooks.digest(found)
-    except (OSError, TypeError):  # it has no source
-        return ""
+    return hooks.changed(_KNOWN)

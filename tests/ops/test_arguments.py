@@ -13,6 +13,7 @@ import torch
 
 import jitmx
 from jitmx import arch
+from jitmx.errors import DriverError
 from jitmx.kernels import Family
 from jitmx.kernels.linear import wgmma
 from jitmx.kernels.linear.arguments import ARGUMENTS, NO_PREFETCH
@@ -174,6 +175,16 @@ def test_a_launch_with_all_its_values_packed_is_on_the_current_stream_as_any_is(
         for run in runs:
             run()
     assert noted.streams == [3, 3, 4, 4, 3, 3] and len(set(noted.structs)) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_launch_that_the_driver_refuses_is_an_error_that_names_its_kernel(packed: bool, noted: Driver) -> None:
+    noted.cuLaunchKernelEx = lambda *_given: 701  # type: ignore[method-assign]
+    noted.cuGetErrorString = lambda *_given: 0  # type: ignore[attr-defined]
+    step = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0]
+    run = step.packed(1, 2, 3, 4, 5) if packed else lambda: step.run(1, 2, 3, 4, 5)
+    with pytest.raises(DriverError, match="launching linear"):
+        run()
 
 
 def test_a_launch_with_all_its_values_packed_shares_the_scratch_memory_of_others(

@@ -313,9 +313,9 @@ def test_a_gpt_oss_that_jitmx_does_not_serve_keeps_vllms_sampler(host: Any, stoc
 
 def test_vllms_choice_of_a_state_is_what_jitmx_adds_to(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = host.build()
-    assert resolve_model_state_cls(model.vllm_config, model).__mro__[2] is default.DefaultModelState
+    assert resolve_model_state_cls(model.vllm_config, model).__mro__[3] is default.DefaultModelState
     monkeypatch.setattr(type(model.vllm_config.model_config), "is_hybrid", True)
-    assert resolve_model_state_cls(model.vllm_config, model).__mro__[2].__name__ == "MambaHybridModelState"
+    assert resolve_model_state_cls(model.vllm_config, model).__mro__[3].__name__ == "MambaHybridModelState"
 
 
 def test_where_a_hook_has_moved_vllms_sampler_stays_and_the_layers_are_jitmxs(

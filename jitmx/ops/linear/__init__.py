@@ -339,11 +339,12 @@ def _traced(
     return out
 
 
-def _run_operator(
+def run_operator(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, bias: torch.Tensor | None,
     residual: torch.Tensor | None, norm: torch.Tensor | None, epsilon: float, activation: str | None, *prefetched: Any,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    """What `torch.ops.jitmx.linear` does, for who need not be traced through."""
     weight = operand.find(words, scales, n, k, layout)
     if activation is not None and reads_rows(activation, weight, x.dtype):
         weight.look_at(words, scales)
@@ -364,7 +365,7 @@ def _run_into(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, n: int, k: int, layout: str, *rest: Any
 ) -> None:
     *others, out = rest[:6]
-    _run_operator(x, words, scales, n, k, layout, *others, *rest[6:], out=out)
+    run_operator(x, words, scales, n, k, layout, *others, *rest[6:], out=out)
 
 
 def _fake_into(
@@ -381,5 +382,5 @@ _ARGUMENTS = (
     "float epsilon, str? activation"
 )
 _PREFETCH = "Tensor? prefetch_words=None, Tensor? prefetch_scales=None"
-custom.define(f"linear({_ARGUMENTS}, {_PREFETCH}) -> Tensor", _run_operator, _fake_operator)
+custom.define(f"linear({_ARGUMENTS}, {_PREFETCH}) -> Tensor", run_operator, _fake_operator)
 custom.define(f"linear_out({_ARGUMENTS}, Tensor(a!) out, {_PREFETCH}) -> ()", _run_into, _fake_into)
