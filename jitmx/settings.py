@@ -55,10 +55,10 @@ def _folders(text: str) -> tuple[Path, ...]:
 
 
 def _user_folder(kind: str) -> Path:
-    """Where a user's files of a kind, "cache" or "config", lie by the XDG Base Directory Specification."""
-    base = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
-    # Unlike `Path.home`, this is no error for a user without a home.
-    return Path(base if os.path.isabs(base) else os.path.expanduser(f"~/.{kind}")) / "jitmx"  # noqa: PTH111, PTH117
+    """Where a user's files of a kind, "cache" or "config", lie."""
+    import platformdirs  # takes as long as all the rest of this module, and is asked where no variable says
+
+    return Path(getattr(platformdirs, f"user_{kind}_dir")("jitmx"))
 
 
 # How a variable's text is read, and its choices in words.

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -246,36 +247,10 @@ def test_any_text_is_either_read_or_refused_by_name(name: str, text: str) -> Non
         assert str(error).startswith(f"{name}=")
 
 
-def folders() -> tuple[Path, Path]:
+def test_defaults_follow_the_platform() -> None:
     read = settings.read({})
-    return read.cache_dir, read.tactics_dir
-
-
-def test_a_user_s_files_lie_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    usual = (tmp_path / ".cache/jitmx", tmp_path / ".config/jitmx/tactics")
-    assert folders() == usual
-    for base in ("", "relative", "~/relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", base)
-        monkeypatch.setenv("XDG_CONFIG_HOME", base)
-        assert folders() == usual, "a relative base is to be ignored"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/fast")
-    assert folders() == (Path("/var/fast/jitmx"), usual[1])
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/of-user")
-    assert folders() == (Path("/var/fast/jitmx"), Path("/etc/of-user/jitmx/tactics"))
-
-
-def test_a_user_without_a_home_has_settings_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    assert folders()[0] == Path("~/.cache/jitmx")
-
-
-def test_defaults_are_those_of_a_user_who_sets_nothing() -> None:
-    read = settings.read({})
+    assert read.cache_dir == Path(platformdirs.user_cache_dir("jitmx"))
+    assert read.tactics_dir == Path(platformdirs.user_config_dir("jitmx")) / "tactics"
     assert (read.mode, read.allow_shared_cache, read.lock_timeout) == ("auto", False, 120.0)
     assert (read.arches, read.jobs, read.site_cache, read.families) == ((), None, (), ())
     assert (read.log_level, read.verbose) == (2, False)
