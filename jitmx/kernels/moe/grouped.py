@@ -284,8 +284,10 @@ def scheduled_cases(
         whole //= 2  # gates and ups of a feature are two rows of W
     shapes = (len(alone), whole, few, alone), (4, inner(n) if up else n, k, spread)
     for seed, (experts, features, columns, ids) in enumerate(shapes):
-        sizes = (columns, features) if up else (features, columns)
-        problem = MoeProblem(len(ids), experts, ids.shape[1], *sizes, knobs.activation, product=knobs.product)
+        hidden, features_of_h = (columns, features) if up else (features, columns)
+        problem = MoeProblem(
+            len(ids), experts, ids.shape[1], hidden, features_of_h, knobs.activation, product=knobs.product
+        )
         yield product_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
     yield from far.far_products(variant, launch)
 

@@ -79,6 +79,8 @@ class Staged(Tiled, Protocol):
     """Those of a kernel whose stages have weights too."""
 
     @property
+    def stages(self) -> int: ...
+    @property
     def depth(self) -> int: ...
 
 
