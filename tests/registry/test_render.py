@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import os
 import re
 import signal
@@ -51,9 +53,10 @@ TIED = {
 }
 
 
-def code(variant: Variant) -> str:
-    """The rendered source without its comments: what the compiler sees, but for the layout of lines."""
-    return " ".join(_COMMENT.sub(" ", render(variant)).split())
+@functools.cache
+def code(variant: Variant) -> bytes:
+    """Digest of the rendered source without its comments: of what the compiler sees, but for the layout of lines."""
+    return hashlib.sha256(" ".join(_COMMENT.sub(" ", render(variant)).split()).encode()).digest()
 
 
 def idle(variant: Variant, name: str) -> bool:
