@@ -135,7 +135,7 @@ def cache_of_forty(tmp_path: Path, record) -> Path:
 def test_cache_ls_takes_less_than_twice_what_click_alone_does(cache_of_forty: Path, read, monkeypatch) -> None:
     monkeypatch.setenv("JITMX_CACHE_DIR", str(cache_of_forty))
     assert len(read("cache", "ls")["entries"]) == 40
-    assert_costs("from jitmx.cli import main; main()", 1.9, "cache", "ls", "--json")
+    assert_costs("from jitmx.cli import main; main()", 2.0, "cache", "ls", "--json")
 
 
 DIGITS = {"400": "9" * 400, "4301": "9" * 4301, "minus": "-" + "9" * 5000, "fraction": "0." + "9" * 5000 + "e"}
