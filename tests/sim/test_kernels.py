@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitmx import arch, kernels, resources
+from jitmx import arch, kernels, ledger, resources
 from jitmx.cli import targets
 from jitmx.dispatch.choose import default_variants
 from jitmx.registry.render import render
@@ -29,6 +29,18 @@ DEFAULTS = [v for target in TARGETS for family in FAMILIES for v in default_vari
 def test_it_passes_its_cases_and_they_reach_its_code(variant: Variant, simulated: Callable[[Variant], Verdict]) -> None:
     verdict = simulated(variant)
     assert verdict.error <= GATES.get(variant.spec.family, 0.0)
+
+
+@pytest.mark.parametrize("family", sorted({*kernels.families()} - {*FAMILIES}))
+def test_what_no_card_has_shown_of_a_family_is_simulated_on_hopper(
+    family: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    """Of families whose own tests simulate what the others launch, and of this target some sizes alone."""
+    target, shipped = arch.parse("sm_90"), ledger.load()
+    for variant in default_variants(family, target):
+        shown = shipped.best(ledger.digest(render(variant)), target.name)
+        if shown is None or shown.evidence != "hardware":
+            simulated(variant, coverage=0.0)
 
 
 def test_every_rarer_variant_is_legal_on_one_of_two_targets_and_no_default() -> None:
