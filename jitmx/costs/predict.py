@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jitmx.costs.cards import Card
@@ -86,7 +87,8 @@ def _handed(work: Work, card: Card) -> float:
     """
     each = work.fills * card.fill_us.value + work.clusters * card.cluster_us.value + work.grids * card.grid_us.value
     each += work.merges * card.merge_us.value + work.exchanged / card.exchange_gbps.value / 1e3
-    idle = 1 - min(work.busy / card.multiprocessors, 1.0)
+    # The slowest of some blocks counts, which comes the later the more there are, but not in proportion.
+    idle = 1 - math.sqrt(min(work.busy / card.multiprocessors, 1.0))
     launch = card.launch_us.value - card.start_us.value * idle
     return launch + work.exposed / card.exposed_gbps.value / 1e3 + each * work.rounds
 
