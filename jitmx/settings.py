@@ -56,7 +56,7 @@ def _folders(text: str) -> tuple[Path, ...]:
 
 def _user_folder(kind: str) -> Path:
     """Where a user's files of a kind, "cache" or "config", lie."""
-    import platformdirs  # takes as long as all the rest of this module, and is asked where no variable says
+    import platformdirs  # as long as all the rest of this module, and nothing before settings are read needs it
 
     return Path(getattr(platformdirs, f"user_{kind}_dir")("jitmx"))
 

@@ -46,6 +46,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -275,8 +276,6 @@ class Store:
     def clock(self) -> float:
         """Now by the clock of the cache's file system, seconds since the epoch; that of a file server may be off."""
         if self.own:
-            import tempfile
-
             # A file without a name: a process that is killed leaves nothing.
             with suppress(OSError), tempfile.TemporaryFile(dir=self.own.root / layout.VERSION) as probe:
                 return os.fstat(probe.fileno()).st_mtime

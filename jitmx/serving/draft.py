@@ -9,7 +9,6 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.dispatch import call as calls
-from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
@@ -19,7 +18,7 @@ from jitmx.kernels.tree.problem import TreeProblem
 from jitmx.models import Draft
 from jitmx.serving.attention import Attention
 from jitmx.serving.linear import NORMED_ROWS, gains, norm, of_linear
-from jitmx.serving.needed import Needed
+from jitmx.serving.needed import Needed, chosen
 from jitmx.serving.sampler import Sampler
 
 
@@ -66,7 +65,7 @@ class Acceptance(Needed):
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """The target's token of every row, and which drafts are as these."""
         yield from Sampler(self.arch, self.device, m, self.vocab, self.dtype).made(m, arch, multiprocessors)
-        yield Launch(choose.choose("tree", TreeProblem("accept", m), arch, multiprocessors=multiprocessors))
+        yield chosen("tree", TreeProblem("accept", m), arch, multiprocessors)
 
 
 def gates(n: int, format: str) -> bool:

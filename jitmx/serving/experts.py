@@ -16,7 +16,7 @@ from jitmx.kernels.moe.choice import logits_of, reads
 from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
 from jitmx.serving import linear
 from jitmx.serving.linear import Packer
-from jitmx.serving.needed import Needed
+from jitmx.serving.needed import Needed, chosen
 from jitmx.serving.rounded_inputs import x_format_of
 
 
@@ -72,7 +72,7 @@ class Experts(Needed):
                 yield Launch(choice)
                 chooses = chooses or reads(choice.variant) != "ids"
         for problem in () if chooses else self._routing(m, tile):
-            yield Launch(choose.choose("routing", problem, arch, multiprocessors=multiprocessors))
+            yield chosen("routing", problem, arch, multiprocessors)
 
     def _routing(self, m: int, tile: int) -> Iterator[RoutingProblem]:
         """The launches that choose experts for m tokens, and list the tokens of each in tiles."""

@@ -16,7 +16,7 @@ from jitmx.kernels.norm import NormProblem
 from jitmx.kernels.norm import takes as norm_takes
 from jitmx.kernels.pack import PackProblem, encoding_on
 from jitmx.kernels.quantize import QuantizeProblem
-from jitmx.serving.needed import Needed
+from jitmx.serving.needed import Needed, chosen
 from jitmx.serving.rounded_inputs import activation_of
 
 # Rows up to which a product with its norm is quicker than a launch of the norm's own and the product alone: measured
@@ -80,7 +80,7 @@ class Quantizer(Needed):
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, whatever the number of rows."""
         problem = QuantizeProblem("quantize", self.format, self.dtype)
-        yield Launch(choose.choose("quantize", problem, arch, multiprocessors=multiprocessors))
+        yield chosen("quantize", problem, arch, multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Packer(Needed):
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One, whatever the number of rows."""
         problem = PackProblem(self.format, self.encoding)
-        yield Launch(choose.choose("pack", problem, arch, multiprocessors=multiprocessors))
+        yield chosen("pack", problem, arch, multiprocessors)
 
 
 def of_linear(
@@ -179,4 +179,4 @@ def fused(problem: LinearProblem, arch: Arch, multiprocessors: int) -> LinearPro
 def norm(hidden: int, dtype: str, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
     """RMSNorm in a launch of its own; none where torch makes it."""
     if norm_takes(hidden):
-        yield Launch(choose.choose("norm", NormProblem(hidden, dtype), arch, multiprocessors=multiprocessors))
+        yield chosen("norm", NormProblem(hidden, dtype), arch, multiprocessors)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from jitmx import arch as arches
 from jitmx import settings
 from jitmx.arch import Arch
+from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
+from jitmx.kernels import Problem
 from jitmx.registry.spec import Variant
 
 _EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
@@ -42,6 +44,11 @@ class Needed(ABC):
         """Every launch of every call."""
         for m in _rows(self.rows):
             yield from self.launches(m, arch, multiprocessors)
+
+
+def chosen(family: str, problem: Problem, arch: Arch, multiprocessors: int) -> Launch:
+    """The launch that serves a problem which takes one."""
+    return Launch(choose.choose(family, problem, arch, multiprocessors=multiprocessors))
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitmx.arch import Arch
-from jitmx.dispatch import choose
 from jitmx.dispatch.call import Launch
 from jitmx.kernels.sampling import SamplingProblem
-from jitmx.serving.needed import Needed
+from jitmx.serving.needed import Needed, chosen
 
 
 @dataclass(frozen=True)
@@ -26,4 +25,4 @@ class Sampler(Needed):
     def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
         """One."""
         problem = SamplingProblem(m, self.vocab, self.dtype)
-        yield Launch(choose.choose("sampling", problem, arch, multiprocessors=multiprocessors))
+        yield chosen("sampling", problem, arch, multiprocessors)
