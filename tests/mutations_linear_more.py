@@ -295,6 +295,16 @@ MUTATIONS = catalogue(
                 "mbarrier_init(shared_address(shared_.full + i), kMovers - 1);",
             ),
             ("registers are not given up", "setmaxnreg_dec<56>();", ""),
+            (
+                "a step of X too many is asked for",
+                "step >= kLag && next < tile_.count",
+                "step >= kLag && next <= tile_.count",
+            ),
+            (
+                "whole tiles of rows are one more",
+                "(args.rows + kTokens - 1) / kTokens",
+                "(args.rows + kTokens) / kTokens",
+            ),
         ),
         "more-wgmma": (
             (

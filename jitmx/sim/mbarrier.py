@@ -47,6 +47,8 @@ class _Entry:
     copies: dict[tuple[int, int], int] = field(default_factory=dict)  # times, by block and column, of what was copied
     known: Array = field(kw_only=True)  # lanes that are known to come after its init
     waiter: tuple[int, int] | None = None  # lane and line of who has waited last
+    copied: tuple[int, int, int] = (0, 0, 0)  # phases with the last one whose bytes a copy brought; its lane and line
+    seen: int = 0  # phases that a wait has found completed
 
 
 class Mbarriers:
@@ -205,6 +207,7 @@ class Mbarriers:
             )
         if column is not None:
             entry.copies[int(self.m.races.block[lane]), column] = time
+            entry.copied = entry.barrier.phase + 1, lane, line
         else:
             self._visit(lanes, address, line)
         try:
@@ -231,7 +234,7 @@ class Mbarriers:
             except SimulationError as error:
                 self.m.fault(line, int(some[0]), f"{error} (at {address:#x})")
             if done:
-                passed[which] = True
+                passed[which], entry.seen = True, entry.barrier.phase
                 for block, said in entry.released.items():
                     if block is None or block == self.m.races.block[some[0]]:
                         self.m.races.releases.waited(some, said, order, line)
@@ -250,10 +253,17 @@ class Mbarriers:
         """Every lane is done: an mbarrier that someone has waited for has no phase begun.
 
         Who arrives more often than is awaited completes phases ahead of others, and what he adds up shows only rounds
-        later.
+        later. Nor has a copy brought bytes for which nobody has waited: its block may end before it writes.
         """
         for (_, address), entry in self.entries.items():
-            barrier = entry.barrier
+            barrier, (phases, lane, line) = entry.barrier, entry.copied
+            if phases > entry.seen:
+                self.m.fault(
+                    line,
+                    lane,
+                    f"nobody waits for what this copies, whose bytes the mbarrier at {address:#x} counts: the block "
+                    "may end before they are written",
+                )
             if entry.waiter and (barrier.pending != barrier.expected or barrier.transactions):
                 lane, line = entry.waiter
                 self.m.fault(

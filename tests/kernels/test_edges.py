@@ -37,7 +37,7 @@ def uncut(variant: Variant, made: Sequence[Case]) -> list[str]:
     if variant.spec.family not in ("linear", "moe") or hasattr(variant.knobs, "hidden_blocks"):
         return []  # knobs fix the sizes
     units = dict.fromkeys(("k", "hidden", "intermediate"), TILE)
-    if variant.spec.family == "linear" and hasattr(variant.knobs, "tile_n"):
+    if variant.spec.family == "linear" and hasattr(variant.knobs, "tile_m"):
         units["rows"] = variant.knobs.tile_m
     sizes = {
         name: {case.values[name] % unit == 0 for case in made if name in case.values} for name, unit in units.items()

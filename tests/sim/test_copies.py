@@ -169,6 +169,7 @@ wait:
 mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
 @!%p2 bra wait;
 """
+AGAIN = WAIT.replace("wait:", "second:").replace("bra wait", "bra second").replace("[%r3], 0", "[%r3], 1")
 BULK = """
 @%p1 bra issued;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
@@ -267,9 +268,22 @@ def test_a_second_copy_into_a_buffer_that_is_still_read_races() -> None:
     with pytest.raises(SimulationError, match="copies to shared memory"):
         launch(kernel(body, "in out"), 64, source, target, memory=memory)
     memory, _, source, target = buffers()
+    last = again + AGAIN
     launch(
-        kernel(START + INIT + BULK + WAIT + OUT + "bar.sync 0;\n" + again, "in out"), 64, source, target, memory=memory
+        kernel(START + INIT + BULK + WAIT + OUT + "bar.sync 0;\n" + last, "in out"), 64, source, target, memory=memory
     )
+
+
+AND_ANOTHER = WAIT + "bar.sync 0;\n" + BULK.replace("issued", "again")
+
+
+@pytest.mark.parametrize(
+    ("after", "fault"), [(WAIT, False), ("", True), (AND_ANOTHER + AGAIN, False), (AND_ANOTHER, True)]
+)
+def test_every_bulk_copy_is_waited_for_before_its_block_ends(after: str, fault: bool) -> None:
+    memory, _, source, target = buffers()
+    with pytest.raises(SimulationError, match="nobody waits for what this") if fault else contextlib.nullcontext():
+        launch(kernel(START + INIT + BULK + after, "in out"), 64, source, target, memory=memory)
 
 
 def test_a_bulk_copy_out_of_bounds_is_an_error() -> None:

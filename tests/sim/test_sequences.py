@@ -72,7 +72,8 @@ def test_an_input_is_not_read_before_the_wait(body: str) -> None:
         "cp.async.ca.shared.global [tile], [q0], 4;\ncp.async.wait_all;\n",
         "@!p0 mbarrier.init.shared.b64 [bar], 1;\nfence.proxy.async;\n"
         "@!p0 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;\n"
-        "@!p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [q0], 16, [bar];\n",
+        "@!p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [q0], 16, [bar];\n"
+        "there:\nmbarrier.try_wait.parity.shared.b64 p1, [bar], 0;\n@!p1 bra there;\n",
     ],
 )
 def test_a_copy_reads_behind_the_wait_as_well(copy: str) -> None:

@@ -172,14 +172,14 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; ragged tiles of rows and of features; slices that go round the ring, uneven ones."""
+    """Two short rows; ragged tiles of rows and of features, a whole one; slices that go round the ring, uneven ones."""
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
     around = knobs.ring * knobs.chunk + 2
     shapes = (
         (2, 2, split * TILE_K - 32),
         (knobs.tile_m + 3, features + 24, (split * 3 + split - 1) * TILE_K),
-        (knobs.tile_m - 5, features - 7, split * around * TILE_K - 32),
+        (knobs.tile_m, 2 * features - 7, split * around * TILE_K - 32),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)

@@ -241,13 +241,13 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; ragged tiles, whole and broken groups of steps; blocks that take several tiles."""
+    """Two short rows; tiles ragged and whole, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
     features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.deal == "rest"
     shapes = [
         (2, 4, split * TILE_K - 32, 132),
         (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, 2 * split),
-        (knobs.tile_m - 5, features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
+        (knobs.tile_m, 2 * features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
         (2 * knobs.tile_m + 1, 40 + features * rest, split * (ring - 1) * TILE_K, split),
     ]
     if knobs.tile_m == 32:  # of so few rows it takes more steps until a warp arranges several units
