@@ -132,17 +132,17 @@ def test_every_figure_of_an_engine_is_a_line_as_soon_as_it_is_known(
     found = [first, *coming]
     lines = (fake / "out" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [*alone, *found]
-    assert [row["what"] for row in found] == ["start", "graph", "replay", "replay", *["synthetic"] * 4]
+    assert [row["what"] for row in found] == ["start", "replay", "replay", *["synthetic"] * 4, "graph"]
     assert [row["rates"] for row in found if row["what"] == "synthetic"] == [[0.5], [0.5], [0.6], [0.6]]
-    for row in found[2:4]:
+    for row in found[1:3]:
         assert row["wanted"] == 1.7 and abs(row["tokens_step"] - 1.7) < 0.02 and abs(row["chance"] - 0.7) < 0.02
         assert row["compared"] == row["batch"] * 352 and row["parted"] == 0
         assert {"tok_s", "ms_step", "ms_step_median"} < set(row)
-    assert "right 0.7" in speculation.words(found[2])
+    assert "right 0.7" in speculation.words(found[1])
     said = (fake / "asked").read_text().splitlines()
-    order = ["chain", "chain", "replay None", "graphs 8", "replay 0.7", "replay None"]
-    assert [one for one in said if not one.startswith("synthetic")] == order
-    assert said[-3:] == ["synthetic [0.5]", "synthetic [0.6]", "synthetic []"]
+    # Graphs come last: vLLM's own may end the engine.
+    rates = ["synthetic [0.5]", "synthetic [0.6]", "synthetic []"]
+    assert said == ["chain", "chain", "replay None", "replay 0.7", "replay None", *rates, "graphs 8"]
 
 
 def test_each_place_where_texts_part_is_a_near_tie_or_a_fault(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
