@@ -16,8 +16,8 @@ from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
-from jitmx.kernels.routing import MANY, ROUTE, SORT, TOPK, launch
 from jitmx.kernels.routing import cases as routing_cases
+from jitmx.kernels.routing import launch
 from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem, capacity
 from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
@@ -37,6 +37,9 @@ PROBLEMS = st.builds(
     mapped=st.booleans(),
     tile=st.sampled_from(TILES),
 )
+
+
+ROUTE, MANY, TOPK, SORT = (FAMILY.spec(name) for name in ("route", "many", "topk", "sort"))
 
 
 def route(target: str, **knobs: Any) -> Variant:
@@ -62,7 +65,7 @@ def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
         fields |= {"tile": 0, "mapped": False}
     asked = RoutingProblem(**fields)
     variant = choose("routing", asked, target, multiprocessors=multiprocessors).variant
-    geometry = launch(variant, asked.m, asked.experts, multiprocessors)
+    geometry = launch(variant, asked.m, asked.experts)
     assert geometry.shared_bytes <= target.shared_bytes
     assert geometry.blocks % geometry.cluster == 0
 
@@ -250,9 +253,9 @@ def test_tiles_of_many_tokens_are_few_bytes_for_each_multiprocessor(m: int, expe
     """At gpt-oss' size and 8192 tokens: one wave of 32 clusters of four, 256 tokens each."""
     chosen = choose("routing", RoutingProblem(8192), arch.parse("sm_90")).variant
     assert (chosen.knobs.tokens, chosen.knobs.splits) == (256, 4)
-    assert launch(chosen, 8192, 128, 132).blocks == 128
+    assert launch(chosen, 8192, 128).blocks == 128
     some = choose("routing", RoutingProblem(m, experts=experts, k=1), arch.parse("sm_90")).variant
-    blocks = launch(some, m, experts, 132).blocks
+    blocks = launch(some, m, experts).blocks
     assert blocks % some.knobs.splits == 0 and blocks * some.knobs.tokens // some.knobs.splits >= m
 
 

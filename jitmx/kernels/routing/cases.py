@@ -19,7 +19,7 @@ from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
 Array = npt.NDArray[Any]
-Geometry = Callable[[Variant, int, int, int], Launch]
+Geometry = Callable[[Any, int, int], Launch]  # of knobs, tokens and local experts
 
 EPSILON = 1e-5
 AGAIN = 1000  # added to a seed, for the same launch on other inputs
@@ -134,7 +134,7 @@ def cases(variant: Variant, launch: Geometry) -> Iterator[Case]:
     whose powers are beyond fp32.
 
     Args:
-        launch: geometry of a launch by variant, tokens, local experts and multiprocessors.
+        launch: geometry of a launch by knobs, tokens and local experts.
     """
     for seed, (m, h, special) in enumerate(_shapes(variant)):
         yield _case(variant, launch, m, h, special, seed)
@@ -152,10 +152,10 @@ def _far_case(variant: Variant, launch: Geometry) -> Case:
     h = 264  # vectors of x are over 2^32
     unit = variant.knobs.warps if variant.spec.name == "topk" else knobs.tokens
     before = (MAX_TOKENS - 8) // unit * unit
-    while launch(variant, before + 3, knobs.experts, 4).workspace > 1 << 38:  # device addresses have room for a few
+    while launch(knobs, before + 3, knobs.experts).workspace > 1 << 38:  # device addresses have room for a few
         before = before // 2 // unit * unit
     few = _case(variant, launch, 3, h, "plain", 9)
-    geometry = launch(variant, before + 3, knobs.experts, 4)
+    geometry = launch(knobs, before + 3, knobs.experts)
     values: dict[str, Any] = dict(few.values)
     for name in ("x", "ids", "weights", "normalized"):
         if name in values:
@@ -262,7 +262,7 @@ def _case(variant: Variant, launch: Geometry, m: int, h: int, special: str, seed
         sides["normalized is -0"] = bool(((wide == 0) & np.signbit(wide)).any())
         inputs["normalized"] = Buffer(wide.astype(inputs["x"].data.dtype), output=True)
         outputs.append(wide)
-    geometry = launch(variant, m, local, 4)
+    geometry = launch(variant.knobs, m, local)
     if geometry.workspace:
         inputs["workspace"] = Buffer(np.zeros(geometry.workspace, np.uint8), scratch=True)
     return Case(

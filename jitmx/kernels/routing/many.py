@@ -9,8 +9,10 @@ from typing import Any
 
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
+from jitmx.kernels.routing import form
 from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing.arguments import ARGUMENTS
+from jitmx.kernels.routing.problem import RoutingProblem
 from jitmx.registry.contract import Contract
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
@@ -91,8 +93,8 @@ SPEC = KernelSpec(
 )
 
 
-def launch(knobs: ManyKnobs, m: int) -> Launch:
-    """Blocks for each tile of tokens."""
+def launch(knobs: ManyKnobs, m: int, local: int) -> Launch:
+    """Blocks for each tile of tokens, whatever experts are local: lists are made apart."""
     return Launch(-(-m // knobs.tokens) * knobs.splits, shared_bytes(knobs), knobs.splits)
 
 
@@ -131,3 +133,27 @@ def _shapes(experts: int, tokens: int, splits: int, arch: Arch) -> list[ManyKnob
         except KnobError:
             continue
     return found
+
+
+def _fixed(problem: RoutingProblem) -> dict[str, Any]:
+    form.require_source("many", problem, "hidden")
+    for name, plain in (("dtype", "bf16"), ("norm", False), ("normalized", False), ("tile", 0)):
+        if getattr(problem, name) != plain:
+            raise KnobError(f"routing.many takes no {name}={getattr(problem, name)}", "use routing.route")
+    return problem.pick("experts", "k", "bias", "scoring")
+
+
+def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
+    knobs = tuned(problem.experts, problem.m, problem.h, arch, multiprocessors)
+    if knobs is None:
+        raise KnobError(f"no tile of {problem.experts} experts fits {arch} in routing.many", "use routing.route")
+    return knobs
+
+
+_RARER: tuple[dict[str, Any], ...] = (
+    {"experts": 32, "scoring": "softmax_all", "tokens": 64, "warps_t": 2, "warps_e": 2, "bias": "bias_fp16"},
+    {"experts": 32, "bias": "bias_fp32", "tokens": 64, "warps_t": 2, "warps_e": 2, "splits": 2, "pdl": False},
+    {"experts": 32, "tokens": 64, "warps_t": 2, "warps_e": 1, "splits": 4},
+)  # fmt: skip
+
+KERNEL = form.kernel(SPEC, launch, _fixed, _heuristic, _RARER)

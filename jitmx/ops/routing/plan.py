@@ -98,6 +98,6 @@ class Plan(plan.Plan):
     def _step(self, problem: RoutingProblem, call: Call, knobs: Mapping[str, Any] | None) -> Step:
         arch, multiprocessors = card.arch(call.device), card.multiprocessors(call.device)
         variant = choose("routing", problem, arch, multiprocessors=multiprocessors, knobs=knobs).variant
-        geometry = routing.launch(variant, problem.m, call.local, multiprocessors)
+        geometry = routing.launch(variant, problem.m, call.local)
         fixed = {"local": call.local, "capacity": self.capacity, "m": self.m, "h": self.h}
         return Step(variant, call.device, geometry, fixed, TAKES)
