@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import evidence
 from jitmx import batch
@@ -10,8 +11,10 @@ from jitmx.build import Built
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin
 
+T = TypeVar("T")
 
-def some(variants: Iterable[Variant], nightly: bool, every: int = 3) -> list[Variant]:
+
+def some(variants: Iterable[T], nightly: bool, every: int = 3) -> list[T]:
     """Of the variants of a sweep those to compile: one of so many, from the first on; in the nightly run all."""
     return list(variants)[:: 1 if nightly else every]
 
