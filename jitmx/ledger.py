@@ -43,7 +43,9 @@ class Entry:
         date: day of the check, YYYY-MM-DD.
         error: largest relative L2 error against float64; None where results are exact or were not compared.
         note: what was checked, in a few words.
-        proof: of simulated evidence, what it rests on (`jitmx.sim.proof`).
+        proof: of simulated evidence, what it rests on (`jitmx.sim.proof`); of compiled evidence, the same of a contract
+            that the machine code keeps.
+        made: of simulated evidence, what it rests on with all that the PTX is compiled from in place of the PTX.
         cases, coverage: of simulated evidence, how many cases ran, and the share of the kernel's PTX lines that did.
         code: of hardware evidence, a digest of the machine code that the recording machine's NVRTC makes of the source:
             a change that leaves it the same leaves the evidence (`scripts/record_evidence.py`).
@@ -61,6 +63,7 @@ class Entry:
     cases: int = 0
     coverage: float | None = None
     code: str = ""
+    made: str = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -119,10 +122,10 @@ class Ledger:
             if held is None or (KINDS.index(held.evidence), held.date) <= (KINDS.index(entry.evidence), entry.date):
                 self._best[entry.source_digest, entry.arch] = entry
 
-        self._proven = {entry.proof: entry for entry in self.entries if entry.proof}
+        self._proven = {proof: entry for entry in self.entries for proof in (entry.proof, entry.made) if proof}
 
     def proven(self, proof: str) -> Entry | None:
-        """The simulated evidence that rests on just what `proof` stands for, or None."""
+        """The evidence that rests on just what `proof` stands for, an entry's own or what it was made from, or None."""
         return self._proven.get(proof)
 
     def best(self, source_digest: str, arch: str) -> Entry | None:

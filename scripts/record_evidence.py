@@ -5,8 +5,8 @@
 
 Default variants are those that `jitmx variants` lists; evidence of code that has since changed goes. What a card showed
 stays where the source has changed and its machine code has not, as NVRTC and ptxas make it here. The tests' ledger
-has what the simulator showed of variants that only tests take, so that they need not be simulated again; of a variant
-the latest.
+has what the simulator showed of variants that only tests take, and of which variants the machine code keeps its
+contract, so that they need be neither simulated nor compiled again; of a variant the latest of each.
 """
 
 from __future__ import annotations
@@ -64,14 +64,17 @@ def main() -> None:
         for family in kernels.families()
         for variant in default_variants(family, target)
     }
+    contracts = [entry for entry in seen if entry.evidence == "compiled"]
+    seen = [entry for entry in seen if entry.evidence != "compiled"]
     entries = list(carried([*ledger.load(shipped).entries, *seen], current))
     kept = [entry for entry in entries if (entry.source_digest, entry.arch) in current]
     ledger.save(kept, shipped)
     others = [entry for entry in seen if entry.proof and (entry.source_digest, entry.arch) not in current]
-    of_tests = {(entry.kernel, entry.arch): entry for entry in (*ledger.load(TESTS).entries, *others)}
+    before = ledger.load(TESTS).entries
+    of_tests = {(entry.kernel, entry.arch, entry.evidence): entry for entry in (*before, *others, *contracts)}
     ledger.save(of_tests.values(), TESTS)
     print(f"{len(kept)} of {len(entries)} entries are of current default variants; {shipped.name} holds them")
-    print(f"{len(of_tests)} are of other variants that tests take")
+    print(f"{len(of_tests)} are of other variants that tests take, and of contracts")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+import evidence
 import jitmx
-from evidence import Verdicts, kept, write
+from evidence import Verdicts, kept, made_from, write
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
 from jitmx.dispatch import tactics
@@ -45,10 +46,11 @@ _PACKAGE = Path(jitmx.__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run also what takes hours: the fuzzing of .ci/nightly")
-    parser.addoption("--all-evidence", action="store_true", help="simulate also what a ledger has the same evidence of")
+    parser.addoption("--all-evidence", action="store_true", help="see anew what a ledger has the same evidence of")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    evidence.anew = config.getoption("--all-evidence") or config.getoption("--nightly")
     if config.getoption("--nightly"):
         hypothesis.settings.load_profile("nightly")
 
@@ -332,23 +334,23 @@ def count_in(log):
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], Verdict]:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], Verdict]:
     """Runs every case of a variant in the simulator; the variant must pass, and its cases must reach its code.
 
-    Where its PTX, its cases and the simulator are those of evidence that is kept, or that another process of this run
-    has just given, that stands, unless `--all-evidence` is passed.
+    Where its PTX, or what this is made from, its cases and the simulator are those of evidence that is kept, or that
+    another process of this run has just given, that stands, unless `--all-evidence` is passed.
     """
     base = tmp_path_factory.getbasetemp()
     beside = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    everything = request.config.getoption("--all-evidence") or request.config.getoption("--nightly")
-    verdicts = Verdicts(beside / "verdicts", None if everything else kept())
+    verdicts = Verdicts(beside / "verdicts", None if evidence.anew else kept())
 
     def run(variant: Variant, coverage: float = 0.95) -> Verdict:
-        verdict = verify(variant, verdicts.find)
+        made = made_from(variant)
+        verdict = verdicts.find(made) or verify(variant, verdicts.find)
         assert verdict.passed, f"{variant.name} for {variant.arch}: {verdict.failure}"
         missed = "\n".join(f"{line}: {text}" for line, text in verdict.uncovered)
         assert verdict.coverage >= coverage, f"{variant.name} for {variant.arch}: not covered by any case:\n{missed}"
-        verdicts.keep(variant, verdict)
+        verdicts.keep(variant, verdict, made)
         return verdict
 
     return run

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
+import evidence
 from jitmx import batch
 from jitmx.build import Built
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin
 
+T = TypeVar("T")
 
-def some(variants: Iterable[Variant], nightly: bool, every: int = 3) -> list[Variant]:
+
+def some(variants: Iterable[T], nightly: bool, every: int = 3) -> list[T]:
     """Of the variants of a sweep those to compile: one of so many, from the first on; in the nightly run all."""
     return list(variants)[:: 1 if nightly else every]
 
 
-def keep_contracts(variants: Iterable[Variant]) -> list[Built]:
-    """All do, by their machine code; how each was built, in order, those asked for twice once."""
+def keep_contracts(variants: Iterable[Variant]) -> None:
+    """All do, by their machine code, or by evidence that is kept of what it is compiled from."""
+    asked = {(one.arch, one.name): one for one in variants}.values()
+    proofs = {one: evidence.keeps(one) for one in asked}
+    left = [one for one, proof in proofs.items() if evidence.anew or not evidence.kept().proven(proof)]
+    for built in within_contracts(left):
+        evidence.note(built.variant, "compiled", proof=proofs[built.variant])
+
+
+def within_contracts(variants: Iterable[Variant]) -> list[Built]:
+    """How each was built, in order, those asked for twice once; all keep their contracts."""
     results = batch.build_all({(one.arch, one.name): one for one in variants}.values())
     built = [result for result in results if isinstance(result, Built)]
     failed = [str(result.error) for result in results if not isinstance(result, Built)]

@@ -1,28 +1,39 @@
 """What tests see of kernels: evidence that they note, and that of earlier runs, which they need not see again.
 
+A verdict of the simulator is found by the kernel's PTX, or without a compile by all that the PTX is made from: source,
+headers, options and NVRTC itself. Contracts that machine code keeps are found by the same.
+
 With TEST_EVIDENCE set to a path, what passed is written there as a ledger, for scripts/record_evidence.py to add to
 those that are kept; beside pytest-xdist each worker writes a ledger of its own, with its name behind the path's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
+import importlib.metadata
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from jitmx import ledger
+from jitmx import kernels, ledger
 from jitmx.ledger import Entry
+from jitmx.registry import contract
+from jitmx.registry.key import frame
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.sim.proof import proof
 from jitmx.sim.verify import Verdict
+from jitmx.toolchain import cubin, nvrtc
+from kept_ptx import inputs
 
 # Evidence of variants that no table and no heuristic chooses, and only tests take.
 OF_TESTS = Path(__file__).with_name("ledger.json")
 
 _noted: list[Entry] = []
+anew = False  # whether evidence of earlier runs does not count
 
 
 def note(variant: Variant, evidence: str, **fields: Any) -> None:
@@ -45,6 +56,31 @@ def kept() -> ledger.Ledger:
     return ledger.Ledger([*ledger.load().entries, *ledger.load(OF_TESTS).entries])
 
 
+def compiled_from(variant: Variant) -> str:
+    """A digest of all that NVRTC's answer for a variant follows from."""
+    source, compiler = render(variant), nvrtc.identity()
+    return frame([("compiler", compiler.digest.encode()), *inputs(source, nvrtc.options(variant.arch))])
+
+
+def made_from(variant: Variant) -> str:
+    """What the simulator's verdict on a variant rests on, by what its PTX is made from in place of the PTX."""
+    cases = kernels.family(variant.spec.family).cases(variant)
+    return frame([("compiled", compiled_from(variant).encode()), ("simulated", proof(variant, "", cases).encode())])
+
+
+def keeps(variant: Variant) -> str:
+    """What it rests on that the machine code of a variant keeps its contract."""
+    promised = dataclasses.asdict(variant.spec.contract(variant.knobs, variant.arch))
+    return frame(
+        [
+            ("compiled", compiled_from(variant).encode()),
+            ("contract", json.dumps(promised).encode()),
+            ("nvdisasm", importlib.metadata.version("nvidia-cuda-nvdisasm").encode()),
+            *((module.__name__, Path(module.__file__ or "").read_bytes()) for module in (contract, cubin)),
+        ]
+    )
+
+
 class Verdicts:
     """Verdicts of the simulator by what they rest on: those of ledgers, and those of this run's processes.
 
@@ -58,18 +94,19 @@ class Verdicts:
         folder.mkdir(exist_ok=True)
 
     def find(self, proof: str) -> Verdict | None:
-        """The verdict that was given on this proof before, or None."""
+        """The verdict that was given on this proof before, or where this is what it was made from, or None."""
         entry = self._known.proven(proof) if self._known else None
         if entry is not None:
-            return Verdict(None, entry.error or 0.0, entry.cases, entry.coverage or 0.0, proof=proof)
+            return Verdict(None, entry.error or 0.0, entry.cases, entry.coverage or 0.0, proof=entry.proof)
         path = self._folder / proof
-        return Verdict(**json.loads(path.read_text()), proof=proof) if path.is_file() else None
+        return Verdict(**json.loads(path.read_text())) if path.is_file() else None
 
-    def keep(self, variant: Variant, verdict: Verdict) -> None:
-        """Tell the others of this run, and note it as evidence, where it passed."""
+    def keep(self, variant: Variant, verdict: Verdict, made: str = "") -> None:
+        """Tell the others of this run, and note it as evidence, where it passed; `made`: what it was made from."""
         if verdict.passed:
             found = {"error": verdict.error, "cases": verdict.cases, "coverage": verdict.coverage}
-            scratch = self._folder / f"{verdict.proof}.{os.getpid()}"
-            scratch.write_text(json.dumps({"failure": None, **found}))
-            scratch.replace(self._folder / verdict.proof)
-            note(variant, "simulated", proof=verdict.proof, **{**found, "error": verdict.error or None})
+            for name in filter(None, (verdict.proof, made)):
+                scratch = self._folder / f"{name}.{os.getpid()}"
+                scratch.write_text(json.dumps({"failure": None, "proof": verdict.proof, **found}))
+                scratch.replace(self._folder / name)
+            note(variant, "simulated", proof=verdict.proof, made=made, **{**found, "error": verdict.error or None})

@@ -23,6 +23,13 @@ def kept_ptx(factory: pytest.TempPathFactory) -> Iterator[None]:
             yield
 
 
+def inputs(source: str, options: Sequence[str]) -> list[tuple[str, bytes]]:
+    """All that a compile is made from but its compiler, named; of headers more than it includes, rather than fewer."""
+    pool = headers.pool()
+    included = [(name, pool.digest(name).encode()) for name in pool.closure(source)]
+    return [("source", source.encode()), *(("option", option.encode()) for option in options), *included]
+
+
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
     """`nvrtc.compile_ptx` takes what any process of this run compiled of the same source, headers and options."""
@@ -33,10 +40,7 @@ def keeping() -> Iterator[None]:
     really = nvrtc.compile_ptx
 
     def compile_ptx(source: str, options: Sequence[str]) -> str:
-        pool = headers.pool()
-        own = [(name, pool.digest(name).encode()) for name in pool.closure(source)]
-        given = [("option", option.encode()) for option in options]
-        kept = folder / frame([("compiler", compiler), ("source", source.encode()), *given, *own])
+        kept = folder / frame([("compiler", compiler), *inputs(source, options)])
         if kept.is_file():
             return kept.read_text()
         ptx = really(source, options)

@@ -199,7 +199,7 @@ def test_processes_killed_at_random_moments_leave_a_cache_that_works(
     project: Any, tmp_path: Path, nightly: bool
 ) -> None:
     errors = tmp_path / "errors"
-    project.run(KILLS, errors, 400 if nightly else 60, JITMX_LOCK_TIMEOUT="60")
+    project.run(KILLS, errors, 400 if nightly else 30, JITMX_LOCK_TIMEOUT="60")
     assert not errors.exists(), errors.read_text()
     store = stores.Store(project.cache)
     sound = [record for record in store.records() if store.lookup(record.key)]

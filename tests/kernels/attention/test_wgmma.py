@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts import keep_contracts, listings
+from contracts import listings, within_contracts
 from jitmx import arch, kernels
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import wgmma
@@ -42,7 +42,7 @@ def test_it_is_right(knobs: dict[str, Any], simulated: Callable[[Variant], Verdi
 
 
 def test_powers_are_made_before_the_wait_for_weighed_values() -> None:
-    (listing,) = listings(keep_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, rows=256)]))
+    (listing,) = listings(within_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, rows=256)]))
     begin = max(i for i, line in enumerate(listing) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
     behind = (i for i, line in enumerate(listing) if i > begin and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
     assert sum("MUFU.EX2" in line for line in listing[begin : next(behind)]) >= 32
@@ -50,7 +50,7 @@ def test_powers_are_made_before_the_wait_for_weighed_values() -> None:
 
 def test_the_machine_code_spills_nothing_and_does_not_wait_between_the_products_of_a_tile() -> None:
     """Those of keys and those of values are under way together; only then come waits, for one group and for all."""
-    built = keep_contracts(variant(**knobs) for knobs in KNOBS)
+    built = within_contracts(variant(**knobs) for knobs in KNOBS)
     for one, listing in zip(built, listings(built), strict=True):
         products = (one.variant.knobs.head_dim + one.variant.knobs.keys) // 16
         kinds = [text.split()[0] for text in listing if re.match(r"HGMMA|WARPGROUP", text)]

@@ -1,0 +1,165 @@
+"""Evidence is found without a compile by all that a compile is made from, and by nothing less."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contracts
+import evidence
+from contracts import keep_contracts
+from evidence import Verdicts, compiled_from, keeps, made_from
+from jitmx import arch, batch
+from jitmx.errors import ToolchainError
+from jitmx.kernels.quantize import FAMILY
+from jitmx.ledger import Entry, Ledger
+from jitmx.registry.case import Case
+from jitmx.registry.contract import Contract
+from jitmx.registry.spec import Variant
+from jitmx.sim import proof as proving
+from jitmx.sim.verify import Verdict
+from jitmx.toolchain import headers, nvrtc
+
+ONE = FAMILY.spec("quantize").variant(arch.parse("sm_90"))
+OTHER = FAMILY.spec("dequantize").variant(arch.parse("sm_90"))
+FOUND = Verdict(None, 0.25, 3, 0.97, proof="1" * 64)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC is not to be asked for code."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ToolchainError("it was asked to compile")
+
+    monkeypatch.setattr(nvrtc, "compile_ptx", refuse)
+    monkeypatch.setattr(nvrtc, "compile", refuse)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the ledgers hold these entries, and no others."""
+
+    def hold(*entries: Entry) -> None:
+        monkeypatch.setattr(evidence, "kept", lambda: Ledger(entries))
+        monkeypatch.setattr(evidence, "anew", False)
+
+    return hold
+
+
+def compiled(variant: Variant) -> Entry:
+    return Entry("0" * 64, variant.arch.name, variant.name, "compiled", proof=keeps(variant))
+
+
+def test_a_verdict_of_a_ledger_is_found_by_what_its_ptx_is_made_from(tmp_path: Path, uncompiled: None) -> None:
+    entry = Entry("0" * 64, "sm_90a", ONE.name, "simulated", error=0.25, cases=3, coverage=0.97, proof=FOUND.proof,
+                  made=made_from(ONE))  # fmt: skip
+    verdicts = Verdicts(tmp_path / "verdicts", Ledger([entry]))
+    assert verdicts.find(made_from(ONE)) == verdicts.find(FOUND.proof) == FOUND
+    assert verdicts.find(made_from(OTHER)) is None
+
+
+def test_a_verdict_of_this_run_is_found_so_too_and_a_failure_is_not(tmp_path: Path, uncompiled: None) -> None:
+    Verdicts(tmp_path / "verdicts", None).keep(ONE, FOUND, made_from(ONE))
+    Verdicts(tmp_path / "verdicts", None).keep(OTHER, dataclasses.replace(FOUND, failure="wrong"), made_from(OTHER))
+    verdicts = Verdicts(tmp_path / "verdicts", None)
+    assert verdicts.find(made_from(ONE)) == FOUND and verdicts.find(made_from(OTHER)) is None
+
+
+def another_compiler(patch: pytest.MonkeyPatch) -> None:
+    other = dataclasses.replace(nvrtc.identity(), digest="0" * 64)
+    patch.setattr(nvrtc, "identity", lambda: other)
+
+
+def another_option(patch: pytest.MonkeyPatch) -> None:
+    usual = nvrtc.options(ONE.arch)
+    patch.setattr(nvrtc, "options", lambda target: (*usual, "--fmad=false"))
+
+
+def another_source(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(evidence, "render", lambda variant, really=evidence.render: f"{really(variant)}\n")
+
+
+def another_header(patch: pytest.MonkeyPatch) -> None:
+    really, last = headers.HeaderPool.digest, headers.pool().closure(evidence.render(ONE))[-1]
+    patch.setattr(headers.HeaderPool, "digest", lambda pool, name: "0" * 64 if name == last else really(pool, name))
+
+
+COMPILES = (another_compiler, another_option, another_source, another_header)
+
+
+@pytest.mark.parametrize("change", COMPILES)
+def test_whatever_a_compile_is_made_from_makes_another_digest(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = compiled_from(ONE), made_from(ONE), keeps(ONE)
+    assert before == (compiled_from(ONE), made_from(ONE), keeps(ONE))
+    change(monkeypatch)
+    assert not {*before} & {compiled_from(ONE), made_from(ONE), keeps(ONE)}
+
+
+def test_another_simulator_or_case_makes_another_verdict_s_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, really = made_from(ONE), proving._code
+    with monkeypatch.context() as patch:
+        patch.setattr(proving, "_code", lambda modules: really(modules) + b"0")
+        assert made_from(ONE) != before
+
+    def cases(variant: Variant) -> Iterator[Case]:
+        first, *others = made(variant)
+        yield dataclasses.replace(first, gate=first.gate + 1)
+        yield from others
+
+    made = FAMILY.cases
+    monkeypatch.setattr(type(FAMILY), "cases", lambda family, variant: cases(variant))
+    assert made_from(ONE) != before
+
+
+def test_a_contract_that_is_known_to_be_kept_takes_no_compile(uncompiled: None, known: Callable[..., None]) -> None:
+    known(compiled(ONE))
+    keep_contracts([ONE])
+    with pytest.raises(AssertionError, match="it was asked to compile"):
+        keep_contracts([ONE, OTHER])
+
+
+def test_of_another_contract_or_disassembler_nothing_is_known(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(compiled(ONE))
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "0")
+        assert not evidence.kept().proven(keeps(ONE))
+    stricter = dataclasses.replace(ONE.spec, contract=lambda knobs, target: Contract(max_registers=1))
+    with pytest.raises(AssertionError, match="registers a thread, over the 1 promised"):
+        keep_contracts([dataclasses.replace(ONE, spec=stricter)])
+
+
+def test_where_all_is_to_be_seen_anew_contracts_are(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(compiled(ONE))
+    monkeypatch.setattr(evidence, "anew", True)
+    asked: list[Variant] = []
+
+    def build_all(variants: Any) -> list[Any]:
+        asked.extend(variants)
+        return []
+
+    monkeypatch.setattr(contracts.batch, "build_all", build_all)
+    keep_contracts([ONE])
+    assert asked == [ONE] and contracts.batch is batch
+
+
+def test_what_keeps_its_contract_is_noted(known: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    known()
+    noted: list[Entry] = []
+    monkeypatch.setattr(evidence, "_noted", noted)
+    keep_contracts([ONE])
+    assert [(entry.evidence, entry.proof) for entry in noted] == [("compiled", keeps(ONE))]
+    known(*noted)
+    monkeypatch.setattr(contracts, "within_contracts", lambda variants: pytest.fail("asked") if variants else [])
+    keep_contracts([ONE])
