@@ -88,13 +88,13 @@ def _kernel(mutation: Mutation) -> str:
 
 def _soon() -> set[str]:
     """Faults that are not for the nightly run alone, by a digest of their names: of each place of the smaller
-    catalogues a sixteenth, and one of each kernel and of each catalogue that would have none.
+    catalogues an eighth, and one of each kernel and of each catalogue that would have none.
     """
     drawn = sorted((m for m in MUTATIONS if m.id not in _ESCAPED), key=lambda one: zlib.crc32(one.id.encode()))
     taken: list[Mutation] = []
     for where in _OFTEN:
         own = [mutation for mutation in drawn if mutation.where == where]
-        taken += own[: -(-len(own) // 16)]
+        taken += own[: -(-len(own) // 8)]
     for catalogue in _CATALOGUES:
         own = [mutation for mutation in drawn if mutation.where in catalogue.VARIANTS]
         kernels = {_kernel(mutation) for mutation in taken}
