@@ -39,6 +39,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "mbarrier_wait(shared_address(&shared.head_full[kDown][w]), 0u);", ""),
     ),
     "moe-wgmma": (
+        ("a warpgroup meets where the other one does", "barrier(1 + group, 128);  // the buffer has been read",
+         "barrier(2 + group, 128);  // the buffer has been read"),
+        ("a warpgroup meets where the other one did", "barrier(1 + group, 128);\n", "barrier(0 + group, 128);\n"),
         ("an item is written while lanes read the one before it",
          "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
          "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));"),
