@@ -99,6 +99,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "(limit + 1.f) * fmaxf(limit, __fdiv_rn(8.f, alpha))"),
         ("the base is a binade off", "(base + 5u) << 23", "(base + 4u) << 23"),
         ("the bias has the row's factor", "fmaf(sum, factor, bias) * scale", "(sum + bias) * factor * scale"),
+        ("an item is written while lanes read the one before it",
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
+         "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));"),
         ("a pair has another's place", "item.place[i] = pair;", "item.place[i] = pair ^ 1;"),
     ),
     "fp8-wide": (
