@@ -195,6 +195,8 @@ MUTATIONS = catalogue(VARIANTS, {
     "values-token": (
         *(fault for fault in _SWIGLU if fault[0] in ("the gate is not clamped", "alpha is a constant")),
         ("the count is ignored", "lane < kTop && !(args.count && *args.count <= 0);", "lane < kTop;"),
+        ("a count below zero counts", "lane < kTop && !(args.count && *args.count <= 0);",
+         "lane < kTop && !(args.count && *args.count == 0);"),
         ("an id past the experts is the last one",
          "return {u32(id) < u32(args.experts) ? id : -1, weight};",
          "return {id < 0 ? -1 : min(id, args.experts - 1), weight};"),
