@@ -120,6 +120,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("huge squares make no zeros", "values[i][j] * root * factors[j]", "values[i][j] * factors[j] * root"),
         ("sums of the next row but one are those of this", "sums[turn][threadIdx.x / 32] = mine;\n    __syncthreads();",
          "sums[turn][threadIdx.x / 32] = mine;"),
+        ("every fourth warp has not the largest", "max(found.z, found.w)", "found.w"),
+        ("the first warp has not the largest", "max(max(most, max(found.x, found.y)),", "max(max(most, found.y),"),
         ("the largest is looked for before the norm", "largest[turn][threadIdx.x / 32] = most;\n    __syncthreads();",
          "largest[turn][threadIdx.x / 32] = most;"),
         ("x is read before the previous kernel ends", "  wait_for_previous();\n", ""),
