@@ -86,7 +86,7 @@ def largest(variant: Variant) -> Callable[[], Report]:
     """The largest case of a variant, over and over."""
     ptx = nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
     cases = kernels.family(variant.spec.family).cases(variant)
-    case = max(cases, key=lambda c: sum(np.size(getattr(a, "data", 0)) for a in c.arguments))
+    case = max(cases, key=lambda c: sum(np.size(getattr(a, "data", 0)) for a in c.values.values()))
     return lambda: launch(case, variant, ptx)[0]
 
 

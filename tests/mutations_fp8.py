@@ -99,6 +99,9 @@ MUTATIONS = catalogue(VARIANTS, {
          "(limit + 1.f) * fmaxf(limit, __fdiv_rn(8.f, alpha))"),
         ("the base is a binade off", "(base + 5u) << 23", "(base + 4u) << 23"),
         ("the bias has the row's factor", "fmaf(sum, factor, bias) * scale", "(sum + bias) * factor * scale"),
+        ("an item is written while lanes read the one before it",
+         "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
+         "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));"),
         ("a pair has another's place", "item.place[i] = pair;", "item.place[i] = pair ^ 1;"),
     ),
     "fp8-wide": (
@@ -117,6 +120,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("huge squares make no zeros", "values[i][j] * root * factors[j]", "values[i][j] * factors[j] * root"),
         ("sums of the next row but one are those of this", "sums[turn][threadIdx.x / 32] = mine;\n    __syncthreads();",
          "sums[turn][threadIdx.x / 32] = mine;"),
+        ("every fourth warp has not the largest", "max(found.z, found.w)", "found.w"),
+        ("the first warp has not the largest", "max(max(most, max(found.x, found.y)),", "max(max(most, found.y),"),
         ("the largest is looked for before the norm", "largest[turn][threadIdx.x / 32] = most;\n    __syncthreads();",
          "largest[turn][threadIdx.x / 32] = most;"),
         ("x is read before the previous kernel ends", "  wait_for_previous();\n", ""),

@@ -62,6 +62,19 @@ _LOOKED_FOR = (
     ("posted values are looked for in the block", "ld.relaxed.gpu.global.v4.b32", "ld.relaxed.cta.global.v4.b32"),
     ("posted values are looked for by plain loads", "ld.relaxed.gpu.global.v4.b32", "ld.global.v4.b32"),
 )
+_INITIALISED = (
+    ("mbarriers are initialised in an order that there is not", "fence.mbarrier_init.release.cluster",
+     "fence.mbarrier_init.relaxed.cluster"),
+)  # fmt: skip
+# Of what is read at once some may be there and some not.
+_LACKING = (
+    ("the first pair of a vector is not looked for", "((x | y | z | w) & 0x80008000u)", "((y | z | w) & 0x80008000u)"),
+    ("the last pair of a vector is not looked for", "((x | y | z | w) & 0x80008000u)", "((x | y | z) & 0x80008000u)"),
+    ("first values of pairs are not looked for", "((x | y | z | w) & 0x80008000u)", "((x | y | z | w) & 0x80000000u)"),
+    ("last values of pairs are not looked for", "((x | y | z | w) & 0x80008000u)", "((x | y | z | w) & 0x00008000u)"),
+    ("the last word of a vector is not looked for", " || v.z == 0u || v.w == 0u;", " || v.z == 0u;"),
+    ("the first word of a vector is not looked for", "return v.x == 0u || v.y == 0u", "return v.y == 0u"),
+)
 
 _FAULTS = {
     "order-gemv": _COUNTER,
@@ -73,7 +86,7 @@ _FAULTS = {
     "order-image": (*_ACQUIRE, *_RELEASE),
     "order-pair": _REMOTE,
     "order-decode": (*_ACQUIRE, *_RELEASE, *_COUNTER),
-    "order-stream": (*_POSTED, *_LOOKED_FOR),
+    "order-stream": (*_POSTED, *_LOOKED_FOR, *_LACKING, *_INITIALISED),
     "order-stream-counters": (*_ACQUIRE, *_RELEASE),
     "order-route": _COUNTER,
     "order-many": _CLUSTER,

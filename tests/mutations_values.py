@@ -82,6 +82,10 @@ _SCALE = "bits == 0u ? 0x00400000u : bits == 0x7F800000u ? 0x7FFFFFFFu : bits"
 
 MUTATIONS = catalogue(VARIANTS, {
     "values-gemv": (
+        ("x past its k is its first", "filled + from + v : 0), inside);", "filled + from + v : 0), true);"),
+        ("x past its k is the next row's",
+         "x + (inside ? (u64)m * filled + from + v : 0), inside);",
+         "x + (m + 1 < args.rows || inside ? (u64)m * filled + from + v : 0), m + 1 < args.rows || inside);"),
         ("the largest scale is the next smaller", "__byte_perm(bytes, 0u, 0x4040 + Index * 0x0101) * 128u",
          "min(__byte_perm(bytes, 0u, 0x4040 + Index * 0x0101), 0x007F007Fu) * 128u"),
         ("the smallest scale is zero", "__byte_perm(bytes, 0u, 0x4040 + Index * 0x0101) * 128u + 126u * 0x00800080u",
@@ -195,6 +199,8 @@ MUTATIONS = catalogue(VARIANTS, {
     "values-token": (
         *(fault for fault in _SWIGLU if fault[0] in ("the gate is not clamped", "alpha is a constant")),
         ("the count is ignored", "lane < kTop && !(args.count && *args.count <= 0);", "lane < kTop;"),
+        ("a count below zero counts", "lane < kTop && !(args.count && *args.count <= 0);",
+         "lane < kTop && !(args.count && *args.count == 0);"),
         ("an id past the experts is the last one",
          "return {u32(id) < u32(args.experts) ? id : -1, weight};",
          "return {id < 0 ? -1 : min(id, args.experts - 1), weight};"),

@@ -103,6 +103,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "  __syncwarp();\n  if (lane == 0) add_release(place.there, 1u);",
          "  if (lane == 0) add_release(place.there, 1u);"),
         ("a counter stays for the next launch", "if (lane == 0) *place.there = 0u;", ""),
+        ("blocks begin behind all steps that are left over", "min(number, all % blocks)", "all % blocks"),
         ("the last block of a tile is left out", "Pieces::first(tiles, number) < end;",
          "Pieces::first(tiles, number + 1) < end;"),
         ("warps share the place of their sums", "u64(warp) * (kTokens / 8 * 32)", "u64(0) * (kTokens / 8 * 32)"),

@@ -48,6 +48,8 @@ def parts(t: Translator, ins: Instruction) -> tuple[str, str, int, str]:
             raise t.error(f".{part} is not known")
     if not kind:
         raise t.error("it names no type")
+    if why := order.refused("ld" if ins.opcode[0] == "ldu" else ins.opcode[0], ins.opcode):
+        raise t.error(why)
     return space, kind, count, "nc" if "nc" in ins.opcode else order.spelled(ins.opcode)
 
 

@@ -129,6 +129,8 @@ def _atomic(t: Translator, ins: Instruction) -> None:
             name = part
         else:
             raise t.error(f".{part} is not known")
+    if why := order.refused(ins.opcode[0], ins.opcode):
+        raise t.error(why)
     combine = operation(name, kind, space) if kind else None
     if combine is None:
         raise t.error(f"the operation .{name} of .{kind} is not known")

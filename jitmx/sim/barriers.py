@@ -1,4 +1,8 @@
-"""Barriers of a block: bar and barrier, with their numbers, counts, arrivals and reductions."""
+"""Barriers of a block: bar and barrier, with their numbers, counts, arrivals and reductions.
+
+A number that some threads of a block have met at may serve others only once they know of it: else their arrivals could
+have counted there, whatever order the simulator has run them in.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,23 @@ class _Meeting:
         return sum(len(lanes) for lanes in self.arrived)
 
 
+@dataclass(frozen=True)
+class _Met:
+    """The last meeting of some threads of a block at a number: which threads, one that waited, when, and where."""
+
+    threads: Array
+    waiter: int
+    time: int
+    line: int
+
+
 class Barriers:
     """The barriers of every block of a machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.m = machine
         self.open: dict[tuple[int, int], _Meeting] = {}
+        self.met: dict[tuple[int, int], _Met] = {}  # by block and number, where not all threads of a block have
 
     def waiting(self) -> bool:
         """Whether any lane waits."""
@@ -80,7 +95,9 @@ class Barriers:
         """Lanes come to barriers; what their block returns: where all go on, or that they wait."""
         m = self.m
         lanes = m.active(mask)
-        if (mask is None and number.ndim == 0 and count is None and wait and reduce is None) and not self.open:
+        if (mask is None and number.ndim == 0 and count is None and wait and reduce is None) and not (
+            self.open or self.met
+        ):
             m.races.block_barrier(np.arange(len(m.blocks)))
             m.events += 1
             return resume
@@ -109,6 +126,8 @@ class Barriers:
             expected = int(counts[here][0])
             meeting = self.open.setdefault((block, which), _Meeting(expected, line))
             group = lanes[here]
+            if (block, which) in self.met:
+                self._check_known(self.met[block, which], group, which, line)
             if expected != meeting.expected or (counts[here] != expected).any():
                 other = int(counts[here][counts[here] != meeting.expected][0])
                 m.fault(
@@ -131,16 +150,37 @@ class Barriers:
             return resume
         return BLOCKED
 
+    def _check_known(self, met: _Met, lanes: Array, number: int, line: int) -> None:
+        """Error where lanes come to a number that others have met at, and do not know that those are past it."""
+        m = self.m
+        others = lanes[~met.threads[lanes % m.width]]
+        if not len(others):
+            return
+        known = m.races.known_by(others, met.waiter, met.time)
+        if np.count_nonzero(known) != len(known):
+            m.fault(
+                line, int(others[known.argmin()]),
+                f"comes to barrier {number}, at which thread {m.thread_name(met.waiter % m.width)} and others have met "
+                f"at PTX line {met.line}, with nothing that tells it so: it could count as one of them",
+            )  # fmt: skip
+
     def _complete(self, key: tuple[int, int], meeting: _Meeting) -> None:
         m = self.m
         m.events += 1
         lanes = np.sort(np.concatenate(meeting.arrived))
         if meeting.expected == m.threads:
             m.races.block_barrier(np.array([key[0]]))
+            self.met.pop(key, None)
         else:
             said = m.races.told(lanes)
             for group, _, _ in meeting.waiting:
                 m.races.learn(group, said)
+            if meeting.waiting:
+                threads = np.zeros(m.width, bool)
+                threads[lanes % m.width] = True
+                waiter = int(meeting.waiting[0][0][0])
+                time = int(said[int(m.races.block[waiter])][waiter % m.width])  # as all know it who know any past it
+                self.met[key] = _Met(threads, waiter, time, meeting.line)
         for _, reduction in meeting.reductions[:1]:
             reduction(meeting.reductions)
         for group, resume, _ in meeting.waiting:

@@ -28,6 +28,7 @@ _PROXIES = {
     "proxy", "alias", "async", "async::generic", "generic", "tensormap", "tensormap::generic", "mbarrier_init",
     "global", "shared::cta", "shared::cluster", "sync_restrict::shared::cta", "sync_restrict::shared::cluster",
 }  # fmt: skip
+_INITIALISED = {"mbarrier_init", "release", "cluster"}
 _CACHES = {
     "global", "local", "param", "const", "tensormap", "L1", "L2", "L1::evict_last", "L2::evict_last",
     "L2::evict_normal",
@@ -54,7 +55,14 @@ def _known(t: Translator, ins: Instruction, known: Set[str]) -> None:
 def _fence(t: Translator, ins: Instruction) -> None:
     """fence and membar: one orders memory, or a proxy, or makes mbarriers known."""
     _known(t, ins, order.PARTS | _PROXIES)
-    if not {"proxy", "mbarrier_init"} & set(ins.opcode):
+    named = set(ins.opcode[1:])
+    if "mbarrier_init" in named and named != _INITIALISED:
+        raise t.error("PTX has fence.mbarrier_init with .release.cluster alone")
+    if not {"proxy", "mbarrier_init"} & named:
+        if ins.opcode[0] == "membar" and (len(named) != 1 or not named & {"cta", "gl", "sys"}):
+            raise t.error("PTX has membar.cta, .gl and .sys")
+        if ins.opcode[0] == "fence" and (why := order.refused("fence", named)):
+            raise t.error(why)
         t.emit(f"{t.const(_fenced)}(m, {t.mask}, {order.spelled(ins.opcode, 'sc', 'sys')!r}, {t.line})")
         return
     if not {"async", "mbarrier_init"} & set(ins.opcode):

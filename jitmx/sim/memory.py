@@ -128,7 +128,7 @@ class Space:
                 if how == "nc":
                     m.memory.check_lasting(m, where, lanes, total, line)
             if seen & pattern(WRITABLE, min(total, 8)):
-                stale = self.races.read(m, self, where, lanes, total, line, how)
+                stale = self.races.read(m, self, where, lanes, total, line, how, count)
         found = self._rows[size, count].take(index, 0)
         if stale is not None and self._before is not None:
             old = self._before[0].view(f"u{size}").reshape(-1, count).take(index, 0)
@@ -145,7 +145,7 @@ class Space:
         where = self.locate(m, address, offset, lanes, total, line, "writes")
         self.check_writable(m, where, lanes, total, line)
         if self.races is not None:
-            self.races.write(m, self, where, lanes, total, line, how)
+            self.races.write(m, self, where, lanes, total, line, how, count=count)
         index = where >> _SHIFT[total]
         if how:
             self.keep(index, total)

@@ -15,6 +15,10 @@ SCOPES = {"cta": CTA, "cluster": CLUSTER, "gpu": GPU, "sys": GPU, "gl": GPU}
 SEMANTICS = ("relaxed", "acquire", "release", "acq_rel", "sc")
 VOLATILE = ("volatile", "mmio")  # relaxed, of the system
 PARTS = frozenset((*SCOPES, *SEMANTICS, *VOLATILE))
+_MEANT = {
+    "ld": ("relaxed", "acquire"), "st": ("relaxed", "release"), "red": ("relaxed", "release"),
+    "atom": ("relaxed", "acquire", "release", "acq_rel"), "fence": ("acquire", "release", "acq_rel", "sc"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,22 @@ def spelled(parts: Iterable[str], default: str = "", scope: str = "gpu") -> str:
         return "relaxed.sys"
     semantics = next((name for name in SEMANTICS if name in named), default)
     return f"{semantics}.{next((name for name in SCOPES if name in named), scope)}" if semantics else ""
+
+
+def refused(verb: str, parts: Iterable[str]) -> str:
+    """Why ptxas takes no instruction of this verb with such an order; "" where it does."""
+    named = set(parts)
+    semantics, scopes = named & set(SEMANTICS), named & (set(SCOPES) - {"gl"})
+    wrong = semantics - set(_MEANT[verb])
+    if wrong:
+        return f"{verb}.{min(wrong)} is no order of it; PTX has {', '.join(_MEANT[verb])}"
+    if len(semantics) > 1 or len(scopes) > 1:
+        return f"it names {', '.join(sorted(semantics if len(semantics) > 1 else scopes))}; PTX takes one"
+    if not scopes and (semantics or verb == "fence") and not named & set(VOLATILE):
+        return "it names no scope, which PTX asks for beside its order"
+    if semantics and named & {"nc", "weak"}:
+        return f"it is .{min(named & {'nc', 'weak'})} and .{min(semantics)}, of which PTX takes one"
+    return ""
 
 
 @functools.cache

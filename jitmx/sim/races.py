@@ -69,12 +69,16 @@ class Races:
 
     # Accesses
     def read(
-        self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int | tuple[int, ...], how: str
-    ) -> Array | None:
+        self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int | tuple[int, ...], how: str,
+        count: int = 1,
+    ) -> Array | None:  # fmt: skip
         """Check reads and remember them; several lines are those of as many instructions one after the other.
 
+        Args:
+            count: elements of an access, each of which is read by itself.
+
         Returns:
-            Which granules [lanes, n] are to be read as they were before the last write, or None.
+            Which parts [lanes, n] are to be read as they were before the last write, or None.
         """
         shadow, order = self.shadows[space.name], parse(how)
         now: Any
@@ -82,6 +86,7 @@ class Races:
             now = np.repeat(np.array([self.tick(one) for one in line]) << 32, len(where) // len(line))
         else:
             now = self.tick(line) << 32 | order.scope << SCOPE
+        item = size // count
         at, each, size = halves(where, lanes, size)
         cells = shadow.find(at, size)
         if space.cluster is None:
@@ -91,7 +96,9 @@ class Races:
             slot = space.cluster.slots(at, each)
         last = cells.writers
         words = self.ids.take(each) | now
-        stale = self._stale(shadow, cells, last, at, each, words) if order.scope and space.spread is None else None
+        stale = None
+        if order.scope and space.spread is None:
+            stale = self._stale(shadow, cells, last, at, each, words, size // item)
         cells.read(slot, words, self.settled(space))
         if space.spread is None:
             # Blocks share the slots of their warps, where the writer's own would hide those of others.
@@ -113,12 +120,13 @@ class Races:
         return stale
 
     def _stale(
-        self, shadow: Shadow, cells: Cells, last: Array, where: Array, lanes: Array, words: Array
+        self, shadow: Shadow, cells: Cells, last: Array, where: Array, lanes: Array, words: Array, count: int
     ) -> Array | None:  # fmt: skip
-        """Which granules strong reads may find as they were before the launch, and are to.
+        """Which parts of strong reads may find what was there before the launch, and are to.
 
         These are what other threads have written with no order to the read, and the reader has not looked at since: so
-        whoever polls finds what is there at the second look. Of several granules some are old and some are not.
+        whoever polls finds what is there at the second look. A part is an element of the `count` that are read, or less
+        where less was written. Of several parts every second look finds one old, the others about half of them.
         """
         written = last >> 32
         late = (last >> SCOPE & 3 > 0) & ((last ^ words[:, None]) & WHO != 0) & ~self.sequential[lanes][:, None]
@@ -130,10 +138,13 @@ class Races:
             at, slot, granule = (slots >> 32 > np.where(late, written, ASYNCHRONOUS)[:, None]).nonzero()
             known = self._ordered(slots[at, slot, granule], lanes[at])
             late[at[known], granule[known]] = False
+        if count > last.shape[1]:
+            late, last, written = (x.repeat(count // x.shape[1], 1) for x in (late, last, written))
         if last.shape[1] > 1:
             # Which ones is as good as chance, and the same in each run.
-            place = where[:, None] + np.arange(last.shape[1])
-            late &= (place * 0x9E37 + written * 0x85EB + lanes[:, None] * 0xC2B3 >> 7 & 1).astype(bool)
+            parts = np.arange(last.shape[1])
+            mixed = (where[:, None] + parts) * 0x9E37 + written * 0x85EB + lanes[:, None] * 0xC2B3 >> 7
+            late &= np.where(mixed[:, :1] & 2, mixed[:, :1] >> 2 & len(parts) - 1 == parts, mixed & 1 > 0)
         seen: set[tuple[int, int, int]] = set()
         at, granule = late.nonzero()
         late[at, granule] = ~self._ordered(last[at, granule], lanes[at])
@@ -158,12 +169,13 @@ class Races:
 
     def write(
         self, m: Machine, space: Space, where: Array, lanes: Array, size: int, line: int, how: str, *,
-        atomic: str = "", replaces: bool = False,
+        atomic: str = "", replaces: bool = False, count: int = 1,
     ) -> None:  # fmt: skip
         """Check writes and remember them; two lanes that write one granule in one instruction race.
 
         Args:
             how: its order (jitmx.sim.order).
+            count: elements of an access, each of which is written by itself.
             atomic: "atom" or "red" where it reads as well, in one with the write.
             replaces: whether an atomic is an exchange, by which what was there is lost, as by a store.
         """
@@ -171,7 +183,10 @@ class Races:
         replaces = order.scope > 0 and (replaces or not atomic)
         now = self.tick(line) << 32 | order.scope << SCOPE
         time = self.time  # what is released below moves the clock on
+        item = size // count
         at, each, size = halves(where, lanes, size)
+        if order.scope and count > 1:
+            shadow.find(at, item)  # so that others may see some of the elements
         cells = shadow.find(at, size)
         before = cells.writers
         self.check(m, space, before, each, at, line, order.scope, "writes", "written")

@@ -40,6 +40,31 @@ def test_a_barrier_in_two_places_is_one_barrier() -> None:
     assert result(body) == [1] * 32 + [2] * 32
 
 
+# Two warps meet, then the two others; what lies between them is left open.
+_HANDED = """setp.ge.u32 p0, r0, 64; @p0 bra $b; bar.sync 1, 64; {tell} bra $e;
+$b: {hear} bar.sync {number}, 64; $e: mov.u32 r9, 1;"""
+
+
+def test_threads_that_meet_at_a_number_of_others_know_that_those_are_past_it() -> None:
+    calm = (
+        {"number": 2, "tell": "", "hear": ""},
+        {"number": 1, "tell": "bar.sync 0;", "hear": "bar.sync 0;"},
+        # Who tells is another than who waited first.
+        {"number": 1, "tell": "setp.lt.u32 p1, r0, 32; @p1 bra $e; bar.sync 3, 96;", "hear": "bar.sync 3, 96;"},
+    )
+    for said in calm:
+        assert result(_HANDED.format(**said), block=128) == [1] * 128
+    with pytest.raises(
+        SimulationError, match="comes to barrier 1, at which thread 0 and others have met at PTX line 1"
+    ):
+        result(_HANDED.format(number=1, tell="", hear=""), block=128)
+    with pytest.raises(SimulationError, match="comes to barrier 0, at which thread 0 and others have met"):
+        result(
+            _HANDED.replace("bar.sync 1", "bar.sync 0").format(number=2, tell="bar.sync 0;", hear="bar.sync 0;"),
+            block=128,
+        )
+
+
 def test_producers_arrive_and_consumers_wait() -> None:
     body = """mov.u32 r9, 5; setp.ge.u32 p0, r0, 32; @p0 bra $consume;
     st.shared.u32 [word], r9; bar.arrive 4, 64; bra $end;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 import numpy as np
@@ -84,6 +85,28 @@ def test_hints_change_no_value() -> None:
 def test_an_unknown_hint_is_named(text: str) -> None:
     with pytest.raises(SimulationError, match=text.split(".")[0]):
         run(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fence.mbarrier_init.relaxed.cluster;", "mbarrier_init with .release.cluster alone"),
+        ("fence.mbarrier_init.release.cta;", "mbarrier_init with .release.cluster alone"),
+        ("fence.relaxed.gpu;", "fence.relaxed is no order"),
+        ("fence.acq_rel;", "no scope"),
+        ("fence.acq_rel.cta.gpu;", "cta, gpu"),
+        ("membar.release.gl;", "membar.cta, .gl and .sys"),
+        ("ld.release.gpu.global.u32 %r2, [%out];", "ld.release is no order"),
+        ("ld.acquire.global.u32 %r2, [%out];", "no scope"),
+        ("ld.relaxed.gpu.global.nc.u32 %r2, [%out];", "nc and .relaxed"),
+        ("st.acquire.gpu.global.u32 [%out], 7;", "st.acquire is no order"),
+        ("red.acquire.gpu.global.add.u32 [%out], 7;", "red.acquire is no order"),
+        ("atom.sc.gpu.global.add.u32 %r2, [%out], 7;", "atom.sc is no order"),
+    ],
+)
+def test_orders_that_ptxas_refuses_are_refused(text: str, why: str) -> None:
+    with pytest.raises(SimulationError, match=re.escape(why)):
+        run(text)
 
 
 @pytest.mark.parametrize("count", [16, 250, 264])

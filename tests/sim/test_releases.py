@@ -197,3 +197,43 @@ def test_arrivals_and_waits_at_an_mbarrier_may_be_relaxed(arrive: str, wait: str
 def test_the_order_of_an_opcode(opcode: str, found: str) -> None:
     assert order.spelled(opcode.split(".")) == found
     assert order.spelled(["atom", "global", "add"], "relaxed") == "relaxed.gpu"
+
+
+# A warp of block 0 fills vectors; one of block 1 polls until some of what it finds is there, and counts all of it.
+VECTORS = """mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; mul.wide.u32 d0, r0, 16; add.u64 d1, q0, d0; mov.u32 r2, 1;
+setp.ne.u32 p1, r1, 0; @p1 bra $poll;
+{write} bra $end;
+$poll: {poll} @p2 bra $poll;
+add.u32 r8, r4, r5; add.u32 r8, r8, r6; add.u32 r8, r8, r7;
+mul.wide.u32 d2, r0, 4; add.u64 d2, q1, d2; st.global.u32 [d2], r8;
+$end:"""
+WHOLE = "st.relaxed.gpu.global.v4.u32 [d1], {r2, r2, r2, r2};"
+HALVES = "mov.u64 d3, 0x100000001; st.relaxed.gpu.global.v2.u64 [d1], {d3, d3};"
+LOOK = "ld.relaxed.gpu.global.v4.u32 {r4, r5, r6, r7}, [d1];"
+WIDE = "ld.relaxed.gpu.global.v2.u64 {d4, d5}, [d1]; mov.b64 {r4, r5}, d4; mov.b64 {r6, r7}, d5;"
+ALL = "and.b32 r9, r4, r5; and.b32 r9, r9, r6; and.b32 r9, r9, r7; setp.eq.u32 p2, r9, 0;"
+
+
+def found(write: str, poll: str) -> set[int]:
+    """How many words of a vector were there for the lanes that took it as whole."""
+    memory = Memory()
+    vectors, out = memory.upload(np.zeros(128, "u4"), writable=True), memory.allocate(128)
+    launch(VECTORS.replace("{write}", write).replace("{poll}", poll), [vectors, out], memory, grid=2)
+    return set(memory.download(out, "u4", (32,)).tolist())
+
+
+@pytest.mark.parametrize("element", ["r4", "r5", "r6", "r7"])
+def test_elements_of_a_vector_become_visible_one_by_one(element: str) -> None:
+    assert found(WHOLE, LOOK + ALL) == {4}
+    assert min(found(WHOLE, f"{LOOK} setp.eq.u32 p2, {element}, 0;")) < 4
+
+
+def test_elements_of_64_bits_become_visible_as_wholes_and_words_by_which_they_are_written_do_not() -> None:
+    first, last = "setp.eq.u32 p2, r4, 0;", "setp.eq.u32 p2, r7, 0;"
+    assert found(HALVES, WIDE + first) == found(HALVES, WIDE + last) == {2, 4}
+    assert {1, 3} & found(WHOLE, WIDE + first)
+
+
+def test_what_lanes_of_a_warp_store_becomes_visible_lane_by_lane() -> None:
+    last = "ld.relaxed.gpu.global.u32 r10, [q0+508]; setp.eq.u32 p2, r10, 0; @p2 bra $poll;"
+    assert min(found(WHOLE, last + LOOK + "setp.ne.u32 p2, r10, 1;")) < 4

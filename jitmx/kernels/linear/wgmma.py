@@ -244,9 +244,11 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows; tiles ragged and whole, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
     features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.deal == "rest"
+    # Of four tiles' steps as many do not go into so many blocks, where those share them.
+    blocks = 2 * split if knobs.deal != "steps" else 5 if (ring + 1) % 5 else 3
     shapes = [
         (2, 4, split * TILE_K - 32, 132),
-        (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, 2 * split),
+        (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, blocks),
         (knobs.tile_m, 2 * features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
         (2 * knobs.tile_m + 1, 40 + features * rest, split * (ring - 1) * TILE_K, split),
     ]

@@ -89,6 +89,7 @@ def make_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Ro
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     alpha, limit = edges.parameters(seed)
     x = edges.loud(generator.standard_normal((rows, hidden)).astype(ml_dtypes.bfloat16), seed)
+    x[:, seed % 8 :: 11] = 0  # which is no mark of what is not there
     if rows > 3:
         x[(seed + 2) % rows, hidden // 2] = np.nan
     weights = edges.router_weights(rows, top, seed, generator)

@@ -90,7 +90,12 @@ def crowd(rows: int) -> npt.NDArray[np.int32]:
     return ids.reshape(rows, MAX_TOP)
 
 
-CROWD = 34  # experts of those ids
+CROWD = 48  # experts of those ids; most of their pairs are behind the first 32
+
+
+def below(top: int) -> int:
+    """A count of rows below zero, whose pairs are some in 32 bits."""
+    return 1 - (1 << 32) // top if top > 1 else -1
 
 
 MAPPED = np.array([2, -1, 1, 9], np.int32)  # a map for those ids: to no expert, and past the last

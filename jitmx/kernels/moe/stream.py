@@ -177,12 +177,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
     Rows of tiles are shared by two blocks, by many warps or by none; chunks end within rows and rows within chunks;
     some warps have nothing to do. Rings go round in both products, and runs are as long as what is taken at once;
-    threads bring several vectors; experts come in every slot, or none; pairs are more than a warp's lanes. Of eight
-    columns, items have four rows where blocks have no room for more.
+    threads bring several vectors; experts come in every slot, or none; pairs are as many as a warp's lanes, or more;
+    counts are below zero and above the rows. Of eight columns, items have four rows where blocks have no room for more.
     """
     knobs = variant.knobs
     many = many_rows(knobs.columns)
-    turns = (np.arange(4)[:, None] + np.arange(7)) % 4
+    turns = (np.arange(4)[:, None] + np.arange(8)) % 4  # as many pairs as a warp has lanes
     turns = np.where(turns < 3, turns, -1).astype(np.int32)
     long = (knobs.chunk + 1) * TILE_K + 32
     # Vectors for four rounds of all threads, by an item of all its columns.
@@ -204,6 +204,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, long, 96, Routing(many[-3:], MAPPED, 2), 8),
         (2, 96, long, Routing(np.array([[1]], np.int32)), 8),
         (2, 32, 32, Routing(np.full((2, 1), -1, np.int32), count=3), 1),
+        *((3, 32, 32, Routing(ids, count=layer.below(3)), 2) for ids in (often[:2], often)),
         (layer.CROWD, 32, 32, Routing(layer.crowd(MAX_ROWS)), 4),
         *([(48, 32, 32, Routing(most_pairs), 4)] if knobs.columns == 8 else []),
         *((1, round_, round_, Routing(np.zeros((rows, 1), np.int32)), 1) for rows in paths),

@@ -158,7 +158,7 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """All slots with an expert, one twice; ids that are no expert's; a map, a count; no expert at all.
+    """All slots with an expert, one twice; ids that are no expert's; a map, counts, one below zero; no expert at all.
 
     Rows of y are shared by two blocks or by many, rows of tiles by warps; of a small layer some have nothing to do.
     """
@@ -167,11 +167,12 @@ def _cases(variant: Variant) -> Iterator[Case]:
     gaps = np.where(slots % 2 == 0, 1 - slots // 2 % 2, np.where(slots % 4 == 1, -1, 7)).astype(np.int32)
     routings = [Routing(slots % 2, count=1), Routing(gaps)]
     routings += [Routing(np.where(slots % 4 == 3, 7, slots % 3).astype(np.int32), MAPPED)] * 2
-    routings += [Routing(np.where(slots % 2 == 0, -1, 7).astype(np.int32)), Routing(slots % 2, count=0)]
+    routings.append(Routing(np.where(slots % 2 == 0, -1, 7).astype(np.int32)))
+    routings += [Routing(slots % 2, count=count) for count in (0, layer.below(knobs.top))]
     if knobs.routing != "ids":
         routings = list(routings_of(knobs))
     resident = max(RESIDENT_THREADS // SPEC.threads(knobs), 1)
-    grids: tuple[int, ...] = (3, 5, 1, 8, 2, 2)
+    grids: tuple[int, ...] = (3, 5, 1, 8, 2, 2, 2)
     if knobs.intermediate // 8 * _tiles(knobs)[0] * knobs.top > LARGE:
         resident = LARGE_GRID  # few blocks have no room for so many rows
         routings = [routings[0], *routings[3:]] if knobs.routing == "ids" else [*routings[:2], routings[-1]]

@@ -294,7 +294,7 @@ def cases(
     for seed, (routed, experts, n, k, multiprocessors) in enumerate(
         (
             (lone, 1, knobs.tile_n + some, turn * TILE_K, 1),
-            (ids, len(counts), some, 32, 2),
+            (ids, len(counts), knobs.tile_n + some, 32, 2),  # more items than are known at once
             (ids, len(counts), knobs.tile_n + 64, (3 * turn - 1) * TILE_K - 32, 2),
         )
     ):
