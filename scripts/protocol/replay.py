@@ -8,6 +8,7 @@ by vLLM ("synthetic"), and no equality between runs or engines is relied on.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -59,6 +60,36 @@ class Replay:
 
     def graphs(self, tokens: int, times: int = 20) -> list[dict[str, Any]]:
         """Milliseconds of each captured graph of up to so many tokens, replayed back to back: the median of five."""
+        return [
+            about | {"ms": round(statistics.median(_milliseconds(graph, times) for _ in range(5)), 4)}
+            for about, graph in self._captured(tokens)
+        ]
+
+    def kernels(self, tokens: int, times: int = 8) -> list[dict[str, Any]]:
+        """Of each of these graphs of one request what it launches: how often, microseconds of each, and its name."""
+        from torch.profiler import ProfilerActivity, profile
+
+        found = []
+        for about, graph in self._captured(tokens):
+            if about["requests"] != 1:
+                continue
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                _milliseconds(graph, times)
+            spent: dict[str, list[float]] = {}
+            for event in seen.events():
+                if event.device_type.name == "CUDA":
+                    spent.setdefault(event.name, []).append(event.device_time_total)
+            found.append(about | {
+                "us": round(sum(map(sum, spent.values())) / times, 2),
+                "launches": [
+                    f"{len(each) / times:g} x {statistics.median(each):.2f} {name[:80]}"
+                    for name, each in sorted(spent.items(), key=lambda item: -sum(item[1]))
+                ],
+            })  # fmt: skip
+        return found
+
+    def _captured(self, tokens: int) -> Iterator[tuple[dict[str, Any], torch.cuda.CUDAGraph]]:
+        """Captured graphs of up to so many tokens, each with what it is."""
         runner = self.model_runner
         managers = {"target": runner.cudagraph_manager}
         if runner.speculator is not None:
@@ -66,15 +97,10 @@ class Replay:
                 "draft, first step": runner.speculator.prefill_cudagraph_manager,
                 "draft, other steps": runner.speculator.decode_cudagraph_manager,
             }
-        found = []
         for name, manager in managers.items():
             for shape, graph in ({} if manager is None else manager.graphs).items():
                 if shape.cg_mode.name == "FULL" and shape.num_tokens <= tokens and not shape.num_active_loras:
-                    taken = statistics.median(_milliseconds(graph, times) for _ in range(5))
-                    found.append({
-                        "graph": name, "tokens": shape.num_tokens, "requests": shape.num_reqs, "ms": round(taken, 4)
-                    })  # fmt: skip
-        return found
+                    yield {"graph": name, "tokens": shape.num_tokens, "requests": shape.num_reqs}, graph
 
 
 def _milliseconds(graph: torch.cuda.CUDAGraph, times: int) -> float:

@@ -68,7 +68,7 @@ class Asked:
         plain: time decoding as the engine does it.
         rates: acceptance by chance: the part of proposals whose first 1, 2 ... tokens are accepted.
         replay: chances that a draft is the token of the known text.
-        graphs: time captured graphs.
+        graphs: time captured graphs, and the kernels of those of one request.
         prompts: whose texts are wanted, greedily; beside `known`, texts without speculation, what parts is counted.
         tolerance: of logits: two that are no further apart are nearly equal, and a text may take either.
     """
@@ -310,6 +310,8 @@ def work(one: Mapping[str, Any], asked: Mapping[str, Any], results: Path) -> Non
     if asked["graphs"]:  # behind what is timed: vLLM's own, replayed without its inputs, may end the engine
         for graph in llm.collective_rpc("graphs", args=(_GRAPH_TOKENS,))[0]:
             say("graph", **graph)
+        for graph in llm.collective_rpc("kernels", args=(_GRAPH_TOKENS,))[0]:
+            say("kernels", **graph)
     if asked["prompts"]:
         counts = [verified()[1]]
         for tokens in (_SHORT, _LONG):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_every_figure_of_an_engine_is_a_line_as_soon_as_it_is_known(
     found = [first, *coming]
     lines = (fake / "out" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [*alone, *found]
-    assert [row["what"] for row in found] == ["start", "replay", "replay", *["synthetic"] * 4, "graph"]
+    assert [row["what"] for row in found] == ["start", "replay", "replay", *["synthetic"] * 4, "graph", "kernels"]
     assert [row["rates"] for row in found if row["what"] == "synthetic"] == [[0.5], [0.5], [0.6], [0.6]]
     for row in found[1:3]:
         assert row["wanted"] == 1.7 and abs(row["tokens_step"] - 1.7) < 0.02 and abs(row["chance"] - 0.7) < 0.02
@@ -142,7 +143,39 @@ def test_every_figure_of_an_engine_is_a_line_as_soon_as_it_is_known(
     said = (fake / "asked").read_text().splitlines()
     # Graphs come last: vLLM's own may end the engine.
     rates = ["synthetic [0.5]", "synthetic [0.6]", "synthetic []"]
-    assert said == ["chain", "chain", "replay None", "replay 0.7", "replay None", *rates, "graphs 8"]
+    assert said == ["chain", "chain", "replay None", "replay 0.7", "replay None", *rates, "graphs 8", "kernels 8"]
+
+
+def test_what_a_graph_of_one_request_launches_is_listed_by_the_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts.protocol import replay
+
+    class Shape(SimpleNamespace):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def shape(requests: int, mode: str = "FULL") -> Shape:
+        return Shape(cg_mode=SimpleNamespace(name=mode), num_tokens=2 * requests, num_reqs=requests, num_active_loras=0)
+
+    def event(name: str, us: float, kind: str = "CUDA") -> Any:
+        return SimpleNamespace(device_type=SimpleNamespace(name=kind), name=name, device_time_total=us)
+
+    class Seen:
+        def __init__(self, activities: Any) -> None: ...
+        def __enter__(self) -> Seen:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+        def events(self) -> list[Any]:
+            return [*[event("short", 2.0)] * 16, *[event("long", 80.0)] * 8, event("python", 9.0, "CPU")]
+
+    graphs = {shape(1): "of one", shape(2): "of two", shape(1, "PIECEWISE"): "in pieces"}
+    monkeypatch.setattr(replay, "_milliseconds", lambda graph, times: 0.1)
+    monkeypatch.setattr("torch.profiler.profile", Seen)
+    worker = replay.Replay()
+    worker.model_runner = SimpleNamespace(cudagraph_manager=SimpleNamespace(graphs=graphs), speculator=None)
+    assert [row["requests"] for row in worker.graphs(8)] == [1, 2]
+    (row,) = worker.kernels(8)
+    assert row["graph"] == "target" and row["tokens"] == 2 and row["us"] == 84.0
+    assert row["launches"] == ["1 x 80.00 long", "2 x 2.00 short"]
 
 
 def test_each_place_where_texts_part_is_a_near_tie_or_a_fault(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
