@@ -150,7 +150,7 @@ def test_mbarriers_are_counted_by_the_blocks_of_one_launch_and_of_no_other() -> 
     assert hazard.severity == "Warning"
 
 
-@pytest.mark.parametrize(("kernel", "untold"), [("moe.wgmma", 6), ("moe.decode", 4)])
+@pytest.mark.parametrize(("kernel", "untold"), [("moe.wgmma", 6), ("moe.wgmma_fp8", 8), ("moe.decode", 4)])
 def test_what_no_count_tells_from_a_race_is_a_hazard_and_its_kernel_runs_its_smallest_case(
     kernel: str, untold: int
 ) -> None:
@@ -185,7 +185,10 @@ def test_no_ring_turns_in_the_smallest_case_of_moe_decode() -> None:
     assert 1 < rows + 1 <= way.knobs.stages  # of a block, and the step that ends them
 
 
-@pytest.mark.parametrize("way", ["moe.wgmma", "moe.wgmma-activation"])
+WGMMA = ("moe.wgmma", "moe.wgmma-activation", "moe.wgmma_fp8", "moe.wgmma_fp8-activation")
+
+
+@pytest.mark.parametrize("way", WGMMA)
 def test_no_place_of_an_item_is_taken_twice_in_the_smallest_case_of_moe_wgmma(way: str) -> None:
     from jitmx import arch
     from jitmx.kernels.moe import wgmma
