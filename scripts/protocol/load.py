@@ -175,10 +175,8 @@ def figures(answer: Mapping[str, Any], load: Load, vocabulary: int) -> dict[str,
     """
     try:
         counts = dict.fromkeys(("failed", "short", "parted"), 0)
-        each = zip(
-            *(answer[f"{name}s"] for name in ("error", "input_len", "output_len", "generated_text")), strict=True
-        )
-        for error, *lengths, text in each:
+        columns = (answer[name] for name in ("errors", "input_lens", "output_lens", "generated_texts"))
+        for error, *lengths, text in zip(*columns, strict=True):
             counts["failed"] += bool(error)
             counts["short"] += not error and lengths != [load.prompt, load.tokens]
             counts["parted"] += not error and not _known(text, vocabulary)
