@@ -240,18 +240,19 @@ class Server:
     """A `vllm serve` of this machine.
 
     Attributes:
+        base: its address, without a path.
         log: what it prints.
         ready_s: seconds until it answered.
     """
 
     def __init__(self, base: str, process: subprocess.Popen[bytes], log: Path) -> None:
-        self._base, self._process, self.log = base, process, log
+        self.base, self._process, self.log = base, process, log
         self.ready_s = 0.0
 
     def healthy(self) -> bool:
         """Whether the server answers."""
         try:
-            with _OPENER.open(f"{self._base}/health", timeout=5) as answer:
+            with _OPENER.open(f"{self.base}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -266,19 +267,34 @@ class Server:
             "model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True,
         }  # fmt: skip
-        request = urllib.request.Request(
-            f"{self._base}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-        )
+        answer = self._post("/v1/completions", asked)
         try:
-            with _OPENER.open(request, timeout=600) as answer:
-                found: list[int] = json.load(answer)["choices"][0]["token_ids"]
-        except urllib.error.HTTPError as error:
-            raise ProtocolError(f"the server answered {error.code}: {error.read()[:500]!r}") from None
-        except (urllib.error.URLError, OSError, ValueError, LookupError) as error:
+            found: list[int] = answer["choices"][0]["token_ids"]
+        except LookupError as error:
             raise ProtocolError(f"no completion came: {error!r}; {tail(self.log)}") from None
         if found is None or len(found) != tokens:
             raise ProtocolError(f"{tokens} tokens were asked for; the server gave {found!r}")
         return found
+
+    def on_workers(self, method: str) -> None:
+        """Call a method of every worker's extension; the server's environment has VLLM_SERVER_DEV_MODE=1 for that.
+
+        Raises:
+            ProtocolError: the server refused or failed.
+        """
+        self._post("/collective_rpc", {"method": method})
+
+    def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{self.base}{path}", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with _OPENER.open(request, timeout=600) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise ProtocolError(f"the server answered {error.code}: {error.read()[:500]!r}") from None
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise ProtocolError(f"{path} gave no answer: {error!r}; {tail(self.log)}") from None
 
     def stop(self, patience: float = 60) -> int | None:
         """Ask the server to end; its exit status, or None where it would not in `patience` seconds."""

@@ -19,6 +19,7 @@ OURS = [
     "benchmark_matrix.py",
     "make_checkpoint.py",
     "make_draft.py",
+    "serve_bench.py",
     "speculation_bench.py",
     "validate_kernel_path.py",
 ]
