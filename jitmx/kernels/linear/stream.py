@@ -168,17 +168,21 @@ def _cases(variant: Variant) -> Iterator[Case]:
     if knobs.share:
         sets, slices = knobs.warps // knobs.split_k, knobs.cluster * knobs.split_k
         least = least_tiles(knobs)
+        # A set has several groups, or one at most; a slice ends in a loop's middle, or goes round a ring.
+        groups = 2 * sets + (1 if knobs.resident else -1)
+        run = knobs.unroll + 1 + knobs.predecode if knobs.resident else knobs.stages * knobs.chunk + 2
+        many = 2 * knobs.cluster * (knobs.warps * 512 // slot_bytes(knobs) + 1)
         shapes = [
             (1, 1, least * TILE_K - 32),
             (
                 max(1, knobs.m - 1),
-                (2 * sets + 1) * knobs.tile_rows * TILE_ROWS - 7,
-                max(least, slices * (knobs.unroll + 1 + knobs.predecode)) * TILE_K + 32,
+                groups * knobs.tile_rows * TILE_ROWS - 7,
+                max(least, slices * run) * TILE_K + 32,
             ),
             (knobs.m, 2 * knobs.tile_rows * TILE_ROWS, max(least, long * knobs.cluster) * TILE_K),
             (
                 knobs.m,
-                2 * knobs.cluster * (knobs.warps * 512 // slot_bytes(knobs) + 1) * TILE_ROWS,
+                (many if knobs.resident else min(many, groups * knobs.tile_rows)) * TILE_ROWS,
                 least * TILE_K,
             ),
         ]
@@ -218,7 +222,7 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
     """The last cluster's rows of tiles where features are many: Y, W, scales and bias are far. X has few rows."""
     knobs = variant.knobs
     k = max(least_tiles(knobs), knobs.chunk if knobs.whole else 2) * TILE_K - 32 * (not knobs.whole)
-    mine = knobs.tile_rows * TILE_ROWS * (1 if knobs.share else knobs.warps)
+    mine = knobs.tile_rows * TILE_ROWS
     features = far.far_features(packed_tiles(1, k)[1]) // mine * mine
     some = whole_rows(knobs, mine - 7)
     geometry = launch(knobs, LinearProblem(knobs.m, features + some, k), 1 << 30)
