@@ -117,7 +117,9 @@ def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
     if not knobs.share:
         return -(-rings * (stage + 8 * (knobs.copy == "bulk")) // 16) * 16 + x
     most = -(-_groups(knobs, n) // clusters)
-    weights, barriers = (most * knobs.tile_rows * longest * TILE_BYTES, most) if knobs.resident else (rings * stage, rings)
+    weights, barriers = (
+        (most * knobs.tile_rows * longest * TILE_BYTES, most) if knobs.resident else (rings * stage, rings)
+    )
     sharers = knobs.cluster - 1 if knobs.sums == "block" else knobs.cluster * knobs.split_k
     places = -(-most // knobs.cluster) * sharers * knobs.tile_rows
     return weights + (barriers + 2) // 2 * 16 + x + places * slot_bytes(knobs)
