@@ -99,8 +99,9 @@ def probes(variant: Variant, problem: LinearProblem) -> Iterator[Probe]:
         return
     m = min(problem.m, getattr(knobs, "tile_m", problem.m))
     together = max(rows_together(knobs), TILE_ROWS * getattr(knobs, "warps", 1) // max(getattr(knobs, "split_k", 1), 1))
+    rounds = 1.0 if getattr(knobs, "resident", True) else 0.25  # a warp that streams a slice of its own takes no other
     for times in (2, 4):
-        n = times * -(-together // TILE_ROWS) * TILE_ROWS
+        n = max(1, int(times * rounds * -(-together // TILE_ROWS))) * TILE_ROWS
         part = dataclasses.replace(problem, m=m, n=n)
         make = fp8_arguments.make_case if variant.spec.name == "wgmma_fp8" else make_case
         case = make(variant, kernels.family("linear").launch(variant, part, 2), m, n, problem.k, times)

@@ -25,7 +25,7 @@ from jitmx.kernels import Companion, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.kernel import Kernel, spread
 from jitmx.kernels.linear import gemv, scaled, slice, splitk, steps, stream, tile, wgmma, wgmma_fp8
-from jitmx.kernels.linear.layout import preferred_encoding
+from jitmx.kernels.linear.layout import packed_tiles, preferred_encoding
 from jitmx.kernels.linear.limits import has_clusters
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.norm.problem import NormProblem
@@ -106,11 +106,10 @@ def _idles(problem: LinearProblem, arch: Arch, multiprocessors: int) -> bool:
     kernel = KERNELS["stream"]
     try:
         tuned = kernel.heuristic(problem, arch, multiprocessors)
-        variant = kernel.spec.variant(arch, **kernel.fixed(problem), **tuned)
     except KnobError:
         return True
     shares = tuned.get("share", True)
-    return not shares and 2 * FAMILY.launch(variant, problem, multiprocessors).blocks < multiprocessors
+    return not shares and 2 * packed_tiles(problem.n, problem.k)[0] < multiprocessors * tuned["warps"]
 
 
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:

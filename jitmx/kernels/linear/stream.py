@@ -9,6 +9,7 @@ streams them through a ring.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from jitmx.kernels.linear.stream_knobs import (
     ROWS,
     SPARE_CLUSTERS,
     SPEC,
+    SPLITS,
     SUBNORMAL_BF16,
     WARPS,
     checker,
@@ -89,25 +91,43 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
                 }
 
 
-def _quartered(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
-    """The same in clusters of four, with sums where codes were: for a row of X too long for pairs of blocks.
+# Tiles a copy and copies in flight, the best guess first: of slices of at most so many tiles, and of whole rows.
+_SLICE_RINGS = ((8, ((2, 4),)), (16, ((3, 4), (3, 2))), (math.inf, ((4, 2), (3, 2))))
+_ROW_RINGS = ((3, 4), (4, 3), (5, 2), (2, 6))
 
-    Computed, not measured.
-    """
+
+def _sliced(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Ways for warps to share rows of tiles in pairs of blocks and stream their slices, where not all fits at once."""
     rows, tiles = packed_tiles(problem.n, problem.k)
-    if problem.m > 1 or not has_clusters(arch) or multiprocessors < 8 or tiles < 4:
+    if problem.m > _FEW_ROWS or not has_clusters(arch) or multiprocessors < 2 or tiles < 2:
         return
-    most = -(-rows // (multiprocessors // 4 - SPARE_CLUSTERS[4]))
-    for split in (4, 3, 2):
-        if most * split in WARPS:
+    most = -(-rows // (multiprocessors // 2))
+    splits = [split for split in SPLITS if most * split in WARPS]
+    # Twelve warps keep up with memory; two blocks of more than 16 have few registers.
+    for split in sorted(splits, key=lambda split: (most * split > 16, most * split < 12, abs(most * split - 12))):
+        length = -(-tiles // (2 * split))
+        for chunk, stages in next(rings for most_tiles, rings in _SLICE_RINGS if length <= most_tiles):
             yield {
-                "cluster": 4, "warps": most * split, "split_k": split, "sums": "block", "unroll": 1, "predecode": 1,
-                "blocks_per_sm": 1, "late": False,
-            }  # fmt: skip
+                "cluster": 2,
+                "warps": most * split,
+                "split_k": split,
+                "resident": False,
+                "chunk": chunk,
+                "stages": stages,
+                "unroll": 1,
+                "predecode": 1 if problem.m == 1 else 0,
+                "blocks_per_sm": 2 if most * split <= 16 else 1,
+            }
 
 
-def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
-    """Rings that hold less and less."""
+def _streamed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
+    """Rings of whole rows that hold less and less; for few rows of X small ones first, and a row a warp if it does."""
+    rows, tiles = packed_tiles(problem.n, problem.k)
+    if problem.m <= 4 and has_clusters(arch):
+        each = -(-rows // multiprocessors)
+        warps = next((count for count in WARPS if 8 <= count <= 20 and count >= each), 8)
+        for chunk, stages in sorted(_ROW_RINGS, key=lambda ring: tiles % ring[0] > 0):
+            yield {"share": False, "warps": warps, "chunk": chunk, "stages": stages, "unroll": chunk}
     for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):
         yield {
             "share": False,
@@ -115,6 +135,12 @@ def _streamed(problem: LinearProblem) -> Iterator[dict[str, Any]]:
             "chunk": chunk,
             "unroll": min(3, chunk) if problem.m <= 16 else 1,
         }
+
+
+def _fits_beside_itself(problem: LinearProblem, arch: Arch, multiprocessors: int, ways: list[dict[str, Any]]) -> bool:
+    """Whether two launches of the first of the ways fit a multiprocessor: the next one's weights come early then."""
+    variant = SPEC.legal(arch, **_fixed(problem), **ways[0]) if ways else None
+    return variant is not None and 2 * launch(variant.knobs, problem, multiprocessors).shared_bytes <= arch.shared_bytes
 
 
 def _in_whole_rows(problem: LinearProblem, tuned: dict[str, Any]) -> dict[str, Any]:
@@ -128,9 +154,13 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
     """Tuned knobs that are legal and serve the problem, best guesses first."""
     fixed = _fixed(problem)
     has_pdl, has_bulk = "pdl" in arch.features, "tma" in arch.features
-    shared, streamed = list(_shared(problem, arch, multiprocessors)), list(_streamed(problem))
-    shared += _quartered(problem, arch, multiprocessors)
+    shared, sliced = list(_shared(problem, arch, multiprocessors)), list(_sliced(problem, arch, multiprocessors))
+    streamed = list(_streamed(problem, arch, multiprocessors))
     many = packed_tiles(problem.n, problem.k)[0] >= 12 * multiprocessors
+    if _fits_beside_itself(problem, arch, multiprocessors, shared):
+        shared += sliced
+    else:
+        shared = [*sliced, *shared]
     for scaling, way in itertools.product(
         _scalings(problem, arch), [*streamed, *shared] if many else [*shared, *streamed]
     ):
@@ -165,27 +195,32 @@ def _cases(variant: Variant) -> Iterator[Case]:
     knobs = variant.knobs
     # Vectors of X for every thread to take a whole batch, and some to begin another.
     long = -(-knobs.warps * 32 * (2 if knobs.m <= 2 else 4) // (8 * knobs.m)) + 1
+    lone = 7 if knobs.norm else 1  # X is rounded as it is normed: a lone sum that is near zero would be far off
     if knobs.share:
         sets, slices = knobs.warps // knobs.split_k, knobs.cluster * knobs.split_k
         least = least_tiles(knobs)
+        # A set has several groups, or one at most; a slice ends in a loop's middle, or goes round a ring.
+        groups = 2 * sets + (1 if knobs.resident else -1)
+        run = knobs.unroll + 1 + knobs.predecode if knobs.resident else knobs.stages * knobs.chunk + 2
+        many = 2 * knobs.cluster * (knobs.warps * 512 // slot_bytes(knobs) + 1)
         shapes = [
-            (1, 1, least * TILE_K - 32),
+            (1, lone, least * TILE_K - 32),
             (
                 max(1, knobs.m - 1),
-                (2 * sets + 1) * knobs.tile_rows * TILE_ROWS - 7,
-                max(least, slices * (knobs.unroll + 1 + knobs.predecode)) * TILE_K + 32,
+                groups * knobs.tile_rows * TILE_ROWS - 7,
+                max(least, slices * run) * TILE_K + 32,
             ),
             (knobs.m, 2 * knobs.tile_rows * TILE_ROWS, max(least, long * knobs.cluster) * TILE_K),
             (
                 knobs.m,
-                2 * knobs.cluster * (knobs.warps * 512 // slot_bytes(knobs) + 1) * TILE_ROWS,
+                (many if knobs.resident else min(many, groups * knobs.tile_rows)) * TILE_ROWS,
                 least * TILE_K,
             ),
         ]
     else:
         unit = knobs.chunk if knobs.whole else 1  # tiles of k that a row is a multiple of
         shapes = [
-            (1, 1, unit * TILE_K - 32),
+            (1, lone, unit * TILE_K - 32),
             (max(1, knobs.m - 1), 17, (2 * unit if knobs.whole else knobs.chunk + 1) * TILE_K - 32),
             (
                 knobs.m,
@@ -205,7 +240,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
         if geometry.shared_bytes <= variant.arch.shared_bytes:
             yield make_case(variant, geometry, rows, n, k, seed)
     few, k = 2 * TILE_ROWS + 1, max(least_tiles(knobs), knobs.chunk if knobs.whole else 1) * TILE_K
-    wide = 2 * knobs.warps * knobs.tile_rows * TILE_ROWS - 7  # every warp has some, and the last one the largest
+    sets = knobs.warps if knobs.resident else knobs.warps // knobs.split_k
+    wide = 2 * sets * knobs.tile_rows * TILE_ROWS - 7  # every warp has some, and the last one the largest
     for special, n in (("nan", few), ("below", few), ("last", wide)) if knobs.argmax else ():
         geometry = launch(knobs, LinearProblem(1, n, k), spare)
         if geometry.shared_bytes <= variant.arch.shared_bytes:
@@ -218,7 +254,7 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
     """The last cluster's rows of tiles where features are many: Y, W, scales and bias are far. X has few rows."""
     knobs = variant.knobs
     k = max(least_tiles(knobs), knobs.chunk if knobs.whole else 2) * TILE_K - 32 * (not knobs.whole)
-    mine = knobs.tile_rows * TILE_ROWS * (1 if knobs.share else knobs.warps)
+    mine = knobs.tile_rows * TILE_ROWS
     features = far.far_features(packed_tiles(1, k)[1]) // mine * mine
     some = whole_rows(knobs, mine - 7)
     geometry = launch(knobs, LinearProblem(knobs.m, features + some, k), 1 << 30)
@@ -227,7 +263,9 @@ def _far_cases(variant: Variant) -> Iterator[Case]:
         yield far.far_case(variant, geometry, (0, knobs.m), (features, some), k, last)
 
 
-_RINGS = ((5, 3), (9, 2), (15, 2), (4, 4))  # tiles a copy, copies in flight
+# Tiles a copy, copies in flight.
+_SLICED = ((4, 2), (3, 4), (2, 4), (6, 2), (3, 3), (9, 2))
+_RINGS = ((5, 3), (9, 2), (15, 2), (4, 4))
 
 
 def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -243,6 +281,10 @@ def _changes(problem: LinearProblem, way: dict[str, Any]) -> Iterator[dict[str, 
             yield from ({"tile_rows": 2, "chunk": 1, "stages": 3, **scaling} for scaling in (*folded, {}))
         yield from folded
         yield from ({"chunk": chunk, "stages": stages} for chunk, stages in _RINGS)
+        return
+    if not way.get("resident", True):
+        yield from ({"chunk": chunk, "stages": stages} for chunk, stages in _SLICED)
+        yield from ({"unroll": unroll, "predecode": early} for unroll in (1, 2) for early in (0, 1, 2))
         return
     if way["cluster"] > 1 and way["split_k"] > 1 and problem.m > 2:
         yield from ({**scaling, "sums": "block"} for scaling in (*folded, {}))
@@ -336,6 +378,10 @@ _RARER: tuple[dict[str, Any], ...] = (
      "unroll": 1, "late": True},
     {"m": 2, "dtype": "fp16", "bias": True, "argmax": True, "scaling": "bare", "warps": 4, "split_k": 2,
      "cluster": 2, "sums": "block", "ahead": 2},
+    {"m": 2, "residual": True, "norm": True, "scaling": "bare", "warps": 4, "split_k": 2, "cluster": 2,
+     "resident": False, "chunk": 2, "predecode": 1, "late": True},
+    {"m": 4, "bias": True, "argmax": True, "scaling": "post", "warps": 4, "split_k": 2, "resident": False, "chunk": 2,
+     "stages": 3, "tile_rows": 2, "copy": "async"},
     {"swiglu": True, "norm": True, "scaling": "post", "share": False, "whole": True, "warps": 2, "chunk": 2},
     {"m": 4, "swiglu": True, "scaling": "post", "share": False, "warps": 2, "chunk": 3, "tile_rows": 2},
     {"m": 16, "swiglu": True, "dtype": "fp16", "scaling": "post", "warps": 4, "split_k": 2},

@@ -57,8 +57,9 @@ class StreamKnobs(Knobs):
     cluster: int = knob(1, choices=(1, 2, 4, 8), doc="blocks that share rows of tiles, each with a slice of k")
     sums: str = knob("warp", choices=("warp", "block"), doc="whose sums go to another block of the cluster")
     tile_rows: int = knob(1, choices=(1, 2), doc="rows of tiles that a warp takes at once")
-    chunk: int = knob(4, low=1, high=16, doc="without share: tiles a copy, of each row of tiles (544 B each)")
-    stages: int = knob(2, low=1, high=8, doc="without share: copies that a warp keeps in flight")
+    resident: bool = knob(True, doc="with share: all weights of a block lie in shared memory; without: a ring a warp")
+    chunk: int = knob(4, low=1, high=16, doc="of a ring: tiles a copy, of each row of tiles (544 B each)")
+    stages: int = knob(2, low=1, high=8, doc="of a ring: copies that a warp keeps in flight")
     whole: bool = knob(False, doc="without share: a row of tiles is a multiple of `chunk`: no copy crosses two")
     copy: str = COPY
     unroll: int = knob(2, low=1, high=8, doc="tiles that the inner loop takes at once")
@@ -79,9 +80,7 @@ def _groups(knobs: StreamKnobs, n: int) -> int:
 
 def _clusters(knobs: StreamKnobs, n: int, multiprocessors: int) -> int:
     """Clusters of a launch: as many as there are places for, but no more than there is work for."""
-    groups = _groups(knobs, n)
-    workers = groups if knobs.share else -(-groups // knobs.warps)
-    return max(1, min(workers, multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]))
+    return max(1, min(_groups(knobs, n), multiprocessors // knobs.cluster - SPARE_CLUSTERS[knobs.cluster]))
 
 
 def _splits_columns(knobs: StreamKnobs) -> bool:
@@ -113,14 +112,17 @@ def shared_bytes(knobs: StreamKnobs, n: int, k: int, clusters: int) -> int:
     longest = -(-tiles // knobs.cluster)
     x = (knobs.m if _splits_columns(knobs) else -(-knobs.m // 8) * 8) * (longest * TILE_K * 2 + 64)
     x += _tail_bytes(knobs, longest)
+    rings = knobs.warps * knobs.stages
+    stage = knobs.chunk * knobs.tile_rows * TILE_BYTES
     if not knobs.share:
-        ring = knobs.warps * knobs.stages * (knobs.chunk * knobs.tile_rows * TILE_BYTES + 8 * (knobs.copy == "bulk"))
-        return -(-ring // 16) * 16 + x
+        return -(-rings * (stage + 8 * (knobs.copy == "bulk")) // 16) * 16 + x
     most = -(-_groups(knobs, n) // clusters)
-    weights = most * knobs.tile_rows * longest * TILE_BYTES
+    weights, barriers = (
+        (most * knobs.tile_rows * longest * TILE_BYTES, most) if knobs.resident else (rings * stage, rings)
+    )
     sharers = knobs.cluster - 1 if knobs.sums == "block" else knobs.cluster * knobs.split_k
     places = -(-most // knobs.cluster) * sharers * knobs.tile_rows
-    return weights + (most + 2) // 2 * 16 + x + places * slot_bytes(knobs)
+    return weights + (barriers + 2) // 2 * 16 + x + places * slot_bytes(knobs)
 
 
 def _check(knobs: StreamKnobs, arch: Arch) -> None:
@@ -136,6 +138,11 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
             f"predecode={knobs.predecode} needs weights before the wait, some of which "
             f"ahead={knobs.ahead} asks for after it",
             "use predecode=0 or ahead=0",
+        )
+    if not knobs.resident and knobs.predecode > knobs.chunk:
+        raise KnobError(
+            f"predecode={knobs.predecode} takes more tiles than the chunk={knobs.chunk} that comes first",
+            f"use predecode={knobs.chunk}",
         )
     check_decoding(knobs, arch)
     if knobs.cluster > 1:
@@ -158,13 +165,16 @@ def _least_registers(knobs: StreamKnobs) -> int:
     return max(loop, staging, 41 if knobs.unroll > 1 or early != 1 else 0)
 
 
-# Knobs of one way to share the work, which select nothing in the other.
-_SHARED, _STREAMED = ("split_k", "predecode", "ahead"), ("chunk", "stages", "whole")
+# Knobs of one way to share the work, which select nothing in the other; and of a ring.
+_SHARED, _STREAMED, _RING = ("split_k", "predecode", "ahead", "resident"), ("whole",), ("chunk", "stages")
 
 
 def _check_idle(knobs: StreamKnobs) -> None:
     """Refuse a value that would select nothing, so that no code has two names."""
     idle = [(name, f"share={int(knobs.share)}") for name in (_STREAMED if knobs.share else _SHARED)]
+    if knobs.share:
+        resident = f"resident={int(knobs.resident)}"
+        idle += [(name, resident) for name in (_RING if knobs.resident else ("sums", "ahead"))]
     if not knobs.pdl:
         idle.append(("late", "pdl=0"))
     if knobs.copy == "async":
@@ -264,6 +274,13 @@ def misfit(problem: LinearProblem, knobs: StreamKnobs, arch: Arch, multiprocesso
         return (
             f"whole=1 with chunk={knobs.chunk} needs a multiple of that many tiles of k; k={problem.k} has {tiles}",
             f"use chunk={nearest} or whole=0",
+        )
+    most = -(-_groups(knobs, problem.n) // _clusters(knobs, problem.n, multiprocessors))
+    if not knobs.resident and most * knobs.split_k > knobs.warps:
+        return (
+            f"resident=0 streams a group of rows of tiles by {knobs.split_k} of {knobs.warps} warps; with "
+            f"n={problem.n} a block has {most}",
+            "use resident=1, fewer split_k or more warps",
         )
     need = launch(knobs, problem, multiprocessors).shared_bytes
     if need > arch.shared_bytes:

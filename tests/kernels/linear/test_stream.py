@@ -86,6 +86,11 @@ SAMPLE: dict[str, dict[str, Any]] = {
         "m": 2, "scaling": "post", "share": False, "whole": True, "warps": 3, "chunk": 3, "stages": 3, "unroll": 3,
         "norm": True, "argmax": True, "scale_range": "full",
     },
+    "slices through rings": {"m": 4, "scaling": "post", "warps": 6, "split_k": 3, "resident": False, "chunk": 2},
+    "slices through rings, two rows of tiles": {
+        "m": 2, "scaling": "post", "warps": 4, "split_k": 2, "tile_rows": 2, "resident": False, "chunk": 3, "stages": 3,
+        "predecode": 1, "bias": True, "norm": True,
+    },
     "norm and argmax": {"warps": 4, "split_k": 2, "tile_rows": 2, "norm": True, "argmax": True},
     "norm and argmax, streamed": {
         "m": 16, "share": False, "warps": 2, "chunk": 2, "unroll": 1, "norm": True, "argmax": True,
@@ -111,6 +116,14 @@ HOPPER: dict[str, dict[str, Any]] = {
     },
     "sums of blocks, two rows of tiles, with norm and argmax": {
         "m": 4, "cluster": 2, "warps": 6, "split_k": 3, "sums": "block", "tile_rows": 2, "norm": True, "argmax": True,
+    },
+    "slices through rings in clusters": {
+        "scaling": "bare", "cluster": 2, "warps": 12, "split_k": 4, "resident": False, "unroll": 1, "predecode": 1,
+        "blocks_per_sm": 2, "residual": "pair",
+    },
+    "slices through rings in clusters, with norm and argmax": {
+        "m": 4, "scaling": "bare", "cluster": 4, "warps": 6, "split_k": 2, "resident": False, "chunk": 1, "stages": 5,
+        "norm": True, "argmax": True,
     },
     "two rows of tiles ahead of X": {"m": 8, "scaling": "bare", "cluster": 2, "warps": 4, "split_k": 2, "ahead": 2},
     "two rows of tiles ahead of X, late": {"m": 16, "warps": 4, "split_k": 2, "ahead": 2, "late": True},
@@ -153,7 +166,12 @@ def test_its_cases_are_of_shapes_that_it_serves(sample: str) -> None:
 
 
 def test_bulk_and_async_copies_agree_where_there_are_both(simulated: Callable[[Variant], Verdict]) -> None:
-    for way in ({"share": True}, {"share": False, "chunk": 2}, {"share": False, "chunk": 2, "whole": True}):
+    for way in (
+        {"share": True},
+        {"resident": False, "split_k": 2},
+        {"share": False, "chunk": 2},
+        {"share": False, "chunk": 2, "whole": True},
+    ):
         simulated(variant("sm_90a", copy="async", m=4, scaling="bare", warps=4, **way))
 
 
@@ -176,6 +194,7 @@ def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
         SAMPLE["norm and argmax"],
         SAMPLE["norm and argmax, streamed"],
         HOPPER["norm in clusters"],
+        SAMPLE["slices through rings, two rows of tiles"] | {"warps": 12, "split_k": 1},
     ],
 )
 def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) -> None:
@@ -190,12 +209,12 @@ def test_no_byte_of_shared_memory_is_asked_for_in_vain(knobs: dict[str, Any]) ->
         run(make_case(picked, short, rows, n, k, 0), picked, ptx)
 
 
-@pytest.mark.parametrize("way", [{}, {"cluster": 2}, {"share": False}], ids=str)
+@pytest.mark.parametrize("way", [{}, {"cluster": 2}, {"share": False}, {"resident": False, "warps": 4}], ids=str)
 def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_workspace_zero(way: dict[str, Any]) -> None:
     """Rows of W that yield the same are in several tiles, warps and blocks; one row of X is all NaN."""
     n, k = 150, 128
     split = {} if "share" in way else {"split_k": 2}
-    picked = variant("sm_90a", m=4, scaling="post", warps=2, argmax=True, bias=True, **split, **way)
+    picked = variant("sm_90a", m=4, scaling="post", argmax=True, bias=True, **{"warps": 2, **split, **way})
     codes = np.zeros((n, k), np.uint8)
     codes[[90, 37, 141, 38]] = 7  # the code of 6
     bias = np.zeros(n, ml_dtypes.bfloat16)
@@ -286,6 +305,17 @@ def test_the_machine_code_of_what_the_heuristic_picks_keeps_its_contract(target:
     )
 
 
+def test_weights_that_do_not_fit_twice_are_streamed_in_slices_and_all_multiprocessors_have_as_many_rows() -> None:
+    chip = arch.parse("sm_90a")
+    few, wide = (
+        KERNEL.heuristic(LinearProblem.on(chip, n=n, k=k), chip, 132) for n, k in ((2880, 17280), (34560, 2880))
+    )
+    assert few["resident"] is False and few["cluster"] == 2 and few["split_k"] * 3 == few["warps"] == 12
+    assert wide["share"] is False and wide["warps"] == 18  # 2160 rows of tiles, at most 17 of a multiprocessor
+    fits = KERNEL.heuristic(LinearProblem.on(chip, n=5120, k=2880), chip, 132)
+    assert fits.get("resident", True) and fits.get("share", True)
+
+
 @pytest.mark.parametrize(("target", "rows"), [("sm_90a", [1, 4, 32]), ("sm_121a", [1])])
 def test_so_does_that_with_norm_and_argmax(target: str, rows: list[int]) -> None:
     chip = arch.parse(target)
@@ -307,6 +337,11 @@ def test_so_does_that_with_norm_and_argmax(target: str, rows: list[int]) -> None
         ("sm_90a", {"dtype": "fp16", "scaling": "halves"}, "scaling='halves' with dtype='fp16'"),
         ("sm_90a", {"sums": "block"}, "sums='block' selects nothing with cluster=1, split_k=4"),
         ("sm_90a", {"sums": "block", "cluster": 2, "split_k": 1}, "leave it at 'warp'"),
+        ("sm_90a", {"sums": "block", "cluster": 2, "resident": False}, "selects nothing with resident=0"),
+        ("sm_90a", {"resident": False, "ahead": 2}, "ahead=2 selects nothing with resident=0; leave it at 0"),
+        ("sm_90a", {"share": False, "resident": False}, "resident=False selects nothing with share=0"),
+        ("sm_90a", {"stages": 4}, "stages=4 selects nothing with resident=1; leave it at 2"),
+        ("sm_90a", {"resident": False, "chunk": 1, "predecode": 2}, "use predecode=1"),
         ("sm_90a", {"whole": True}, "whole=True selects nothing with share=1; leave it at False"),
         ("sm_90a", {"copy": "async", "ahead": 2}, "ahead=2 selects nothing with copy='async'; leave it at 0"),
         ("sm_90a", {"ahead": 2, "predecode": 1}, "use predecode=0 or ahead=0"),
@@ -323,6 +358,13 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(target: str, knobs
     with pytest.raises(KnobError) as error:
         SPEC.variant(arch.parse(target), **knobs)
     assert said in str(error.value)
+
+
+def test_more_rows_of_tiles_than_warps_have_rings_for_are_refused() -> None:
+    picked = variant("sm_90a", warps=4, split_k=2, resident=False)
+    KERNEL.check(LinearProblem(n=132 * 32, k=4096), picked)
+    with pytest.raises(KnobError, match="with n=4225 a block has 3; use resident=1, fewer split_k or more warps"):
+        KERNEL.check(LinearProblem(n=132 * 32 + 1, k=4096), picked)
 
 
 def test_more_blocks_than_tiles_of_k_are_refused_with_the_nearest_that_serve() -> None:

@@ -38,14 +38,12 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
  public:
   static constexpr int kChunkTiles = kRows * kChunk;
 
-  // What the warp reads: `remaining` tiles of each tile row of its groups, from tile row `row` on.
+  // What the warp reads: `remaining` tiles of each tile row of its groups, from tile `first` of tile row `row` on.
   __device__ __forceinline__ WeightRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows,
-                                        int tiles_k, int row,
-                                        int remaining)
+                                        int tiles_k, int row, int remaining, int first = 0)
       : codes_(static_cast<const u8*>(weight)), scales_(static_cast<const u8*>(scales)), ring_(shared_address(ring)),
         full_(shared_address(full)), lane_(threadIdx.x % 32), tile_rows_(tile_rows), tiles_k_(tiles_k), row_(row),
-            left_(tiles_k),
-        remaining_(remaining), tile_(u32(row) * tiles_k) {
+        left_(tiles_k - first), remaining_(remaining), tile_(u32(row) * tiles_k + first) {
     start_chunks<kStages, kBulk>(full_);
   }
 
