@@ -1,7 +1,8 @@
 """Scratch memory of launches: zero before the first one, then as each leaves it for the next of its kind.
 
 Launches on one stream follow one another, so that all of a kind share it, whatever weight they read. A CUDA graph gets
-memory of its own, zeroed as part of it: which stream it will run on, and beside what, is not known.
+memory of its own: which stream it will run on, and beside what, is not known. What is small comes from memory that was
+zeroed before, and is the graph's for good; what is large is zeroed as part of it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ _MOST_BYTES = 256 << 20
 # Captures may overlap, in two threads; until one has ended no other allocation of its graph may have this memory.
 _MOST_CAPTURES = 4
 
+# Of a device: what graphs take their small pieces of, each the largest at most, at such distances.
+_PIECES_BYTES, _LARGEST_PIECE, _ALIGNMENT = 1 << 20, 16 << 10, 256
+
 _Kept = dict[tuple[Any, ...], torch.Tensor]
 _of_streams: _Kept = {}
 _of_captures: dict[int, _Kept] = {}
+_pieces: dict[int, torch.Tensor] = {}  # by device, what is left
 _lock = threading.Lock()
 
 
@@ -57,9 +62,28 @@ def _new(size: int, key: tuple[Any, ...], capture: int) -> torch.Tensor:
             total = size + sum(found.nbytes for found in kept.values())
             while kept and total > _MOST_BYTES:
                 total -= kept.pop(next(iter(kept))).nbytes
+            _lay_in(key[0])
         if key not in kept:  # another thread may have been quicker
-            kept[key] = _zeroed(size, key[0])
+            piece = _piece(size, key[0]) if capture else None
+            kept[key] = _zeroed(size, key[0]) if piece is None else piece
         return kept[key]
+
+
+def _lay_in(device: int) -> None:
+    """Memory for the graphs to come, zero by the time that this returns."""
+    if device >= 0 and device not in _pieces:
+        _pieces[device] = _zeroed(_PIECES_BYTES, device)
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _piece(size: int, device: int) -> torch.Tensor | None:
+    """Zeroed memory that no one else gets, or None where there is no such left."""
+    left = _pieces.get(device)
+    whole = -(-size // _ALIGNMENT) * _ALIGNMENT
+    if left is None or size > _LARGEST_PIECE or whole > left.numel():
+        return None
+    _pieces[device] = left[whole:]
+    return left[:size]
 
 
 def _is_of_inductor(device: int, stream: int) -> bool:

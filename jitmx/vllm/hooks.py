@@ -244,6 +244,12 @@ _DRAFT_TABLE: dict[str, dict[str, str]] = {
         "EagleSpeculator.sample_draft": "hidden_states draft_logits",
         "EagleSpeculator.get_draft_top_tokens": "hidden_states",
     },
+    "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": {
+        "TargetDependentARSpeculator._generate_fused_drafts": "num_reqs num_tokens_padded attn_metadata slot_mappings",
+    },
+    "vllm.v1.worker.gpu.block_table": {
+        "BlockTables.compute_slot_mappings": "idx_mapping query_start_loc positions num_tokens_padded out",
+    },
 }
 
 

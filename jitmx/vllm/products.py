@@ -60,11 +60,31 @@ def run_linear(
         return gates.gated(product.run(x, weight, bias, None, None, norm, epsilon, rounded, prefetch=prefetch))
     if residual is None:
         return product.run(x, weight, bias, None, None, norm, epsilon, rounded, prefetch=prefetch)
-    residual_lo = torch.zeros_like(residual) if residual_lo is None else residual_lo
+    residual_lo = _no_low(residual) if residual_lo is None else residual_lo
     if fused.residual:
         return product.run(x, weight, bias, None, residual, norm, epsilon, rounded, residual_lo, prefetch=prefetch)
     y = product.run(x, weight, bias, None, None, norm, epsilon, rounded, prefetch=prefetch)
     return compose.pair(y.float() + residual.float() + residual_lo.float(), y.dtype)
+
+
+# Zeros that nobody writes to, by width, type and device; kept for so many rows.
+_NO_LOW_ROWS = 64
+_no_lows: dict[tuple[Any, ...], torch.Tensor] = {}
+
+
+def _no_low(residual: torch.Tensor) -> torch.Tensor:
+    """The low part of a residual that has none: of few rows zeros that are kept, so that a graph launches nothing."""
+    width = residual.shape[-1]
+    rows, key = residual.numel() // max(width, 1), (width, residual.dtype, residual.device)
+    if rows > _NO_LOW_ROWS or not residual.is_cuda:
+        return torch.zeros_like(residual)
+    found = _no_lows.get(key)
+    if found is None:
+        if torch.cuda.is_current_stream_capturing():  # it would be the graph's
+            return torch.zeros_like(residual)
+        found = _no_lows[key] = residual.new_zeros(_NO_LOW_ROWS, width)
+        torch.cuda.current_stream(residual.device).synchronize()  # other streams read it, too
+    return found[:rows].view(residual.shape)
 
 
 def _fused(

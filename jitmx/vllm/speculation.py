@@ -16,6 +16,7 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.model_executor.utils import replace_parameter
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
 from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
@@ -30,6 +31,7 @@ _decide_head: Callable[[Any], Decision] | None = None
 _stock_aux = eagle3_utils.get_eagle3_aux_layers_from_config
 _stock_share = utils._should_share
 _stock_load = EagleSpeculator.load_draft_model
+_stock_fused_drafts = TargetDependentARSpeculator._generate_fused_drafts
 
 
 def _aux_layers(spec_config: Any) -> tuple[int, ...] | None:
@@ -131,6 +133,41 @@ def _take_argmax(speculator: Any, model: Any) -> None:
     logger.info("jitmx takes the draft model's tokens with the product of its head")
 
 
+class _StepTables:
+    """vLLM's block tables, of which a step of a draft's graph finds the slots of its own tokens.
+
+    vLLM's kernel marks all slots behind those as padding, up to the longest prompt that a step takes, by one block:
+    that is most of its time.
+    """
+
+    def __init__(self, tables: Any) -> None:
+        self._tables = tables
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tables, name)
+
+    def compute_slot_mappings(
+        self, idx_mapping: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, num_tokens_padded: int
+    ) -> torch.Tensor:
+        """vLLM's, [groups, num_tokens_padded], where they are always."""
+        own = self._tables.slot_mappings[:, :num_tokens_padded]
+        found: torch.Tensor = self._tables.compute_slot_mappings(
+            idx_mapping, query_start_loc, positions, num_tokens_padded, out=own
+        )
+        return found
+
+
+def _fused_drafts(self: Any, *args: Any, **named: Any) -> None:
+    """vLLM's drafts of a graph."""
+    tables = self.block_tables
+    if draft.served(self.vllm_config):
+        self.block_tables = _StepTables(tables)
+    try:
+        _stock_fused_drafts(self, *args, **named)
+    finally:
+        self.block_tables = tables
+
+
 def _against_argmax(speculator: Any, model: Any) -> str:
     """What stands against taking tokens with the product of the head, in words; empty where nothing."""
     head, asked = model.lm_head, speculator.speculative_config
@@ -163,4 +200,5 @@ PATCHED: dict[tuple[Any, str], Any] = {
     (eagle3_utils, "get_eagle3_aux_layers_from_config"): _aux_layers,
     (utils, "_should_share"): _shares,
     (EagleSpeculator, "load_draft_model"): _load,
+    (TargetDependentARSpeculator, "_generate_fused_drafts"): _fused_drafts,
 }

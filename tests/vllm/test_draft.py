@@ -25,13 +25,14 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.llama import Attention
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
 from jitmx import arch, models, settings
 from jitmx.cli import main
 from jitmx.serving.attention import cached
 from jitmx.serving.draft import Argmax, of_draft
 from jitmx.toolchain import nvrtc
-from jitmx.vllm import hooks, monitor, warmup
+from jitmx.vllm import hooks, monitor, speculation, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.request import requested
@@ -377,6 +378,37 @@ def test_a_cache_that_warmup_filled_serves_a_draft_where_nothing_may_be_compiled
     with vllm_world.world(), set_current_vllm_config(target.vllm_config):
         EagleSpeculator.load_draft_model(speculator(target.vllm_config, max_num_reqs=2), target, set())
     assert {one.variant.name for one in warmup._ready} == kernels
+
+
+@pytest.mark.parametrize("asked", [ALL, {"draft_layers": "none"}], ids=["served", "not served"])
+def test_a_step_of_a_draft_s_graph_marks_no_slots_behind_its_own(
+    host: Any, folder: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4096 slots a step of three requests looks at three; what a graph knows them by stays, and vLLM's tables do."""
+    config = load(host, folder, asked).config
+    slots, told = torch.zeros(2, 4096, dtype=torch.int64), list[tuple[int, int]]()
+
+    class Tables:
+        slot_mappings = slots
+
+        def compute_slot_mappings(self, *given: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+            found = slots if out is None else out
+            told.append((found.data_ptr(), found.shape[1]))
+            return found[:, : given[-1]]
+
+    def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, **_: Any) -> None:
+        assert self.block_tables.slot_mappings is slots
+        found = self.block_tables.compute_slot_mappings(None, None, None, num_tokens_padded)
+        assert found.shape == (2, num_tokens_padded) and found.data_ptr() == slots.data_ptr()
+        raise RuntimeError("no draft")
+
+    monkeypatch.setattr(speculation, "_stock_fused_drafts", drafts_of)
+    tables = Tables()
+    own = speculator(config, block_tables=tables)
+    with pytest.raises(RuntimeError, match="no draft"):
+        TargetDependentARSpeculator._generate_fused_drafts(own, 3, num_tokens_padded=3)
+    assert own.block_tables is tables
+    assert told == [(slots.data_ptr(), 3 if asked is ALL else 4096)]
 
 
 @pytest.mark.parametrize(
