@@ -44,6 +44,10 @@ VARIANTS = {
     "stream-cluster": variant(
         "linear", "stream", "sm_90a", scaling="bare", warps=4, split_k=2, cluster=2, unroll=1, predecode=1
     ),
+    "stream-slices": variant(
+        "linear", "stream", "sm_90a", m=2, scaling="bare", warps=4, split_k=2, cluster=2, resident=False, chunk=2,
+        unroll=1, predecode=1,
+    ),
     "stream-whole": variant(
         "linear", "stream", "sm_90a", m=16, scaling="halves", share=False, whole=True, warps=2, chunk=2, tile_rows=2,
         bias=True,
@@ -289,7 +293,34 @@ MUTATIONS = catalogue(VARIANTS, {
         ("an arrival too few is awaited", "mbarrier_init(arrived, 1 + mine * kSplit)",
          "mbarrier_init(arrived, mine * kSplit)"),
     ),
+    "stream-slices": (
+        ("the wait for a chunk is gone", "ring.wait(state);\n      const int filled", "const int filled"),
+        ("early tiles are not waited for", "ring.wait(state);\n#pragma unroll", "#pragma unroll"),
+        ("early tiles of an empty slice are waited for", "set < group_count && run > 0", "set < group_count"),
+        ("no chunk follows the first ones", "ring.fetch(state.stage);", ""),
+        ("a stage is filled while lanes read it", "__syncwarp();\n      ring.fetch(state.stage);",
+         "ring.fetch(state.stage);"),
+        ("the state stands still", "ring.fetch(state.stage);\n      state.advance();", "ring.fetch(state.stage);"),
+        ("a stage too few is filled", "i < kStages; ++i) ring.fetch(i)", "i < kStages - 1; ++i) ring.fetch(i)"),
+        ("early tiles are multiplied by twice", "for (int i = done; i < filled; ++i)",
+         "for (int i = 0; i < filled; ++i)"),
+        ("tiles are left out of every chunk", "done = 0;\n      __syncwarp();", "__syncwarp();"),
+        ("all slices begin where the block's does", "run : 0, first + k);", "run : 0, first);"),
+        ("all blocks begin at the first tile", "run : 0, first + k);", "run : 0, k);"),
+        ("every chunk meets the first of X", "x0 + (k + from + done) * 128", "x0 + (k + done) * 128"),
+        ("early tiles' X is met twice", "x0 + (k + from + done) * 128", "x0 + (k + from) * 128"),
+        ("the last chunk is consumed whole", "min(run - from, kChunk)", "kChunk"),
+        ("a slice without rows streams", "set < group_count ? run : 0", "run"),
+        ("warps share a ring", "shared_bytes + warp * kStages * kStageBytes;", "shared_bytes;"),
+        ("warps share mbarriers", "full + warp * kStages, tile_rows", "full, tile_rows"),
+        ("scales of early tiles come again", "kChunkTiles * kTileBytes + done * kScaleBytes + g * 4",
+         "kChunkTiles * kTileBytes + g * 4"),
+        ("sums lie over mbarriers", "constexpr int barriers = kWarps * kStages;", "constexpr int barriers = kStages;"),
+    ),
     "stream-whole": (
+        ("no block takes a row more", "shared_out + (block < rest), base", "shared_out, base"),
+        ("blocks that take a row more begin too early", "block * shared_out + min(block, rest)", "block * shared_out"),
+        ("warps that take a row more begin too early", "own * base + min(own, more)", "own * base"),
         ("the wait for a chunk is gone", "ring.wait(state);", ""),
         ("the phase of a stage is not counted", "++round;", ""),
         ("a stage is filled while lanes read it", "__syncwarp();\n      ring.fetch(state.stage);",
@@ -311,7 +342,6 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a chunk too many is asked for", "remaining_(groups * chunks)", "remaining_(groups * chunks + 1)"),
         ("X of every chunk is the first's", "x += 128;", ""),
         ("sums go on from the row before", "sums[r] = Sums();", ""),
-        ("the first warps take no more", "min(worker, more),\n      group_count", "0,\n      group_count"),
     ),
     "stream-whole-async": (
         ("the wait for a chunk is gone", "ring.wait(state);", ""),
