@@ -3,6 +3,7 @@
 #include "jitmx/attention/rope.cuh"
 #include "jitmx/math/divisor.cuh"
 #include "jitmx/math/warp.cuh"
+#include "jitmx/ptx/e4m3.cuh"
 #include "jitmx/ptx/matrix.cuh"
 #include "jitmx/ptx/shared.cuh"
 

@@ -1,6 +1,7 @@
 // Division of many numbers by one.
 #pragma once
 #include "jitmx/ptx/arithmetic.cuh"
+#include "jitmx/ptx/hold.cuh"
 
 namespace jitmx {
 

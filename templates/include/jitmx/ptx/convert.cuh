@@ -32,13 +32,6 @@ __device__ __forceinline__ u32 to_fp16x2(float low, float high) {
   return out;
 }
 
-// Those beyond the largest finite value, infinity too, become that.
-__device__ __forceinline__ u32 to_finite_fp16x2(float low, float high) {
-  u32 out;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
 // Codes of two values, that of `low` in the low byte (sm_89 and newer; E2M3 on sm_120a).
 __device__ __forceinline__ u32 to_e4m3x2(float low, float high) {
   u16 codes;
@@ -55,17 +48,6 @@ __device__ __forceinline__ u32 from_e4m3x2(u16 codes) {
   u32 values;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(codes));
   return values;
-}
-// Four values of their codes, in the order of bytes: of the lower two, then of the others.
-__device__ __forceinline__ void from_e4m3x4(u32 codes, u32& low, u32& high) {
-  asm("{\n"
-      ".reg .b16 first, second;\n"
-      "mov.b32 {first, second}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, second;\n"
-      "}\n"
-      : "=r"(low), "=r"(high)
-      : "r"(codes));
 }
 // Codes of eight values in the order of their nibbles (sm_120a).
 __device__ __forceinline__ u32 to_e2m1x8(const float (&x)[8]) {
