@@ -78,7 +78,7 @@ class _State:
         return self.writing, self.reading, self.loose, self.bare
 
     def copy(self) -> _State:
-        return _State(*(set(names) for names in self._sets), self.open)
+        return _State({*self.writing}, {*self.reading}, {*self.loose}, {*self.bare}, self.open)
 
     def join(self, other: _State) -> bool:
         """Take in what `other` may be; whether this was more."""
