@@ -10,9 +10,9 @@ import functools
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -37,40 +37,42 @@ def ptx_of(variant: Variant) -> str:
     return nvrtc.compile_ptx(render(variant), nvrtc.options(variant.arch))
 
 
-class Storages:
-    """Memory of the tensors there are, by address. Of all objects of a process few are tensors, and most launches take
-    such as are new or were met before: the others are looked through only where an address is in none of these.
+# Tensors that were met, by where their memory started then.
+_met: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def holding(address: int) -> tuple[int, torch.UntypedStorage]:
+    """The storage that an address lies in, and where it starts.
+
+    Of all objects of a process few are tensors, and launches take such as were met before or are the youngest of them:
+    the others are looked through only where an address is in none of these.
     """
-
-    _met: ClassVar[list[weakref.ref[torch.Tensor]]] = []
-
-    def __init__(self) -> None:
-        self._by_start: dict[int, torch.UntypedStorage] = {}
-        self._add(item for item in (reference() for reference in self._met) if item is not None)
-        for young in (0, 1):
-            self._add(_tensors(gc.get_objects(generation=young)))
-
-    def holding(self, address: int) -> tuple[int, torch.UntypedStorage]:
-        """The storage that an address lies in, and where it starts."""
-        found = self._at(address)
+    found = _at(address)
+    for generation in (0, 1, None):
         if found is None:
-            tensors = list(_tensors(gc.get_objects()))
-            Storages._met = [weakref.ref(item) for item in tensors]
-            self._add(tensors)
-            found = self._at(address)
-        assert found is not None, f"{address:#x} lies in no tensor"
-        return found
+            for item in _tensors(gc.get_objects(generation=generation)):
+                if not item.is_meta and item.untyped_storage().nbytes():
+                    _met[item.untyped_storage().data_ptr()] = weakref.ref(item)
+            found = _at(address)
+    assert found is not None, f"{address:#x} lies in no tensor"
+    return found
 
-    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
-        for storage in (item.untyped_storage() for item in tensors if not item.is_meta):
-            if storage.nbytes():
-                self._by_start[storage.data_ptr()] = storage
 
-    def _at(self, address: int) -> tuple[int, torch.UntypedStorage] | None:
-        # Most are where one starts.
-        start = address if address in self._by_start else max((at for at in self._by_start if at <= address), default=0)
-        storage = self._by_start.get(start)
-        return (start, storage) if storage is not None and address < start + storage.nbytes() else None
+def _at(address: int) -> tuple[int, torch.UntypedStorage] | None:
+    """The same among those that were met and are still there; memory of one that is gone may be another's now."""
+    for start in _starts(address):
+        item = _met[start]() if start in _met else None
+        storage = item.untyped_storage() if item is not None else None
+        if storage is not None and storage.data_ptr() == start and storage.nbytes():
+            return (start, storage) if address < start + storage.nbytes() else None
+        _met.pop(start, None)
+    return None
+
+
+def _starts(address: int) -> Iterator[int]:
+    """Where memory starts that an address may lie in: most addresses are where one starts."""
+    yield address
+    yield from sorted((start for start in _met if start < address), reverse=True)
 
 
 def _tensors(objects: list[Any]) -> Iterator[Any]:
@@ -143,17 +145,17 @@ class Simulated(Card):
     @staticmethod
     def start_of(address: int) -> int:
         """Where the memory of a tensor starts that an address lies in."""
-        return Storages().holding(address)[0]
+        return holding(address)[0]
 
     def launch(self, variant: Variant, launch: Launch, values: dict[str, Number]) -> None:
         """One launch, with all that is not 0 of its arguments."""
         self.launched.append(variant)
-        memory, storages = Memory(), Storages()
+        memory = Memory()
         there: dict[int, tuple[int, torch.UntypedStorage]] = {}
         for name, item in variant.arguments.fields.items():
             if item.letter == "P" and values.get(name):
                 address = int(values[name])
-                start, storage = storages.holding(address)
+                start, storage = holding(address)
                 if start not in there:
                     data = _bytes(storage).numpy()
                     there[start] = memory.upload(data, name, writable=True, early=self.is_there(start)), storage

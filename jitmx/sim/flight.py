@@ -14,7 +14,7 @@ Data flow over the basic blocks finds the instructions that may be at fault, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 WARPGROUP = 128
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -64,23 +63,32 @@ class _Several:
 class _State:
     """Registers that may be accumulators or A of a product under way, written since the last fence, or bare.
 
-    Bare is what was written with no fence since the last commit; `open` is whether there may be none.
+    Bare is what was written with no fence since the last commit; `open` is whether there may be none. One state goes
+    through a block and is changed by its instructions, which touch few registers of thousands.
     """
 
-    writing: frozenset[str] = frozenset()
-    reading: frozenset[str] = frozenset()
-    loose: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
+    writing: set[str] = field(default_factory=set)
+    reading: set[str] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
+    bare: set[str] = field(default_factory=set)
     open: bool = True
 
-    def __or__(self, other: _State) -> _State:
-        return _State(
-            self.writing | other.writing,
-            self.reading | other.reading,
-            self.loose | other.loose,
-            self.bare | other.bare,
-            self.open or other.open,
-        )
+    @property
+    def _sets(self) -> tuple[set[str], ...]:
+        return self.writing, self.reading, self.loose, self.bare
+
+    def copy(self) -> _State:
+        return _State({*self.writing}, {*self.reading}, {*self.loose}, {*self.bare}, self.open)
+
+    def join(self, other: _State) -> bool:
+        """Take in what `other` may be; whether this was more."""
+        grown = other.open > self.open
+        self.open |= other.open
+        for own, others in zip(self._sets, other._sets, strict=True):
+            if not others <= own:
+                own |= others
+                grown = True
+        return grown
 
 
 def operands_of(ins: Instruction) -> tuple[frozenset[str], frozenset[str]]:
@@ -102,13 +110,11 @@ def watches(
         index = min(pending)
         pending.discard(index)
         seen.add(index)
-        state = entering[index]
+        state = entering[index].copy()
         for at, access in zip(range(blocks[index].first, blocks[index].last), accesses[index], strict=True):
-            state = _step(body[at], access, state)
+            _step(body[at], access, state)
         for follower in successors[index]:
-            joined = entering[follower] | state
-            if joined != entering[follower] or follower not in seen:
-                entering[follower] = joined
+            if entering[follower].join(state) or follower not in seen:
                 pending.add(follower)
     out: dict[int, Watch] = {}
     for index in seen:
@@ -118,42 +124,42 @@ def watches(
             carries = found.alias is not None and found.alias[1] in state.writing
             if found.reads or found.writes or found.fenced or found.begun or carries:
                 out[at] = found
-            state = _step(body[at], access, state)
+            _step(body[at], access, state)
     doubtful = {name for watch in out.values() for name in watch.fenced | watch.begun}
     if doubtful:
         _follow(body, blocks, accesses, doubtful, out)
     return out
 
 
-def _step(ins: Instruction, access: Access, state: _State) -> _State:
-    """The state after an instruction."""
-    writing, reading, loose, bare = state.writing, state.reading, state.loose, state.bare
+def _step(ins: Instruction, access: Access, state: _State) -> None:
+    """Make the state that after an instruction."""
     verb = ins.opcode[1] if ins.opcode[0] == "wgmma" else ""
     if verb == "mma_async":
         accumulators, left = operands_of(ins)
-        return replace(
-            state, writing=writing | accumulators, reading=reading | left,
-            loose=loose - accumulators, bare=bare - accumulators,
-        )  # fmt: skip
-    if verb == "fence":
-        return replace(state, loose=_NONE, bare=_NONE, open=False)
-    if verb == "commit_group":
-        return replace(state, open=True)
-    if verb == "wait_group" and isinstance(ins.operands[0], Immediate) and ins.operands[0].value == 0:
-        return replace(state, writing=_NONE, reading=_NONE)
-    if not access.writes:
-        return state
-    written = frozenset(access.writes)
-    kept = _NONE if not access.predicated else written  # what a predicate may leave as it was
-    copied, constant = access.copy, _constant(ins)
-    return _State(
-        writing - written | writing & kept | (written if copied in writing else _NONE),
-        reading - written | reading & kept,
-        loose - written | loose & kept | (written if not constant and (copied is None or copied in loose) else _NONE),
-        bare - written | bare & kept
-        | (written if not constant and (state.open if copied is None else copied in bare) else _NONE),
-        state.open,
-    )  # fmt: skip
+        state.writing |= accumulators
+        state.reading |= left
+        state.loose -= accumulators
+        state.bare -= accumulators
+    elif verb == "fence":
+        state.loose.clear()
+        state.bare.clear()
+        state.open = False
+    elif verb == "commit_group":
+        state.open = True
+    elif verb == "wait_group" and isinstance(ins.operands[0], Immediate) and ins.operands[0].value == 0:
+        state.writing.clear()
+        state.reading.clear()
+    elif access.writes:
+        copied, constant = access.copy, _constant(ins)
+        loose = not constant and (copied is None or copied in state.loose)
+        bare = not constant and (state.open if copied is None else copied in state.bare)
+        for names, added in (
+            (state.writing, copied in state.writing), (state.reading, False), (state.loose, loose), (state.bare, bare),
+        ):  # fmt: skip
+            if added:
+                names |= access.writes
+            elif not access.predicated:  # what a predicate may leave as it was
+                names -= access.writes
 
 
 def _check(ins: Instruction, access: Access, state: _State) -> Watch:

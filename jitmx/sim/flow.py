@@ -86,17 +86,20 @@ def temporaries(
         return sum(names[name] for name in chosen)
 
     count = len(successors)
-    needs, sets, kept = [0] * count, [0] * count, bits(tracked & names.keys())
-    written = [0] * count
+    needs, sets, written = [0] * count, [0] * count, [0] * count
+    keep = tracked & names.keys()
     for index, listed in accesses.items():
+        before_set, set_here, written_here = set[str](), set[str](), set[str]()
         for item in listed:
-            needs[index] |= bits(item.used) & ~sets[index]
-            written[index] |= bits(item.writes)
+            before_set |= item.used - set_here
+            written_here |= item.writes
             if item.predicated:
-                kept |= bits(item.writes)
+                keep |= item.writes
             else:
-                sets[index] |= bits(item.writes)
-                kept |= bits(item.held)
+                set_here |= item.writes
+                keep |= item.held
+        needs[index], sets[index], written[index] = bits(before_set), bits(set_here), bits(written_here)
+    kept = bits(keep)
     live = [0] * count  # on entering
     before: list[set[int]] = [set() for _ in successors]
     for index, following in enumerate(successors):

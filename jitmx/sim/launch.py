@@ -100,7 +100,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def translate(source: str, entry: str | None = None) -> Program:
     """The program of one kernel of PTX text; `entry` may be left out where there is one.
 

@@ -38,6 +38,9 @@ from jitmx.sim.shadow import Shadow
 from jitmx.sim.specials import special
 
 Array = npt.NDArray[Any]
+# Programs that keep their registers for the next machine, the last to run at the end: registers are what takes memory.
+_KEPT = 16
+_kept: dict[int, Program] = {}
 _FILLER = 0xA5  # a byte of a register that nothing sets
 
 
@@ -139,7 +142,10 @@ class Machine:
     # Registers
     def _bind(self) -> None:
         """Registers, and the functions that work on them; kept with the program for the next machine of this size."""
-        bound = self.program.bound.get(self.lanes)
+        program = _kept[id(self.program)] = _kept.pop(id(self.program), self.program)
+        if len(_kept) > _KEPT:
+            _kept.pop(next(iter(_kept))).bound.clear()
+        bound = program.bound.get(self.lanes)
         if bound is None:
             bound = Bound.of(self.program)
             if len(self.program.bound) == 4:

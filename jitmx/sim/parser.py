@@ -6,6 +6,7 @@ and labels, vectors, addresses, predicates, parameter structs, module variables 
 
 from __future__ import annotations
 
+import bisect
 import struct
 
 from jitmx.errors import SimulationError
@@ -24,7 +25,7 @@ from jitmx.sim.ptx import (
     Variable,
     Vector,
 )
-from jitmx.sim.tokens import Token, tokens
+from jitmx.sim.tokens import kind, tokens
 
 
 def number(text: str) -> Immediate:
@@ -46,6 +47,7 @@ class _Scope:
         self.parent, self.suffix = parent, suffix
         self.names: dict[str, str] = {}
         self.ranges: dict[str, tuple[int, str]] = {}
+        self.met: dict[str, Operand] = {}  # what names meant here since the last declaration
 
     def find(self, name: str) -> str | None:
         """The unique name of what `name` means here, or None."""
@@ -78,21 +80,33 @@ def _numbered(name: str) -> tuple[str, str]:
 
 class _Parser:
     def __init__(self, source: str) -> None:
-        self.tokens = [*tokens(source), Token("end", "", 0)]
-        self.texts = [token.text for token in self.tokens]
+        self.texts, self.lines = tokens(source)
+        self.texts.append("")
+        self.lines.append(0)
         self.at = 0
         self.scopes = 0
+        # Where braces and colons are, among which those of labels.
+        self.marks = [at for at, text in enumerate(self.texts) if text in ("{", "}", ":")]
+        self.opcodes: dict[str, tuple[str, ...]] = {}
 
     # Tokens
+    @property
+    def kind(self) -> str:
+        return kind(self.texts[self.at])
+
+    @property
+    def line(self) -> int:
+        return self.lines[self.at]
+
     def peek(self, ahead: int = 0) -> str:
         return self.texts[self.at + ahead] if self.at + ahead < len(self.texts) else ""
 
     def take(self, expected: str | None = None) -> str:
-        token = self.tokens[self.at]
-        if expected is not None and token.text != expected:
-            raise SimulationError(f"PTX line {token.line}: expected {expected!r}, found {token.text!r}")
+        text = self.texts[self.at]
+        if expected is not None and text != expected:
+            raise SimulationError(f"PTX line {self.line}: expected {expected!r}, found {text!r}")
         self.at += 1
-        return token.text
+        return text
 
     def accept(self, text: str) -> bool:
         if self.texts[self.at] != text:
@@ -102,13 +116,13 @@ class _Parser:
 
     def skip_statement(self) -> None:
         while self.take() != ";":
-            if self.tokens[self.at].kind == "end":
+            if not self.peek():
                 return
 
     # Module
     def module(self) -> Module:
         out = Module("", {}, {})
-        while self.tokens[self.at].kind != "end":
+        while self.peek():
             text = self.peek()
             if text == ".version" or text == ".address_size":
                 self.take()
@@ -130,7 +144,7 @@ class _Parser:
             elif text in (".pragma", ".alias"):
                 self.skip_statement()
             else:
-                raise SimulationError(f"PTX line {self.tokens[self.at].line}: directive {text!r} is not known")
+                raise SimulationError(f"PTX line {self.line}: directive {text!r} is not known")
         return out
 
     def variables(self) -> list[Variable]:
@@ -172,9 +186,8 @@ class _Parser:
                 self.accept(",")
             return out
         negative = self.accept("-")
-        token = self.tokens[self.at]
-        if token.kind not in ("number", "float"):
-            raise SimulationError(f"PTX line {token.line}: initialiser {token.text!r} is not a number")
+        if self.kind not in ("number", "float"):
+            raise SimulationError(f"PTX line {self.line}: initialiser {self.peek()!r} is not a number")
         value = number(self.take()).value
         return [((-value if negative else value) % (1 << 8 * size)).to_bytes(size, "little")]
 
@@ -189,7 +202,7 @@ class _Parser:
         return out
 
     def function(self) -> Function:
-        line = self.tokens[self.at].line
+        line = self.line
         entry = self.take() == ".entry"
         results = self.parameters() if self.accept("(") else []
         function = Function(self.take(), entry, line, results=results)
@@ -197,7 +210,7 @@ class _Parser:
             function.parameters = self.parameters()
         while self.peek().startswith("."):
             name, values = self.take()[1:], []
-            while self.tokens[self.at].kind == "number":
+            while self.kind == "number":
                 values.append(int(self.take(), 0))
                 self.accept(",")
             if name == "pragma":
@@ -219,15 +232,15 @@ class _Parser:
         """Statements up to the closing brace."""
         self.declare_labels(function, scope)
         while not self.accept("}"):
-            token = self.tokens[self.at]
-            if token.kind == "end":
+            text = self.peek()
+            if not text:
                 raise SimulationError(f"PTX: function {function.name} has no closing brace")
             if self.accept(";"):
                 continue
             if self.accept("{"):
                 self.scopes += 1
                 self.block(function, _Scope(scope, f"~{self.scopes}"))
-            elif token.kind == "name" and self.peek(1) == ":":
+            elif self.peek(1) == ":" and self.kind == "name":
                 label = scope.names[self.take()]
                 function.labels[label] = len(function.body)
                 self.take(":")
@@ -235,16 +248,17 @@ class _Parser:
                     function.tables[label] = self.targets(scope)
                 elif self.peek() in (".calltargets", ".callprototype"):
                     self.skip_statement()
-            elif token.text == ".reg":
+            elif text == ".reg":
                 self.registers(function, scope)
-            elif token.text in (".local", ".shared", ".param", ".global", ".const"):
+            elif text in (".local", ".shared", ".param", ".global", ".const"):
+                scope.met.clear()
                 for variable in self.variables():
                     unique = variable.name + scope.suffix
                     scope.names[variable.name] = unique
                     function.variables.append(
                         Variable(unique, variable.space, variable.size, variable.align, variable.image)
                     )
-            elif token.text.startswith("."):
+            elif text.startswith("."):
                 self.skip_statement()
             else:
                 function.body.append(self.instruction(function, scope))
@@ -256,19 +270,22 @@ class _Parser:
 
     def declare_labels(self, function: Function, scope: _Scope) -> None:
         """Labels of this scope, which branches may name before they stand."""
-        depth, at = 0, self.at
-        while depth >= 0 and self.tokens[at].kind != "end":
-            text = self.tokens[at].text
-            depth += (text == "{") - (text == "}")
-            if depth == 0 and self.tokens[at].kind == "name" and self.tokens[at + 1].text == ":":
-                scope.names[text] = text + scope.suffix
-            at += 1
+        depth = 0
+        for number in range(bisect.bisect_left(self.marks, self.at), len(self.marks)):
+            at = self.marks[number]
+            if self.texts[at] != ":":
+                depth += 1 if self.texts[at] == "{" else -1
+                if depth < 0:
+                    break
+            elif depth == 0 and at > self.at and kind(self.texts[at - 1]) == "name":
+                scope.names[self.texts[at - 1]] = self.texts[at - 1] + scope.suffix
 
     def registers(self, function: Function, scope: _Scope) -> None:
         self.take(".reg")
+        scope.met.clear()
         kind = self.take()[1:]
         if kind not in SIZES:
-            raise SimulationError(f"PTX line {self.tokens[self.at].line}: registers of type .{kind} are not known")
+            raise SimulationError(f"PTX line {self.line}: registers of type .{kind} are not known")
         while True:
             name = self.take()
             if self.accept("<"):
@@ -282,7 +299,7 @@ class _Parser:
         self.take(";")
 
     def instruction(self, function: Function, scope: _Scope) -> Instruction:
-        line = self.tokens[self.at].line
+        line = self.line
         predicate = None
         if self.accept("@"):
             negated = self.accept("!")
@@ -290,7 +307,10 @@ class _Parser:
             if not isinstance(found, Register):
                 raise SimulationError(f"PTX line {line}: the predicate {found} is no register")
             predicate = Register(found.name, negated)
-        opcode = tuple(self.take().split("."))
+        text = self.take()
+        opcode = self.opcodes.get(text)
+        if opcode is None:
+            opcode = self.opcodes[text] = tuple(text.split("."))
         operands: list[Operand] = []
         while not self.accept(";"):
             operands.append(self.operand(function, scope))
@@ -301,7 +321,22 @@ class _Parser:
 
     # Operands
     def operand(self, function: Function, scope: _Scope) -> Operand:
-        token = self.tokens[self.at]
+        text, line = self.texts[self.at], self.lines[self.at]
+        what = kind(text)
+        if what == "name":
+            self.at += 1
+            first = self.name(text, function, scope)
+            following = self.texts[self.at]
+            if following == "|":
+                self.at += 1
+                return Pair(first, self.operand(function, scope))
+            if following in ("+", "-") and isinstance(first, Symbol):
+                self.at += 1
+                return Symbol(first.name, (1 if following == "+" else -1) * number(self.take()).value)
+            return first
+        if what in ("number", "float"):
+            self.at += 1
+            return number(text)
         if self.accept("["):
             base = self.operand(function, scope)
             coordinates: tuple[Operand, ...] = ()
@@ -318,7 +353,7 @@ class _Parser:
                 coordinates = inner.items if isinstance(inner, Vector) else (inner,)
             self.take("]")
             if not isinstance(base, Register | Symbol | Immediate):
-                raise SimulationError(f"PTX line {token.line}: {base} cannot be an address")
+                raise SimulationError(f"PTX line {line}: {base} cannot be an address")
             return Address(base, offset, coordinates)
         for opening, closing in (("{", "}"), ("(", ")")):
             if self.accept(opening):
@@ -331,23 +366,19 @@ class _Parser:
             found = self.name(self.take(), function, scope)
             if isinstance(found, Register):
                 return Register(found.name, True)
-            raise SimulationError(f"PTX line {token.line}: ! wants a predicate")
+            raise SimulationError(f"PTX line {line}: ! wants a predicate")
         if self.accept("-"):
             value = number(self.take())
             return Immediate(-value.value, value.kind)
-        if token.kind in ("number", "float"):
-            return number(self.take())
-        if token.kind != "name":
-            raise SimulationError(f"PTX line {token.line}: {token.text!r} is no operand")
-        first = self.name(self.take(), function, scope)
-        if self.accept("|"):
-            return Pair(first, self.operand(function, scope))
-        if isinstance(first, Symbol) and self.peek() in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            return Symbol(first.name, sign * number(self.take()).value)
-        return first
+        raise SimulationError(f"PTX line {line}: {text!r} is no operand")
 
     def name(self, text: str, function: Function, scope: _Scope) -> Operand:
+        found = scope.met.get(text)
+        if found is None:
+            found = scope.met[text] = self._name(text, function, scope)
+        return found
+
+    def _name(self, text: str, function: Function, scope: _Scope) -> Operand:
         if text == "_":
             return Sink()
         unique = scope.find(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pip install safetensors")
-pytest.importorskip("transformers", reason="the reference is transformers' GptOss")
 
 from jitmx.registry.case import relative_l2
 from scripts.protocol import agreement, checkpoint, correctness, engines, needle, worker
@@ -20,6 +20,9 @@ from scripts.protocol.engines import Place
 from scripts.protocol.report import ProtocolError, Report
 from scripts.protocol.sizes import PRESETS
 
+# Asked without importing it, which takes seconds of each process of a run.
+HERE = importlib.util.find_spec("transformers") is not None
+pytestmark = pytest.mark.skipif(not HERE, reason="the reference is transformers' GptOss")
 TINY = PRESETS["tiny"]
 ALL = "jitmx-moe+qkv+o+lm_head"
 
