@@ -54,10 +54,6 @@ class DecodeKnobs(Knobs):
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that the registers of a multiprocessor must suffice for")
     reduction: str = knob("none", choices=("none", "cluster", "global"), doc="where blocks merge what they have")
     parts: int = knob(1, choices=(1, 2, 4, 8, 16), doc="blocks a cluster")
-    ahead: str = knob(
-        "ahead_none", choices=("ahead_none", "ahead_q", "ahead_wait"),
-        doc="when a warp reads operands of its first old tokens: with products, while q is on its way, before the wait",
-    )  # fmt: skip
     pdl: bool = PDL
 
 
@@ -86,8 +82,8 @@ def _row_bytes(knobs: DecodeKnobs) -> int:
     return knobs.head_dim * (1 if knobs.cache == "e4m3" else 2)
 
 
-def _partial_bytes(knobs: DecodeKnobs, spread: int = 4) -> int:
-    return _block_rows(knobs) * (knobs.head_dim + spread) * 4
+def _partial_bytes(knobs: DecodeKnobs) -> int:
+    return _block_rows(knobs) * (knobs.head_dim + 4) * 4
 
 
 def _team(knobs: DecodeKnobs) -> int:
@@ -100,8 +96,7 @@ def _rings(knobs: DecodeKnobs) -> int:
 
 def shared_bytes(knobs: DecodeKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
-    partial = _partial_bytes(knobs, spread=16 if knobs.cache == "e4m3" else 8)
-    ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), partial)
+    ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), _partial_bytes(knobs))
     size = _rings(knobs) * ring + _block_rows(knobs) * knobs.head_dim * 2
     if knobs.append:
         size += 2 * -(-most_queries(knobs) // 16) * 16 * _row_bytes(knobs)
@@ -123,8 +118,6 @@ def most_registers(knobs: DecodeKnobs) -> int:
 def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
-    if knobs.ahead != "ahead_none":  # operands of both products in place of words
-        words = knobs.keys * knobs.head_dim * 7 // 320
     need = 44 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
     need += knobs.row_tiles * (knobs.head_dim // 2 + knobs.keys * 5 // 8) + 30 * (knobs.row_tiles > 1)
     need += 8 * (knobs.cache == "e4m3" and knobs.append)  # reciprocals of its scales, and clamps
@@ -151,9 +144,6 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
         raise KnobError(said, f"use a multiple of {team}")
     if team > 1 and knobs.stages < 2:
         raise KnobError(f"stages=1 of a team of {team} warps: it fills a stage while it reads another", "use stages=2")
-    if knobs.ahead != "ahead_none" and knobs.reduction == "global":
-        said = f"ahead={knobs.ahead} with reduction=global: a block has parts of several requests, one after another"
-        raise KnobError(said, "use ahead=ahead_none, or another reduction")
     if knobs.group > knobs.rows:
         raise KnobError(f"rows={knobs.rows} hold no token of group={knobs.group}", f"use rows={knobs.group}")
     if (knobs.reduction == "cluster") != (knobs.parts > 1):
@@ -183,13 +173,13 @@ DECODE = KernelSpec(
 # Between them every branch of the template.
 RARER: tuple[dict[str, Any], ...] = (
     {"cache": "e4m3", "sinks": "sinks_fp32", "reduction": "cluster", "parts": 2, "rows": 32, "mask": 32, "keys": 16,
-     "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True, "ahead": "ahead_wait"},
+     "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True},
     {"dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "sinks": "sinks_fp16", "reduction": "global", "keys": 16,
      "warps": 2, "append": False},
     {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
     {"rows": 32, "group_split": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2,
-     "rope": "neox", "rotary": 64, "cache": "e4m3", "ahead": "ahead_q"},
+     "rope": "neox", "rotary": 64, "cache": "e4m3"},
     {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "sinks": "sinks_bf16"},
     {"rows": 64, "group": 1, "mask": 64, "keys": 16, "windowed": True},
