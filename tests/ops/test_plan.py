@@ -47,8 +47,9 @@ def card(monkeypatch: pytest.MonkeyPatch, only_gemv: None) -> Iterator[Noting]:
     """An sm_90a card that launches nothing, and scratch memory of its own."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(scratch, "_zeroed", lambda size, _device: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(scratch, "_of_streams", {})
-    monkeypatch.setattr(scratch, "_of_captures", {})
+    monkeypatch.setattr(scratch, "_lay_in", lambda _device: None)
+    for name in ("_of_streams", "_of_captures", "_pieces"):
+        monkeypatch.setattr(scratch, name, {})
     with on_cpu("sm_90", Noting) as found:
         assert isinstance(found, Noting)
         yield found

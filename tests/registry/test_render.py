@@ -41,7 +41,7 @@ IDLE = {(name, "scale_range", "fp16") for name in ("linear.gemv", "linear.tile")
 TIED = {
     "attention.decode": {"row_tiles"},
     "linear.scaled": {"atom", "blocks_per_sm", "warps_m", "warps_n"},
-    "linear.stream": {"ahead", "chunk", "predecode", "share", "split_k", "stages", "sums", "whole"},
+    "linear.stream": {"ahead", "chunk", "predecode", "resident", "share", "split_k", "stages", "sums", "whole"},
     "linear.tile": {"warps_m"},
     "linear.splitk": {"dtype", "scale_range"},
     "linear.wgmma": {"dtype", "scale_range"},
