@@ -157,13 +157,15 @@ class _StepTables:
         return found
 
 
-def _fused_drafts(self: Any, *args: Any, **named: Any) -> None:
+def _fused_drafts(
+    self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, slot_mappings: Any, *rest: Any, **named: Any
+) -> None:
     """vLLM's drafts of a graph."""
     tables = self.block_tables
     if draft.served(self.vllm_config):
         self.block_tables = _StepTables(tables)
     try:
-        _stock_fused_drafts(self, *args, **named)
+        _stock_fused_drafts(self, num_reqs, num_tokens_padded, attn_metadata, slot_mappings, *rest, **named)
     finally:
         self.block_tables = tables
 

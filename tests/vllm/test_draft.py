@@ -396,7 +396,7 @@ def test_a_step_of_a_draft_s_graph_marks_no_slots_behind_its_own(
             told.append((found.data_ptr(), found.shape[1]))
             return found[:, : given[-1]]
 
-    def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, **_: Any) -> None:
+    def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, *_: Any) -> None:
         assert self.block_tables.slot_mappings is slots
         found = self.block_tables.compute_slot_mappings(None, None, None, num_tokens_padded)
         assert found.shape == (2, num_tokens_padded) and found.data_ptr() == slots.data_ptr()
@@ -406,7 +406,8 @@ def test_a_step_of_a_draft_s_graph_marks_no_slots_behind_its_own(
     tables = Tables()
     own = speculator(config, block_tables=tables)
     with pytest.raises(RuntimeError, match="no draft"):
-        TargetDependentARSpeculator._generate_fused_drafts(own, 3, num_tokens_padded=3)
+        TargetDependentARSpeculator._generate_fused_drafts(own, 3, 3, {}, {})
+    assert not hooks.moved(hooks.DRAFT_HOOKS)  # of another engine of this process
     assert own.block_tables is tables
     assert told == [(slots.data_ptr(), 3 if asked is ALL else 4096)]
 

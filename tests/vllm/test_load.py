@@ -83,7 +83,9 @@ def test_vllm_s_client_sends_random_tokens_of_the_whole_vocabulary_and_writes_th
         found = load.figures(json.loads(answer.read_text()), asked, vocabulary)
         assert (found["failed"], found["short"], found["parted"]) == (0, 0, 0)
         assert found["output_tok_s"] > 0 and found["total_tok_s"] == pytest.approx(9 * found["output_tok_s"], rel=0.01)
-        assert all(found[f"{name}_ms"][point] > 0 for name in load.LATENCIES for point in ("mean", "median", "p99"))
+        latencies = {name: found[f"{name}_ms"] for name in load.LATENCIES}
+        assert all(one[point] >= 0 for one in latencies.values() for point in ("mean", "median", "p99"))
+        assert latencies["ttft"]["median"] > 0  # words behind the first may come all at once
         assert len(got) == sent and all(body["temperature"] == 0 and body["ignore_eos"] for body in got)
         prompts = [[int(word) for word in body["prompt"].split()] for body in got]
         assert {len(prompt) for prompt in prompts} == {40} and len({tuple(prompt) for prompt in prompts}) == 6
