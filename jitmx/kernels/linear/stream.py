@@ -1,9 +1,10 @@
 """`linear.stream`: at most 32 rows of X on m16n8k16 tensor cores; one fat block a multiprocessor streams its weights.
 
-Two ways to share the work. With `share`, for weights with few rows of tiles: all that a block multiplies by is on its
-way to shared memory before the previous kernel has ended, warps split k among them, and so do the blocks of a cluster,
-whose sums meet through distributed shared memory. Without it, for many rows: a warp takes whole rows of tiles and
-streams them through a ring.
+Two ways to share the work. With `share`, for weights with few rows of tiles: warps split k among them, and so do the
+blocks of a cluster, whose sums meet through distributed shared memory. What a block multiplies by is on its way to
+shared memory, all of it, before the previous kernel has ended; of weights that fit but once (`resident=0`) each warp
+streams its slice through a ring. Without `share`, for many rows: a warp takes whole rows of tiles and streams them
+through a ring.
 """
 
 from __future__ import annotations
