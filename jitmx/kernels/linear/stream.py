@@ -95,6 +95,7 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
 # Tiles a copy and copies in flight, the best guess first: of slices of at most so many tiles, and of whole rows.
 _SLICE_RINGS = ((8, ((2, 4),)), (16, ((3, 4), (3, 2))), (math.inf, ((4, 2), (3, 2))))
 _ROW_RINGS = ((3, 4), (4, 3), (5, 2), (2, 6))
+_MOST_STAGES = 8
 
 
 def _sliced(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
@@ -122,11 +123,11 @@ def _sliced(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
 
 
 def _streamed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
-    """Rings of whole rows that hold less and less; for few rows of X small ones first, and a row a warp if it does."""
+    """Rings of whole rows that hold less and less; of few rows of X, small ones first that give a warp one row."""
     rows, tiles = packed_tiles(problem.n, problem.k)
-    if problem.m <= 4 and has_clusters(arch):
-        each = -(-rows // multiprocessors)
-        warps = next((count for count in WARPS if 8 <= count <= 20 and count >= each), 8)
+    each = -(-rows // multiprocessors)
+    warps = next((count for count in WARPS if 8 <= count <= 20 and count >= each), None)
+    if problem.m <= 4 and has_clusters(arch) and warps:
         for chunk, stages in sorted(_ROW_RINGS, key=lambda ring: tiles % ring[0] > 0):
             yield {"share": False, "warps": warps, "chunk": chunk, "stages": stages, "unroll": chunk}
     for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):
@@ -136,6 +137,21 @@ def _streamed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Itera
             "chunk": chunk,
             "unroll": min(3, chunk) if problem.m <= 16 else 1,
         }
+
+
+def _alone(problem: LinearProblem, arch: Arch, multiprocessors: int, tuned: dict[str, Any]) -> dict[str, Any]:
+    """The same; a ring of whole rows with stages enough that two blocks do not fit a multiprocessor.
+
+    Blocks of a launch that begins early are placed as those before them end: where two fit they meet, and leave other
+    multiprocessors without.
+    """
+    if tuned.get("share", True) or "stages" not in tuned:
+        return tuned
+    for stages in range(tuned["stages"], _MOST_STAGES + 1):
+        variant = SPEC.legal(arch, **_fixed(problem), **{**tuned, "stages": stages})
+        if variant and 2 * launch(variant.knobs, problem, multiprocessors).shared_bytes > arch.shared_bytes:
+            return {**tuned, "stages": stages}
+    return tuned
 
 
 def _fits_beside_itself(problem: LinearProblem, arch: Arch, multiprocessors: int, ways: list[dict[str, Any]]) -> bool:
@@ -168,6 +184,7 @@ def _ways(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[
         tuned = _in_whole_rows(
             problem, {"scaling": scaling, "copy": "bulk" if has_bulk else "async", "pdl": has_pdl, **way}
         )
+        tuned = _alone(problem, arch, multiprocessors, tuned)
         variant = SPEC.legal(arch, **fixed, **tuned)
         places = multiprocessors, arch.multiprocessors
         if variant and not any(misfit(problem, variant.knobs, arch, count) for count in places):
