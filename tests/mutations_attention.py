@@ -37,6 +37,9 @@ VARIANTS = {
         windowed=True, **_SMALL | {"group": 8},
     ),
     "attention-parts": variant("attention", "decode", "sm_121a", reduction="cluster", parts=4, **_SMALL),
+    "attention-ahead": variant(
+        "attention", "decode", "sm_90a", rows=32, ahead=True, reduction="cluster", parts=2, **_SMALL | {"warps": 4}
+    ),
     "attention-words": variant(
         "attention", "decode", "sm_121a", rows=64, mask=64, windowed=True, **_SMALL | {"group": 1, "warps": 4}
     ),
@@ -108,10 +111,10 @@ _TREE = (
      "to_e4m3x2(fminf(scale(v.x[4 * i]), 240.f), scale(v.x[4 * i + 1]))"),
     ("what is kept is not divided by the scale", "to_e4m3x2(scale(v.x[4 * i]), scale(v.x[4 * i + 1]))",
      "to_e4m3x2(v.x[4 * i], v.x[4 * i + 1])"),
-    ("bytes of a pair of values change places", "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));",
-     "b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x02)));"),
-    ("a query beyond fp16 is infinite", "wide.x[i] = min_nan(max_nan(wide.x[i], -65504.0f), 65504.0f);",
-     "wide.x[i] = wide.x[i];"),
+    ("bytes of a pair of values change places", "m[2 * i + half], 0u, 0x3120)", "m[2 * i + half], 0u, 0x3102)"),
+    ("a query beyond fp16 is infinite", "cvt.rn.satfinite.f16x2.f32", "cvt.rn.f16x2.f32"),
+    ("words of q are those of the other rows", "row % 16 / 8 * 4;", "(row % 16 / 8 ^ 1) * 4;"),
+    ("q is as keys lie", "words[2] = v.y;", "words[1] = v.y;"),
     ("bits of the mask are counted from above", _MASK, "bits &= __brev(" + _MASK[8:-1] + ");"),
     ("the mask is that of the first token", "__ldg(args.mask + (request.first + token)",
      "__ldg(args.mask + (request.first + 0)"),
@@ -200,8 +203,8 @@ _TEAM = (
 )  # fmt: skip
 
 _TILES = (
-    ("both tiles have the queries of the first", "Format::queries(queries, tile + 16 * t,",
-     "Format::queries(queries, tile,"),
+    ("both tiles have the queries of the first", "Format::Queries::load(queries, tile + 16 * t,",
+     "Format::Queries::load(queries, tile,"),
     ("both tiles have the weights of the first", "state[t].out[4 * pair + i], p[t][0]",
      "state[t].out[4 * pair + i], p[0][0]"),
     ("the second tile has the window of the first", "if (!seen(2 * t + e / 2,", "if (!seen(e / 2,"),
@@ -243,7 +246,17 @@ _WORDS = (
     ("the last token of a word is in every window", "min(request.queries, first + 32)",
      "min(request.queries, first + 31)"),
 )  # fmt: skip
+_FREE = "operands.load({stream.keys(slot), stream.values(slot)}, lane);\n      meet();"
+_AHEAD = (
+    ("operands are read before they are there", "      copy_wait<kStages - 1>();\n", "      copy_wait<kStages>();\n"),
+    ("operands are read before those of the others are there", "      copy_wait<kStages - 1>();\n      meet();\n",
+     "      copy_wait<kStages - 1>();\n"),
+    ("a slot is filled before all have read it", _FREE, _FREE.removesuffix("\n      meet();")),
+    ("a step is brought twice", "stream.start(step + kStages, slot);", "stream.start(step + kStages - 1, slot);"),
+    ("all steps have the operands of the first", "      bring(i + 1);\n", ""),
+)  # fmt: skip
 _FAULTS = {
+    "attention-ahead": _AHEAD,
     "attention-grid": _GRID,
     "attention-cluster": _CLUSTER,
     "attention-tree": _TREE,

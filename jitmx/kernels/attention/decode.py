@@ -54,6 +54,7 @@ class DecodeKnobs(Knobs):
     blocks_per_sm: int = knob(1, low=1, high=8, doc="blocks that the registers of a multiprocessor must suffice for")
     reduction: str = knob("none", choices=("none", "cluster", "global"), doc="where blocks merge what they have")
     parts: int = knob(1, choices=(1, 2, 4, 8, 16), doc="blocks a cluster")
+    ahead: bool = knob(False, doc="a warp reads operands of its first old tokens while q is on its way")
     pdl: bool = PDL
 
 
@@ -82,8 +83,8 @@ def _row_bytes(knobs: DecodeKnobs) -> int:
     return knobs.head_dim * (1 if knobs.cache == "e4m3" else 2)
 
 
-def _partial_bytes(knobs: DecodeKnobs) -> int:
-    return _block_rows(knobs) * (knobs.head_dim + 4) * 4
+def _partial_bytes(knobs: DecodeKnobs, spread: int = 4) -> int:
+    return _block_rows(knobs) * (knobs.head_dim + spread) * 4
 
 
 def _team(knobs: DecodeKnobs) -> int:
@@ -96,7 +97,8 @@ def _rings(knobs: DecodeKnobs) -> int:
 
 def shared_bytes(knobs: DecodeKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
-    ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), _partial_bytes(knobs))
+    partial = _partial_bytes(knobs, spread=16 if knobs.cache == "e4m3" else 8)
+    ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), partial)
     size = _rings(knobs) * ring + _block_rows(knobs) * knobs.head_dim * 2
     if knobs.append:
         size += 2 * -(-most_queries(knobs) // 16) * 16 * _row_bytes(knobs)
@@ -118,6 +120,8 @@ def most_registers(knobs: DecodeKnobs) -> int:
 def _registers(knobs: DecodeKnobs) -> int:
     """Registers that a thread needs: sums, logits, words of E4M3 keys, and all else, by what compilers took."""
     words = knobs.keys * knobs.head_dim // 128 if knobs.cache == "e4m3" else 0
+    if knobs.ahead:  # operands of both products in place of words
+        words = knobs.keys * knobs.head_dim * 7 // 320
     need = 44 + words * 5 // 4 + (22 if _block_rows(knobs) > 16 else 0)
     need += knobs.row_tiles * (knobs.head_dim // 2 + knobs.keys * 5 // 8) + 30 * (knobs.row_tiles > 1)
     need += 8 * (knobs.cache == "e4m3" and knobs.append)  # reciprocals of its scales, and clamps
@@ -144,6 +148,9 @@ def _check(knobs: DecodeKnobs, arch: Arch) -> None:
         raise KnobError(said, f"use a multiple of {team}")
     if team > 1 and knobs.stages < 2:
         raise KnobError(f"stages=1 of a team of {team} warps: it fills a stage while it reads another", "use stages=2")
+    if knobs.ahead and knobs.reduction == "global":
+        said = "ahead=1 with reduction=global: a block has parts of several requests, one after another"
+        raise KnobError(said, "use ahead=0, or another reduction")
     if knobs.group > knobs.rows:
         raise KnobError(f"rows={knobs.rows} hold no token of group={knobs.group}", f"use rows={knobs.group}")
     if (knobs.reduction == "cluster") != (knobs.parts > 1):
@@ -173,13 +180,13 @@ DECODE = KernelSpec(
 # Between them every branch of the template.
 RARER: tuple[dict[str, Any], ...] = (
     {"cache": "e4m3", "sinks": "sinks_fp32", "reduction": "cluster", "parts": 2, "rows": 32, "mask": 32, "keys": 16,
-     "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True},
+     "rope": "interleaved", "rotary": 32, "table": "table_fp32", "windowed": True, "ahead": True},
     {"dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "sinks": "sinks_fp16", "reduction": "global", "keys": 16,
      "warps": 2, "append": False},
     {"head_dim": 128, "group": 5, "page_size": 48, "reduction": "none", "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "table": "table_fp16", "dtype": "fp16", "cache": "e4m3", "soft_cap": True},
     {"rows": 32, "group_split": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2,
-     "rope": "neox", "rotary": 64, "cache": "e4m3"},
+     "rope": "neox", "rotary": 64, "cache": "e4m3", "ahead": True},
     {"rows": 32, "row_tiles": 2, "reduction": "cluster", "parts": 2, "group": 8, "keys": 16, "warps": 2, "rope": "neox",
      "rotary": 64, "sinks": "sinks_bf16"},
     {"rows": 64, "group": 1, "mask": 64, "keys": 16, "windowed": True},
@@ -240,10 +247,16 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"blocks_per_sm": 2}, stages=3)
         # The ring holds the whole window and the new tokens, where it can: one step.
         split, one_step = _split(problem, multiprocessors, blocks=1), problem.window <= 8 * 32 - 8
+        ahead = _reads_ahead(problem, multiprocessors)
         if problem.cache == "e4m3" and team == 1 and problem.window <= 5 * 2 * 16 - 8:  # few keys a warp to convert
+            if ahead:
+                return _within(problem, arch, knobs | {"ahead": True, "warps": 5, "blocks_per_sm": 1}, stages=1)
             return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 1}, stages=2)
         knobs |= {"warps": 8, "blocks_per_sm": 1, "group_split": split}
+        knobs |= {"ahead": True} if ahead and one_step else {}
         return _within(problem, arch, knobs, stages=1) if one_step else _within(problem, arch, knobs | {"keys": 16}, 2)
+    if problem.context <= 8 * 32 and _reads_ahead(problem, multiprocessors):  # one step, which nothing is merged with
+        return _within(problem, arch, knobs | {"reduction": "none", "warps": 8, "ahead": True}, stages=1)
     if shared_out := _cluster(problem, arch, multiprocessors):
         return _within(problem, arch, knobs | shared_out, shared_out["stages"])
     knobs |= {"reduction": "global"}
@@ -251,6 +264,13 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
         shape = {"warps": 2, "blocks_per_sm": 4} if problem.cache == "same" else {"warps": 4, "blocks_per_sm": 2}
         return _within(problem, arch, knobs | shape, stages=3)
     return _within(problem, arch, knobs | {"warps": 8 if team == 1 else 4, "blocks_per_sm": 1}, stages=3)
+
+
+def _reads_ahead(problem: AttentionProblem, multiprocessors: int) -> bool:
+    """Whether warps read their first operands while q is on its way: of one request, whose heads have few rows."""
+    return (
+        rows_for(problem) == 16 and problem.head_dim <= 64 and problem.batch * problem.kv_heads * 8 <= multiprocessors
+    )
 
 
 def _split(problem: AttentionProblem, multiprocessors: int, blocks: int) -> int:
@@ -290,6 +310,8 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
             if keys == 64 and problem.cache == "e4m3":
                 return found | {"parts": fit[-1] if team == 1 else 4, "stages": 2}
             return found | {"parts": 4, "keys": keys, "stages": 1}
+    if problem.cache == "same" and _reads_ahead(problem, multiprocessors):
+        found["ahead"] = True
     return found | {"parts": fit[-1]}
 
 

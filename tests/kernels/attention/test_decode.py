@@ -110,6 +110,20 @@ SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
         "sm_80",
         {"rows": 32, "group": 5, "row_tiles": 2, "dtype": "fp16", "qk": "qk_fp16", "soft_cap": True, "append": False},
     ),
+    "first keys beside q": (
+        "sm_90a",
+        {"ahead": True, "group": 8, "keys": 32, "rope": "neox", "sinks": "sinks_bf16", "windowed": True,
+         **CLUSTER},
+    ),
+    "first keys beside q, a team of two, a tree": (
+        "sm_121a", {"ahead": True, "rows": 32, "group": 8, "mask": 32, "rope": "neox", "stages": 3}
+    ),
+    "first keys beside q, E4M3, one stage": (
+        "sm_90a", {"ahead": True, "cache": "e4m3", "stages": 1, "keys": 64, "rope": "neox", "group": 8}
+    ),
+    "first keys beside q, E4M3, all in the cache": (
+        "sm_121a", {"ahead": True, "cache": "e4m3", "append": False, "soft_cap": True}
+    ),
     "one warp, many stages": ("sm_90a", {"warps": 1, "stages": 8, "keys": 64, "rope": "neox"}),
     "three warps": ("sm_121a", {"warps": 3, "stages": 3, **GRID}),
     "eight warps": ("sm_90a", {"warps": 8, "windowed": True, "append": False}),

@@ -3,6 +3,7 @@
 #include "jitmx/attention/rope.cuh"
 #include "jitmx/math/divisor.cuh"
 #include "jitmx/math/warp.cuh"
+#include "jitmx/ptx/e4m3.cuh"
 #include "jitmx/ptx/matrix.cuh"
 #include "jitmx/ptx/shared.cuh"
 
@@ -60,8 +61,17 @@ template <class T, int D> struct SameFormat {
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
     load_matrices(Row::from(rows + Row::at(lane % 16, lane / 16), row, 2 * step), a);
   }
+  // Q of a block as rows, for the operands above.
+  struct Queries {
+    static __device__ __forceinline__ u32 at(int row, int d) { return Rows<D * 2>::at(row, d / 8); }
+    static __device__ __forceinline__ void store(u8* to, const Vec4& v) { *reinterpret_cast<Vec4*>(to) = v; }
+    static __device__ __forceinline__ void load(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
+      queries(rows, row, step, lane, a);
+    }
+  };
   // Which value of the head column tile j's elements 2 t and 2 t + 1 are.
   static __device__ __forceinline__ int column(int j, int t, int element) { return 8 * j + 2 * t + element; }
+  static constexpr int kSpread = 8;  // words between rows of sums, of which four rows are written at a time
 
   // What the cache keeps of eight values of T, where it lies there and in shared memory.
   using Stored = Vec4;
@@ -140,20 +150,17 @@ template <int D> struct E4m3Format {
     }
   };
   static __device__ __forceinline__ void operands(u32 codes, u32& b0, u32& b1) {
-    b0 = from_e4m3x2(u16(codes));
-    b1 = from_e4m3x2(u16(codes >> 16));
+    from_e4m3x4(codes, b0, b1);
   }
   static __device__ __forceinline__ void values(u32 rows, int row, int pair, int lane, u32 (&b)[2][4]) {
     // Matrices of pairs of values: of the first eight keys and the others, of 16 values, a vector, and of the next.
     u32 m[4];
     load_transposed(Row::from(rows + Row::at(lane % 16, lane / 16), row, 2 * pair), m);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      b[i][0] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x20)));
-      b[i][1] = from_e4m3x2(u16(__byte_perm(m[2 * i + 1], 0u, 0x20)));
-      b[i][2] = from_e4m3x2(u16(__byte_perm(m[2 * i], 0u, 0x31)));
-      b[i][3] = from_e4m3x2(u16(__byte_perm(m[2 * i + 1], 0u, 0x31)));
-    }
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        from_e4m3x4(__byte_perm(m[2 * i + half], 0u, 0x3120), b[i][half], b[i][2 + half]);
   }
   // The same values of 16 rows of Q, in fp16, rows of 2 D bytes.
   static __device__ __forceinline__ void queries(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
@@ -165,9 +172,32 @@ template <int D> struct E4m3Format {
       a[i + 2] = v.y;
     }
   }
+  // The same as operands lie in registers, 16 bytes a lane, step and 16 rows: eight values from `d` on, a multiple of
+  // eight, are two words of a step and two of the next.
+  struct Queries {
+    static __device__ __forceinline__ u32 at(int row, int d) {
+      const int step = d / (16 * kSteps) * kSteps + d / 4 % kSteps, lane = row % 8 * 4 + d / (4 * kSteps) % 4;
+      return row / 16 * (D * 32) + step * 512 + lane * 16 + row % 16 / 8 * 4;
+    }
+    static __device__ __forceinline__ void store(u8* to, const Vec4& v) {
+      u32* const words = reinterpret_cast<u32*>(to);
+      words[0] = v.x;
+      words[2] = v.y;
+      words[128] = v.z;
+      words[130] = v.w;
+    }
+    static __device__ __forceinline__ void load(u32 rows, int row, int step, int lane, u32 (&a)[4]) {
+      const Vec4 v = load_shared(rows + row * (D * 2) + step * 512 + lane * 16);
+      a[0] = v.x;
+      a[1] = v.y;
+      a[2] = v.z;
+      a[3] = v.w;
+    }
+  };
   static __device__ __forceinline__ int column(int j, int t, int element) {
     return j / 2 * 16 + 4 * t + 2 * element + j % 2;
   }
+  static constexpr int kSpread = 16;  // words between rows of sums, of which two rows are written at a time
 
   using Stored = uint2;
   template <class T> static __device__ __forceinline__ Stored stored(const Vec4& values, const Divisor& scale) {
@@ -199,11 +229,10 @@ template <int D> struct E4m3Format {
 };
 
 // Eight values of Q as products take them: fp16 beside E4M3, whose range ends before that of bf16.
-template <class T, class Product> __device__ __forceinline__ Vec4 as_operand(const Vec4& v) {
-  Eight wide = widened<T>(v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) wide.x[i] = min_nan(max_nan(wide.x[i], -65504.0f), 65504.0f);
-  return rounded<Product>(wide);
+template <class T> __device__ __forceinline__ Vec4 as_operand(const Vec4& v) {
+  const Eight wide = widened<T>(v);
+  return {to_finite_fp16x2(wide.x[0], wide.x[1]), to_finite_fp16x2(wide.x[2], wide.x[3]),
+          to_finite_fp16x2(wide.x[4], wide.x[5]), to_finite_fp16x2(wide.x[6], wide.x[7])};
 }
 
 }  // namespace jitmx

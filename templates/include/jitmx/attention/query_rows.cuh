@@ -4,10 +4,9 @@
 
 namespace jitmx {
 
-// Q of all rows of a tile, rotated, goes to `to`, where Place::at says; rows of no token are 0. `Clamped`: as operands
-// of type Product.
-template <class T, class Product, bool Clamped, class Rope, class Place, int D, int Rows, int Threads, class Arguments,
-          class Tile>
+// Q of all rows of a tile, rotated, goes to `to`, where Place::at says; rows of no token are 0. `Clamped`: in fp16,
+// within its range.
+template <class T, bool Clamped, class Rope, class Place, int D, int Rows, int Threads, class Arguments, class Tile>
 __device__ __forceinline__ void bring_queries(const Arguments& args, const Tile& tile, u8* to, int thread) {
   constexpr int kVectors = D / 8;
   static_assert(Rows * kVectors % Threads == 0, "threads take the same number of vectors");
@@ -22,7 +21,7 @@ __device__ __forceinline__ void bring_queries(const Arguments& args, const Tile&
       if constexpr (Rope::kRotates)
         position = args.positions != nullptr ? __ldg(args.positions + at) : tile.request.old + token;
       v = rotated<T, Rope>(head, d, Rope::angles(args.rope, position, d));
-      if constexpr (Clamped) v = as_operand<T, Product>(v);
+      if constexpr (Clamped) v = as_operand<T>(v);
     }
     *reinterpret_cast<Vec4*>(to + Place::at(row, d / 8)) = v;
   }
