@@ -121,14 +121,14 @@ H200 = Card(
     merge_us=Parameter(1.3, f"{_LOG}, attention.decode: what the merge of a grid costs"),
     exchange_gbps=Parameter(24.5, f"{_LOG}, linear.wgmma and linear.splitk: 12 to 14 bytes a cycle, 24 at best"),
     stacked=Parameter(0.5, f"{_LOG}, linear.wgmma: an HGMMA leaves the scheduler half of its cycles"),
-    start_us=_fitted(0.194),
-    cluster_us=_fitted(0.4097),
-    grid_us=_fitted(2.675),
-    fill_us=_fitted(0.5505),
-    exposed_gbps=_fitted(132.5),
-    issued=_fitted(1.105),
-    alone=_fitted(1.032),
-    unhidden=_fitted(0.04955),
+    start_us=_fitted(0.2188),
+    cluster_us=_fitted(0.398),
+    grid_us=_fitted(2.833),
+    fill_us=_fitted(0.5787),
+    exposed_gbps=_fitted(127.9),
+    issued=_fitted(1.093),
+    alone=_fitted(0.8764),
+    unhidden=_fitted(0.03913),
 )
 
 

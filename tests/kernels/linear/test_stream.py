@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from contracts import keep_contracts, some
 from jitmx import arch
 from jitmx.arch import Arch
+from jitmx.dispatch import choose
 from jitmx.errors import KnobError, SimulationError
 from jitmx.kernels.linear import GPT_OSS
 from jitmx.kernels.linear.arguments import make_case
@@ -314,6 +315,25 @@ def test_weights_that_do_not_fit_twice_are_streamed_in_slices_and_all_multiproce
     assert wide["share"] is False and wide["warps"] == 18  # 2160 rows of tiles, at most 17 of a multiprocessor
     fits = KERNEL.heuristic(LinearProblem.on(chip, n=5120, k=2880), chip, 132)
     assert fits.get("resident", True) and fits.get("share", True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [32000, 34560, 201088])
+def test_two_blocks_with_rings_of_whole_rows_do_not_fit_a_multiprocessor(n: int, rows: int) -> None:
+    """Blocks of a launch that begins early would meet where those before them end first."""
+    target = arch.parse("sm_90a")
+    problem = LinearProblem(rows, n, 2880, norm=rows == 1, argmax=n > 30000)
+    variant = SPEC.variant(target, **KERNEL.fixed(problem), **KERNEL.heuristic(problem, target, 132))
+    assert not variant.knobs.share
+    assert 2 * launch(variant.knobs, problem, 132).shared_bytes > target.shared_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_nor_do_two_blocks_of_the_head_by_the_shipped_table(rows: int) -> None:
+    target = arch.parse("sm_90a")
+    found = choose.choose("linear", LinearProblem(rows, 201088, 2880), target, multiprocessors=132)
+    assert found.variant.spec is SPEC and not found.variant.knobs.share
+    assert 2 * launch(found.variant.knobs, found.problem, 132).shared_bytes > target.shared_bytes
 
 
 @pytest.mark.parametrize(("target", "rows"), [("sm_90a", [1, 4, 32]), ("sm_121a", [1])])
