@@ -40,17 +40,18 @@ def read(op: str, problem: type[Problem], words: tuple[str, ...]) -> dict[str, A
         click.UsageError: words that are no fields, or a field given twice.
     """
     items = {item.name: item for item in dataclasses.fields(problem)}
-    fields = {name: item.default for name, item in items.items()}
+    fields: dict[str, Any] = {name: item.default for name, item in items.items()}
     found: dict[str, Any] = {}
     for name, text in pairs(words, op, list(fields), "field").items():
         word = f"{name}={text}"
-        if isinstance(fields[name], bool):
+        usual = fields[name]
+        if isinstance(usual, bool):
             value = read_flag(items[name], text)
             if value is None:
                 raise click.UsageError(f"{short(word)}: {name} is {' or '.join(flags(items[name]))}")
             found[name] = value
-        elif isinstance(fields[name], int):
-            found[name] = _whole(name, text)
+        elif isinstance(usual, int):
+            found[name] = _whole(name, text, least=min(1, usual))
         else:
             found[name] = text
     return found
@@ -76,9 +77,9 @@ def read_values(
     return read(op, problem, tuple(others)), {name: tuple(values) for name, values in lists.items()}
 
 
-def _whole(name: str, text: str) -> int:
+def _whole(name: str, text: str, least: int = 1) -> int:
     try:
-        return whole(text, 1, MAX_SIZE)
+        return whole(text, least, MAX_SIZE)
     except ValueError:
         said = short(f"{name}={text}")
-        raise click.UsageError(f"{said}: {name} is a whole number from 1 to {MAX_SIZE}") from None
+        raise click.UsageError(f"{said}: {name} is a whole number from {least} to {MAX_SIZE}") from None

@@ -91,6 +91,11 @@ def test_the_environment_overrides_and_is_named(read, monkeypatch) -> None:
     assert "JITMX_LINEAR_KNOBS=stages=1" in said["decided_by"]["detail"]
 
 
+def test_a_field_that_is_zero_where_nothing_is_said_may_be_said_to_be_zero(run: Any) -> None:
+    said = run("explain", "attention", "--arch", "sm_90", "window=0", "mask=0", "rotary=0", "context=256").stdout
+    assert said == run("explain", "attention", "--arch", "sm_90", "context=256").stdout and "window=0" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
