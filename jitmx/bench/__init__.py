@@ -16,11 +16,18 @@ from __future__ import annotations
 
 from jitmx import kernels, resources, settings
 from jitmx.kernels.benchmark import Benchmark
+from jitmx.models import NAMED
 
 __path__ = resources.extended(__path__, "bench", settings.current().families)
 
 # What is measured of no one family.
-OTHERS = {"launch": Benchmark("jitmx.bench.launch", "host time a call")}
+OTHERS = {
+    "block": Benchmark(
+        "jitmx.bench.block", "transformer blocks in one graph, and what each of their launches adds",
+        ("batch", "context", "cache"), models=tuple(NAMED), family="attention",
+    ),
+    "launch": Benchmark("jitmx.bench.launch", "host time a call"),
+}  # fmt: skip
 
 
 def known() -> dict[str, Benchmark]:

@@ -55,6 +55,7 @@ Examples:
   jitmx bench moe --experts 8 --top 2 --hidden 4096 --intermediate 14336 -m 64
   jitmx bench attention --peers fa3       gpt-oss-120b's attention: decoding, verification, prompts; beside FA3
   jitmx bench attention batch=1,16 context=2048,65536 cache=e4m3 window=0
+  jitmx bench block batch=1,16            gpt-oss-120b's blocks in one graph, and what each launch adds
   jitmx bench launch --json               host time of a warm call
 
 \b
@@ -146,8 +147,8 @@ def _fields(wanted: Mapping[str, Benchmark], words: tuple[str, ...]) -> dict[str
         mine = tuple(word for word in words if word.partition("=")[0] in one.fields)
         found[name] = {}
         if mine:
-            family = kernels.family(name)
-            values, lists = shapes.read_values(name, family.problem, mine, family.axes)
+            family = kernels.family(one.family or name)
+            values, lists = shapes.read_values(family.name, family.problem, mine, family.axes)
             family.problem(**values)
             found[name] = {**values, **lists}
         one.check(found[name])

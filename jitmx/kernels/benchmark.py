@@ -23,6 +23,7 @@ class Benchmark:
         peers: libraries that it can run beside jitmx.
         drawn: whether it can be plotted.
         device: whether it needs a card.
+        family: whose problems have the fields, where it is of no family.
     """
 
     module: str
@@ -33,3 +34,4 @@ class Benchmark:
     peers: tuple[str, ...] = ()
     drawn: bool = False
     device: bool = True
+    family: str = ""

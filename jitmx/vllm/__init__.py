@@ -20,7 +20,7 @@ imports no more than vLLM has imported by then; what takes over which layer is d
     replay.py        what a step need not prepare where its graph is replayed
     router.py        the router's product, taken into the experts' call
     block.py         the transformer block, whose norms and residual are in its products
-    products.py      those products, as operators
+    products.py      those products (jitmx.serving), as operators
     packing.py       experts' weights, packed in the place of the checkpoint's
     draft.py         an Eagle3 draft model: its layers, its attention, the tokens that its head proposes
     draft_config.py  the quantization configuration of that draft

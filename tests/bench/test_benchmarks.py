@@ -21,7 +21,7 @@ def test_a_benchmark_has_what_the_verb_calls(name: str) -> None:
     assert [*inspect.signature(module.tables).parameters] == ["payload", "limits"]
     assert hasattr(module, "draw") == benchmark.drawn
     if benchmark.fields:
-        assert set(benchmark.fields) <= {*kernels.family(name).problem.__dataclass_fields__}
+        assert set(benchmark.fields) <= {*kernels.family(benchmark.family or name).problem.__dataclass_fields__}
 
 
 def test_attention_linear_and_moe_are_tuned() -> None:

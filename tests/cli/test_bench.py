@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jitmx.bench import tree as benchmarks_tree
 from jitmx.bench.benchmark import Ceilings
 from jitmx.bench.peers import PEERS
 from jitmx.cli import bench
+from jitmx.errors import DriverError
 from jitmx.kernels.linear import usual_rows
 
 LIMITS = Ceilings("a card", read=4e12, copy=4e12, matmul=7e14)
@@ -185,11 +187,23 @@ def test_libraries_are_chosen_by_name() -> None:
         (("attention", "head_dim=64"), "'head_dim=64' is no field=value of attention; fields: batch, context"),
         (("quantize", "--plot", "x.png"), "--plot draws linear and moe"),
         (("routing", "--plot", "x.png"), "--plot draws linear and moe"),
-        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, topk, tree, launch"),
+        (("gemm",), "'gemm' is not one of attention, linear, moe, norm, quantize, routing, topk, tree, block, launch"),
     ],
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:
     assert said in run("bench", *arguments, code=2).stderr
+
+
+def test_every_example_of_its_help_lacks_nothing_but_a_gpu(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(verb: str) -> None:
+        raise DriverError("no GPU here")
+
+    monkeypatch.setattr(bench.targets, "require_gpu", none)
+    monkeypatch.setattr("jitmx.bench.roofline.require_matplotlib", lambda: None)
+    shown = re.findall(r"^ +jitmx (bench.*?)(?:  .*)?$", run("bench", "--help").stdout, re.MULTILINE)
+    assert len(shown) >= 10
+    for example in shown:
+        assert "no GPU here" in run(*example.split(), code=1).stderr, example
 
 
 def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:

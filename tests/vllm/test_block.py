@@ -26,10 +26,10 @@ from jitmx import arch, settings
 from jitmx.kernels.linear.arguments import NO_PREFETCH
 from jitmx.ops.linear import operand
 from jitmx.ops.routing.plan import Routing
-from jitmx.serving import rounded_inputs
+from jitmx.serving import products, rounded_inputs
 from jitmx.serving.experts import Experts
 from jitmx.serving.linear import Linear
-from jitmx.vllm import block, facts, products
+from jitmx.vllm import block, facts
 from vllm_world import error, reference
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
