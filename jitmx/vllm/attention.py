@@ -128,12 +128,13 @@ class JitmxAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
 
     Attributes:
         parts: one; or decodes and chunks of prompts apart, outside of graphs.
-        slot_mapping: int64 [tokens], -1 of padding.
+        slot_mapping: int64 [tokens], -1 of padding; None where block table and lengths say it: nothing is padding then
+            but requests without tokens.
         max_seq_len: tokens of a request, at most.
     """
 
     parts: tuple[Part, ...]
-    slot_mapping: torch.Tensor
+    slot_mapping: torch.Tensor | None
     max_seq_len: int
 
 
@@ -338,9 +339,9 @@ class JitmxAttentionImpl(AttentionImpl[JitmxAttentionMetadata]):  # type: ignore
         sinks = None if self.sinks is None else self.sinks.data
         style = "neox" if self.rope is None else _style(self.rope)
         k_scale, v_scale = (layer._k_scale, layer._v_scale) if self.quantized else (None, None)
-        new = query, key, value, given.slot_mapping, output
-        tokens = min(query.shape[0], given.slot_mapping.shape[0])  # of a piecewise graph, or of the batch
-        whole = query.shape[0] == given.slot_mapping.shape[0]
+        new, there = (query, key, value, given.slot_mapping, output), query.shape[0]
+        tokens = there if given.slot_mapping is None else given.slot_mapping.shape[0]
+        whole, tokens = tokens == there, min(tokens, there)  # of a piecewise graph, or of the batch
         for part in given.parts:
             if part.tokens is None and whole:
                 q, k, v, slots, out = new

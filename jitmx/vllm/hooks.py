@@ -248,6 +248,7 @@ _DRAFT_TABLE: dict[str, dict[str, str]] = {
         "TargetDependentARSpeculator._generate_fused_drafts": "num_reqs num_tokens_padded attn_metadata slot_mappings",
     },
     "vllm.v1.worker.gpu.block_table": {
+        "BlockTables.__init__": "cp_size",
         "BlockTables.compute_slot_mappings": "idx_mapping query_start_loc positions num_tokens_padded out",
     },
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from jitmx.ops.linear import operand
 from jitmx.ops.linear.plan import DTYPES
 from jitmx.serving.draft import Argmax
 from jitmx.vllm import aux_layers, draft, facts, packing, warmup
+from jitmx.vllm.attention import JitmxAttentionMetadata
 from jitmx.vllm.linear import JitmxLinearMethod, pack
 from jitmx.vllm.log import logger
 from jitmx.vllm.policy import Decision
@@ -134,14 +136,17 @@ def _take_argmax(speculator: Any, model: Any) -> None:
 
 
 class _StepTables:
-    """vLLM's block tables, of which a step of a draft's graph finds the slots of its own tokens.
+    """vLLM's block tables, of which a step of a draft's graph finds the slots of its own tokens, or none at all.
 
     vLLM's kernel marks all slots behind those as padding, up to the longest prompt that a step takes, by one block:
-    that is most of its time.
+    that is most of its time. The rest is that of a launch, and attention of jitmx's needs no slots.
+
+    Attributes:
+        finds: whether it does.
     """
 
-    def __init__(self, tables: Any) -> None:
-        self._tables = tables
+    def __init__(self, tables: Any, finds: bool) -> None:
+        self._tables, self.finds = tables, finds
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tables, name)
@@ -150,7 +155,9 @@ class _StepTables:
         self, idx_mapping: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, num_tokens_padded: int
     ) -> torch.Tensor:
         """vLLM's, [groups, num_tokens_padded], where they are always."""
-        own = self._tables.slot_mappings[:, :num_tokens_padded]
+        own: torch.Tensor = self._tables.slot_mappings[:, :num_tokens_padded]
+        if not self.finds:
+            return own
         found: torch.Tensor = self._tables.compute_slot_mappings(
             idx_mapping, query_start_loc, positions, num_tokens_padded, out=own
         )
@@ -160,10 +167,18 @@ class _StepTables:
 def _fused_drafts(
     self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, slot_mappings: Any, *rest: Any, **named: Any
 ) -> None:
-    """vLLM's drafts of a graph."""
+    """vLLM's drafts of a graph.
+
+    A draft's token lies where the block table has the last one of its request. Slots say the same of its position, if
+    that advances with each token and no ranks share a context.
+    """
     tables = self.block_tables
     if draft.served(self.vllm_config):
-        self.block_tables = _StepTables(tables)
+        batches, own = attn_metadata or {}, self.advance_draft_positions and tables.cp_size == 1
+        own = own and all(isinstance(batch, JitmxAttentionMetadata) for batch in batches.values())
+        if own and batches:
+            attn_metadata = {name: replace(batch, slot_mapping=None) for name, batch in batches.items()}
+        self.block_tables = _StepTables(tables, finds=not own)
     try:
         _stock_fused_drafts(self, num_reqs, num_tokens_padded, attn_metadata, slot_mappings, *rest, **named)
     finally:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,15 +125,19 @@ class Served:
             else:
                 cache[pages, :, places] = both
 
-    def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step through vLLM's layer: what came out for tokens of requests, and what should have."""
+    def step(self, batch: Batch, *, slots: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step through vLLM's layer: what came out for tokens of requests, and what should have.
+
+        Args:
+            slots: whether it is told where new tokens go.
+        """
         tokens, rows = batch.tokens + batch.pad_tokens, len(batch.requests) + batch.pad_requests
         qkv = self.random(tokens, (HEADS + 2 * KV) * DIM)
         q, k, v = qkv.split([HEADS * DIM, KV * DIM, KV * DIM], dim=1)
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         starts[1:] = batch.tokens
         starts[1 : len(batch.requests) + 1] = torch.tensor(batch.news).cumsum(0)
-        lengths, slots = torch.zeros(rows, dtype=torch.int32), torch.full((tokens,), -1)
+        lengths, places = torch.zeros(rows, dtype=torch.int32), torch.full((tokens,), -1)
         table = torch.full((rows, self.table.shape[1]), NULL, dtype=torch.int32)
         for request, (old, new) in enumerate(batch.requests):
             lengths[request] = old + new
@@ -143,15 +148,17 @@ class Served:
             at = torch.arange(old, old + new)
             own = self.table[request][at // self.page_size].long() * self.page_size + at % self.page_size
             if not batch.dummy:
-                slots[starts[request] : starts[request + 1]] = own
+                places[starts[request] : starts[request + 1]] = own
         most, name = max(batch.news), self.layer.layer_name
         if batch.dummy:
             table.fill_(NULL)
         metadata = build_attn_metadata(
             [[self.group]], rows, batch.tokens, starts, starts.clone(), batch.max_query_len or most, lengths,
-            batch.max_seq_len or int(lengths.max()), [table], slots[None], self.caches,
+            batch.max_seq_len or int(lengths.max()), [table], places[None], self.caches,
         )  # fmt: skip
-        context = set_forward_context(metadata, self.config, num_tokens=tokens, slot_mapping={name: slots})
+        if not slots:
+            metadata = {layer: dataclasses.replace(one, slot_mapping=None) for layer, one in metadata.items()}
+        context = set_forward_context(metadata, self.config, num_tokens=tokens, slot_mapping={name: places})
         with vllm_world.world(), torch.no_grad(), context:
             found = self.layer(q, k, v)
         right = self._expected(batch, *(x.unflatten(1, (-1, DIM)) for x in (q, k, v)), starts)
@@ -393,6 +400,16 @@ def test_tokens_after_rejected_drafts_take_their_places(host: Any) -> None:
         found, right = made.step(Batch([(32, 4)]))
         assert error(found, right) < GATE
         check_cache(made, 1)
+
+
+@pytest.mark.parametrize("name", ["decodes", "a graph of decodes, padded", "decodes beside chunks"])
+def test_without_slots_tokens_go_where_the_block_table_has_them(host: Any, name: str) -> None:
+    """What a graph pads a batch with has no tokens, and goes nowhere."""
+    batch = BATCHES[name]
+    with served(host, batch, window=24) as (made, _):
+        found, right = made.step(batch, slots=False)
+        assert error(found, right) < GATE
+        check_cache(made, len(batch.requests))
 
 
 def test_requests_may_share_the_pages_of_a_prefix(host: Any) -> None:

@@ -33,7 +33,7 @@ from jitmx.serving.attention import cached
 from jitmx.serving.draft import Argmax, of_draft
 from jitmx.toolchain import nvrtc
 from jitmx.vllm import hooks, monitor, speculation, warmup
-from jitmx.vllm.attention import JitmxAttentionBackend
+from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionMetadata
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.request import requested
 from scripts.protocol import drafts
@@ -380,36 +380,53 @@ def test_a_cache_that_warmup_filled_serves_a_draft_where_nothing_may_be_compiled
     assert {one.variant.name for one in warmup._ready} == kernels
 
 
-@pytest.mark.parametrize("asked", [ALL, {"draft_layers": "none"}], ids=["served", "not served"])
-def test_a_step_of_a_draft_s_graph_marks_no_slots_behind_its_own(
-    host: Any, folder: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 4096 slots a step of three requests looks at three; what a graph knows them by stays, and vLLM's tables do."""
+STEP = JitmxAttentionMetadata((), torch.zeros(3, dtype=torch.int64), 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "batches", "shared", "advances", "wanted"),
+    [
+        ({"draft_layers": "none"}, {"layer": STEP}, 1, True, 4096),
+        (ALL, {"layer": STEP, "another": STEP}, 1, True, None),
+        (ALL, {"layer": STEP, "another": object()}, 1, True, 3),
+        (ALL, {"layer": STEP}, 2, True, 3),
+        (ALL, {"layer": STEP}, 1, False, 3),
+    ],
+    ids=["not served", "by jitmx", "one layer by another", "a context that ranks share", "places that stay"],
+)
+def test_a_step_of_a_draft_s_graph_finds_no_slots_but_those_that_its_attention_reads(
+    host: Any, folder: Path, asked: dict[str, Any], batches: dict[str, Any], shared: int, advances: bool,
+    wanted: int | None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of 4096 slots a step of three requests looks at three at most; what a graph knows them by stays, and so do
+    vLLM's tables."""
     config = load(host, folder, asked).config
     slots, told = torch.zeros(2, 4096, dtype=torch.int64), list[tuple[int, int]]()
 
     class Tables:
-        slot_mappings = slots
+        slot_mappings, cp_size = slots, shared
 
         def compute_slot_mappings(self, *given: Any, out: torch.Tensor | None = None) -> torch.Tensor:
             found = slots if out is None else out
             told.append((found.data_ptr(), found.shape[1]))
             return found[:, : given[-1]]
 
-    def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, *_: Any) -> None:
+    def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, *_: Any) -> None:
         assert self.block_tables.slot_mappings is slots
         found = self.block_tables.compute_slot_mappings(None, None, None, num_tokens_padded)
         assert found.shape == (2, num_tokens_padded) and found.data_ptr() == slots.data_ptr()
+        left = [name for name, batch in attn_metadata.items() if getattr(batch, "slot_mapping", slots) is None]
+        assert left == ([] if wanted else list(batches)) and list(attn_metadata) == list(batches)
         raise RuntimeError("no draft")
 
     monkeypatch.setattr(speculation, "_stock_fused_drafts", drafts_of)
     tables = Tables()
-    own = speculator(config, block_tables=tables)
+    own = speculator(config, block_tables=tables, advance_draft_positions=advances)
     with pytest.raises(RuntimeError, match="no draft"):
-        TargetDependentARSpeculator._generate_fused_drafts(own, 3, 3, {}, {})
+        TargetDependentARSpeculator._generate_fused_drafts(own, 3, 3, batches, {})
     assert not hooks.moved(hooks.DRAFT_HOOKS)  # of another engine of this process
-    assert own.block_tables is tables
-    assert told == [(slots.data_ptr(), 3 if asked is ALL else 4096)]
+    assert own.block_tables is tables and STEP.slot_mapping is not None
+    assert told == ([] if wanted is None else [(slots.data_ptr(), wanted)])
 
 
 @pytest.mark.parametrize(
