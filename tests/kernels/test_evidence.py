@@ -15,6 +15,7 @@ import evidence
 from contracts import keep_contracts
 from evidence import Verdicts, compiled_from, keeps, made_from
 from jitmx import arch, batch
+from jitmx.build import Built
 from jitmx.errors import ToolchainError
 from jitmx.kernels.quantize import FAMILY
 from jitmx.ledger import Entry, Ledger
@@ -136,6 +137,65 @@ def test_of_another_contract_or_disassembler_nothing_is_known(
     stricter = dataclasses.replace(ONE.spec, contract=lambda knobs, target: Contract(max_registers=1))
     with pytest.raises(AssertionError, match="registers a thread, over the 1 promised"):
         keep_contracts([dataclasses.replace(ONE, spec=stricter)])
+
+
+def it_reads(built: Built, lines: list[str]) -> None:
+    assert any(line.startswith("LDG") for line in lines)
+
+
+def it_writes(built: Built, lines: list[str]) -> None:
+    assert any(line.startswith("STG") for line in lines)
+
+
+def by_another_function(built: Built, lines: list[str]) -> None:
+    it_reads(built, lines)
+
+
+def test_what_a_look_at_machine_code_found_stands_for_that_look_alone(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    noted: list[Entry] = []
+    monkeypatch.setattr(evidence, "_noted", noted)
+    keep_contracts([ONE], it_reads)
+    assert [(entry.note, entry.proof) for entry in noted] == [("it reads", keeps(ONE, it_reads))]
+    assert len({keeps(ONE), keeps(ONE, it_reads), keeps(ONE, it_writes)}) == 3
+    known(*noted)
+    monkeypatch.setattr(contracts, "within_contracts", lambda variants: pytest.fail("asked") if variants else [])
+    keep_contracts([ONE], it_reads)
+    for other in (None, it_writes):
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            keep_contracts([ONE], other)
+
+
+def test_a_look_that_finds_fault_fails_and_is_not_noted(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(built: Built, lines: list[str]) -> None:
+        assert not lines
+
+    known()
+    monkeypatch.setattr(evidence, "_noted", [])
+    with pytest.raises(AssertionError):
+        keep_contracts([ONE], nothing)
+    assert evidence._noted == []
+
+
+def test_a_look_takes_nothing_that_evidence_would_not_know_of() -> None:
+    with pytest.raises(AssertionError, match="names it_reads, which evidence would not know of"):
+        keeps(ONE, by_another_function)
+    bound = 4
+
+    def closed(built: Built, lines: list[str]) -> None:
+        assert len(lines) > bound
+
+    with pytest.raises(AssertionError, match="closed takes names from around it"):
+        keeps(ONE, closed)
+
+
+def test_what_another_compiler_makes_is_known_for_that_compiler_alone() -> None:
+    here = keeps(ONE)
+    assert keeps(ONE, compiler=nvrtc.identity().digest) == here != keeps(ONE, compiler="0" * 64)
 
 
 def test_where_all_is_to_be_seen_anew_contracts_are(
