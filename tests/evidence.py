@@ -41,10 +41,10 @@ _noted: list[Entry] = []
 anew = False  # whether evidence of earlier runs does not count
 
 
-def note(variant: Variant, evidence: str, **fields: Any) -> None:
-    """Have an entry written at the end of the run."""
+def note(variant: Variant, evidence: str, source: str = "", **fields: Any) -> None:
+    """Have an entry written at the end of the run; `source`: what was made of the variant's, where it is not that."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    digest = ledger.digest(render(variant))
+    digest = ledger.digest(source or render(variant))
     _noted.append(Entry(digest, variant.arch.name, variant.name, evidence, date=today, **fields))
 
 
@@ -61,17 +61,27 @@ def kept() -> ledger.Ledger:
     return ledger.Ledger([*ledger.load().entries, *ledger.load(OF_TESTS).entries])
 
 
-def compiled_from(variant: Variant, compiler: str = "") -> str:
-    """A digest of all that NVRTC's answer for a variant follows from; `compiler`: another NVRTC's digest."""
-    source = render(variant)
-    asked = inputs(source, nvrtc.options(variant.arch))
+def compiled_from(variant: Variant, compiler: str = "", source: str = "") -> str:
+    """A digest of all that NVRTC's answer for a variant follows from.
+
+    Args:
+        compiler: the digest of another NVRTC than this process's.
+        source: what was made of the variant's, where it is not that.
+    """
+    asked = inputs(source or render(variant), nvrtc.options(variant.arch))
     return frame([("compiler", (compiler or nvrtc.identity().digest).encode()), *asked])
 
 
-def made_from(variant: Variant) -> str:
+def made_from(variant: Variant, source: str = "") -> str:
     """What the simulator's verdict on a variant rests on, by what its PTX is made from in place of the PTX."""
-    cases = kernels.family(variant.spec.family).cases(variant)
-    return frame([("compiled", compiled_from(variant).encode()), ("simulated", proof(variant, "", cases).encode())])
+    compiled = compiled_from(variant, source=source)
+    return frame([("compiled", compiled.encode()), ("simulated", judged(variant).encode())])
+
+
+@functools.cache
+def judged(variant: Variant) -> str:
+    """What the simulator's verdict on any PTX of a variant rests on beside the PTX."""
+    return proof(variant, "", kernels.family(variant.spec.family).cases(variant))
 
 
 def keeps(variant: Variant, look: Callable[..., None] | None = None, compiler: str = "") -> str:
