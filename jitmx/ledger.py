@@ -187,11 +187,11 @@ def known() -> Ledger:
 
 
 def save(entries: Iterable[Entry], path: Path) -> None:
-    """Write a ledger, one entry for each code, target, evidence and card (the latest), in a stable order."""
+    """Write a ledger in a stable order: of each code, target, evidence and card, or note without one, the latest."""
     latest: dict[tuple[str, str, str, str], Entry] = {}
     for entry in sorted(entries, key=lambda entry: entry.date):
-        latest[entry.source_digest, entry.arch, entry.evidence, entry.card] = entry
-    ordered = sorted(latest.values(), key=lambda entry: (entry.arch, entry.kernel, entry.evidence, entry.card))
+        latest[entry.source_digest, entry.arch, entry.evidence, entry.card or entry.note] = entry
+    ordered = sorted(latest.values(), key=lambda one: (one.arch, one.kernel, one.evidence, one.card or one.note))
     document = {"schema_version": SCHEMA_VERSION, "entries": [_told(entry) for entry in ordered]}
     files.write(path, json_rows.text(document, "entries").encode(), permissions=0o644)
 

@@ -71,7 +71,7 @@ def main() -> None:
     ledger.save(kept, shipped)
     others = [entry for entry in seen if entry.proof and (entry.source_digest, entry.arch) not in current]
     before = ledger.load(TESTS).entries
-    of_tests = {(entry.kernel, entry.arch, entry.evidence): entry for entry in (*before, *others, *contracts)}
+    of_tests = {(one.kernel, one.arch, one.evidence, one.note): one for one in (*before, *others, *contracts)}
     ledger.save(of_tests.values(), TESTS)
     print(f"{len(kept)} of {len(entries)} entries are of current default variants; {shipped.name} holds them")
     print(f"{len(of_tests)} are of other variants that tests take, and of contracts")

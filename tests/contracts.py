@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import evidence
@@ -12,6 +12,7 @@ from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin
 
 T = TypeVar("T")
+Look = Callable[[Built, list[str]], None]
 
 
 def some(variants: Iterable[T], nightly: bool, every: int = 3) -> list[T]:
@@ -19,13 +20,22 @@ def some(variants: Iterable[T], nightly: bool, every: int = 3) -> list[T]:
     return list(variants)[:: 1 if nightly else every]
 
 
-def keep_contracts(variants: Iterable[Variant]) -> None:
-    """All do, by their machine code, or by evidence that is kept of what it is compiled from."""
+def keep_contracts(variants: Iterable[Variant], look: Look | None = None) -> None:
+    """All do, by their machine code, or by evidence that is kept of what it is compiled from.
+
+    Args:
+        look: asserts what else holds of how each was built and of its instructions. It takes all that it knows from
+            them: its own text, and that of jitmx's modules that it names, are part of what the evidence rests on.
+    """
     asked = {(one.arch, one.name): one for one in variants}.values()
-    proofs = {one: evidence.keeps(one) for one in asked}
+    proofs = {one: evidence.keeps(one, look) for one in asked}
     left = [one for one, proof in proofs.items() if evidence.anew or not evidence.kept().proven(proof)]
-    for built in within_contracts(left):
-        evidence.note(built.variant, "compiled", proof=proofs[built.variant])
+    found = within_contracts(left)
+    if look and found:
+        for built, lines in zip(found, listings(found), strict=True):
+            look(built, lines)
+    for built in found:
+        evidence.note(built.variant, "compiled", note=evidence.said(look), proof=proofs[built.variant])
 
 
 def within_contracts(variants: Iterable[Variant]) -> list[Built]:

@@ -1,7 +1,8 @@
 """What tests see of kernels: evidence that they note, and that of earlier runs, which they need not see again.
 
 A verdict of the simulator is found by the kernel's PTX, or without a compile by all that the PTX is made from: source,
-headers, options and NVRTC itself. Contracts that machine code keeps are found by the same.
+headers, options and NVRTC itself. Contracts that machine code keeps, and what else tests look for in it, are found by
+the same.
 
 With TEST_EVIDENCE set to a path, what passed is written there as a ledger, for scripts/record_evidence.py to add to
 those that are kept; beside pytest-xdist each worker writes a ledger of its own, with its name behind the path's.
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import dis
 import functools
 import importlib.metadata
+import inspect
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from jitmx import kernels, ledger
@@ -36,10 +41,10 @@ _noted: list[Entry] = []
 anew = False  # whether evidence of earlier runs does not count
 
 
-def note(variant: Variant, evidence: str, **fields: Any) -> None:
-    """Have an entry written at the end of the run."""
+def note(variant: Variant, evidence: str, source: str = "", **fields: Any) -> None:
+    """Have an entry written at the end of the run; `source`: what was made of the variant's, where it is not that."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    digest = ledger.digest(render(variant))
+    digest = ledger.digest(source or render(variant))
     _noted.append(Entry(digest, variant.arch.name, variant.name, evidence, date=today, **fields))
 
 
@@ -56,29 +61,69 @@ def kept() -> ledger.Ledger:
     return ledger.Ledger([*ledger.load().entries, *ledger.load(OF_TESTS).entries])
 
 
-def compiled_from(variant: Variant) -> str:
-    """A digest of all that NVRTC's answer for a variant follows from."""
-    source, compiler = render(variant), nvrtc.identity()
-    return frame([("compiler", compiler.digest.encode()), *inputs(source, nvrtc.options(variant.arch))])
+def compiled_from(variant: Variant, compiler: str = "", source: str = "") -> str:
+    """A digest of all that NVRTC's answer for a variant follows from.
+
+    Args:
+        compiler: the digest of another NVRTC than this process's.
+        source: what was made of the variant's, where it is not that.
+    """
+    asked = inputs(source or render(variant), nvrtc.options(variant.arch))
+    return frame([("compiler", (compiler or nvrtc.identity().digest).encode()), *asked])
 
 
-def made_from(variant: Variant) -> str:
+def made_from(variant: Variant, source: str = "") -> str:
     """What the simulator's verdict on a variant rests on, by what its PTX is made from in place of the PTX."""
-    cases = kernels.family(variant.spec.family).cases(variant)
-    return frame([("compiled", compiled_from(variant).encode()), ("simulated", proof(variant, "", cases).encode())])
+    compiled = compiled_from(variant, source=source)
+    return frame([("compiled", compiled.encode()), ("simulated", judged(variant).encode())])
 
 
-def keeps(variant: Variant) -> str:
-    """What it rests on that the machine code of a variant keeps its contract."""
+@functools.cache
+def judged(variant: Variant) -> str:
+    """What the simulator's verdict on any PTX of a variant rests on beside the PTX."""
+    return proof(variant, "", kernels.family(variant.spec.family).cases(variant))
+
+
+def keeps(variant: Variant, look: Callable[..., None] | None = None, compiler: str = "") -> str:
+    """What it rests on that the machine code of a variant keeps its contract, and that `look` finds no fault with it.
+
+    Args:
+        compiler: the digest of another NVRTC than this process's.
+    """
     promised = dataclasses.asdict(variant.spec.contract(variant.knobs, variant.arch))
+    seen = [("knobs", repr(sorted(variant.knobs.as_dict().items())).encode()), *_text(look)] if look else []
     return frame(
         [
-            ("compiled", compiled_from(variant).encode()),
+            ("compiled", compiled_from(variant, compiler).encode()),
             ("contract", json.dumps(promised).encode()),
             ("nvdisasm", importlib.metadata.version("nvidia-cuda-nvdisasm").encode()),
             *((module.__name__, Path(module.__file__ or "").read_bytes()) for module in (contract, cubin)),
+            *seen,
         ]
     )
+
+
+def said(look: Callable[..., None] | None) -> str:
+    """What is noted of a look at machine code: its name, which is a claim."""
+    return look.__name__.strip("_").replace("_", " ") if look else ""
+
+
+def _text(look: Callable[..., None]) -> Iterator[tuple[str, bytes]]:
+    """The text of a function, and of jitmx's modules that it names. Of its own module it may name nothing else."""
+    yield "look", inspect.getsource(look).encode()
+    assert look.__closure__ is None, f"{look.__name__} takes names from around it, which evidence would not know of"
+    for name in sorted(_names(look.__code__) & look.__globals__.keys()):
+        found = look.__globals__[name]
+        assert isinstance(found, ModuleType), f"{look.__name__} names {name}, which evidence would not know of"
+        if found.__name__.startswith("jitmx"):
+            yield found.__name__, Path(found.__file__ or "").read_bytes()
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function and those within it look up among the names of their module."""
+    within = (_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    own = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return own.union(*within)
 
 
 class Verdicts:

@@ -8,14 +8,17 @@ into a no-op as kernels change. A case catches a mutation by a simulation error 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evidence import made_from
 from jitmx import arch, kernels
 from jitmx.errors import SimulationError
 from jitmx.registry.case import Case, chains
+from jitmx.registry.key import frame
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import run_chain
@@ -44,12 +47,21 @@ class Mutation:
         """What tests call it."""
         return f"{self.where}: {self.name}"
 
-    def fault(self) -> str | None:
-        """What the first case that fails says; None where all pass."""
+    def text(self) -> str:
+        """The source with the fault in it."""
         text = source(self.place)
         count = text.count(self.old)
         assert count == 1, f"{self.old!r} occurs {count} times in {self.where}; it should occur once"
-        return fault(self.place, text.replace(self.old, self.new))
+        return text.replace(self.old, self.new)
+
+    def fault(self) -> str | None:
+        """What the first case that fails says; None where all pass."""
+        return fault(self.place, self.text())
+
+    def proof(self) -> str:
+        """What it rests on that the fault is caught, as a digest: source, cases, simulator, and who asks them."""
+        asks = "".join(inspect.getsource(function) for function in (fault, _chains)).encode()
+        return frame([("fault in", made_from(self.place, self.text()).encode()), ("asks", asks)])
 
 
 def catalogue(

@@ -54,6 +54,13 @@ def test_a_saved_ledger_reads_back_and_keeps_only_the_latest_of_equals(tmp_path:
     assert ledger.load(path).best(CODE, "sm_90a") == newer
 
 
+def test_of_one_code_what_differs_by_its_note_is_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    seen = [entry(evidence="compiled", card="", note=note, proof=proof) for note, proof in (("", "a"), ("loop", "b"))]
+    ledger.save([*seen, entry(evidence="compiled", card="", note="loop", date="2025-11-22", proof="c")], path)
+    assert [(one.note, one.proof) for one in ledger.load(path).entries] == [("", "a"), ("loop", "c")]
+
+
 def test_saving_in_another_order_writes_the_same_bytes(tmp_path: Path) -> None:
     entries = [entry(), entry(arch="sm_120a"), entry(source_digest="b" * 64, kernel="quantize.encode")]
     ledger.save(entries, tmp_path / "one.json")

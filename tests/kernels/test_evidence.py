@@ -12,9 +12,11 @@ import pytest
 
 import contracts
 import evidence
+import mutation
 from contracts import keep_contracts
 from evidence import Verdicts, compiled_from, keeps, made_from
 from jitmx import arch, batch
+from jitmx.build import Built
 from jitmx.errors import ToolchainError
 from jitmx.kernels.quantize import FAMILY
 from jitmx.ledger import Entry, Ledger
@@ -24,6 +26,7 @@ from jitmx.registry.spec import Variant
 from jitmx.sim import proof as proving
 from jitmx.sim.verify import Verdict
 from jitmx.toolchain import headers, nvrtc
+from mutation import Mutation
 
 ONE = FAMILY.spec("quantize").variant(arch.parse("sm_90"))
 OTHER = FAMILY.spec("dequantize").variant(arch.parse("sm_90"))
@@ -107,6 +110,7 @@ def test_another_simulator_or_case_makes_another_verdict_s_digest(monkeypatch: p
     before, really = made_from(ONE), proving._code
     with monkeypatch.context() as patch:
         patch.setattr(proving, "_code", lambda modules: really(modules) + b"0")
+        evidence.judged.cache_clear()
         assert made_from(ONE) != before
 
     def cases(variant: Variant) -> Iterator[Case]:
@@ -116,7 +120,9 @@ def test_another_simulator_or_case_makes_another_verdict_s_digest(monkeypatch: p
 
     made = FAMILY.cases
     monkeypatch.setattr(type(FAMILY), "cases", lambda family, variant: cases(variant))
+    evidence.judged.cache_clear()
     assert made_from(ONE) != before
+    evidence.judged.cache_clear()
 
 
 def test_a_contract_that_is_known_to_be_kept_takes_no_compile(uncompiled: None, known: Callable[..., None]) -> None:
@@ -136,6 +142,86 @@ def test_of_another_contract_or_disassembler_nothing_is_known(
     stricter = dataclasses.replace(ONE.spec, contract=lambda knobs, target: Contract(max_registers=1))
     with pytest.raises(AssertionError, match="registers a thread, over the 1 promised"):
         keep_contracts([dataclasses.replace(ONE, spec=stricter)])
+
+
+def it_reads(built: Built, lines: list[str]) -> None:
+    assert any(line.startswith("LDG") for line in lines)
+
+
+def it_writes(built: Built, lines: list[str]) -> None:
+    assert any(line.startswith("STG") for line in lines)
+
+
+def by_another_function(built: Built, lines: list[str]) -> None:
+    it_reads(built, lines)
+
+
+def test_what_a_look_at_machine_code_found_stands_for_that_look_alone(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    noted: list[Entry] = []
+    monkeypatch.setattr(evidence, "_noted", noted)
+    keep_contracts([ONE], it_reads)
+    assert [(entry.note, entry.proof) for entry in noted] == [("it reads", keeps(ONE, it_reads))]
+    assert len({keeps(ONE), keeps(ONE, it_reads), keeps(ONE, it_writes)}) == 3
+    known(*noted)
+    monkeypatch.setattr(contracts, "within_contracts", lambda variants: pytest.fail("asked") if variants else [])
+    keep_contracts([ONE], it_reads)
+    for other in (None, it_writes):
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            keep_contracts([ONE], other)
+
+
+def test_a_look_that_finds_fault_fails_and_is_not_noted(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(built: Built, lines: list[str]) -> None:
+        assert not lines
+
+    known()
+    monkeypatch.setattr(evidence, "_noted", [])
+    with pytest.raises(AssertionError):
+        keep_contracts([ONE], nothing)
+    assert evidence._noted == []
+
+
+def test_a_look_takes_nothing_that_evidence_would_not_know_of() -> None:
+    with pytest.raises(AssertionError, match="names it_reads, which evidence would not know of"):
+        keeps(ONE, by_another_function)
+    bound = 4
+
+    def closed(built: Built, lines: list[str]) -> None:
+        assert len(lines) > bound
+
+    with pytest.raises(AssertionError, match="closed takes names from around it"):
+        keeps(ONE, closed)
+
+
+def test_what_another_compiler_makes_is_known_for_that_compiler_alone() -> None:
+    here = keeps(ONE)
+    assert keeps(ONE, compiler=nvrtc.identity().digest) == here != keeps(ONE, compiler="0" * 64)
+
+
+def test_a_fault_that_was_caught_is_known_of_the_same_fault_in_the_same_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def planted(name: str, place: Variant = ONE) -> Mutation:
+        return Mutation("here", place, name, 'extern "C"', f'// {name}\nextern "C"')
+
+    assert mutation.source(ONE).count('extern "C"') == 1
+    one = planted("one")
+    assert one.proof() == planted("one").proof() != planted("other").proof()
+    assert made_from(ONE) != one.proof() != made_from(ONE, one.text()), "no verdict of a kernel that passed"
+    other = dataclasses.replace(ONE, knobs=dataclasses.replace(ONE.knobs, pdl=not ONE.knobs.pdl))
+    assert planted("one", other).proof() != one.proof()
+    before = one.proof()
+    monkeypatch.setattr(mutation, "fault", fault_by_another_judge)
+    assert one.proof() != before
+
+
+def fault_by_another_judge(place: Variant, text: str) -> str | None:
+    return None
 
 
 def test_where_all_is_to_be_seen_anew_contracts_are(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+import evidence
 import mutations_attention
 import mutations_experts
 import mutations_experts_more
@@ -24,6 +25,8 @@ import mutations_streams
 import mutations_tree
 import mutations_values
 import mutations_warpgroups
+from evidence import compiled_from
+from jitmx.registry.key import frame
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
@@ -77,9 +80,19 @@ def test_without_a_fault_every_case_passes(where: str, simulated: Callable[[Vari
         return
     # Evidence of the kernel as it is, kept or of another catalogue's place, is of the same code with its headers in.
     if where in _FIRST:
-        options = nvrtc.options(place.arch)
-        assert nvrtc.compile_ptx(text, options) == nvrtc.compile_ptx(render(place), options)
+        _compiles_to_the_same(place, text)
     simulated(place, coverage=0.0)
+
+
+def _compiles_to_the_same(place: Variant, text: str) -> None:
+    """A source with its headers written out, as the kernel itself does; or evidence says so of both."""
+    both = (compiled_from(place), compiled_from(place, source=text))
+    proof = frame([("the same PTX", digest.encode()) for digest in both])
+    if not evidence.anew and evidence.kept().proven(proof):
+        return
+    options = nvrtc.options(place.arch)
+    assert nvrtc.compile_ptx(text, options) == nvrtc.compile_ptx(render(place), options)
+    evidence.note(place, "compiled", text, note="with its headers written out the same", proof=proof)
 
 
 def _kernel(mutation: Mutation) -> str:
@@ -119,9 +132,14 @@ def test_every_fault_has_its_place_in_todays_kernels() -> None:
 
 @pytest.mark.parametrize("mutation", [_shared_out(m, m.id in _SOON) for m in MUTATIONS if m.id not in _ESCAPED])
 def test_a_planted_fault_is_caught(mutation: Mutation) -> None:
+    """By the simulator and the cases as they are, or by evidence that they caught it in the same kernel."""
+    proof = mutation.proof()
+    if not evidence.anew and evidence.kept().proven(proof):
+        return
     said = mutation.fault()
     assert said is not None
     assert "not know" not in said, "the simulator lacks an instruction, which is no catch"
+    evidence.note(mutation.place, "compiled", mutation.text(), note=f"caught: {mutation.id}", proof=proof)
 
 
 def test_every_catalogue_and_every_kernel_has_a_fault_that_does_not_wait_for_the_night() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from contracts import listings, within_contracts
+from contracts import keep_contracts
 from jitmx import arch, kernels
+from jitmx.build import Built
 from jitmx.errors import KnobError
 from jitmx.kernels.attention import wgmma
 from jitmx.kernels.attention.problem import AttentionProblem
@@ -41,22 +42,28 @@ def test_it_is_right(knobs: dict[str, Any], simulated: Callable[[Variant], Verdi
     assert not simulated(variant(**knobs)).untouched
 
 
+def powers_are_made_before_the_wait_for_weighed_values(built: Built, lines: list[str]) -> None:
+    begin = max(i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
+    behind = (i for i, line in enumerate(lines) if i > begin and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
+    assert sum("MUFU.EX2" in line for line in lines[begin : next(behind)]) >= 32
+
+
 def test_powers_are_made_before_the_wait_for_weighed_values() -> None:
-    (listing,) = listings(within_contracts([variant(sinks="sinks_bf16", rope="neox", rotary=64, rows=256)]))
-    begin = max(i for i, line in enumerate(listing) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
-    behind = (i for i, line in enumerate(listing) if i > begin and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line)
-    assert sum("MUFU.EX2" in line for line in listing[begin : next(behind)]) >= 32
+    one = variant(sinks="sinks_bf16", rope="neox", rotary=64, rows=256)
+    keep_contracts([one], powers_are_made_before_the_wait_for_weighed_values)
+
+
+def products_of_a_tile_follow_one_another_without_a_wait(built: Built, lines: list[str]) -> None:
+    products = (built.variant.knobs.head_dim + built.variant.knobs.keys) // 16
+    kinds = [text.split()[0] for text in lines if re.match(r"HGMMA|WARPGROUP", text)]
+    loop = ["WARPGROUP.ARRIVE"] + ["HGMMA"] * products + ["WARPGROUP.DEPBAR.LE"] * 2
+    found = [kind.split(".64x")[0] for kind in kinds]
+    assert any(found[i : i + len(loop)] == loop for i in range(len(found))), built.variant.name
 
 
 def test_the_machine_code_spills_nothing_and_does_not_wait_between_the_products_of_a_tile() -> None:
     """Those of keys and those of values are under way together; only then come waits, for one group and for all."""
-    built = within_contracts(variant(**knobs) for knobs in KNOBS)
-    for one, listing in zip(built, listings(built), strict=True):
-        products = (one.variant.knobs.head_dim + one.variant.knobs.keys) // 16
-        kinds = [text.split()[0] for text in listing if re.match(r"HGMMA|WARPGROUP", text)]
-        loop = ["WARPGROUP.ARRIVE"] + ["HGMMA"] * products + ["WARPGROUP.DEPBAR.LE"] * 2
-        found = [kind.split(".64x")[0] for kind in kinds]
-        assert any(found[i : i + len(loop)] == loop for i in range(len(found))), one.variant.name
+    keep_contracts((variant(**knobs) for knobs in KNOBS), products_of_a_tile_follow_one_another_without_a_wait)
 
 
 @pytest.mark.parametrize("queries", [1, 500, 9000])

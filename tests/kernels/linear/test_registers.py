@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from contracts import keep_contracts
 from jitmx import arch as arches
-from jitmx import build
+from jitmx.build import Built
 from jitmx.errors import KnobError
 from jitmx.kernels.linear import KERNELS
+from jitmx.registry.contract import Contract
 
 # Kernel, target, and knobs of one block too many: each takes its registers for another reason.
 TOO_MANY: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -31,6 +33,10 @@ TOO_MANY: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
+def its_registers_are_spilled(built: Built, lines: list[str]) -> None:
+    assert built.record.outputs["spill_bytes"] > 0
+
+
 @pytest.mark.parametrize(("kernel", "target", "knobs"), TOO_MANY)
 def test_blocks_that_leave_too_few_registers_are_refused_and_the_nearest_that_are_not_spill_nothing(
     kernel: str, target: str, knobs: dict[str, Any]
@@ -38,11 +44,11 @@ def test_blocks_that_leave_too_few_registers_are_refused_and_the_nearest_that_ar
     spec, arch = KERNELS[kernel].spec, arches.parse(target)
     with pytest.raises(KnobError, match="registers, under the") as error:
         spec.variant(arch, **knobs)
-    loose = dataclasses.replace(spec, check=lambda knobs, arch: None)
-    assert build.obtain(loose.variant(arch, **knobs)).record.outputs["spill_bytes"] > 0
+    loose = dataclasses.replace(spec, check=lambda *_: None, contract=lambda *_: Contract(max_spill_bytes=1 << 20))
+    keep_contracts([loose.variant(arch, **knobs)], its_registers_are_spilled)
     nearest = re.search(r"the nearest legal value is blocks_per_sm=(\d+)$", str(error.value))
     assert nearest
     most = int(nearest[1])
-    assert not build.obtain(spec.variant(arch, **{**knobs, "blocks_per_sm": most})).breaches
+    keep_contracts([spec.variant(arch, **{**knobs, "blocks_per_sm": most})])
     with pytest.raises(KnobError, match="registers, under the"):
         spec.variant(arch, **{**knobs, "blocks_per_sm": most + 1})
