@@ -80,6 +80,7 @@ class Blocks:
         model: whose blocks.
         problem: of their attention, without a window.
         blocks: with a window and without, in turns.
+        x: what comes in, [requests, hidden].
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Blocks:
         torch.manual_seed(seed)
         windows = [model.window if index % 2 == 0 else 0 for index in range(count)]
         self.blocks = [self._block(window, seed + index, device) for index, window in enumerate(windows)]
-        self.x = torch.randn(problem.batch, model.hidden, device=device).mul_(HIDDEN_DEVIATION).bfloat16()
+        drawn = torch.randn(problem.batch, model.hidden, device=device).mul_(HIDDEN_DEVIATION)
+        self._stream = torch.stack([drawn, torch.zeros_like(drawn)]).bfloat16()
+        self.x = self._stream[0]
 
     def _block(self, window: int, seed: int, device: str) -> Block:
         model = self.model
@@ -112,7 +115,7 @@ class Blocks:
 
     def run(self, blocks: Sequence[Block] | None = None) -> torch.Tensor:
         """The residual stream [2, tokens, hidden], high and low part, behind blocks, by default all."""
-        stream = torch.stack([self.x, torch.zeros_like(self.x)])
+        stream = self._stream
         for block in self.blocks if blocks is None else blocks:
             stream = self._run(block, stream)
         return stream
@@ -273,12 +276,11 @@ def bench_block(
 
 
 def _of_two(launches: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Launches of two blocks, each the mean of those in its place; of what fills the first stream, none."""
-    own = [one for one in launches if "jitmx" in one[0]]
-    each, rest = divmod(len(own), BLOCKS // 2)
+    """Launches of two blocks, each the mean of those in its place."""
+    each, rest = divmod(len(launches), BLOCKS // 2)
     if rest:  # a profiler that lost some
         return []
-    places = [own[at::each] for at in range(each)]
+    places = [launches[at::each] for at in range(each)]
     return [{"kernel": place[0][0], "us": statistics.mean(us for _, us in place)} for place in places]
 
 
