@@ -130,7 +130,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("tune", "tuning tables of this card", _tune()),
     Stage(
         "bench", "what the kernels reach beside cuBLAS and other libraries, with a plot",
-        (_benchmark("bench", "linear", "routing", "quantize", "norm", "topk", "tree", "launch", "attention"),),
+        (_benchmark("bench", "linear", "routing", "quantize", "norm", "topk", "tree", "launch", "attention", "block"),),
     ),
     Stage(
         "moe", "experts of gpt-oss beside other libraries, with a plot", (_benchmark("moe", "moe"),),

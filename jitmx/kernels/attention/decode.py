@@ -97,7 +97,8 @@ def _rings(knobs: DecodeKnobs) -> int:
 
 def shared_bytes(knobs: DecodeKnobs) -> int:
     """Shared memory of a block, bytes, as the template lays it out."""
-    partial = _partial_bytes(knobs, spread=16 if knobs.cache == "e4m3" else 8)
+    spread = 4 if knobs.head_dim > 128 else 16 if knobs.cache == "e4m3" else 8
+    partial = _partial_bytes(knobs, spread)
     ring = max(knobs.stages * 2 * knobs.keys * _row_bytes(knobs), partial)
     size = _rings(knobs) * ring + _block_rows(knobs) * knobs.head_dim * 2
     if knobs.append:
@@ -340,7 +341,8 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     if knobs["reduction"] == "cluster":
         alone = {"reduction": "global", "parts": 1, "group_split": 1, "row_tiles": 1}
         return _within(problem, arch, knobs | alone, stages)
-    DECODE.variant(arch, **fixed(problem), **knobs | {"keys": 16, "stages": 2, "warps": team})  # says what does not fit
+    least = {"keys": 16, "stages": 2, "warps": team, "blocks_per_sm": 1}
+    DECODE.variant(arch, **fixed(problem), **knobs | least)  # says what does not fit
     return knobs
 
 

@@ -198,6 +198,13 @@ def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
     assert most_queries(variant.knobs) >= problem.queries
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_the_most_rows_of_the_widest_heads_fit_a_block(multiprocessors: int) -> None:
+    problem = AttentionProblem(context=16, queries=16, kv_heads=1, group=8, head_dim=256)
+    assert rows_for(problem) * problem.head_dim == 128 * 256
+    choose("attention", problem, arch.parse("sm_90a"), multiprocessors=multiprocessors, knobs={"kernel": "decode"})
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_what_warm_up_compiles_keeps_its_contracts(target: str) -> None:
     found = [one for one in default_variants("attention", arch.parse(target)) if one.spec is DECODE]
