@@ -37,25 +37,30 @@ _OPAQUE = re.compile(
 )
 _MENTION = re.compile(r"^.*?(?P<word>include).*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"(?:#|%:)\s*(include|include_next)\b\s*(.*)", re.DOTALL)
+_CONDITION = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _SPELLED = re.compile(r'(?:"([^"]+)"|<([^>]+)>)\s*')
 
 
 @dataclass(frozen=True)
 class Directive:
-    """One include directive: its line (from 1), the name as it is spelled, and whether it stands between quotes."""
+    """One include directive: its line (from 1), the name as it is spelled, whether it stands between quotes, and
+    whether within a branch of `#if`."""
 
     line: int
     name: str
     quoted: bool
+    branched: bool
 
 
 @dataclass(frozen=True)
 class _Header:
-    """One file: its digest, its text with relative directives rewritten, and what it includes."""
+    """One file: its digest, its text with relative directives rewritten, what it may include, and whether it surely
+    includes all of that."""
 
     digest: str
     text: bytes
     includes: tuple[str, ...]
+    surely: bool
 
 
 class HeaderPool:
@@ -100,14 +105,35 @@ class HeaderPool:
             ToolchainError: the source, or a header of jitmx, does what a hermetic compile can't allow; see
                 `directives`.
         """
+        return self._reachable(source)[0]
+
+    def included(self, source: str) -> list[str] | None:
+        """What compiling `source` includes, sorted, where the text alone tells: no directive stands within `#if`, and
+        no header is missing. Else None.
+
+        Raises:
+            ToolchainError: as `closure`.
+        """
+        found, surely = self._reachable(source)
+        return found if surely else None
+
+    def _reachable(self, source: str) -> tuple[list[str], bool]:
+        """The closure of `source`, and whether a compile surely includes all of it."""
         found: set[str] = set()
-        pending = [directive.name for directive in directives(source, SOURCE)]
+        first = directives(source, SOURCE)
+        surely = not any(directive.branched for directive in first)
+        pending = [directive.name for directive in first]
         while pending:
             name = pending.pop()
-            if name not in found and (header := self._header(name)) is not None:
-                found.add(name)
-                pending.extend(header.includes)
-        return sorted(found)
+            if name in found:
+                continue
+            if (header := self._header(name)) is None:
+                surely = False
+                continue
+            found.add(name)
+            surely = surely and header.surely
+            pending.extend(header.includes)
+        return sorted(found), surely
 
     @functools.cached_property
     def own_names(self) -> tuple[str, ...]:
@@ -152,11 +178,14 @@ class HeaderPool:
             return match[0] if full == spelled else match[1] + b'"' + full.encode() + b'"'
 
         text = _INCLUDE.sub(rewrite, data)
+        surely = False
         if name.startswith(OWN):
             # The wheels' own headers are trusted, and too large to be read this closely each time.
-            for directive in directives(data.decode(errors="replace"), name):
-                found.append(self._resolve(name, directive.name) if directive.quoted else directive.name)
-        return _Header(hashlib.sha256(data).hexdigest(), text, tuple(dict.fromkeys(found)))
+            read = directives(data.decode(errors="replace"), name)
+            names = [self._resolve(name, each.name) if each.quoted else each.name for each in read]
+            surely = set(found) <= set(names) and not any(each.branched for each in read)
+            found += names
+        return _Header(hashlib.sha256(data).hexdigest(), text, tuple(dict.fromkeys(found)), surely)
 
     def _resolve(self, includer: str, spelled: str) -> str:
         """The full name that `"spelled"` has within `includer`: the file beside it first, as C++ compilers do."""
@@ -203,13 +232,18 @@ def directives(text: str, owner: str) -> list[Directive]:
     # Blanks of the same length, so that places in the text stay what they are.
     blanked = _OPAQUE.sub(lambda match: match[0] if match[0][0] == '"' else " " * len(match[0]), joined)
     found: list[Directive] = []
+    depth, conditions = 0, _CONDITION.finditer(blanked)
+    condition = next(conditions, None)
     for match in _MENTION.finditer(blanked):
+        while condition is not None and condition.start() < match.start("word"):
+            depth += -1 if condition[1] == "endif" else 1
+            condition = next(conditions, None)
         line = 1 + joined.count("\n", 0, match.start("word")) + bisect.bisect_right(joints, match.start("word"))
-        found += _read(match[0].strip(), line, f"{owner}, line {line}")
+        found += _read(match[0].strip(), line, f"{owner}, line {line}", branched=depth != 0)
     return found
 
 
-def _read(content: str, line: int, where: str) -> list[Directive]:
+def _read(content: str, line: int, where: str, *, branched: bool) -> list[Directive]:
     if content.startswith(("#", "%:")) and "__has_include" in content:
         raise ToolchainError(
             f"{where}: __has_include makes the kernel depend on what is installed besides what it includes",
@@ -227,7 +261,7 @@ def _read(content: str, line: int, where: str) -> list[Directive]:
         )
     name = spelled[1] or spelled[2]
     _check(name, f"{where}: #{match[1]}")
-    return [Directive(line, name, quoted=spelled[1] is not None)]
+    return [Directive(line, name, quoted=spelled[1] is not None, branched=branched)]
 
 
 def _check(name: str, where: str) -> None:

@@ -6,8 +6,8 @@ no environment variable of this process is seen by the one that compiles (`jitmx
 It is also repeatable: symbols in anonymous namespaces and static variables are named after the program, whose name is
 fixed, and possibly after a random number (not in NVRTC 13.0 to 13.5), whose seed is fixed too.
 
-Which headers a source includes is found out by NVRTC itself (`scan`): each candidate gets a line that makes NVRTC
-report it, and the compile that counts then gets exactly the headers reported, untouched.
+Which headers a source includes its text tells (`scan`), unless a directive stands within `#if`. Then NVRTC is asked:
+each candidate gets a line that makes NVRTC report it. The compile that counts gets exactly these headers, untouched.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def options(arch: Arch) -> tuple[str, ...]:
 def scan(source: str, options: Sequence[str], *, keep_source: Keep | None = None) -> dict[str, str]:
     """Every header that compiling `source` includes, directly or not: name to SHA-256 of the file, sorted by name.
 
-    This runs NVRTC's front end, so a source with a syntax error fails here already.
+    Where a directive stands within `#if`, this runs NVRTC's front end, and a source with a syntax error fails here
+    already.
 
     Args:
         source, options, keep_source: as for `compile`.
@@ -205,7 +206,8 @@ def _keeping(source: str, keep_source: Keep | None) -> Iterator[None]:
 def _included(pool: headers.HeaderPool, source: str, options: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the headers that compiling `source` includes, sorted."""
     _refuse(source, options)
-    return tuple(_reported(pool, source, options, pool.closure(source)))
+    known = pool.included(source)
+    return tuple(_reported(pool, source, options, pool.closure(source)) if known is None else known)
 
 
 def _reported(pool: headers.HeaderPool, source: str, options: tuple[str, ...], names: list[str]) -> list[str]:

@@ -53,16 +53,22 @@ def test_the_message_shows_the_log_and_the_rendered_lines_around_each_error() ->
     assert [line for line in excerpt if line.startswith("-->")] == [excerpt[4], excerpt[12]]
 
 
-@pytest.mark.parametrize("call", [nvrtc.compile, nvrtc.scan])
-def test_the_refused_source_is_kept_and_the_message_says_where(call: Callable[..., object], tmp_path: Path) -> None:
+# What it includes its text does not tell, so that looking takes NVRTC.
+BRANCHED = f"{BROKEN}#ifdef OTHER\n#include <cuda_fp8.h>\n#endif\n"
+
+
+@pytest.mark.parametrize(("call", "source"), [(nvrtc.compile, BROKEN), (nvrtc.scan, BRANCHED)])
+def test_the_refused_source_is_kept_and_the_message_says_where(
+    call: Callable[..., object], source: str, tmp_path: Path
+) -> None:
     path = tmp_path / "failed.cu"
 
     def keep(source: str) -> str:
         path.write_text(source)
         return str(path)
 
-    error = _error(BROKEN, call, keep_source=keep)
-    assert path.read_text() == BROKEN
+    error = _error(source, call, keep_source=keep)
+    assert path.read_text() == source
     assert str(error).endswith(f"the rendered source is kept at {path}")
     assert error.source_path == str(path)
     assert "no_such_name" in error.log

@@ -65,6 +65,28 @@ def test_the_closure_takes_every_branch_and_leaves_out_what_is_nowhere(include: 
     include("jitmx/unused.cuh", "")
     pool = headers.pool()
     assert pool.closure('#include "jitmx/a.cuh"\n') == ["jitmx/a.cuh", "jitmx/b.cuh"]
+    assert pool.included('#include "jitmx/a.cuh"\n') is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('#if 0\n#endif\n#include "jitmx/b.cuh"\n', True),
+        ('#ifdef A\n#include "jitmx/b.cuh"\n#endif\n', False),
+        ('#if 0\n#else\n%:include "jitmx/b.cuh"\n#endif\n', False),
+        ('# \\\nifndef A\n#include "jitmx/b.cuh"\n#endif\n', False),
+        ('/*\n#if 0\n*/\n#include "jitmx/b.cuh"\n/*\n#endif\n*/\n', True),
+        ('/*\n#include "jitmx/b.cuh"\n*/\n', False),
+        ('#include "jitmx/b.cuh"\n#include "jitmx/gone.cuh"\n', False),
+        ('#include "jitmx/b.cuh"\n#include <cuda_fp8.h>\n', False),
+    ],
+)
+def test_what_a_header_includes_is_told_by_text_outside_of_branches_alone(
+    include: Include, text: str, told: bool
+) -> None:
+    include("jitmx/a.cuh", text)
+    include("jitmx/b.cuh", "#pragma once\n")
+    assert headers.pool().included('#include "jitmx/a.cuh"\n') == (["jitmx/a.cuh", "jitmx/b.cuh"] if told else None)
 
 
 def test_a_header_that_is_nowhere_is_an_error_that_says_where_it_was_looked_for(include: Include) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from jitmx import arch
 from jitmx.errors import CompileError, ToolchainError
+from jitmx.registry.render import render
+from jitmx.registry.spec import KernelSpec
 from jitmx.toolchain import headers, nvrtc
+from strategies import SPEC_NAMES, SPECS, arches_of, usual
 
 Include = Callable[[str, str], Path]
 SM90 = nvrtc.options(arch.parse("sm_90a"))
@@ -153,6 +159,36 @@ def test_a_source_cannot_claim_headers_that_it_does_not_include(include: Include
     include("jitmx/a.cuh", "")
     source = f'#pragma message("jitmx-include:cuda_fp8.h")\n#include "jitmx/a.cuh"\n{KERNEL}'
     assert list(nvrtc.scan(source, SM90)) == ["jitmx/a.cuh"]
+
+
+PIECES = (
+    '#include "jitmx/{}.cuh"', "#include <jitmx/{}.cuh>", "#if {} > 1", "#ifdef __CUDA_ARCH__", "#else", "#endif",
+    "/* {}", "*/", "// #if", "#pragma once", '#if 0\n#include "jitmx/{}.cuh"\n#endif', "# \\\nendif", "int x{};",
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(PIECES), st.integers(0, 3)), max_size=6), min_size=4, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_where_the_text_tells_what_is_included_nvrtc_says_the_same(texts: list[list[tuple[str, int]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (place := Path(folder) / "jitmx").mkdir()
+        for name, pieces in enumerate(texts):
+            body = "\n".join(piece.format(number) for piece, number in pieces)
+            (place / f"{name}.cuh").write_text(f"#pragma once\n{body}\n")
+        pool, source = headers.HeaderPool(Path(folder)), f'#include "jitmx/0.cuh"\n{KERNEL}'
+        told = pool.included(source)
+        assume(told is not None)
+        try:
+            assert nvrtc._reported(pool, source, SM90, pool.closure(source)) == told
+        except (CompileError, ToolchainError):
+            return  # no compile has other headers: there is none
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+def test_of_a_kernel_the_text_tells_what_nvrtc_includes(spec: KernelSpec) -> None:
+    target = arches_of(spec)[-1]
+    pool, source, options = headers.pool(), render(usual(spec, target)), nvrtc.options(target)
+    assert pool.included(source) == nvrtc._reported(pool, source, options, pool.closure(source))
 
 
 def processor_time() -> float:
