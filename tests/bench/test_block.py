@@ -106,11 +106,31 @@ def test_a_launch_that_ends_within_another_adds_nothing_and_medians_are_over_rep
 
 def test_launches_of_a_graph_are_those_of_two_blocks_and_none_where_the_profiler_lost_some() -> None:
     names = ["jitmx_a", "jitmx_b", "jitmx_a", "cublas"]
-    graph = [(name, float(at)) for at, name in enumerate(names * (benchmark.BLOCKS // 2))]
+    graph = [(name, float(at % 4)) for at, name in enumerate(names * (benchmark.BLOCKS * benchmark.TURNS // 2))]
     found = benchmark._of_two(graph)
     assert [one["kernel"] for one in found] == names
-    assert [one["us"] for one in found] == [2.0, 3.0, 4.0, 5.0]
+    assert [one["us"] for one in found] == [0.0, 1.0, 2.0, 3.0]
     assert benchmark._of_two(graph[:-1]) == []
+    zeroed = [*graph[:2], ("void at::native::vectorized_elementwise_kernel<4, FillFunctor>", 8.0), *graph[2:]]
+    assert [one["us"] for one in benchmark._of_two(zeroed)] == [0.0, 1.0, 2.0 + 8.0 * 2 / len(graph) * 2, 3.0]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_experts_that_are_hit_are_those_that_the_launches_choose(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated_card.on_cpu("sm_90a"):
+        made = blocks(count=2, batch=batch)
+        hit = made.hit()
+        assert TINY.top <= min(hit) and max(hit) <= min(TINY.experts, TINY.top * batch)
+        # Weights of experts that no token hits are never read: without them nothing changes.
+        seen = made.run()
+        stream, block = made._attended(made.blocks[0], made._stream), made.blocks[0]
+        x = benchmark._normed(stream.float().sum(0), block.norms[1])
+        logits = x @ block.router.float().T
+        chosen = logits.topk(TINY.top, -1).indices.unique()
+        assert len(chosen) == hit[0]
+        rest = [expert for expert in range(TINY.experts) if expert not in chosen.tolist()]
+        block.w13.words.view(TINY.experts, -1)[rest] = 0
+        assert torch.equal(made.run(), seen)
 
 
 class Graph:
@@ -128,8 +148,10 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     for name, value in vars(cuda).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(timing, "seconds", lambda run: 1e-6 * benchmark.BLOCKS * 30)
-    line = [("jitmx_linear_stream", 0.0, 3.0), ("jitmx_attention_decode", 1.0, 5.5)] * benchmark.BLOCKS
+    monkeypatch.setattr(timing, "seconds", lambda run: 1e-6 * benchmark.BLOCKS * benchmark.TURNS * 30)
+    line = [("jitmx_linear_stream", 0.0, 3.0), ("jitmx_attention_decode", 1.0, 5.5)] * (
+        benchmark.BLOCKS * benchmark.TURNS
+    )
     monkeypatch.setattr(benchmark, "timeline", lambda graph: [line])
     monkeypatch.setattr(benchmark, "NAMED", {"gpt-oss-120b": TINY})
     made = benchmark.Blocks
