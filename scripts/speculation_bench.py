@@ -13,6 +13,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from scripts.protocol.speculation import SIDES, Asked, Engine, engine, run, with
 
 PARTS = ("plain", "graphs", "replay", "synthetic", "stock", "draft", "products")
 _FEW_LAYERS = 2  # of a target whose draft alone is timed
+_OFF = 0.01  # of what is proposed: the first token and the last step of a text count otherwise
 _NEAR = 1e-3  # of the tokens of texts: so many may be another where two logits are nearly equal
 
 
@@ -48,6 +50,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
+def _arguments(_context: click.Context, _parameter: click.Parameter, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{text!r} is no JSON object, such as '{{\"seed\": 1}}'")
+    return found
+
+
+_MORE = click.option("--engine", "more", callback=_arguments, default="{}", help="More arguments of vllm.LLM, as JSON.")
 _LIMIT = click.option(
     "--limit", type=click.FloatRange(1), help="Seconds that all of it may take: the engine at work then is ended."
 )
@@ -78,12 +91,12 @@ _LIMIT = click.option(
 @click.option("--layers", default="all", help="Of the target: those that jitmx serves.")
 @click.option("--draft-layers", default="all", help="Of the draft: those that jitmx serves.")
 @click.option("--batch", "batches", type=click.IntRange(1, 8), multiple=True, default=(1,), help="Requests at a time.")
-@click.option("--engine", "more", default="{}", help="More arguments of vllm.LLM, as JSON.")
+@_MORE
 @_LIMIT
 def speed(
     out: Path, parts: tuple[str, ...], model: str, draft: str, ks: tuple[int, ...], rates: list[tuple[float, ...]],
     replay: tuple[float, ...], sides: tuple[str, ...], layers: str, draft_layers: str, batches: tuple[int, ...],
-    more: str, limit: float | None,
+    more: dict[str, Any], limit: float | None,
 ) -> None:  # fmt: skip
     """Time engines with random weights and chosen acceptance.
 
@@ -95,10 +108,9 @@ def speed(
     What the target says is known, whoever serves it: a token that is another is counted, and ends the run with an
     error where the two logits are not nearly equal.
     """
-    how: dict[str, Any] = {"layers": layers, "draft_layers": draft_layers}
+    how: dict[str, Any] = {"layers": layers, "draft_layers": draft_layers, "more": more}
     until, faults = None if limit is None else time.monotonic() + limit, 0
     try:
-        how["more"] = json.loads(more)
         sizes = TARGETS[model]
         target = _target(out / "target", sizes)
         for one, asked in _engines(out, target, sizes, draft, parts, ks, sides, how):
@@ -110,7 +122,7 @@ def speed(
                 faults += row.get("faults", 0)
         if "products" in parts:
             _products(out)
-    except (JitmxError, ProtocolError, json.JSONDecodeError) as error:
+    except (JitmxError, ProtocolError) as error:
         raise click.ClickException(str(error)) from None
     finally:
         _gains(out)
@@ -250,15 +262,17 @@ def _products(out: Path) -> None:
     "--tolerance", type=click.FloatRange(0), default=0.25,
     help="Logits that are no further apart are nearly equal: that is twice what bfloat16 tells apart from 16 to 32.",
 )  # fmt: skip
+@_MORE
 @_LIMIT
 def acceptance(
     out: Path, preset: str, draft_vocab: int, corrupted: float, k: int, sides: tuple[str, ...], tolerance: float,
-    limit: float | None,
+    more: dict[str, Any], limit: float | None,
 ) -> None:  # fmt: skip
     """Measure what is accepted of a pair whose acceptance is known; compare texts with those without speculation.
 
-    It ends with an error where a text parts from that without speculation at two logits that are not nearly equal, or
-    at such as are at more than one token of a thousand. Two engines a side, a minute each.
+    It ends with an error where more or fewer tokens are accepted than the pair's tables say; where a text parts from
+    that without speculation at two logits that are not nearly equal, or at such as are at more than one token of a
+    thousand. Two engines a side, a minute each.
     """
     from scripts.protocol import bigram, drafts
 
@@ -270,22 +284,29 @@ def acceptance(
         bigram.write(pair, out / "target", out / "draft")
         asked = Asked(prompts=[pair.cycle[start : start + 16].tolist() for start in range(0, 64, 8)])
         for side in sides:
-            plain, drafting = (engine(side, out / "target", out / "draft", steps, real=True) for steps in (0, k))
+            plain, drafting = (
+                engine(side, out / "target", out / "draft", steps, real=True, more=more) for steps in (0, k)
+            )
             (known,) = (row["texts"] for row in _found(plain, asked, out, until) if row["what"] == "texts")
             asked_again = dataclasses.replace(asked, known=known, tolerance=tolerance)
             rows = {row["what"]: row for row in _found(drafting, asked_again, out, until)}
-            wanted = sum(1 - corrupted * min(at + 1, 2) for at in range(k))
+            lengths = [len(text) for text in rows["texts"]["texts"]]
+            places = zip(range(16, 80, 8), lengths, strict=True)
+            wanted = statistics.mean(pair.accepted(k, place, count) for place, count in places)
             cycle, agreed = pair.cycle.tolist(), rows["agreement"]
             right = sum(
                 text == [cycle[(start + 16 + at) % len(cycle)] for at in range(len(text))]
                 for start, text in zip(range(0, 64, 8), rows["texts"]["texts"], strict=True)
             )
+            accepted = rows["texts"]["tokens_step"] - 1
             click.echo(
-                f"ACCEPTED {side} k={k}: {rows['texts']['tokens_step'] - 1:.4f} tokens a proposal"
-                f"{f', wanted {wanted:.4f}' if k <= 2 else ''}; {right} of {len(asked.prompts)} texts are the cycle's; "
+                f"ACCEPTED {side} k={k}: {accepted:.4f} tokens a proposal, wanted {wanted:.4f}; {right} of "
+                f"{len(asked.prompts)} texts are the cycle's; "
                 f"of {agreed['compared']} tokens {agreed['parted']} are others than without speculation, "
                 f"{agreed['near']} of these where logits are nearly equal"
             )
+            if abs(accepted - wanted) > _OFF * k:
+                against.append(f"{side}: {accepted:.4f} tokens are accepted a step, wanted {wanted:.4f}")
             if agreed["faults"] or agreed["near"] > _NEAR * agreed["compared"]:
                 against.append(f"{side}: texts part at logits that are {agreed['logits_apart']} apart")
     except (JitmxError, ProtocolError) as error:

@@ -224,6 +224,16 @@ def test_corrupted_rows_are_refused_at_their_known_rate(started: Callable[..., R
     assert len(set((found.pair.d2t).tolist())) == 256
 
 
+def test_steps_of_a_text_meet_corrupted_rows_as_they_fall(started: Callable[..., Run]) -> None:
+    pair = started(corrupted=0.25, draft_vocab=256).pair
+    # Behind a corrupted token two are right; behind these the next corrupted one is refused.
+    assert pair.accepted(2) == pytest.approx(1.0, abs=0.02)
+    # Proposed from any place alone, three of four are.
+    alone = [pair.accepted(1, place, 1) for place in range(len(pair.cycle))]
+    assert set(alone) == {0.0, 1.0} and sum(alone) / len(alone) == pytest.approx(0.75, abs=0.01)
+    assert [bigram.tiny().accepted(k) for k in (1, 2, 3)] == [1.0, 2.0, 3.0]
+
+
 def test_quantizing_the_draft_changes_no_value_of_it(tmp_path: Path) -> None:
     bigram.write(bigram.tiny(), tmp_path / "target", tmp_path / "draft")
     for name, value in tensors(tmp_path / "draft").items():

@@ -31,7 +31,8 @@ class SamplingParams:
 class LLM:
     def __init__(self, **options):
         self.k = options.get("speculative_config", {}).get("num_speculative_tokens", 0)
-        self.looked_at, self.tokens_step, self.log = 0, 1.0, os.environ.get("ASKED")
+        self.looked_at, self.log = 0, os.environ.get("ASKED")
+        self.tokens_step = 1 + float(os.environ.get("ACCEPTS", 0))
     def collective_rpc(self, name, args=()):
         if name == "verified":
             return [[self.looked_at, self.looked_at]]
@@ -358,6 +359,7 @@ def test_texts_that_part_at_logits_far_apart_end_a_run_with_an_error(
     bench: Callable[..., Result], fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["acceptance", fake / "pair", "--side", "jitmx", "--k", 1]
+    monkeypatch.setenv("ACCEPTS", "1")
     assert "of 2816 tokens 0 are others" in bench(*words).stdout
     words[1] = fake / "again"
     monkeypatch.setenv("PART", "1")
@@ -367,6 +369,24 @@ def test_texts_that_part_at_logits_far_apart_end_a_run_with_an_error(
     speed = ["speed", fake / "s", "--model", "small", "--draft", "tiny", "--part", "replay"]
     said = bench(*speed, "--k", 1, "--replay", 0.5, code=1)
     assert "1 texts part from the known one" in said.stderr and "logits_apart [0.25]" in said.stdout
+
+
+def test_other_acceptance_than_the_tables_of_a_pair_have_is_an_error(
+    bench: Callable[..., Result], fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["acceptance", fake / "a", "--side", "jitmx", "--k", 2, "--corrupted", 0.25, "--engine", '{"seed": 3}']
+    assert "0.0000 tokens are accepted a step, wanted 1.0000" in bench(*words, code=1).stderr
+    words[1] = fake / "b"
+    monkeypatch.setenv("ACCEPTS", "1")
+    assert "1.0000 tokens a proposal, wanted 1.0000" in bench(*words).stdout
+
+
+@pytest.mark.parametrize("text", ["[1", "[1]", "3"])
+def test_arguments_of_an_engine_that_are_no_object_are_refused(
+    bench: Callable[..., Result], tmp_path: Path, text: str
+) -> None:
+    for command in ("speed", "acceptance"):
+        assert "is no JSON object" in bench(command, tmp_path, "--engine", text, code=2).stderr
 
 
 def test_the_script_explains_itself_and_refuses_what_cannot_be(bench: Callable[..., Result], tmp_path: Path) -> None:
