@@ -13,6 +13,8 @@ from jitmx.dispatch.call import Launch
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.kernels.norm import NormProblem
+from jitmx.kernels.norm import takes as norm_takes
 from jitmx.kernels.pack import encoding_on
 from jitmx.kernels.tree.problem import TreeProblem
 from jitmx.models import Draft
@@ -52,6 +54,22 @@ class Argmax(Needed):
 
 
 @dataclass(frozen=True)
+class Rows(Needed):
+    """What the first layer of a draft reads: norms of its tokens' embeddings and of the target's states.
+
+    Attributes:
+        hidden, dtype: of both.
+    """
+
+    hidden: int
+    dtype: str
+
+    def made(self, m: int, arch: Arch, multiprocessors: int) -> Iterator[Launch]:
+        """One, of any number of tokens."""
+        yield chosen("norm", NormProblem(self.hidden, self.dtype, concat=True), arch, multiprocessors)
+
+
+@dataclass(frozen=True)
 class Acceptance(Needed):
     """What a greedy target accepts of drafts; `rows` are the most that are verified in a step.
 
@@ -66,6 +84,11 @@ class Acceptance(Needed):
         """The target's token of every row, and which drafts are as these."""
         yield from Sampler(self.arch, self.device, m, self.vocab, self.dtype).made(m, arch, multiprocessors)
         yield chosen("tree", TreeProblem("accept", m), arch, multiprocessors)
+
+
+def reads_ids(hidden: int) -> bool:
+    """Whether the first layer of a draft can look its tokens' embeddings up with its norms."""
+    return norm_takes(hidden)
 
 
 def gates(n: int, format: str) -> bool:
@@ -107,7 +130,9 @@ def of_draft(
         extras = {"o": {"residual": "pair"}, "gate_up": {"norm": True}, "down": {"residual": "pair"}}
     if "gate_up" in served and gates(shard.dense["gate_up"][0], served["gate_up"]):
         extras["gate_up"] |= {"swiglu": True}
-    found: list[Needed] = []
+    found: list[Needed] = (
+        [Rows(arch.name, None, tokens, draft.hidden, "bf16")] if fused and reads_ids(draft.hidden) else []
+    )
     for kind in shard.dense:
         own = draft.bias and kind in ("qkv", "o")
         biases = {own, own and (kind == "qkv" or ranks == 1)}  # of O only the first rank adds it

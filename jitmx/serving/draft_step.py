@@ -18,7 +18,7 @@ from jitmx.layers import DRAFT_KINDS
 from jitmx.models import Draft, Model
 from jitmx.serving import model_step
 from jitmx.serving.attention import Attention, cached, choices
-from jitmx.serving.draft import Argmax, of_draft
+from jitmx.serving.draft import Argmax, Rows, of_draft
 from jitmx.serving.linear import Linear
 from jitmx.serving.model_step import Part, Step
 
@@ -87,7 +87,7 @@ def parts(
     draft: Draft, arch: Arch, batch: int, context: int, *, rows: int = 1, first: bool = True, cache: str = "same",
     multiprocessors: int | None = None,
 ) -> Iterator[Part]:  # fmt: skip
-    """Every launch of a draft's step in order, but for what torch.compile makes of vLLM's own norms.
+    """Every launch of a draft's step in order, but for vLLM's own between steps.
 
     Args:
         rows: of a request.
@@ -111,6 +111,9 @@ def parts(
 
     if first and draft.states:
         yield from (replace(part, layers=1) for part in of("fc"))
+    for item in needed:
+        if isinstance(item, Rows):
+            yield from model_step.of_layer("inputs", 1, item, tokens, arch, count)
     yield from of("qkv")
     for choice in choices(replace(seen, queries=rows), arch, count):
         yield Part("attention", draft.layers, Launch(choice))

@@ -2,8 +2,8 @@
 
 A draft step takes as long as its weights take to be read: the layer, and a head as large as three. O and down add the
 residual to what they make, as a hi/lo residual (`jitmx.vllm.block`), and gate-up leaves up * silu(gate); for one row
-gate-up and the head normalise what they read. The head takes the largest logit without writing any. The two norms
-before QKV and their concatenation stay with torch.compile, which makes one launch of them and of the embedding.
+gate-up and the head normalise what they read. The head takes the largest logit without writing any. What QKV of the
+first layer reads, norms of a token's embedding and of the states before it, is one launch that takes ids of tokens.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.models import llama, llama_eagle3
 from vllm.model_executor.models.llama import Attention
 from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM, LlamaDecoderLayer
 
 import jitmx.ops.linear.argmax
+import jitmx.ops.norm_concat
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.ops.linear import compose
-from jitmx.serving.draft import gates
+from jitmx.ops.linear.plan import DTYPES
+from jitmx.serving.draft import Rows, gates, reads_ids
 from jitmx.serving.linear import NORMED_ROWS
-from jitmx.vllm import ahead, attention, compiled, hooks
+from jitmx.vllm import ahead, attention, compiled, facts, hooks, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
 from jitmx.vllm.draft_config import JitmxDraftConfig
 from jitmx.vllm.linear import JitmxLinearMethod
@@ -48,7 +51,9 @@ _layers: Callable[[Any], tuple[str, ...]] | None = None
 _decide: Callable[[Layer], Decision] | None = None
 _decide_block: Callable[[Any, str], bool] | None = None
 _decide_attention: Callable[..., Decision] | None = None
-_stock_config = llama_eagle3.get_draft_quant_config  # vLLM's, whose place is taken
+# vLLM's, whose places are taken.
+_stock_config = llama_eagle3.get_draft_quant_config
+_stock_forward = llama_eagle3.LlamaModel.forward
 
 
 class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
@@ -57,11 +62,13 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
     Attributes:
         jitmx_fused: norms and residual are in its products.
         jitmx_rotates: rotary embedding is left to the launch of attention.
+        jitmx_rows: what the launch needs that makes what QKV reads of ids of tokens; None where that is vLLM's.
     """
 
     def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
         super().__init__(vllm_config, prefix=prefix, config=config, layer_idx=layer_idx)
         self.jitmx_fused = self.jitmx_rotates = False
+        self.jitmx_rows: Rows | None = None
         attn, mlp = self.self_attn, self.mlp
         products = attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj
         if type(self) is not JitmxDraftLayer or not served(vllm_config):
@@ -77,6 +84,7 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             o.extras = down.extras = {"residual": "pair"}
             gate_up.extras = {"norm": True}
             self._take_rope(vllm_config)
+            self._take_inputs(vllm_config)
         if JitmxMLP.takes(mlp):
             gate_up.extras |= {"swiglu": True}
             mlp.__class__ = JitmxMLP
@@ -122,10 +130,24 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             self.jitmx_rotates = impl.rope is not None
             compiled.add(config, "the draft model's rope", "attention" if self.jitmx_rotates else None)
 
+    def _take_inputs(self, config: Any) -> None:
+        """Have what QKV reads made in one launch, where it is the first layer's."""
+        norms = self.input_layernorm, self.hidden_norm
+        arch, _ = facts.target()
+        same = len({(norm.variance_epsilon, norm.weight.dtype) for norm in norms}) == 1
+        if self.layer_idx != 0 or arch is None or not same or not reads_ids(self.hidden_size):
+            return
+        self.jitmx_rows = Rows(
+            arch.name, warmup.device_of(torch.get_default_device()), config.scheduler_config.max_num_batched_tokens,
+            self.hidden_size, DTYPES[norms[0].weight.dtype],
+        )  # fmt: skip
+        ahead.begin(self.jitmx_rows)
+        compiled.add(config, "the draft model's inputs", "norm")
+
     def forward(
         self,
         positions: torch.Tensor,
-        embeds: torch.Tensor,
+        embeds: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +155,7 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
 
         Args:
             positions: [tokens].
-            embeds, hidden_states: [tokens, hidden].
+            embeds, hidden_states: [tokens, hidden]; for embeds also ids [tokens] and the table that has them.
             residual: what hidden_states lack of the stream, like them; None before the first layer.
         """
         if not self.jitmx_fused:
@@ -141,7 +163,13 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             return stock
         own, norm = self.self_attn, self.input_layernorm
         residual_lo: torch.Tensor | None = None
-        if self.layer_idx == 0:
+        if isinstance(embeds, tuple) and self.layer_idx == 0:
+            keeps = self._residual_norm == self._norm_before_residual
+            normed, x = torch.ops.jitmx.rms_norm_concat(
+                *embeds, hidden_states, norm.weight.data, self.hidden_norm.weight.data, norm.variance_epsilon, keeps
+            )
+            x = x if keeps else hidden_states
+        elif self.layer_idx == 0:
             normed, x = self._residual_norm(hidden_states=hidden_states)
             normed = torch.cat([norm(embeds), normed], dim=-1)
         else:
@@ -190,6 +218,34 @@ class JitmxMLP(llama.LlamaMLP):  # type: ignore[misc]
         return y
 
 
+def _forward(
+    self: Any, input_ids: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor,
+    input_embeds: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """vLLM's model of a draft, whose first layer looks embeddings up where it can."""
+    if input_embeds is not None or not _reads_ids(self):
+        found: tuple[torch.Tensor, torch.Tensor] = _stock_forward(
+            self, input_ids, positions, hidden_states, input_embeds
+        )
+        return found
+    embeds = input_ids, self.embed_tokens.weight.data
+    residual = None
+    for layer in self.layers:
+        hidden_states, residual = layer(
+            positions=positions, embeds=embeds, hidden_states=hidden_states, residual=residual
+        )
+    hidden_states, before = self.norm(hidden_states, residual)
+    return hidden_states, hidden_states if self.norm_output else before
+
+
+def _reads_ids(model: Any) -> bool:
+    """Whether the first layer of a model looks embeddings up: rows of a table that this rank has whole, in 16 bits."""
+    table = model.embed_tokens
+    plain = type(table) is VocabParallelEmbedding and type(table.quant_method) is UnquantizedEmbeddingMethod
+    rows = getattr(model.layers[0], "jitmx_rows", None)
+    return plain and table.tp_size == 1 and rows is not None and DTYPES.get(table.weight.dtype) == rows.dtype
+
+
 class _LeftToHead(RMSNorm):  # type: ignore[misc]
     """The last norm of a draft whose head normalises what it reads: hands the stream's high part on."""
 
@@ -216,6 +272,9 @@ class JitmxEagle3LlamaForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """vLLM's, and the table of tokens made of d2t."""
         found = super().load_weights(weights)
+        for layer in self.model.layers:
+            if (rows := getattr(layer, "jitmx_rows", None)) is not None:
+                warmup.prepare(rows)
         offsets = self.draft_id_to_target_id
         if hasattr(self, "jitmx_targets") and not offsets.is_meta:
             self.jitmx_targets.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
@@ -350,5 +409,6 @@ def changed() -> tuple[str, ...]:
 PATCHED: dict[tuple[Any, str], Any] = {
     (llama_eagle3, "get_draft_quant_config"): _config,
     (llama_eagle3, "LlamaDecoderLayer"): JitmxDraftLayer,
+    (llama_eagle3.LlamaModel, "forward"): _forward,
     (llama_eagle3, "Eagle3LlamaForCausalLM"): JitmxEagle3LlamaForCausalLM,
 }

@@ -246,6 +246,9 @@ _DRAFT_TABLE: dict[str, dict[str, str]] = {
     },
     "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": {
         "TargetDependentARSpeculator._generate_fused_drafts": "num_reqs num_tokens_padded attn_metadata slot_mappings",
+        "TargetDependentARSpeculator._generate_draft": "num_reqs num_tokens_padded attn_metadata slot_mappings "
+        "num_tokens_across_dp cudagraph_runtime_mode num_speculative_steps",
+        "TargetDependentARSpeculator._update_draft_decode_metadata": "attn_metadata num_reqs",
     },
     "vllm.v1.worker.gpu.block_table": {
         "BlockTables.__init__": "cp_size",

@@ -77,6 +77,7 @@ def _load(self: Any, target_model: Any, target_attn_layer_names: set[str]) -> An
     elif isinstance(model, draft.JitmxEagle3LlamaForCausalLM):
         _take_head(model, target_model)
         _take_argmax(self, model)
+        _number_steps(self, model)
     return model
 
 
@@ -135,18 +136,21 @@ def _take_argmax(speculator: Any, model: Any) -> None:
     logger.info("jitmx takes the draft model's tokens with the product of its head")
 
 
+def _number_steps(speculator: Any, model: Any) -> None:
+    """Numbers of a graph's steps, which nobody writes again; on 16 bytes each, as vLLM's own is."""
+    steps = torch.arange(speculator.speculative_config.num_speculative_tokens, device=model.lm_head.weight.device)
+    model.register_buffer("jitmx_steps", steps[:, None].repeat(1, 2), persistent=False)
+
+
 class _StepTables:
-    """vLLM's block tables, of which a step of a draft's graph finds the slots of its own tokens, or none at all.
+    """vLLM's block tables, of which a step of a draft's graph finds the slots of its own tokens.
 
     vLLM's kernel marks all slots behind those as padding, up to the longest prompt that a step takes, by one block:
-    that is most of its time. The rest is that of a launch, and attention of jitmx's needs no slots.
-
-    Attributes:
-        finds: whether it does.
+    that is most of its time.
     """
 
-    def __init__(self, tables: Any, finds: bool) -> None:
-        self._tables, self.finds = tables, finds
+    def __init__(self, tables: Any) -> None:
+        self._tables = tables
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tables, name)
@@ -155,34 +159,53 @@ class _StepTables:
         self, idx_mapping: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor, num_tokens_padded: int
     ) -> torch.Tensor:
         """vLLM's, [groups, num_tokens_padded], where they are always."""
-        own: torch.Tensor = self._tables.slot_mappings[:, :num_tokens_padded]
-        if not self.finds:
-            return own
         found: torch.Tensor = self._tables.compute_slot_mappings(
-            idx_mapping, query_start_loc, positions, num_tokens_padded, out=own
-        )
+            idx_mapping, query_start_loc, positions, num_tokens_padded,
+            out=self._tables.slot_mappings[:, :num_tokens_padded],
+        )  # fmt: skip
         return found
 
 
 def _fused_drafts(
     self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, slot_mappings: Any, *rest: Any, **named: Any
 ) -> None:
-    """vLLM's drafts of a graph.
+    """vLLM's drafts of a graph, with fewer launches a step.
 
     A draft's token lies where the block table has the last one of its request. Slots say the same of its position, if
     that advances with each token and no ranks share a context.
     """
-    tables = self.block_tables
-    if draft.served(self.vllm_config):
-        batches, own = attn_metadata or {}, self.advance_draft_positions and tables.cp_size == 1
-        own = own and all(isinstance(batch, JitmxAttentionMetadata) for batch in batches.values())
-        if own and batches:
-            attn_metadata = {name: replace(batch, slot_mapping=None) for name, batch in batches.items()}
-        self.block_tables = _StepTables(tables, finds=not own)
+    if not draft.served(self.vllm_config):
+        _stock_fused_drafts(self, num_reqs, num_tokens_padded, attn_metadata, slot_mappings, *rest, **named)
+        return
+    tables, batches = self.block_tables, attn_metadata or {}
+    own = all(isinstance(batch, JitmxAttentionMetadata) for batch in batches.values())
+    if batches and own and self.advance_draft_positions and tables.cp_size == 1 and hasattr(self.model, "jitmx_steps"):
+        attn_metadata = {name: replace(batch, slot_mapping=None) for name, batch in batches.items()}
+        _own_drafts(self, num_reqs, num_tokens_padded, attn_metadata, slot_mappings, *rest, **named)
+        return
+    self.block_tables = _StepTables(tables)
     try:
         _stock_fused_drafts(self, num_reqs, num_tokens_padded, attn_metadata, slot_mappings, *rest, **named)
     finally:
         self.block_tables = tables
+
+
+def _own_drafts(
+    self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, slot_mappings: Any, num_tokens_across_dp: Any,
+    cudagraph_runtime_mode: Any, num_speculative_steps: int,
+) -> None:  # fmt: skip
+    """The same without slots, which attention finds itself; each step has its number in memory of its own."""
+    written = self.current_draft_step
+    try:
+        for step in range(1, num_speculative_steps):
+            self._update_draft_decode_metadata(attn_metadata, num_reqs)
+            self.current_draft_step = self.model.jitmx_steps[step, 0]
+            self._generate_draft(
+                num_reqs, num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode,
+                num_speculative_steps,
+            )  # fmt: skip
+    finally:
+        self.current_draft_step = written
 
 
 def _against_argmax(speculator: Any, model: Any) -> str:

@@ -11,6 +11,7 @@ import jitmx
 from jitmx.dispatch.choose import choose
 from jitmx.errors import CaptureError, InputError
 from jitmx.kernels.norm import NormProblem
+from jitmx.ops import norm_concat
 from jitmx.registry.spec import Variant
 from jitmx.runtime import card, load
 
@@ -76,6 +77,43 @@ def test_rows_at_a_distance_and_in_place() -> None:
         exact = wanted(x, weight)
         assert jitmx.rms_norm(x, weight, out=x) is x
         check(x, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [8, 1000, 2880, 8192, 16384])
+def test_rows_of_a_table_lie_beside_those_of_x(hidden: int, dtype: str, evidence: Evidence) -> None:
+    worst, table = 0.0, inputs(4099, hidden, DTYPES[dtype])[0]
+    for rows in (1, 3, 8, 300, 8192):
+        (x, weight), first = inputs(rows, hidden, DTYPES[dtype]), inputs(1, hidden, DTYPES[dtype])[1].neg()
+        ids = torch.randint(-1, 4099, (rows,), device="cuda")
+        y, kept = norm_concat.run(ids, table, x, first, weight, 1e-5, True)
+        short, none = norm_concat.run(ids.int(), table, x, first, weight, 1e-5)
+        there = (ids >= 0)[:, None]
+        halves = torch.where(there, wanted(table[ids.clamp(0)], first), 0), wanted(x, weight)
+        worst = max(worst, check(y, torch.cat(halves, 1)))
+        assert torch.equal(kept, y[:, hidden:]) and torch.equal(short, y) and none.shape == (0, hidden)
+    problem = NormProblem(hidden, dtype, concat=True)
+    made = choose("norm", problem, card.arch(0), multiprocessors=card.multiprocessors(0)).variant
+    evidence(made, worst, f"hidden={hidden}, 1 to 8192 rows")
+
+
+def test_ids_that_the_launch_before_wrote_are_read_behind_the_wait() -> None:
+    table, weight = inputs(1000, 2880, torch.bfloat16)
+    states, x = inputs(1, 2880, torch.bfloat16)[0], torch.randn(1, 2880, device="cuda").bfloat16()
+    head = jitmx.pack_weight(jitmx.quantize(torch.randn(1000, 2880, device="cuda").bfloat16()))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return norm_concat.run(jitmx.linear_argmax(x, head), table, states, weight, weight, 1e-5)[0]
+
+    step(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step(x)
+    for _ in range(20):
+        x.copy_(torch.randn_like(x))
+        y.fill_(torch.nan)
+        graph.replay()
+        check(y[:, :2880], wanted(table[jitmx.linear_argmax(x, head)], weight))
 
 
 def test_a_chain_in_a_graph_reads_what_the_launch_before_it_wrote() -> None:

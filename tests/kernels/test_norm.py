@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jitmx import arch, kernels
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
-from jitmx.kernels.norm import BLOCKS, MAX_HIDDEN, RMS, NormProblem, RmsKnobs, launch, of_rows, reference
+from jitmx.kernels.norm import BLOCKS, MAX_HIDDEN, RMS, NormProblem, RmsKnobs, concat, launch, of_rows, reference
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin, nvrtc
@@ -32,6 +32,35 @@ def sass(variant: Variant) -> list[str]:
 def test_warm_up_compiles_one_kernel_of_rms(target: str) -> None:
     (variant,) = (one for one in default_variants("norm", arch.parse(target)) if one.spec.name == "rms")
     assert variant.knobs == RmsKnobs(pdl="pdl" in arch.parse(target).features)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
+def test_warm_up_compiles_one_kernel_that_puts_rows_of_a_table_beside_those_of_x(target: str) -> None:
+    (variant,) = (one for one in default_variants("norm", arch.parse(target)) if one.spec.name == "concat")
+    assert variant == beside(2880, target)
+
+
+def beside(hidden: int, target: str = "sm_90a") -> Variant:
+    return choose("norm", NormProblem(hidden, concat=True), arch.parse(target)).variant
+
+
+@pytest.mark.parametrize("hidden", [64, 2880, 8192, 16384])
+def test_rows_side_by_side_have_two_blocks_each_and_both_weights_ahead_of_the_wait(hidden: int) -> None:
+    assert [concat.launch(rows).blocks for rows in (1, 8, 8192)] == [2, 16, 16384]
+    order = [found[0] for line in sass(beside(hidden)) if (found := re.search(r"PREEXIT|ACQBULK|LDG\.E[\w.]*", line))]
+    vectors = ["LDG.E.128"] * beside(hidden).knobs.vectors
+    assert order[: 2 + len(vectors)] == ["PREEXIT", *vectors, "ACQBULK"]
+
+
+def test_problems_that_another_kernel_takes_are_refused() -> None:
+    for kernel, fields, said in (
+        ("concat", {}, "norm.concat has rows of a table beside those of x"),
+        ("rms", {"concat": True}, "norm.concat puts rows of a table beside them"),
+        ("rows", {"concat": True, "y": "e4m3"}, "concat=True"),
+        ("concat", {"concat": True, "y": "e4m3"}, "norm.concat"),
+    ):
+        with pytest.raises(KnobError, match=said):
+            kernels.family("norm").fixed(NormProblem(**fields), kernel)
 
 
 @given(st.integers(1, MAX_HIDDEN // 8).map(lambda vectors: vectors * 8))

@@ -24,9 +24,11 @@ ORDER = ["fc", "qkv", "attention", "o", "gate_up", "down", "lm_head"]
 @pytest.mark.parametrize("draft", [LARGE, SMALL])
 def test_a_draft_reads_every_weight_once_a_step(target: str, draft) -> None:
     parts = list(draft_step.parts(draft, arch.parse(target), 1, 2048))
-    assert [part.label for part in parts] == ORDER and {part.layers for part in parts} == {1}
+    # Where norms are in the products, those of what QKV reads are a launch of jitmx's too.
+    wanted = ["fc", *(["inputs"] if target == "sm_90a" else []), *ORDER[1:]]
+    assert [part.label for part in parts] == wanted and {part.layers for part in parts} == {1}
     without = draft_step.parts(draft, arch.parse(target), 1, 2048, first=False)
-    assert [part.label for part in without] == ORDER[1:]
+    assert [part.label for part in without] == wanted[1:]
     priced = model_step.priced(parts, cards.CARDS[target], 1)
     read = {one.label: one.work.bytes for one in priced if one.work}
     for kind, (n, k) in draft.dense.items():

@@ -98,7 +98,7 @@ class Pair:
         """What the draft makes of the target's states [tokens, 3 hidden] behind these tokens: states, and tokens."""
         with vllm_world.world(), torch.no_grad(), set_forward_context(None, self.config, num_tokens=len(tokens)):
             mixed = self.draft.combine_hidden_states(states)
-            last, _ = self.draft(tokens, torch.arange(len(tokens)), mixed)
+            last, _ = self.draft(tokens.clone(), torch.arange(len(tokens)), mixed)
             return last, self.draft.get_top_tokens(last)
 
 
@@ -189,7 +189,8 @@ def test_a_draft_makes_what_vllm_makes_of_the_same_values(host: Any, folder: Pat
     card.launched.clear()
     found, own = pair.run(states())
     # Of several rows the norm behind attention is a launch of its own, and so is that before the head.
-    assert [kernel for kernel in card.kernels if not kernel.startswith("linear")] == ["norm.rms"] * 2
+    norms = [kernel for kernel in card.kernels if not kernel.startswith("linear")]
+    assert norms == ["norm.concat", "norm.rms", "norm.rms"]
     assert pair.draft.jitmx_norm is not None and stock.draft.jitmx_norm is None
     assert error(pair.draft._normed(found), wanted.double()) < 0.01
     assert pair.speculator.use_local_argmax_reduction and hasattr(pair.draft, "jitmx_targets")
@@ -269,7 +270,7 @@ def test_norms_and_residuals_of_a_draft_are_in_its_products(host: Any, folder: P
         found[fused] = logits[:, drafts.proposed(SIZES, 0)]
         kernels = [name.partition(".")[0] for name in card.kernels]
         # fc, QKV, O, gate-up, down, and the head twice, of which that for logits never normalises.
-        assert kernels.count("linear") == 7 and kernels.count("norm") == ({1: 1, 5: 3}[rows] if fused else 0)
+        assert kernels.count("linear") == 7 and kernels.count("norm") == ({1: 2, 5: 4}[rows] if fused else 0)
     assert error(found[True], found[False].double()) < 0.02
     line = "jitmx normalises and adds the residual within the products of the draft model on sm_90a"
     assert ("INFO", line) in said(host)
@@ -399,9 +400,9 @@ def test_a_step_of_a_draft_s_graph_finds_no_slots_but_those_that_its_attention_r
     wanted: int | None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of 4096 slots a step of three requests looks at three at most; what a graph knows them by stays, and so do
-    vLLM's tables."""
-    config = load(host, folder, asked).config
-    slots, told = torch.zeros(2, 4096, dtype=torch.int64), list[tuple[int, int]]()
+    vLLM's tables. Where it looks at none, no launch writes its number either."""
+    pair = load(host, folder, asked)
+    slots, told, steps = torch.zeros(2, 4096, dtype=torch.int64), list[tuple[int, int]](), list[int]()
 
     class Tables:
         slot_mappings, cp_size = slots, shared
@@ -412,21 +413,32 @@ def test_a_step_of_a_draft_s_graph_finds_no_slots_but_those_that_its_attention_r
             return found[:, : given[-1]]
 
     def drafts_of(self: Any, num_reqs: int, num_tokens_padded: int, attn_metadata: Any, *_: Any) -> None:
-        assert self.block_tables.slot_mappings is slots
+        assert self.block_tables.slot_mappings is slots and attn_metadata is batches
         found = self.block_tables.compute_slot_mappings(None, None, None, num_tokens_padded)
         assert found.shape == (2, num_tokens_padded) and found.data_ptr() == slots.data_ptr()
-        left = [name for name, batch in attn_metadata.items() if getattr(batch, "slot_mapping", slots) is None]
-        assert left == ([] if wanted else list(batches)) and list(attn_metadata) == list(batches)
+        raise RuntimeError("no draft")
+
+    def step(num_reqs: int, num_tokens_padded: int, attn_metadata: Any, mapping: Any, *rest: Any) -> None:
+        assert {name: batch.slot_mapping for name, batch in attn_metadata.items()} == dict.fromkeys(batches)
+        assert (num_reqs, num_tokens_padded, mapping, rest) == (3, 3, {}, ("dp", "mode", 2))
+        number = own.current_draft_step
+        assert number.shape == () and number.dtype == torch.int64 and number.data_ptr() % 16 == 0
+        steps.append(int(number))
         raise RuntimeError("no draft")
 
     monkeypatch.setattr(speculation, "_stock_fused_drafts", drafts_of)
-    tables = Tables()
-    own = speculator(config, block_tables=tables, advance_draft_positions=advances)
+    tables, written, looked_at = Tables(), torch.tensor(0), list[int]()
+    own = speculator(
+        pair.config, block_tables=tables, advance_draft_positions=advances, current_draft_step=written,
+        model=pair.draft, _generate_draft=step,
+        _update_draft_decode_metadata=lambda attn_metadata, num_reqs: looked_at.append(num_reqs),
+    )  # fmt: skip
     with pytest.raises(RuntimeError, match="no draft"):
-        TargetDependentARSpeculator._generate_fused_drafts(own, 3, 3, batches, {})
+        TargetDependentARSpeculator._generate_fused_drafts(own, 3, 3, batches, {}, "dp", "mode", 2)
     assert not hooks.moved(hooks.DRAFT_HOOKS)  # of another engine of this process
-    assert own.block_tables is tables and STEP.slot_mapping is not None
+    assert own.block_tables is tables and own.current_draft_step is written and STEP.slot_mapping is not None
     assert told == ([] if wanted is None else [(slots.data_ptr(), wanted)])
+    assert (steps, looked_at) == (([], []) if wanted else ([1], [3]))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Kernels:
     rms    y = x / sqrt(mean(x^2) + epsilon) * weight, in fp32, rounded once
     rows   the same, or x itself, rounded once to E4M3 with a scale a row, as linear.wgmma_fp8 reads it
+    concat rows of a table, by number, and those of x, each normalised, side by side: what an Eagle3 draft reads
 
 Shapes: x [rows, hidden] with a stride of its own, weight [hidden], y [rows, hidden]; hidden a multiple of 8. Floor:
 bytes read plus bytes written over the memory bandwidth; for few rows a load, a sum over a block and a store, one after
@@ -16,7 +17,7 @@ from typing import Any
 from jitmx.arch import Arch
 from jitmx.kernels import Family
 from jitmx.kernels.benchmark import Benchmark
-from jitmx.kernels.norm import rms, rows
+from jitmx.kernels.norm import concat, rms, rows
 from jitmx.kernels.norm.problem import (
     BLOCKS,
     EPSILON,
@@ -41,13 +42,13 @@ def _makes(step: str, problem: Any) -> NormProblem | None:
 
 def _typical(arch: Arch) -> tuple[NormProblem, ...]:
     in_e4m3 = tuple(NormProblem(y="e4m3", norm=norm) for norm in (True, False)) if "wgmma" in arch.features else ()
-    return (NormProblem(), *in_e4m3)
+    return (NormProblem(), NormProblem(concat=True), *in_e4m3)
 
 
 FAMILY = Family(
     name="norm",
     summary="RMSNorm of rows, launched beside what comes before and after",
-    kernels=(rms.KERNEL, rows.KERNEL),
+    kernels=(rms.KERNEL, rows.KERNEL, concat.KERNEL),
     problem=NormProblem,
     typical=_typical,
     makes=_makes,

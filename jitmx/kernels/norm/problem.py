@@ -30,6 +30,9 @@ class NormProblem(Problem):
         "same", choices=RESULTS, doc="the type of x, or E4M3 with a scale a row, as linear.wgmma_fp8 reads it"
     )
     norm: bool = knob(True, doc="of e4m3: RMSNorm comes first")
+    concat: bool = knob(
+        False, doc="rows of a table, normalised too, lie before those of x, as an Eagle3 draft reads them"
+    )
 
 
 def takes(hidden: int) -> bool:

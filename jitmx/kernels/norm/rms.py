@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from jitmx.arch import Arch
 from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.norm.problem import (
@@ -67,14 +68,19 @@ class RmsKnobs(Knobs):
         return RESIDENT[self.vectors] // self.block
 
 
+def contract(knobs: Any, _arch: Arch) -> Contract:
+    """What holds of the machine code of a block that takes rows."""
+    return Contract(
+        max_registers=65536 // (knobs.resident * knobs.block) // 8 * 8,
+        require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*128"),
+    )
+
+
 RMS = KernelSpec(
     family="norm",
     name="rms",
     knobs=RmsKnobs,
-    contract=lambda knobs, arch: Contract(
-        max_registers=65536 // (knobs.resident * knobs.block) // 8 * 8,
-        require=(r"\bLDG\.E\..*128", r"\bSTG\.E\..*128"),
-    ),
+    contract=contract,
     threads=lambda knobs: knobs.block,
     arguments=lambda knobs: ARGUMENTS,
 )
@@ -103,7 +109,7 @@ def reference(x: Array, weight: Array, epsilon: float) -> Array:
         return np.asarray(wide * weight.astype(np.float64) * scale)
 
 
-_STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+STORED: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 _GATE = 0.004  # relative L2: what rounding to bf16 makes is half of it
 _FP32 = 2.0**-19  # relative, of sums of squares in any order and of an approximate square root
 _PAD = 16  # values between rows that are no row's: NaN, so that whoever reads them shows
@@ -161,7 +167,7 @@ def _about(epsilon: float, x: Array) -> Array:
 
 
 def _normal(knobs: RmsKnobs, generator: np.random.Generator, rows: int, hidden: int) -> Array:
-    return generator.standard_normal((rows, hidden)).astype(_STORED[knobs.dtype])
+    return generator.standard_normal((rows, hidden)).astype(STORED[knobs.dtype])
 
 
 def _case(
@@ -192,8 +198,12 @@ def _case(
 
 
 def _error(found: Sequence[Array], wanted: Array) -> float:
-    """Relative L2; infinite where a zero has another sign."""
     (y,) = found
+    return row_error(y, wanted)
+
+
+def row_error(y: Array, wanted: Array) -> float:
+    """Relative L2 of rows; infinite where a zero has another sign."""
     numbers = ~np.isnan(wanted)
     if (np.signbit(y) != np.signbit(wanted))[numbers].any():
         return float("inf")
@@ -224,8 +234,11 @@ def _sides(x: Array, wanted: Array, epsilon: float) -> dict[str, bool]:
 
 
 def _fixed(problem: NormProblem) -> dict[str, Any]:
-    if problem.y != "same" or not problem.norm:
-        raise KnobError("norm.rms normalises rows and keeps their type", "norm.rows makes rows of E4M3")
+    if problem.y != "same" or not problem.norm or problem.concat:
+        raise KnobError(
+            "norm.rms normalises rows and keeps their type",
+            "norm.rows makes rows of E4M3, norm.concat puts rows of a table beside them",
+        )
     require_vectors(problem)
     return {"dtype": problem.dtype}
 

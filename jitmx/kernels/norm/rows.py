@@ -179,9 +179,11 @@ def _case(knobs: RowsKnobs, x: Array, epsilon: float, blocks: int, generator: np
 
 
 def _fixed(problem: NormProblem) -> dict[str, Any]:
-    if problem.y != "e4m3" or problem.dtype != "bf16":
+    if problem.y != "e4m3" or problem.dtype != "bf16" or problem.concat:
         raise KnobError(
-            f"norm.rows makes E4M3 of bf16, and not y={problem.y!r} of dtype={problem.dtype!r}", "use norm.rms"
+            f"norm.rows makes E4M3 of bf16, and not y={problem.y!r} of dtype={problem.dtype!r}, "
+            f"concat={problem.concat}",
+            "use norm.rms or norm.concat",
         )
     require_vectors(problem)
     return {"norm": problem.norm}
