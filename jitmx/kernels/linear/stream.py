@@ -93,7 +93,7 @@ def _shared(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
 
 
 # Tiles a copy and copies in flight, the best guess first: of slices of at most so many tiles, and of whole rows.
-_SLICE_RINGS = ((8, ((2, 4),)), (16, ((3, 4), (3, 2))), (math.inf, ((4, 2), (3, 2))))
+_SLICE_RINGS = ((8, ((2, 4),)), (16, ((3, 2), (3, 4))), (math.inf, ((4, 2), (3, 2))))
 _ROW_RINGS = ((3, 4), (4, 3), (5, 2), (2, 6))
 _MOST_STAGES = 8
 
@@ -123,11 +123,12 @@ def _sliced(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterato
 
 
 def _streamed(problem: LinearProblem, arch: Arch, multiprocessors: int) -> Iterator[dict[str, Any]]:
-    """Rings of whole rows that hold less and less; of few rows of X, small ones first that give a warp one row."""
+    """Rings of whole rows that hold less and less; of a last product of few rows of X, small ones first that give a
+    warp one row: where launches follow that begin early, larger copies by fewer warps are quicker."""
     rows, tiles = packed_tiles(problem.n, problem.k)
     each = -(-rows // multiprocessors)
     warps = next((count for count in WARPS if 8 <= count <= 20 and count >= each), None)
-    if problem.m <= 4 and has_clusters(arch) and warps:
+    if problem.argmax and problem.m <= 4 and has_clusters(arch) and warps:
         for chunk, stages in sorted(_ROW_RINGS, key=lambda ring: tiles % ring[0] > 0):
             yield {"share": False, "warps": warps, "chunk": chunk, "stages": stages, "unroll": chunk}
     for warps, chunk in itertools.product((12, 8, 4, 2, 1), (9, 5, 3, 1)):

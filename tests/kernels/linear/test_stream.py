@@ -308,11 +308,16 @@ def test_the_machine_code_of_what_the_heuristic_picks_keeps_its_contract(target:
 
 def test_weights_that_do_not_fit_twice_are_streamed_in_slices_and_all_multiprocessors_have_as_many_rows() -> None:
     chip = arch.parse("sm_90a")
-    few, wide = (
-        KERNEL.heuristic(LinearProblem.on(chip, n=n, k=k), chip, 132) for n, k in ((2880, 17280), (34560, 2880))
+    few, wide, qkv = (
+        KERNEL.heuristic(LinearProblem.on(chip, n=n, k=k), chip, 132)
+        for n, k in ((2880, 17280), (34560, 2880), (5120, 5760))
     )
     assert few["resident"] is False and few["cluster"] == 2 and few["split_k"] * 3 == few["warps"] == 12
-    assert wide["share"] is False and wide["warps"] == 18  # 2160 rows of tiles, at most 17 of a multiprocessor
+    assert qkv["resident"] is False and (qkv["chunk"], qkv["stages"]) == (3, 2)
+    # Behind it launches begin early; behind a head, none: a warp has one of 2000 rows of tiles then, or none.
+    assert wide["share"] is False and (wide["warps"], wide["chunk"]) == (12, 9)
+    head = KERNEL.heuristic(LinearProblem.on(chip, n=32000, k=2880, argmax=True), chip, 132)
+    assert head["share"] is False and (head["warps"], head["chunk"]) == (16, 3)
     fits = KERNEL.heuristic(LinearProblem.on(chip, n=5120, k=2880), chip, 132)
     assert fits.get("resident", True) and fits.get("share", True)
 
