@@ -8,7 +8,10 @@ The functions of jitmx define their own operators when they are first used. A pr
 calling those functions, such as one that was exported in another process, needs this import first.
 """
 
-from jitmx.ops import attention, linear, moe, norm, quantize, routing, sampling, topk, tree
+from jitmx.ops import attention, linear, moe, norm, norm_concat, quantize, routing, sampling, topk, tree
 from jitmx.ops.linear import argmax, swiglu
 
-__all__ = ["argmax", "attention", "linear", "moe", "norm", "quantize", "routing", "sampling", "swiglu", "topk", "tree"]
+__all__ = [
+    "argmax", "attention", "linear", "moe", "norm", "norm_concat", "quantize", "routing", "sampling", "swiglu", "topk",
+    "tree",
+]  # fmt: skip

@@ -8,8 +8,9 @@ from typing import TypeVar
 import evidence
 from jitmx import batch
 from jitmx.build import Built
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.toolchain import cubin
+from jitmx.toolchain import cubin, headers, nvrtc
 
 T = TypeVar("T")
 Look = Callable[[Built, list[str]], None]
@@ -53,3 +54,11 @@ def listings(built: Iterable[Built]) -> list[list[str]]:
     images = {one.image: one.variant.arch.name for one in built}
     (target,) = set(images.values())
     return cubin.sass_of([*images], target)
+
+
+def claim(variant: Variant, *claims: str) -> None:
+    """Have the compiler's front end check claims about a rendered source; CompileError where one does not hold."""
+    source = render(variant) + "".join(f'static_assert({one}, "the claim");\n' for one in claims)
+    pool = headers.pool()
+    texts = {name: pool.text(name) for name in pool.closure(source)}
+    nvrtc._run(source, texts, (*nvrtc.options(variant.arch), "--fdevice-syntax-only"), "")

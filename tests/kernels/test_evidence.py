@@ -33,6 +33,12 @@ OTHER = FAMILY.spec("dequantize").variant(arch.parse("sm_90"))
 FOUND = Verdict(None, 0.25, 3, 0.97, proof="1" * 64)
 
 
+@pytest.fixture(autouse=True)
+def noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is noted here is evidence of a kernel."""
+    monkeypatch.setattr(evidence, "_noted", [])
+
+
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVRTC is not to be asked for code."""

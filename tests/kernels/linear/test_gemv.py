@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from contracts import claim
 from jitmx import arch, build, kernels
 from jitmx.arch import Arch
 from jitmx.errors import CompileError, KnobError
@@ -22,7 +23,6 @@ from jitmx.kernels.linear.gemv import shared_bytes as gemv_shared_bytes
 from jitmx.kernels.linear.layout import TILE_BYTES, packed_tiles, preferred_encoding
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.toolchain import nvrtc
 from strategies import ARCHES, variants
 
 FAMILY = kernels.family("linear")
@@ -214,17 +214,12 @@ def test_every_tile_of_k_belongs_to_exactly_one_slice_and_no_slice_is_empty(vari
     assert next_tile == tiles
 
 
-def prove(variant: Variant, claim: str) -> None:
-    """Have the compiler's front end check a claim about the rendered source; CompileError where it does not hold."""
-    nvrtc.scan(render(variant) + f'static_assert({claim}, "the claim");\n', nvrtc.options(variant.arch))
-
-
 @settings(max_examples=50)
 @given(variant=GEMV_VARIANTS)
 def test_shared_memory_before_x_is_what_struct_shared_takes(variant: Variant) -> None:
     unstaged = dataclasses.replace(variant.knobs, stage_x=False)
     size = gemv_shared_bytes(unstaged, 64)
-    prove(variant, f"__builtin_offsetof(Shared, x) == {size}")
+    claim(variant, f"__builtin_offsetof(Shared, x) == {size}")
     assert {gemv_shared_bytes(unstaged, k) for k in (32, 2880, 65_536)} == {size}
 
 
@@ -236,14 +231,14 @@ def test_shared_memory_is_right_where_barriers_and_sums_leave_odd_ends(
 ) -> None:
     knobs: dict[str, Any] = {"m": m, "copy": copy, "warps": warps, "split_k": split_k, "blocks_per_sm": 1}
     variant = GEMV.variant(arch.parse("sm_90"), **knobs, chunk=1, stages=3, stage_x=False)
-    prove(variant, f"__builtin_offsetof(Shared, x) == {gemv_shared_bytes(variant.knobs, 64)}")
+    claim(variant, f"__builtin_offsetof(Shared, x) == {gemv_shared_bytes(variant.knobs, 64)}")
 
 
 def test_a_wrong_size_of_shared_memory_is_found_out() -> None:
     variant = GEMV.variant(arch.parse("sm_121"))
     size = gemv_shared_bytes(dataclasses.replace(variant.knobs, stage_x=False), 64)
     with pytest.raises(CompileError, match="the claim"):
-        prove(variant, f"__builtin_offsetof(Shared, x) == {size + 16}")
+        claim(variant, f"__builtin_offsetof(Shared, x) == {size + 16}")
 
 
 @given(variant=GEMV_VARIANTS, blocks=BLOCKS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts
+from contracts import claim, keep_contracts
 from jitmx import arch, formats
 from jitmx.arch import Arch
 from jitmx.errors import KnobError
@@ -334,8 +334,7 @@ def test_shared_memory_is_what_struct_shared_takes(
     except KnobError as error:
         assert target != "sm_121a" and "use more warps or a smaller tile" in str(error)  # the twin takes more registers
         return
-    claim = f'static_assert(sizeof(Shared) == {scaled.shared_bytes(variant.knobs)}, "");\n'
-    nvrtc.scan(render(variant) + claim, nvrtc.options(variant.arch))
+    claim(variant, f"sizeof(Shared) == {scaled.shared_bytes(variant.knobs)}")
 
 
 def test_the_machine_code_of_the_twin_keeps_its_contract() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts, some
+from contracts import claim, keep_contracts, some
 from jitmx import arch, formats, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -410,8 +410,10 @@ def test_rows_of_2_to_the_31_bytes_of_packed_tiles_are_refused_and_heuristics_se
 @given(picked=variants(SPEC))
 def test_shared_memory_is_what_the_template_lays_out(picked: Variant) -> None:
     knobs: TileKnobs = picked.knobs
-    claim = f"kStageBytes == {stage_bytes(knobs)} && kStages == {knobs.stages} && kThreads == {tiles.threads(knobs)}"
-    nvrtc.scan(render(picked) + f'static_assert({claim}, "the claim");\n', nvrtc.options(picked.arch))
+    claim(
+        picked, f"kStageBytes == {stage_bytes(knobs)}", f"kStages == {knobs.stages}",
+        f"kThreads == {tiles.threads(knobs)}",
+    )  # fmt: skip
     assert shared_bytes(knobs) >= knobs.stages * stage_bytes(knobs)
     assert shared_bytes(knobs) >= (knobs.tile_m - 1) * (knobs.tile_n * 2 + 16) + knobs.tile_n * 2
 

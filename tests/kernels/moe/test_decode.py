@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts
+from contracts import claim, keep_contracts
 from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -65,8 +65,7 @@ def test_shared_memory_is_laid_out_as_python_counts_it(variant: Variant) -> None
     problem = MoeProblem(1, hidden=64, intermediate=64)
     behind = knobs.stages * 640 + knobs.inputs * (128 + 64) + 4 * (64 + (32 if knobs.cluster > 1 else 0))
     size = shared_bytes(knobs, problem, knobs.cluster) - behind
-    claim = f"__builtin_offsetof(Shared, rest) == {size}"
-    nvrtc.scan(render(variant) + f'static_assert({claim}, "the claim");\n', nvrtc.options(variant.arch))
+    claim(variant, f"__builtin_offsetof(Shared, rest) == {size}")
     assert size % 128 == 0
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts, some
+from contracts import claim, keep_contracts, some
 from jitmx import arch, formats, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -355,8 +355,7 @@ def test_shared_memory_is_what_union_shared_takes(geometry: tuple[int, int, int,
     sizes = dict(zip(("tile_n", "tile_m", "warps_n", "warps_m"), geometry, strict=True))
     for x_format in ("mxfp8", "mxfp4"):
         variant = variant_for("sm_121a", x_format, product=product, **sizes)
-        claim = f'static_assert(sizeof(Shared) == {scaled.shared_bytes(variant.knobs)}, "");\n'
-        nvrtc.scan(render(variant) + claim, nvrtc.options(variant.arch))
+        claim(variant, f"sizeof(Shared) == {scaled.shared_bytes(variant.knobs)}")
 
 
 @pytest.mark.parametrize("product", ["up", "down"])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import keep_contracts
+from contracts import claim, keep_contracts
 from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.dispatch.choose import choose
@@ -219,8 +219,7 @@ def fixed_bytes(one: Variant) -> int:
 @settings(max_examples=50)
 @given(one=variants(SPEC))
 def test_shared_memory_is_laid_out_as_python_counts_it(one: Variant) -> None:
-    claim = f"__builtin_offsetof(Shared, rows) == {fixed_bytes(one)}"
-    nvrtc.scan(render(one) + f'static_assert({claim}, "the claim");\n', nvrtc.options(one.arch))
+    claim(one, f"__builtin_offsetof(Shared, rows) == {fixed_bytes(one)}")
 
 
 @settings(max_examples=200)
