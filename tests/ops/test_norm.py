@@ -18,6 +18,7 @@ from jitmx.errors import InputError
 from jitmx.kernels.norm import MAX_HIDDEN, NormProblem
 from jitmx.ops import norm
 from jitmx.ops.linear import compose
+from rms_oracle import normalized, rounded_once
 from simulated_card import Simulated
 
 BF16 = torch.bfloat16
@@ -31,34 +32,22 @@ def inputs(*shape: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.
     return x.to(dtype), weight.to(dtype)
 
 
-def wanted(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5) -> torch.Tensor:
-    wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
-
-
-def close(y: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Half a unit in the last place, and a little for fp32 on the way."""
-    info = torch.finfo(y.dtype)
-    allowed = exact.abs() * (info.eps * 0.5 + 2.0**-19) + info.smallest_normal * info.eps * 0.5
-    return bool(((y.double() - exact).abs() <= allowed).all())
-
-
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_it_is_what_float64_says_rounded_once(card: Simulated, dtype: torch.dtype) -> None:
     for shape in ((HIDDEN,), (1, 8), (5, HIDDEN), (2, 3, HIDDEN), (3, 2880), (2, 8192)):
         x, weight = inputs(*shape, dtype=dtype)
         y = jitmx.rms_norm(x, weight)
-        assert y.shape == x.shape and y.dtype is dtype and y.is_contiguous() and close(y, wanted(x, weight))
+        assert y.shape == x.shape and y.dtype is dtype and y.is_contiguous() and rounded_once(y, normalized(x, weight))
     assert card.kernels == ["norm.rms"] * 6
     x, weight = inputs(3, HIDDEN, dtype=dtype)
-    assert close(jitmx.rms_norm(x, weight, 0.5), wanted(x, weight, 0.5))
+    assert rounded_once(jitmx.rms_norm(x, weight, 0.5), normalized(x, weight, 0.5))
 
 
 def test_more_rows_than_blocks_run_side_by_side_are_all_there(card: Simulated) -> None:
     """4 multiprocessors take 48 blocks of 128 threads."""
     x, weight = inputs(131, 16)
-    assert close(jitmx.rms_norm(x, weight), wanted(x, weight))
+    assert rounded_once(jitmx.rms_norm(x, weight), normalized(x, weight))
 
 
 def test_no_rows_launch_nothing(card: Simulated) -> None:
@@ -82,7 +71,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 def test_rows_may_lie_at_a_distance(layout: str, card: Simulated) -> None:
     x, weight = LAYOUTS[layout](), inputs(HIDDEN)[1]
     y = jitmx.rms_norm(x, weight)
-    assert y.is_contiguous() and close(y, wanted(x, weight))
+    assert y.is_contiguous() and rounded_once(y, normalized(x, weight))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -202,6 +191,6 @@ def test_products_normalise_by_it_and_by_torch_what_it_does_not_take(card: Simul
     card.launched.clear()
     for hidden in (MAX_HIDDEN + 32, 12):
         x, weight = inputs(2, hidden)
-        assert close(compose.rms_norm(x, weight, 1e-5), wanted(x, weight))
+        assert rounded_once(compose.rms_norm(x, weight, 1e-5), normalized(x, weight))
     assert card.kernels == []
     assert choose("norm", NormProblem(HIDDEN), card.target).variant.knobs.block == 128

@@ -11,6 +11,7 @@ from torch.library import opcheck
 
 from jitmx.errors import InputError
 from jitmx.ops import norm_concat
+from rms_oracle import normalized, rounded_once
 from simulated_card import Simulated
 
 BF16 = torch.bfloat16
@@ -27,18 +28,6 @@ def inputs(rows: int, hidden: int = HIDDEN, dtype: torch.dtype = BF16, n: int = 
     }  # fmt: skip
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    wide = x.double()
-    return wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
-
-
-def close(y: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Half a unit in the last place, and a little for fp32 on the way."""
-    info = torch.finfo(y.dtype)
-    allowed = exact.abs() * (info.eps * 0.5 + 2.0**-19) + info.smallest_normal * info.eps * 0.5
-    return bool(((y.double() - exact).abs() <= allowed).all())
-
-
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_it_is_what_float64_says_rounded_once(card: Simulated, dtype: torch.dtype) -> None:
@@ -47,9 +36,9 @@ def test_it_is_what_float64_says_rounded_once(card: Simulated, dtype: torch.dtyp
         given["ids"] = given["ids"].to(torch.int64 if wide else torch.int32)
         y, kept = norm_concat.run(**given, keep=wide)
         epsilon = given["epsilon"]
-        first = normed(given["table"][given["ids"].long()], given["table_weight"], epsilon)
-        assert y.shape == (rows, 2 * hidden) and close(
-            y, torch.cat([first, normed(given["x"], given["weight"], epsilon)], 1)
+        first = normalized(given["table"][given["ids"].long()], given["table_weight"], epsilon)
+        assert y.shape == (rows, 2 * hidden) and rounded_once(
+            y, torch.cat([first, normalized(given["x"], given["weight"], epsilon)], 1)
         )
         assert torch.equal(kept, y[:, hidden:]) if wide else kept.shape == (0, hidden)
     assert card.kernels == ["norm.concat"] * 3
@@ -60,9 +49,9 @@ def test_an_id_that_the_table_has_not_is_zeros_and_rows_of_x_may_lie_apart(card:
     given["ids"] = torch.tensor([-1, 8, 9, 1 << 30], dtype=torch.int32)
     given["x"] = torch.randn(4, 3 * HIDDEN).bfloat16()[:, HIDDEN : 2 * HIDDEN]
     y, _ = norm_concat.run(**given)
-    first = normed(given["table"][8], given["table_weight"], 1e-5)
-    assert not y[[0, 2, 3], :HIDDEN].any() and close(y[1, :HIDDEN], first)
-    assert close(y[:, HIDDEN:], normed(given["x"], given["weight"], 1e-5))
+    first = normalized(given["table"][8], given["table_weight"], 1e-5)
+    assert not y[[0, 2, 3], :HIDDEN].any() and rounded_once(y[1, :HIDDEN], first)
+    assert rounded_once(y[:, HIDDEN:], normalized(given["x"], given["weight"], 1e-5))
 
 
 def test_no_rows_launch_nothing(card: Simulated) -> None:
