@@ -123,7 +123,10 @@ class Blocks:
         return stream
 
     def _run(self, block: Block, stream: torch.Tensor) -> torch.Tensor:
-        stream, w13, w2 = self._attended(block, stream), block.w13, block.w2
+        return self._fed_forward(block, self._attended(block, stream))
+
+    def _fed_forward(self, block: Block, stream: torch.Tensor) -> torch.Tensor:
+        w13, w2 = block.w13, block.w2
         return products.run_experts(
             stream, block.norms[1], EPSILON, block.router, block.router_bias, w13.words, w13.scales, w2.words,
             w2.scales, self.model.hidden, self.model.intermediate, expert_operand.layout(w13),
@@ -181,7 +184,7 @@ class Blocks:
             heads = block.attention.wanted(0, flat, request, some).flatten(1)
             added = _product(heads, block.o[1], block.o_bias)
             seen = _normed(x[request] + added, block.norms[1])
-            logits = seen @ block.router.float().T + block.router_bias.float()
+            logits = _logits(block, seen)
             best = logits.topk(model.top + 1)
             if bool((best.values[:, -2] - best.values[:, -1] < _APART).any()):
                 yield None
@@ -190,22 +193,26 @@ class Blocks:
             wanted = added + block.experts.reference(seen.bfloat16(), ids, weights)
             yield float((found[request] - wanted[0]).norm() / wanted.norm())
 
-    def bytes(self) -> float:
-        """Bytes that a block moves at the least, on the average."""
+    def bytes(self, hit: float) -> float:
+        """Bytes that a block whose tokens hit so many experts moves at the least, on the average."""
         model, shape = self.model, self.blocks[0].experts.shape
         dense = sum(n * k * 17 // 32 for n, k in (model.qkv, model.o))
         seen = statistics.mean(block.attention.work.bytes for block in self.blocks)
-        return dense + seen + shape.bytes(len(self.x), statistics.mean(self.hit()))
+        return dense + seen + shape.bytes(len(self.x), hit)
 
     def hit(self) -> list[int]:
         """Of each block, how many experts its tokens hit."""
         found, stream = [], self._stream
         for block in self.blocks:
-            x = self._attended(block, stream).float().sum(0)
-            logits = _normed(x, block.norms[1]) @ block.router.float().T + block.router_bias.float()
+            stream = self._attended(block, stream)
+            logits = _logits(block, _normed(stream.float().sum(0), block.norms[1]))
             found.append(len(logits.topk(self.model.top, -1).indices.unique()))
-            stream = self._run(block, stream)
+            stream = self._fed_forward(block, stream)
         return found
+
+
+def _logits(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return x @ block.router.float().T + block.router_bias.float()
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -290,7 +297,7 @@ def bench_block(
         us = timing.seconds(graph.replay) / (BLOCKS * TURNS) * 1e6
         row: dict[str, Any] = {"batch": problem.batch, "context": problem.context, "cache": problem.cache, "us": us}
         row |= {"hit": statistics.mean(blocks.hit()), "error": error, "expected_us": _expected(model, problem)}
-        row |= limits.floors(blocks.bytes(), 0)
+        row |= limits.floors(blocks.bytes(row["hit"]), 0)
         row["launches"] = _of_two(added(timeline(graph)))
         rows.append(row)
         del blocks, graph

@@ -24,7 +24,8 @@ class Plan(plan.Plan):
         problem = NormProblem(hidden, _DTYPES[x.dtype], concat=True)
         variant = choose("norm", problem, card.arch(device), multiprocessors=card.multiprocessors(device)).variant
         given = concat.fields(hidden, x.stride(0), len(table), ids.dtype is torch.int64)
-        self.steps = (Step(variant, device, concat.launch(len(x)), given),)
+        # Ordinary: attention behind it reads early what the launch before it, a draft's loop, advances.
+        self.steps = (Step(variant, device, concat.launch(len(x)), given, dependent=False),)
 
 
 _plans = Plans()
@@ -36,7 +37,7 @@ def run(
     """RMSNorm of `table[ids]` and of x, each row of one beside that of the other; in fp32, rounded once.
 
     Runs on the current stream of x's device, under `torch.cuda.graph` once the shapes have been called before capture.
-    From sm_90 on the launch reads both weights while the one before it ends: what writes them must be over.
+    The launch begins when those before it have ended; from sm_90 on the one behind it may begin while it runs.
 
     Args:
         ids: [rows], int32 or int64, contiguous, on x's GPU. Of an id below 0 or past the table the half is zeros.

@@ -54,7 +54,7 @@ class Argmax(Needed):
 
 
 @dataclass(frozen=True)
-class Rows(Needed):
+class DraftInputs(Needed):
     """What the first layer of a draft reads: norms of its tokens' embeddings and of the target's states.
 
     Attributes:
@@ -84,11 +84,6 @@ class Acceptance(Needed):
         """The target's token of every row, and which drafts are as these."""
         yield from Sampler(self.arch, self.device, m, self.vocab, self.dtype).made(m, arch, multiprocessors)
         yield chosen("tree", TreeProblem("accept", m), arch, multiprocessors)
-
-
-def reads_ids(hidden: int) -> bool:
-    """Whether the first layer of a draft can look its tokens' embeddings up with its norms."""
-    return norm_takes(hidden)
 
 
 def gates(n: int, format: str) -> bool:
@@ -131,7 +126,7 @@ def of_draft(
     if "gate_up" in served and gates(shard.dense["gate_up"][0], served["gate_up"]):
         extras["gate_up"] |= {"swiglu": True}
     found: list[Needed] = (
-        [Rows(arch.name, None, tokens, draft.hidden, "bf16")] if fused and reads_ids(draft.hidden) else []
+        [DraftInputs(arch.name, None, tokens, draft.hidden, "bf16")] if fused and norm_takes(draft.hidden) else []
     )
     for kind in shard.dense:
         own = draft.bias and kind in ("qkv", "o")

@@ -18,7 +18,7 @@ from jitmx.layers import DRAFT_KINDS
 from jitmx.models import Draft, Model
 from jitmx.serving import model_step
 from jitmx.serving.attention import Attention, cached, choices
-from jitmx.serving.draft import Argmax, Rows, of_draft
+from jitmx.serving.draft import Argmax, DraftInputs, of_draft
 from jitmx.serving.linear import Linear
 from jitmx.serving.model_step import Part, Step
 
@@ -112,7 +112,7 @@ def parts(
     if first and draft.states:
         yield from (replace(part, layers=1) for part in of("fc"))
     for item in needed:
-        if isinstance(item, Rows):
+        if isinstance(item, DraftInputs):
             yield from model_step.of_layer("inputs", 1, item, tokens, arch, count)
     yield from of("qkv")
     for choice in choices(replace(seen, queries=rows), arch, count):

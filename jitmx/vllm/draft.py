@@ -24,9 +24,10 @@ import jitmx.ops.linear.argmax
 import jitmx.ops.norm_concat
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx.kernels.linear.layout import TILE_ROWS
+from jitmx.kernels.norm import takes
 from jitmx.ops.linear import compose
 from jitmx.ops.linear.plan import DTYPES
-from jitmx.serving.draft import Rows, gates, reads_ids
+from jitmx.serving.draft import DraftInputs, gates
 from jitmx.serving.linear import NORMED_ROWS
 from jitmx.vllm import ahead, attention, compiled, facts, hooks, warmup
 from jitmx.vllm.attention import JitmxAttentionBackend, JitmxAttentionImpl
@@ -62,13 +63,13 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
     Attributes:
         jitmx_fused: norms and residual are in its products.
         jitmx_rotates: rotary embedding is left to the launch of attention.
-        jitmx_rows: what the launch needs that makes what QKV reads of ids of tokens; None where that is vLLM's.
+        jitmx_inputs: what the launch needs that makes what QKV reads of ids of tokens; None where that is vLLM's.
     """
 
     def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
         super().__init__(vllm_config, prefix=prefix, config=config, layer_idx=layer_idx)
         self.jitmx_fused = self.jitmx_rotates = False
-        self.jitmx_rows: Rows | None = None
+        self.jitmx_inputs: DraftInputs | None = None
         attn, mlp = self.self_attn, self.mlp
         products = attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj
         if type(self) is not JitmxDraftLayer or not served(vllm_config):
@@ -135,13 +136,13 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
         norms = self.input_layernorm, self.hidden_norm
         arch, _ = facts.target()
         same = len({(norm.variance_epsilon, norm.weight.dtype) for norm in norms}) == 1
-        if self.layer_idx != 0 or arch is None or not same or not reads_ids(self.hidden_size):
+        if self.layer_idx != 0 or arch is None or not same or not takes(self.hidden_size):
             return
-        self.jitmx_rows = Rows(
+        self.jitmx_inputs = DraftInputs(
             arch.name, warmup.device_of(torch.get_default_device()), config.scheduler_config.max_num_batched_tokens,
             self.hidden_size, DTYPES[norms[0].weight.dtype],
         )  # fmt: skip
-        ahead.begin(self.jitmx_rows)
+        ahead.begin(self.jitmx_inputs)
         compiled.add(config, "the draft model's inputs", "norm")
 
     def forward(
@@ -242,8 +243,8 @@ def _reads_ids(model: Any) -> bool:
     """Whether the first layer of a model looks embeddings up: rows of a table that this rank has whole, in 16 bits."""
     table = model.embed_tokens
     plain = type(table) is VocabParallelEmbedding and type(table.quant_method) is UnquantizedEmbeddingMethod
-    rows = getattr(model.layers[0], "jitmx_rows", None)
-    return plain and table.tp_size == 1 and rows is not None and DTYPES.get(table.weight.dtype) == rows.dtype
+    inputs = getattr(model.layers[0], "jitmx_inputs", None)
+    return plain and table.tp_size == 1 and inputs is not None and DTYPES.get(table.weight.dtype) == inputs.dtype
 
 
 class _LeftToHead(RMSNorm):  # type: ignore[misc]
@@ -273,8 +274,8 @@ class JitmxEagle3LlamaForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
         """vLLM's, and the table of tokens made of d2t."""
         found = super().load_weights(weights)
         for layer in self.model.layers:
-            if (rows := getattr(layer, "jitmx_rows", None)) is not None:
-                warmup.prepare(rows)
+            if (inputs := getattr(layer, "jitmx_inputs", None)) is not None:
+                warmup.prepare(inputs)
         offsets = self.draft_id_to_target_id
         if hasattr(self, "jitmx_targets") and not offsets.is_meta:
             self.jitmx_targets.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)

@@ -14,7 +14,6 @@ from jitmx.errors import KnobError
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.norm.problem import EPSILON, VALUES_A_VECTOR, NormProblem, require_vectors, smallest_block
 from jitmx.kernels.norm.rms import (
-    RESIDENT,
     STORED,
     RmsKnobs,
     check_capacity,
@@ -26,8 +25,6 @@ from jitmx.registry.arguments import Arguments, number, reads, writes
 from jitmx.registry.case import Array, Buffer, Case
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import KernelSpec, Variant
-
-__all__ = ["CONCAT", "KERNEL", "RESIDENT", "fields", "launch"]
 
 ARGUMENTS = Arguments(
     "ConcatArguments",
@@ -127,7 +124,7 @@ def _case(
     there = np.array([0 <= one < rows_of_table for one in ids])
     looked_up = table[np.where(there, ids, 0)]
     wanted = np.stack([reference(looked_up, weights[0], epsilon), reference(x, weights[1], epsilon)], 1)
-    wanted[~there, 0] = np.zeros(1) * weights[0].astype(np.float64)
+    wanted[~there, 0] = 0.0 * weights[0].astype(np.float64)
     stride = hidden + pad
     apart = np.full((rows - 1) * stride + hidden, np.nan, stored)
     for place, row in enumerate(x):
