@@ -63,12 +63,15 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
     Attributes:
         jitmx_fused: norms and residual are in its products.
         jitmx_rotates: rotary embedding is left to the launch of attention.
+        jitmx_keeps: the residual stream begins behind hidden_norm.
         jitmx_inputs: what the launch needs that makes what QKV reads of ids of tokens; None where that is vLLM's.
     """
 
     def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None, layer_idx: int = 0) -> None:
         super().__init__(vllm_config, prefix=prefix, config=config, layer_idx=layer_idx)
         self.jitmx_fused = self.jitmx_rotates = False
+        # Compared here: torch.compile has no word for two methods' being the same.
+        self.jitmx_keeps = self._residual_norm == self._norm_before_residual
         self.jitmx_inputs: DraftInputs | None = None
         attn, mlp = self.self_attn, self.mlp
         products = attn.qkv_proj, attn.o_proj, mlp.gate_up_proj, mlp.down_proj
@@ -165,11 +168,11 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
         own, norm = self.self_attn, self.input_layernorm
         residual_lo: torch.Tensor | None = None
         if isinstance(embeds, tuple) and self.layer_idx == 0:
-            keeps = self._residual_norm == self._norm_before_residual
             normed, x = torch.ops.jitmx.rms_norm_concat(
-                *embeds, hidden_states, norm.weight.data, self.hidden_norm.weight.data, norm.variance_epsilon, keeps
-            )
-            x = x if keeps else hidden_states
+                *embeds, hidden_states, norm.weight.data, self.hidden_norm.weight.data, norm.variance_epsilon,
+                self.jitmx_keeps,
+            )  # fmt: skip
+            x = x if self.jitmx_keeps else hidden_states
         elif self.layer_idx == 0:
             normed, x = self._residual_norm(hidden_states=hidden_states)
             normed = torch.cat([norm(embeds), normed], dim=-1)

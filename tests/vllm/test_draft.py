@@ -276,6 +276,30 @@ def test_norms_and_residuals_of_a_draft_are_in_its_products(host: Any, folder: P
     assert ("INFO", line) in said(host)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_draft_compiles_whole_and_makes_the_same(host: Any, tmp_path: Path, card: Any, before: bool) -> None:
+    made = drafts.write(tmp_path / "x", SIZES, on_grid=True).folder
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"norm_before_residual": before}))
+    pair = load(host, made, OWN, whole=True)
+    wanted, _ = pair.run(states())
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch.compiler.reset()
+    model = pair.draft.model
+    pair.draft.model = torch.compile(model, fullgraph=True, dynamic=True, backend=keep)
+    card.launched.clear()
+    found, _ = pair.run(states())
+    assert torch.equal(found, wanted) and model.layers[0].jitmx_keeps is before
+    called = [[str(node.target) for node in graph.graph.nodes] for graph in graphs if len(graph.graph.nodes)]
+    assert len(called) == 1 and called[0].count("jitmx.rms_norm_concat") == 1
+    assert "norm.concat" in card.kernels
+
+
 @pytest.mark.parametrize("how", ["packed alike", "in bf16", "another"])
 def test_a_head_that_repeats_the_targets_is_the_targets(host: Any, checkpoint: Any, tmp_path: Path, how: str) -> None:
     made = drafts.write(tmp_path / "x", dataclasses.replace(SIZES, draft_vocab=100)).folder
