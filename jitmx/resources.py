@@ -27,6 +27,7 @@ def release() -> str:
         return "unknown"
 
 
+@functools.cache
 def directory(name: str) -> Path:
     """The directory `name` ("templates" or "tactics") of this installation.
 

@@ -174,13 +174,7 @@ class Family:
 
     def serving(self, problem: Any, arch: Arch) -> tuple[str, ...]:
         """Names of the kernels that can serve a problem on a target."""
-        found = []
-        for kernel in self.kernels:
-            if kernel.runs_on(arch):
-                with contextlib.suppress(KnobError):
-                    kernel.fixed(kernel.asked(problem))
-                    found.append(kernel.spec.name)
-        return tuple(found)
+        return _serving(self, problem, arch)
 
     def guess(self, problem: Any, arch: Arch, multiprocessors: int) -> tuple[str, dict[str, Any]]:
         """Kernel and tuned knobs by the heuristic.
@@ -249,6 +243,17 @@ class Family:
             for name, usual in self.buckets(problem).items()
         }
         return replace(problem, **next_larger) if next_larger else problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _serving(family: Family, problem: Any, arch: Arch) -> tuple[str, ...]:
+    found = []
+    for kernel in family.kernels:
+        if kernel.runs_on(arch):
+            with contextlib.suppress(KnobError):
+                kernel.fixed(kernel.asked(problem))
+                found.append(kernel.spec.name)
+    return tuple(found)
 
 
 @functools.cache
