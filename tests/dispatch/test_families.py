@@ -141,3 +141,16 @@ def test_warm_up_compiles_quantization_to_every_format_and_back() -> None:
         for dtype in ("bf16", "fp16", "fp32"):
             for direction in ("quantize", "dequantize"):
                 assert choose("quantize", QuantizeProblem(direction, format_, dtype), SM_121).variant in warmed
+
+
+def test_a_second_choice_of_a_family_looks_at_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A start of an engine chooses for thousands of calls, and looking takes longer than choosing where disks are slow.
+    choose("linear", LinearProblem(1, 5120, 2880), SM_121)
+
+    def look(path: Any, **_: Any) -> None:
+        raise AssertionError(f"{path} is looked at")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.stat", look)
+        choice = choose("linear", LinearProblem(4, 5120, 2880), SM_121)
+    assert choice.variant.knobs.m == 4
