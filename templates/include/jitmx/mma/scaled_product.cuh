@@ -174,8 +174,9 @@ struct ScaledProduct {
         rows[1][r] = Atom::template rows<1>(weights.scales(r));
       }
     }
-    // The first column's sums move to the end each time round, so that registers have fixed names however much is
-    // unrolled.
+    // Where not all is unrolled, the first column's sums move to the end each time round, so that registers have fixed
+    // names.
+    constexpr bool kTurns = kColumns > Atom::kUnroll;
 #pragma unroll (Atom::kUnroll)
     for (int c = 0; c < kColumns; ++c) {
       const int token = column + c * 8 + g;
@@ -189,14 +190,17 @@ struct ScaledProduct {
       if constexpr (Count == 2) x[1] = {{v.z, v.w}};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        float d[4] = {sums[r][0][0], sums[r][0][1], sums[r][0][2], sums[r][0][3]};
+        const float(&sum)[4] = sums[r][kTurns ? 0 : c];
+        float d[4] = {sum[0], sum[1], sum[2], sum[3]};
         Atom::template add<First>(d, w[0][r], x[0], rows[0][r], tokens);
         if constexpr (Count == 2) Atom::template add<1>(d, w[1][r], x[1], rows[1][r], tokens);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          if constexpr (kTurns) {
 #pragma unroll
-          for (int other = 0; other + 1 < kColumns; ++other) sums[r][other][i] = sums[r][other + 1][i];
-          sums[r][kColumns - 1][i] = d[i];
+            for (int other = 0; other + 1 < kColumns; ++other) sums[r][other][i] = sums[r][other + 1][i];
+          }
+          sums[r][kTurns ? kColumns - 1 : c][i] = d[i];
         }
       }
       between(c);
