@@ -177,7 +177,7 @@ struct ScaledProduct {
     // Where not all is unrolled, the first column's sums move to the end each time round, so that registers have fixed
     // names.
     constexpr bool kTurns = kColumns > Atom::kUnroll;
-#pragma unroll (Atom::kUnroll)
+#pragma unroll (kTurns ? Atom::kUnroll : kColumns)
     for (int c = 0; c < kColumns; ++c) {
       const int token = column + c * 8 + g;
       const Vec4 v = now.codes[Stage::place(token, First / kSegmentTiles, t)];
