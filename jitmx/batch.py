@@ -74,7 +74,7 @@ def build_all(
 class _Unheld:
     """Kernels whose contracts are to be checked together: so many of a target, or those left when all are there."""
 
-    together = 32
+    together = 64
 
     def __init__(self, total: int) -> None:
         self._left = total

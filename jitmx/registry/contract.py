@@ -42,10 +42,10 @@ class Contract:
             found.append(f"{spill_bytes} B a thread spilled to local memory, over the {self.max_spill_bytes} promised")
         lines = list(sass)
         for pattern in self.require:
-            if not any(re.search(pattern, line) for line in lines):
+            if not any(map(re.compile(pattern).search, lines)):
                 found.append(f"no instruction matches {pattern!r}")
         for pattern in self.forbid:
-            hit = next((line.strip() for line in lines if re.search(pattern, line)), None)
+            hit = next(filter(re.compile(pattern).search, lines), None)
             if hit is not None:
-                found.append(f"{hit!r} matches {pattern!r}, which is ruled out")
+                found.append(f"{hit.strip()!r} matches {pattern!r}, which is ruled out")
         return found

@@ -48,7 +48,7 @@ _RESERVED_SHARED = 1024
 _NOTE_TOOL = 2000
 _COMMAND = re.compile(rb"-arch (sm_\d+[af]?)\b")
 _NVDISASM_SECONDS = 120
-_LISTED = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;?\s*$")
+_LISTED = re.compile(r"^[ \t]*/\*[0-9a-f]{4,}\*/[ \t]+([^;\n]*[^;\s])", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def disassemble(image: bytes) -> str:
 
 
 def _instructions(listing: str) -> list[str]:
-    return [match[1] for line in listing.splitlines() if (match := _LISTED.match(line)) and match[1]]
+    return _LISTED.findall(listing)
 
 
 def _nvdisasm(image: bytes, *options: str) -> str:
