@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -142,13 +143,17 @@ def command(
     if settings.current().mode == "off":
         raise click.UsageError("JITMX_MODE=off keeps nothing on disk, so there is nothing to warm; unset it.")
     arches = targets.resolve(targets_asked)
-    if model is None:
-        variants = _asked(arches, words, kernel, family_names)
-    else:
-        if words or kernel or family_names:
-            raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
-        variants = model.variants(arches)
+    if model is not None and (words or kernel or family_names):
+        raise click.UsageError("--model says what to warm; leave out operators, sizes, --variant and --family")
     from jitmx import batch
+    from jitmx.toolchain import nvrtc
+
+    with ThreadPoolExecutor(1) as beside:
+        # Which NVRTC is here takes a process that starts and a file that is read: kernels are chosen meanwhile. What
+        # is wrong with it, building says.
+        if not (words or kernel):
+            beside.submit(nvrtc.identity)
+        variants = _asked(arches, words, kernel, family_names) if model is None else model.variants(arches)
 
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
         results = batch.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))

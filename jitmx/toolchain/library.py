@@ -15,6 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,11 @@ def identify(paths: Sequence[Path], describe: Callable[[], dict[str, Any]], memo
     seen = signature(paths)
     entry: dict[str, Any] | None = next((kept["entry"] for kept in _entries(memo) if kept["signature"] == seen), None)
     if entry is None:
-        entry = {**describe(), "digest": digest(paths)}
+        # Another process describes it: that one comes up while the contents are read here.
+        with ThreadPoolExecutor(1) as beside:
+            described = beside.submit(describe)
+            read = digest(paths)
+            entry = {**described.result(), "digest": read}
         if signature(paths) == seen:
             _remember(memo, seen, entry)
     return entry

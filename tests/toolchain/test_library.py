@@ -7,8 +7,9 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,22 @@ def test_a_library_is_read_once_and_remembered(small: Library) -> None:
     assert first == {"version": "13.5", "targets": [90, 121], "digest": hashlib.sha256(b"first contents").hexdigest()}
     assert (small.identify(), small.identify(), small.reads) == (first, first, 1)
     assert small.memo.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_library_is_read_while_another_process_describes_it(small: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = threading.Event()
+    really = library.digest
+
+    def read(paths: Sequence[Path]) -> str:
+        reading.set()
+        return really(paths)
+
+    def describe() -> dict[str, Any]:
+        assert reading.wait(10)
+        return {"version": "13.5", "targets": [121]}
+
+    monkeypatch.setattr(library, "digest", read)
+    assert library.identify([small.path], describe, None)["digest"] == hashlib.sha256(b"first contents").hexdigest()
 
 
 def test_touching_the_library_does_not_change_its_digest(small: Library) -> None:
