@@ -138,9 +138,9 @@ def sass(image: bytes) -> list[str]:
 
 
 def sass_of(images: Sequence[bytes], target: str) -> list[list[str]]:
-    """The instructions of each of several cubins for one target, by one run of nvdisasm, which is slow to start.
+    """The instructions of each of several cubins for one target, by one run of nvdisasm, which is slow.
 
-    They are those of `sass`, but branches name offsets in place of labels.
+    They are those of `sass`, but where a branch goes is not to be told by them: what is the same is listed once.
 
     Args:
         target: such as `sm_121a`.
@@ -148,16 +148,18 @@ def sass_of(images: Sequence[bytes], target: str) -> list[list[str]]:
     Raises:
         ToolchainError: nvdisasm is missing or does not know the target, or an image is not a whole cubin.
     """
+    size = _INSTRUCTION.size
     code = []
     for image in images:
         file = elf.Elf(image)
-        code.append(b"".join(file.data(part) for part in file.sections if part.name.startswith(".text.")))
-    lines = _instructions(_nvdisasm(b"".join(code), "-b", target.replace("sm_", "SM"))) if any(code) else []
-    counts = [len(part) // _INSTRUCTION.size for part in code]
-    if len(lines) != sum(counts):
-        raise ToolchainError(f"nvdisasm lists {len(lines)} of {sum(counts)} instructions of {len(images)} cubins")
-    rest = iter(lines)
-    return [list(itertools.islice(rest, count)) for count in counts]
+        own = b"".join(file.data(part) for part in file.sections if part.name.startswith(".text."))
+        code.append([own[at : at + size] for at in range(0, len(own), size)])
+    once = dict.fromkeys(itertools.chain.from_iterable(code))
+    lines = _instructions(_nvdisasm(b"".join(once), "-b", target.replace("sm_", "SM"))) if once else []
+    if len(lines) != len(once):
+        raise ToolchainError(f"nvdisasm lists {len(lines)} of {len(once)} instructions of {len(images)} cubins")
+    listed = dict(zip(once, lines, strict=True))
+    return [[listed[word] for word in part] for part in code]
 
 
 def disassemble(image: bytes) -> str:
