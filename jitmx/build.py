@@ -27,7 +27,7 @@ from jitmx.cache.store import Entry, Store
 from jitmx.cache.why import Subject, changes
 from jitmx.errors import ArchError, CompileError, ContractError, NotWarmedError, ToolchainError
 from jitmx.registry.key import SCHEMA, KeyInputs, digest, frame
-from jitmx.registry.render import render
+from jitmx.registry.render import Rendering, render
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin, headers, nvrtc
 
@@ -124,10 +124,16 @@ def obtain(variant: Variant, *, allow_compile: bool | None = None, strict: bool 
 def find(variant: Variant, allow_compile: bool | None) -> Found:
     """What `obtain` does before the contract is checked; it raises the same but ContractError."""
     started = time.perf_counter()
-    source = render(variant)
+    store, rendering = kernel_store(), Rendering(variant)
+    # Reading a template takes Jinja longer than all else that finding a kernel takes.
+    made_from = rendering.digest
+    known = store.rendered(made_from)
+    source = rendering.source() if known is None else known
     if allow_compile is None:
         allow_compile = settings.current().mode != "required"
-    entry, status = _find_or_compile(variant, source, kernel_store(), allow_compile)
+    entry, status = _find_or_compile(variant, source, store, allow_compile)
+    if known is None and allow_compile:
+        store.keep_rendered(made_from, source)
     return Found(variant, source, entry, status, (time.perf_counter() - started) * 1e3)
 
 

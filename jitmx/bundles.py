@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from jitmx import build, resources
@@ -11,7 +12,8 @@ from jitmx.cache import bundle
 from jitmx.cache.bundle import Kernel
 from jitmx.cache.manifest import Scan
 from jitmx.errors import ToolchainError
-from jitmx.registry.render import render
+from jitmx.registry.key import digest
+from jitmx.registry.render import Rendering, render
 from jitmx.registry.spec import Variant
 
 
@@ -35,18 +37,21 @@ def of(built: Iterable[Built], asked: Mapping[str, Any], key: Any = None) -> byt
         "nvrtc": [{"release": release, "digest": digest} for release, digest in compilers],
         "for": dict(asked),
     }
-    scans = {scan.digest: scan for one in built if (scan := _scan(one.variant, one.key))}
+    scans = {scan.digest: scan for one in built for scan in _scans(one.variant, one.key)}
     return bundle.make(ordered, [scans[name] for name in sorted(scans)], made, key)
 
 
-def _scan(variant: Variant, key: str) -> Scan | None:
-    """Which headers a variant's source includes, for readers that must not ask a compiler; None where it is not known.
+def _scans(variant: Variant, key: str) -> list[Scan]:
+    """What a variant's source is rendered from, and which headers it includes: for readers that need ask neither
+    templates nor a compiler, who may have none.
 
-    Code of another NVRTC than the one here, which is found by its source, is found without.
+    Headers are left out where they are not known; code of another NVRTC than the one here is found by its source.
     """
-    try:
+    rendering = Rendering(variant)
+    found = [Scan(rendering.digest, digest(rendering.source().encode()), {})]
+    with suppress(ToolchainError):
         inputs, source = build.key_inputs(variant)
-    except ToolchainError:
-        return None
-    digest = build.scan_digest(source, inputs.options)
-    return Scan(digest, build.named(inputs)["source_digest"], dict(inputs.headers)) if inputs.key == key else None
+        if inputs.key == key:
+            own = build.scan_digest(source, inputs.options)
+            found.append(Scan(own, build.named(inputs)["source_digest"], dict(inputs.headers)))
+    return found

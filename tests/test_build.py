@@ -20,6 +20,7 @@ from jitmx.batch import Failed
 from jitmx.build import Built
 from jitmx.cache import layout
 from jitmx.cache import store as stores
+from jitmx.cache.store import Store
 from jitmx.errors import (
     ArchError,
     CacheError,
@@ -30,6 +31,7 @@ from jitmx.errors import (
     ToolchainError,
 )
 from jitmx.registry.contract import Contract
+from jitmx.registry.render import Rendering
 from jitmx.toolchain import cubin, headers, nvrtc
 
 
@@ -267,6 +269,65 @@ def test_a_damaged_scan_is_made_again(probe: Any, compiles: list[str]) -> None:
         path.write_bytes(b"damaged")
     probe.next_process()
     assert build.obtain(probe.variant()).status == "hit"
+
+
+# Sources by what they are rendered from.
+
+
+def test_a_kernel_that_is_there_is_found_without_rendering_it(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build.obtain(probe.variant())
+    probe.next_process()
+    with monkeypatch.context() as patched:
+        patched.setattr(Rendering, "source", lambda rendering: pytest.fail("a template was rendered"))
+        again = build.obtain(probe.variant())
+    assert (again.status, again.key, again.image) == ("hit", first.key, first.image)
+    for path in probe.cache.rglob("sources/*"):
+        path.write_text("damaged")
+    probe.next_process()
+    assert build.obtain(probe.variant()).key == first.key
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_a_template_was_counts_for_no_other_text_of_it(probe: Any, back: bool) -> None:
+    before, text = build.obtain(probe.variant()), probe.template.read_text()
+    probe.next_process()
+    edit(probe.template, "if (i < n) x[i] =", "if (i < n) x[i] = 1 +")
+    after = build.obtain(probe.variant())
+    assert (after.status, after.key == before.key) == ("compiled", False)
+    if back:
+        probe.template.write_text(text)
+    again = build.obtain(probe.variant())
+    assert (again.status, again.key) == ("hit", before.key if back else after.key)
+
+
+def test_an_edit_while_a_kernel_is_looked_for_leaves_no_source_under_another_texts_name(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = Store.rendered
+
+    def edited(store: Store, digest: str) -> str | None:
+        edit(probe.template, "if (i < n) x[i] =", "if (i < n) x[i] = 1 +")
+        return rendered(store, digest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "rendered", edited)
+        before = build.obtain(probe.variant())
+    after = build.obtain(probe.variant())
+    assert after.key != before.key and "1 +" in build.key_inputs(probe.variant())[1]
+
+
+def test_mode_required_remembers_no_source(probe: Any) -> None:
+    build.obtain(probe.variant())
+    known = sorted(probe.cache.rglob("scans/*"))
+    for path in known:
+        path.unlink()
+    store = build.kernel_store()
+    inputs, source = build.key_inputs(probe.variant())
+    store.keep_scan(build.scan_digest(source, inputs.options), inputs.headers, build.named(inputs)["source_digest"])
+    kept = sorted(probe.cache.rglob("scans/*"))
+    probe.set(JITMX_MODE="required")
+    assert build.obtain(probe.variant()).status == "hit"
+    assert sorted(probe.cache.rglob("scans/*")) == kept and len(kept) == 1 and len(known) == 2
 
 
 # Modes.

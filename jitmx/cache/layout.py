@@ -3,7 +3,8 @@
     v1/actions/<key>.json           records
     v1/objects/ab/<sha256>.cubin    machine code, named by its digest; cuobjdump reads it as it is
     v1/sources/<sha256>.cu          rendered sources, named by their digest
-    v1/scans/<digest>.json          which headers a source includes, so that asking takes no compiler
+    v1/scans/<digest>.json          which headers a source includes, or which source templates render to, so that asking
+                                    takes no compiler and no template
     v1/failed/<name>-<digest>.cu    sources that did not compile
     v1/locks/<3 digits>.lock        empty; never removed, 4096 at most
     toolchain.json, ledger.json     beside v1: digests of NVRTC libraries, and what was checked on this machine

@@ -145,12 +145,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Scan:
-    """Which headers a source includes.
+    """What is known of a source without asking: which headers it includes, or that it is what templates render to.
 
     Attributes:
-        digest: what it stands for: source, options and compiler.
+        digest: what it stands for: source, options and compiler; or what the source is rendered from.
         source_digest: SHA-256 of the source.
-        headers: each included name to its SHA-256.
+        headers: each included name to its SHA-256; none where it tells of templates.
     """
 
     digest: str

@@ -273,6 +273,16 @@ class Store:
             data = Scan(digest, source_digest, dict(headers)).to_json()
             self._try_write(self.own, layout.scan(self.own.root, digest), data)
 
+    def rendered(self, digest: str) -> str | None:
+        """The source that was once rendered from what `digest` stands for; None where no sound one is kept."""
+        sources = (self.source(found.source_digest) for tier in self._tiers if (found := tier.scan(digest)))
+        return next((source for source in sources if source is not None), None)
+
+    def keep_rendered(self, digest: str, source: str) -> None:
+        """Remember a source, for `rendered`."""
+        self.keep_source(source)
+        self.keep_scan(digest, {}, hashlib.sha256(source.encode()).hexdigest())
+
     def clock(self) -> float:
         """Now by the clock of the cache's file system, seconds since the epoch; that of a file server may be off."""
         if self.own:

@@ -111,8 +111,8 @@ class Family:
         axes: fields of a problem, whole numbers, along which rows of its tables have ranges. The first is rows: along
             it a call is split where a kernel takes fewer at once (`Kernel.max_rows`).
         buckets: of a problem, usual values along axes, ascending. Its tuned knobs are those of the next larger ones, so
-            that few variants are compiled; above them all, and along other axes, those of the value itself. By default
-            no axis has any.
+            that few variants are compiled; above them all those of the last, and along other axes those of the value
+            itself. By default no axis has any.
         candidates: kernels with knobs that tuning tries for a problem, best guesses first; by default what the
             heuristic takes of each kernel, and then the candidates of that.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
@@ -239,7 +239,7 @@ class Family:
     def bucket(self, problem: Any) -> Any:
         """The problem whose tuned knobs serve this one too."""
         next_larger = {
-            name: next((value for value in usual if value >= getattr(problem, name)), getattr(problem, name))
+            name: next((value for value in usual if value >= getattr(problem, name)), usual[-1])
             for name, usual in self.buckets(problem).items()
         }
         return replace(problem, **next_larger) if next_larger else problem

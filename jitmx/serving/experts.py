@@ -35,6 +35,7 @@ class Experts(Needed):
             "pair" these and the result are hi/lo residuals.
     """
 
+    families = ("moe", "routing")
     experts: int
     local: int
     mapped: bool

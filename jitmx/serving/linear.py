@@ -37,6 +37,7 @@ class Linear(Needed):
         row_range: as in `LinearProblem`.
     """
 
+    families = ("linear", "norm")
     n: int
     k: int
     dtype: str

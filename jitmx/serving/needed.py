@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jitmx import arch as arches
-from jitmx import settings
+from jitmx import kernels, resources, settings
 from jitmx.arch import Arch
-from jitmx.dispatch import choose
+from jitmx.dispatch import choose, tactics
 from jitmx.dispatch.call import Launch
 from jitmx.kernels import Problem
 from jitmx.registry.spec import Variant
 
-_EVERY = 128  # tokens up to which each number is asked for; beyond, every 32nd part of a number
+# Tokens up to which each number is told from the next; beyond, every 32nd part of a number.
+_EVERY = 128
+# Of those numbers each so many is asked for, and whatever lies between two whose kernels differ.
+_STRIDE = 8
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,10 @@ class Needed(ABC):
         arch: SM target.
         device: CUDA device number, or None where there is none to load onto.
         rows: tokens of a call, at most.
+        families: whose tables may say something else of some numbers of tokens.
     """
 
+    families: ClassVar[tuple[str, ...]] = ()
     arch: str
     device: int | None
     rows: int
@@ -40,10 +48,53 @@ class Needed(ABC):
         """The variants of every launch of a call with m tokens."""
         return (launch.choice.variant for launch in self.made(m, arch, multiprocessors))
 
+    def numbers(self) -> list[int]:
+        """Numbers of tokens that are told apart, the last of them `rows`.
+
+        Of more tokens than the largest launch takes, what is left is a launch of its own: there it begins anew, once.
+        """
+        found, m, whole = [], 0, self._whole
+        while m < self.rows:
+            rest = m - whole if whole <= m < 2 * whole else m
+            m = min(whole if m < whole < self.rows else self.rows, m + max(1, rest // _EVERY * _EVERY // 32))
+            found.append(m)
+        return found
+
+    @property
+    def _whole(self) -> int:
+        """Tokens of the largest launch."""
+        most = [kernel.max_rows or 0 for family in self.families for kernel in kernels.family(family).kernels]
+        return max(most, default=0) or self.rows
+
     def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Every launch of every call."""
-        for m in _rows(self.rows):
-            yield from self.launches(m, arch, multiprocessors)
+        numbers = self.numbers()
+        found: dict[int, dict[str, Variant]] = {}
+
+        def asked(at: int) -> dict[str, Variant]:
+            """What a call of the number at a place launches, by name."""
+            if at not in found:
+                launched = self.launches(numbers[at], arch, multiprocessors)
+                found[at] = {variant.name: variant for variant in launched}
+            return found[at]
+
+        def between(low: int, high: int) -> None:
+            """Ask for what lies between two places, unless their kernels are the same."""
+            if high - low > 1 and asked(low).keys() != asked(high).keys():
+                middle = (low + high) // 2
+                between(low, middle)
+                between(middle, high)
+
+        edges = _edges(self.families, arch)
+        edges |= {self._whole + edge for edge in edges}
+        places = {*range(len(numbers))[::_STRIDE], *range(len(numbers))[-1:]}
+        places |= {bisect.bisect_left(numbers, edge) for edge in edges if edge <= self.rows}
+        for at in places:
+            asked(at)
+        for low, high in itertools.pairwise(sorted(places)):
+            between(low, high)
+        for at in sorted(found):
+            yield from found[at].values()
 
 
 def chosen(family: str, problem: Problem, arch: Arch, multiprocessors: int) -> Launch:
@@ -55,8 +106,9 @@ def chosen(family: str, problem: Problem, arch: Arch, multiprocessors: int) -> L
 def variants(needed: Needed, multiprocessors: int | None = None) -> tuple[Variant, ...]:
     """Every variant that calls of a layer launch.
 
-    Beyond 128 tokens numbers 3 % apart are asked for: two that close together, whose kernels are the same, are taken to
-    have no others between them.
+    Numbers of tokens are asked for that are 8 apart, beyond 128 a quarter, and where tables and powers of two say that
+    something else begins. Where two that follow have other kernels, so are those between, down to each number, beyond
+    128 to 3 %. Two whose kernels are the same are taken to have no others between them.
 
     Args:
         multiprocessors: of the card; by default those of the device, or of the card that the target stands for.
@@ -79,8 +131,14 @@ def _multiprocessors(device: int) -> int:
     return card.multiprocessors(device)
 
 
-def _rows(most: int) -> Iterator[int]:
-    m = 0
-    while m < most:
-        m = min(most, m + max(1, m // _EVERY * _EVERY // 32))
-        yield m
+def _edges(families: tuple[str, ...], arch: Arch) -> set[int]:
+    """Numbers of tokens with which something else may begin or end: few, powers of two, and those of tables."""
+    now = settings.current()
+    edges = {*range(1, 2 * _STRIDE), *((1 << bits) + behind for bits in range(32) for behind in (0, 1))}
+    for family in map(kernels.family, families):
+        shipped = resources.directories("tactics", now.families)
+        for table in filter(None, tactics.tables(family, arch, now.tactics_dir, shipped)):
+            for asked in (row.when.get(family.axes[0]) for row in table.rows):
+                low, high = asked if isinstance(asked, list) else (asked or 0, asked or 0)
+                edges |= {low, high, high + 1}
+    return edges

@@ -27,6 +27,7 @@ _SWITCH_INTERVAL = 1e-4
 
 _worker: ThreadPoolExecutor | None = None
 _jobs: dict[Needed, Future[dict[str, Built]]] = {}
+_later: list[Needed] = []  # to be begun behind all that is taken while weights are loaded
 _usual_interval: float | None = None  # while it is `_SWITCH_INTERVAL`
 
 
@@ -34,16 +35,24 @@ def _forget_after_fork() -> None:
     global _worker
     _worker = None  # its thread is the parent's
     _jobs.clear()
+    _later.clear()
     _restore_switch_interval()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def begin(needed: Needed) -> None:
-    """Have every kernel of a layer found or compiled, without waiting for it; layers that are alike share them."""
+def begin(needed: Needed, *, later: bool = False) -> None:
+    """Have every kernel of a layer found or compiled, without waiting for it; layers that are alike share them.
+
+    Args:
+        later: it is asked for once all weights are there, and comes behind what loading them waits for.
+    """
     global _worker
-    if needed in _jobs:
+    if needed in _jobs or needed in _later:
+        return
+    if later:
+        _later.append(needed)
         return
     if _worker is None:
         _worker = ThreadPoolExecutor(1, thread_name_prefix="jitmx-ahead")  # one layer after another, as they are loaded
@@ -52,6 +61,10 @@ def begin(needed: Needed) -> None:
 
 def take(needed: Needed) -> dict[str, Built]:
     """What `begin` came to for a layer, by the identity of the variant; waits for it. Empty where nothing was begun."""
+    # Every layer is built by now, and what it takes for its weights is in line.
+    waiting, _later[:] = tuple(_later), []
+    for other in waiting:
+        begin(other)
     job = _jobs.pop(needed, None)
     if job is None:
         return {}

@@ -103,7 +103,7 @@ class JitmxTransformerBlock(gpt_oss.TransformerBlock):  # type: ignore[misc]
             impl.rope = rope
         needed = impl.needed(config, torch.get_default_device(), config.cache_config.block_size or 16)
         if needed is not None:
-            ahead.begin(needed)
+            ahead.begin(needed, later=True)
         compiled.add(config, "rope", None if impl.rope is None else "attention")
         return impl.rope is not None
 

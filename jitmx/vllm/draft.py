@@ -99,7 +99,7 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
                 vllm_config, torch.get_default_device(), vllm_config.cache_config.block_size or 16
             )
             if needed is not None:
-                ahead.begin(needed)
+                ahead.begin(needed, later=True)
 
     @staticmethod
     def _begin(products: Iterable[Any]) -> None:

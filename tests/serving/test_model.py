@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitmx import arch as arches
+from jitmx import settings
 from jitmx.dispatch import choose, tactics
 from jitmx.kernels import Problem
 from jitmx.kernels.moe import MoeProblem, tiles
@@ -20,7 +23,7 @@ from jitmx.registry import spec
 from jitmx.serving.experts import Experts
 from jitmx.serving.linear import Linear, Packer, Quantizer
 from jitmx.serving.model import of_model
-from jitmx.serving.needed import variants
+from jitmx.serving.needed import Needed, variants
 from jitmx.serving.rounded_inputs import FP8_ROWS_AN_EXPERT, x_format_of
 from jitmx.vllm.request import requested
 
@@ -75,6 +78,67 @@ def test_what_is_remembered_changes_no_kernel(
         monkeypatch.setattr(module, function, getattr(module, function).__wrapped__)
     assert kernels_of(name, target, tokens, **asked) == found
     forget()
+
+
+def of_each_number(needed: Needed, arch: arches.Arch) -> set[str]:
+    """Kernels of calls of each number of tokens that is told from the next."""
+    found = (needed.launches(m, arch, arch.multiprocessors) for m in needed.numbers())
+    return {variant.name for launched in found for variant in launched}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "asked"),
+    [
+        ("gpt-oss-120b", "sm_90", {}),
+        ("gpt-oss-20b", "sm_121", {"options": {"moe_activation": "mxfp8"}}),
+        *(
+            pytest.param(name, target, asked, marks=pytest.mark.nightly)
+            for name in ("gpt-oss-120b", "gpt-oss-20b")
+            for target in ("sm_80", "sm_90", "sm_120", "sm_121")
+            for asked in ({}, {"ranks": 2}, {"lora": True}, {"options": {"moe_activation": "fp8"}})
+        ),
+    ],
+)
+def test_numbers_between_two_of_the_same_kernels_have_no_others(name: str, target: str, asked: dict[str, Any]) -> None:
+    arch, options = arches.parse(target), {**asked}
+    request = requested({"mxfp4_layers": "all", **options.pop("options", {})})
+    served = request.served(options.get("lora", False))
+    for needed in of_model(NAMED[name], arch, served, tokens=16384, x_format=request.x_format, **options):
+        asked_for = {variant.name for variant in needed.every(arch, arch.multiprocessors)}
+        assert asked_for == of_each_number(needed, arch), needed
+
+
+@pytest.mark.parametrize("rest", [1, 5, 23, 116])
+def test_what_is_left_of_the_largest_launch_is_among_what_is_asked_for(rest: int) -> None:
+    needed = Linear("sm_90a", None, 16384, 2880, 4096, "bf16", True, "mxfp4", "swizzle", "normal", residual="pair")
+    arch = arches.parse("sm_90a")
+    launched = [variant.name for variant in needed.launches(8192 + rest, arch, 132)]
+    assert len(launched) == 2 and {*launched} <= {variant.name for variant in needed.every(arch, 132)}
+
+
+def test_a_range_of_a_table_between_numbers_that_are_asked_for_is_found(tmp_path: Path) -> None:
+    row = {"when": {"m": [43, 43], "n": 5120, "k": 2880}, "kernel": "tile", "knobs": {"stages": 3, "tile_m": 48}}
+    folder = tmp_path / "sm_121a"
+    folder.mkdir()
+    table = {
+        "schema_version": tactics.SCHEMA_VERSION,
+        "family": "linear",
+        "arch": "sm_121a",
+        "origin": {"kind": "heuristic"},
+        "rows": [row],
+    }
+    (folder / "linear.json").write_text(json.dumps(table))
+    needed = Linear("sm_121a", None, 64, 5120, 2880, "bf16", True, "mxfp4", "nibble", "normal")
+    arch = arches.parse("sm_121a")
+    forget()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JITMX_TACTICS", str(tmp_path))
+        settings.reload()
+        found = {variant.name for variant in needed.every(arch, arch.multiprocessors)}
+        assert found == of_each_number(needed, arch)
+    settings.reload()
+    forget()
+    assert found - {variant.name for variant in needed.every(arch, arch.multiprocessors)}
 
 
 @given(

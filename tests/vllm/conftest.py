@@ -197,7 +197,7 @@ def host(checkpoint: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     found = Host(checkpoint[0], [], [], [], warmup.prepare)
     monkeypatch.setattr(warmup, "prepare", found.warmed.append)
-    monkeypatch.setattr(ahead, "begin", found.begun.append)
+    monkeypatch.setattr(ahead, "begin", lambda needed, later=False: found.begun.append(needed))
 
     def keep(record: logging.LogRecord) -> None:
         found.said.append((record.levelname, record.getMessage()))

@@ -16,6 +16,8 @@ pytest.importorskip("vllm_world")
 
 from jitmx import batch, settings
 from jitmx.errors import NotWarmedError
+from jitmx.kernels.attention.problem import AttentionProblem
+from jitmx.serving.attention import Attention
 from jitmx.serving.linear import Packer, Quantizer
 from jitmx.serving.needed import variants
 from jitmx.toolchain import nvrtc
@@ -32,6 +34,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(warmup, "_ready", set())
     monkeypatch.setattr(monitor, "_sealed", None)
     monkeypatch.setattr(ahead, "_jobs", {})
+    monkeypatch.setattr(ahead, "_later", [])
     settings.reload()
     yield
     monkeypatch.undo()
@@ -61,6 +64,32 @@ def test_what_was_begun_is_compiled_in_another_thread_and_prepare_only_waits(
     warmup.prepare(SECOND)
     assert len(compiled) == 2 and threading.main_thread().name not in compiled
     assert ahead.take(FIRST) == ahead.take(SECOND) == {}  # what was taken is not kept
+
+
+def test_what_is_asked_for_once_weights_are_there_comes_behind_what_loading_them_waits_for(
+    cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    begun = threading.Event()
+
+    def build(asked: list[Any], **options: Any) -> list[Any]:
+        begun.wait(60)
+        order.append(asked[0].spec.family)
+        return []
+
+    monkeypatch.setattr(batch, "build_all", build)
+    attention = Attention("sm_90a", None, 64, AttentionProblem(batch=2, context=256))
+    for _ in range(2):
+        ahead.begin(attention, later=True)
+    ahead.begin(FIRST)
+    ahead.begin(SECOND)
+    begun.set()
+    ahead.take(FIRST)
+    ahead.take(attention)
+    assert order == ["quantize", "pack", "attention"]
+    ahead.begin(attention, later=True)
+    ahead.take(attention)  # with nothing else in line
+    assert order[3:] == ["attention"]
 
 
 def test_what_nobody_began_is_compiled_by_prepare(cold: None) -> None:
