@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jitmx import build, machine, settings
@@ -34,8 +35,8 @@ def build_all(
 ) -> list[Built | Failed]:
     """Build many variants at once, in threads: NVRTC releases the GIL.
 
-    Machine code of several kernels is disassembled by one run of nvdisasm, which takes longer to start than most of
-    them to compile.
+    What is in the cache is looked up in this thread, since threads would wait for one another to do it. Machine code of
+    several kernels is disassembled by one run of nvdisasm, which takes longer to start than most of them to compile.
 
     Args:
         jobs: compiles at once; by default JITMX_JOBS, else as many as cores and memory bear.
@@ -53,18 +54,27 @@ def build_all(
     workers = jobs or settings.current().jobs or machine.compiles_at_once()
     results: list[Built | Failed | None] = [None] * len(ordered)
     unheld = _Unheld(len(ordered))
+
+    def take(found: list[tuple[int, Built | Failed]]) -> None:
+        for i, result in found:
+            results[i] = result
+            if on_result:
+                on_result(result)
+
     with ThreadPoolExecutor(max(1, min(workers, len(ordered))), thread_name_prefix="jitmx-build") as pool:
         try:
-            # The interpreter may end meanwhile, and refuse the rest.
-            pending = [
-                pool.submit(_attempt, i, variant, allow_compile, unheld if strict else None)
-                for i, variant in enumerate(ordered)
-            ]
+            pending = []
+            for i, variant in enumerate(ordered):
+                known = None
+                with suppress(JitmxError):  # it is met again, and told of
+                    known = build.known(variant)
+                if known:
+                    take(_placed(i, known, unheld if strict else None))
+                    continue
+                # The interpreter may end meanwhile, and refuse the rest.
+                pending.append(pool.submit(_attempt, i, variant, allow_compile, unheld if strict else None))
             for future in as_completed(pending):
-                for i, result in future.result():
-                    results[i] = result
-                    if on_result:
-                        on_result(result)
+                take(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -95,20 +105,35 @@ def _attempt(
     place: int, variant: Variant, allow_compile: bool | None, unheld: _Unheld | None
 ) -> list[tuple[int, Built | Failed]]:
     """Results that this task came to, by place: of its own variant, of none yet, or of those that waited with it."""
-    results: list[tuple[int, Built | Failed]] = []
-    waits = None
     started = time.perf_counter()
     try:
         found = build.find(variant, allow_compile)
-        if unheld is None or found.held:
-            results.append((place, build.hold(found, strict=unheld is not None)))
-        else:
-            waits = found
     except JitmxError as error:
-        results.append((place, Failed(variant, error, (time.perf_counter() - started) * 1e3)))
-    for group in unheld.add(place, waits) if unheld else ():
-        results += _hold_all(group)
-    return results
+        return [(place, _failed(variant, error, started)), *_due(place, None, unheld)]
+    return _placed(place, found, unheld)
+
+
+def _placed(place: int, found: Found, unheld: _Unheld | None) -> list[tuple[int, Built | Failed]]:
+    """Results that a kernel is, or those that waited with it to be held to their contracts."""
+    started = time.perf_counter()
+    if unheld is not None and not found.held:
+        return _due(place, found, unheld)
+    result: Built | Failed
+    try:
+        result = build.hold(found, strict=unheld is not None)
+    except JitmxError as error:
+        result = _failed(found.variant, error, started)
+    return [(place, result), *_due(place, None, unheld)]
+
+
+def _failed(variant: Variant, error: JitmxError, started: float) -> Failed:
+    return Failed(variant, error, (time.perf_counter() - started) * 1e3)
+
+
+def _due(place: int, waits: Found | None, unheld: _Unheld | None) -> list[tuple[int, Built | Failed]]:
+    """Results of those that are to be held to their contracts now."""
+    groups = unheld.add(place, waits) if unheld else []
+    return [result for group in groups for result in _hold_all(group)]
 
 
 def _hold_all(group: list[tuple[int, Found]]) -> list[tuple[int, Built | Failed]]:

@@ -137,6 +137,22 @@ def find(variant: Variant, allow_compile: bool | None) -> Found:
     return Found(variant, source, entry, status, (time.perf_counter() - started) * 1e3)
 
 
+def known(variant: Variant) -> Found | None:
+    """What `find` finds in the cache as it lies there; None where that takes a template, a compiler or another host.
+
+    Raises:
+        RenderError, ArchError, ToolchainError, CacheError: as `obtain`.
+    """
+    started = time.perf_counter()
+    store = kernel_store()
+    if (source := store.rendered(Rendering(variant).digest)) is None:
+        return None
+    if (found := _known_headers(store, scan_digest(source, nvrtc.options(variant.arch)))) is None:
+        return None
+    entry = store.lookup(_key_inputs(variant, source, found).key)
+    return Found(variant, source, entry, "hit", (time.perf_counter() - started) * 1e3) if entry else None
+
+
 def hold(found: Found, strict: bool, sass: list[str] | None = None) -> Built:
     """What was found, held to its contract as `obtain` says.
 
@@ -281,7 +297,6 @@ def _take(found: Kernel, store: Store) -> Entry:
 
 def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> KeyInputs | None:
     """The inputs of the key; None where the headers are not known and finding them out is not allowed."""
-    here = nvrtc.identity()
     nvrtc.check_target(variant.arch)
     options = nvrtc.options(variant.arch)
     scan = scan_digest(source, options)
@@ -302,7 +317,12 @@ def _inputs(variant: Variant, source: str, store: Store, *, may_scan: bool) -> K
                     remote.put_scan(Scan(scan, digest(source.encode()), found))
         if found is None:
             return None
-    return KeyInputs(variant.spec.family, source, found, options, variant.arch.name, here.version, here.digest)
+    return _key_inputs(variant, source, found)
+
+
+def _key_inputs(variant: Variant, source: str, headers: Mapping[str, str]) -> KeyInputs:
+    here, options = nvrtc.identity(), nvrtc.options(variant.arch)
+    return KeyInputs(variant.spec.family, source, headers, options, variant.arch.name, here.version, here.digest)
 
 
 def _known_headers(store: Store, scan: str) -> dict[str, str] | None:

@@ -287,6 +287,20 @@ def test_a_kernel_that_is_there_is_found_without_rendering_it(probe: Any, monkey
     assert build.obtain(probe.variant()).key == first.key
 
 
+def test_many_kernels_that_are_there_are_looked_up_in_the_thread_that_asks(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [probe.variant(factor=factor) for factor in (2, 3, 5)]
+    for one in (asked[0], asked[2]):
+        build.obtain(one)
+    compiled: list[str] = []
+    attempt = batch._attempt
+    monkeypatch.setattr(batch, "_attempt", lambda *given: (compiled.append(given[1].name), attempt(*given))[1])
+    found = batch.build_all(asked, strict=False)
+    assert [each.status for each in found if isinstance(each, Built)] == ["hit", "compiled", "hit"]
+    assert compiled == [asked[1].name]
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_what_a_template_was_counts_for_no_other_text_of_it(probe: Any, back: bool) -> None:
     before, text = build.obtain(probe.variant()), probe.template.read_text()

@@ -6,7 +6,8 @@ asked for at numbers that lie a factor of 1.5 to 4 apart; what is chosen at two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jitmx.arch import Arch
@@ -17,12 +18,14 @@ from jitmx.errors import KnobError
 from jitmx.kernels.attention import decode
 from jitmx.kernels.attention.problem import ORDER, AttentionProblem
 from jitmx.registry.spec import Variant
-from jitmx.serving.needed import Needed
+from jitmx.serving.needed import Needed, told_apart
 
 # A CUDA graph serves requests of any length and has one set of knobs. Few tokens are made behind the longest context
 # that a server allows, so graphs are captured as for this many at most: a cluster a KV head is then chosen for one
 # request, 2 us quicker than even shares behind 2k tokens and 3 us slower behind 32k, on an H200.
 GRAPH_CONTEXT = 16384
+# Of numbers of requests each so many is asked for, and those between where the kernels of two differ.
+_STRIDE = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,12 @@ class Attention(Needed):
 
     def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Those of the most tokens: calls of fewer are among them."""
-        return self.launches(self.rows, arch, multiprocessors)
+
+        def of(problem: AttentionProblem) -> Iterator[Variant]:
+            return launches(problem, arch, multiprocessors)
+
+        for row in _rows(self.problem, self.rows):
+            yield from told_apart(row, {*range(0, len(row), _STRIDE)}, of)
 
 
 def cached(batch: int, context: int, page_size: int, cache: str) -> AttentionProblem:
@@ -76,6 +84,11 @@ def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]
         layer: whose `batch` and `context` are the most there are.
         tokens: new ones of all requests, at most.
     """
+    return itertools.chain.from_iterable(_rows(layer, tokens))
+
+
+def _rows(layer: AttentionProblem, tokens: int) -> Iterator[list[AttentionProblem]]:
+    """The same in rows of calls that have more and more requests."""
     # Between 1024 and 8192 tokens, knobs change with each doubling.
     bits_of = (bits for bits in range(6, 33) if bits % 2 == 0 or 10 < bits < 14)
     contexts = [1 << bits for bits in bits_of if 1 << bits < 4 * layer.context]
@@ -83,14 +96,16 @@ def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]
     few = list(dict.fromkeys((1, *(queries for queries in few if queries <= tokens))))
     many = [queries for queries in (few[-1] + 1, *(1 << bits for bits in range(5, 25))) if few[-1] < queries]
     many = [queries for queries in many if queries < 2 * tokens]
-    for batch in _upwards(layer.batch):
-        yield from (replace(layer, batch=batch, context=context, queries=q) for context in contexts for q in few)
-        # How long a context is decides among the kernels of few tokens only, to which short requests are left.
-        of_many = contexts if batch > 1 else contexts[-1:]
-        yield from (replace(layer, batch=batch, context=context, queries=q) for context in of_many for q in many[:1])
-        yield from (replace(layer, batch=batch, context=contexts[-1], queries=q) for q in many[1::2])
-    for batch in _captured(layer.batch):
-        yield replace(layer, batch=batch, context=min(contexts[-1], GRAPH_CONTEXT), queries=1)
+    batches = list(_upwards(layer.batch))
+
+    def row(batches: Iterable[int], context: int, queries: int) -> list[AttentionProblem]:
+        return [replace(layer, batch=batch, context=context, queries=queries) for batch in batches]
+
+    yield from (row(batches, context, queries) for context in contexts for queries in few)
+    # How long a context is decides among the kernels of few tokens only, to which short requests are left.
+    yield from (row(batches[1:], context, queries) for context in contexts[:-1] for queries in many[:1])
+    yield from (row(batches, contexts[-1], queries) for queries in (*many[:1], *many[1::2]))
+    yield row(_captured(layer.batch), min(contexts[-1], GRAPH_CONTEXT), 1)
 
 
 def _upwards(most: int) -> Iterator[int]:

@@ -6,9 +6,9 @@ import bisect
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from jitmx import arch as arches
 from jitmx import kernels, resources, settings
@@ -17,6 +17,8 @@ from jitmx.dispatch import choose, tactics
 from jitmx.dispatch.call import Launch
 from jitmx.kernels import Problem
 from jitmx.registry.spec import Variant
+
+Call = TypeVar("Call")
 
 # Tokens up to which each number is told from the next; beyond, every 32nd part of a number.
 _EVERY = 128
@@ -69,32 +71,37 @@ class Needed(ABC):
     def every(self, arch: Arch, multiprocessors: int) -> Iterator[Variant]:
         """Every launch of every call."""
         numbers = self.numbers()
-        found: dict[int, dict[str, Variant]] = {}
-
-        def asked(at: int) -> dict[str, Variant]:
-            """What a call of the number at a place launches, by name."""
-            if at not in found:
-                launched = self.launches(numbers[at], arch, multiprocessors)
-                found[at] = {variant.name: variant for variant in launched}
-            return found[at]
-
-        def between(low: int, high: int) -> None:
-            """Ask for what lies between two places, unless their kernels are the same."""
-            if high - low > 1 and asked(low).keys() != asked(high).keys():
-                middle = (low + high) // 2
-                between(low, middle)
-                between(middle, high)
-
         edges = _edges(self.families, arch)
         edges |= {self._whole + edge for edge in edges}
-        places = {*range(len(numbers))[::_STRIDE], *range(len(numbers))[-1:]}
+        places = {*range(len(numbers))[::_STRIDE]}
         places |= {bisect.bisect_left(numbers, edge) for edge in edges if edge <= self.rows}
-        for at in places:
-            asked(at)
-        for low, high in itertools.pairwise(sorted(places)):
-            between(low, high)
-        for at in sorted(found):
-            yield from found[at].values()
+        return told_apart(numbers, places, lambda m: self.launches(m, arch, multiprocessors))
+
+
+def told_apart(calls: Sequence[Call], places: set[int], ask: Callable[[Call], Iterable[Variant]]) -> Iterator[Variant]:
+    """Every variant of calls in a row: of those in some places, of the last, and of those between two that differ.
+
+    Args:
+        ask: the variants of a call.
+    """
+    found: dict[int, dict[str, Variant]] = {}
+
+    def asked(at: int) -> dict[str, Variant]:
+        if at not in found:
+            found[at] = {variant.name: variant for variant in ask(calls[at])}
+        return found[at]
+
+    def between(low: int, high: int) -> None:
+        if asked(low).keys() != asked(high).keys() and high - low > 1:
+            middle = (low + high) // 2
+            between(low, middle)
+            between(middle, high)
+
+    ordered = sorted({*places, *range(len(calls))[-1:]})
+    for low, high in itertools.pairwise([*ordered[:1], *ordered]):
+        between(low, high)
+    for at in sorted(found):
+        yield from found[at].values()
 
 
 def chosen(family: str, problem: Problem, arch: Arch, multiprocessors: int) -> Launch:

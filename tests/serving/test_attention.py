@@ -13,7 +13,7 @@ from jitmx import arch as arches
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.models import GPT_OSS_120B
 from jitmx.registry.spec import Variant
-from jitmx.serving.attention import Attention, lacking, launches
+from jitmx.serving.attention import Attention, lacking, launches, problems
 from jitmx.serving.model import of_model
 from jitmx.serving.needed import Needed, variants
 
@@ -54,6 +54,16 @@ def test_the_kernels_of_any_call_are_known(
     call = replace(layer.problem, batch=batch, context=context, queries=queries)
     made = tuple(launches(call, arch, arch.multiprocessors))
     assert names(made) <= names(variants(layer))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("target", ["sm_90", *(pytest.param(other, marks=pytest.mark.nightly) for other in TARGETS)])
+@pytest.mark.parametrize("most", [{"requests": 256, "context": 16384}, {"requests": 1024, "tokens": 2048}])
+def test_requests_between_two_of_the_same_kernels_have_no_others(target: str, full: bool, most: dict[str, int]) -> None:
+    layer, arch = layers(target, **most)[full], arches.parse(target)
+    assert isinstance(layer, Attention)
+    each = (launches(call, arch, arch.multiprocessors) for call in problems(layer.problem, layer.rows))
+    assert names(variants(layer)) == {variant.name for made in each for variant in made}
 
 
 @pytest.mark.parametrize("target", TARGETS)
