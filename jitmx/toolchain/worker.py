@@ -7,12 +7,18 @@ with the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib
+import importlib.util
 import os
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jitmx.errors import ToolchainError
@@ -101,7 +107,8 @@ def _bind(path: Path) -> Any:
         from cuda import pathfinder
         from cupy_backends.cuda.libs import nvrtc
 
-        nvrtc.getVersion()
+        with _bare("cupy", "_environment"):
+            nvrtc.getVersion()
         bound = Path(str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path))
     except Exception as error:
         raise ToolchainError(
@@ -112,6 +119,25 @@ def _bind(path: Path) -> Any:
             f"CuPy binds {bound} in the place of {path}", "pip install -U cupy-cuda13x cuda-pathfinder"
         )
     return nvrtc
+
+
+@contextlib.contextmanager
+def _bare(package: str, module: str) -> Iterator[None]:
+    """Let a module of a package be found without the package itself.
+
+    CuPy's binding asks `cupy._environment` where CUDA lies; the whole of CuPy would take longer than most kernels do.
+    """
+    spec = importlib.util.find_spec(package)
+    if package in sys.modules or spec is None or spec.submodule_search_locations is None:
+        yield
+        return
+    bare = sys.modules[package] = ModuleType(package)
+    bare.__path__ = spec.submodule_search_locations
+    try:
+        importlib.import_module(f"{package}.{module}")
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def main(path: str) -> None:
