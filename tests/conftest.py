@@ -31,9 +31,12 @@ from evidence import Verdicts, kept, made_from, write
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
 from jitmx.dispatch import tactics
+from jitmx.registry.case import Case
+from jitmx.registry.key import frame
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.sim.verify import Verdict, verify
-from jitmx.toolchain import headers
+from jitmx.sim.verify import Verdict, run, verify
+from jitmx.toolchain import headers, nvrtc
 
 # A deadline for one example measures the machine, and what else runs on it.
 hypothesis.settings.register_profile("jitmx", deadline=None, max_examples=30)
@@ -354,3 +357,32 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant], V
         return verdict
 
     return run
+
+
+@pytest.fixture
+def stands(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Asks whether something holds of a variant, where no evidence says by the same proof that it did."""
+
+    def find(variant: Variant, proof: str, ask: Callable[[], None], source: str = "", also: str = "") -> None:
+        if evidence.anew or not evidence.kept().proven(proof):
+            ask()
+            note = ", ".join(filter(None, (request.node.name, also)))
+            evidence.note(variant, "compiled", source, note=note, proof=proof)
+
+    return find
+
+
+@pytest.fixture
+def passes(stands: Callable[..., None]) -> Callable[..., None]:
+    """Has a variant pass a case of a test's own; `source`: what was made of its source, where it is not that."""
+
+    def find(variant: Variant, case: Case, source: str = "") -> None:
+        def ask() -> None:
+            ptx = nvrtc.compile_ptx(source or render(variant), nvrtc.options(variant.arch))
+            error, _ = run(case, variant, ptx)
+            assert error <= case.gate, f"{case.name}: error {error:.3g} is over the gate of {case.gate:g}"
+
+        proof = frame([("passes", evidence.given(variant, case, source).encode())])
+        stands(variant, proof, ask, source, case.name)
+
+    return find

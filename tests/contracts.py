@@ -39,6 +39,18 @@ def keep_contracts(variants: Iterable[Variant], look: Look | None = None) -> Non
         evidence.note(built.variant, "compiled", note=evidence.said(look), proof=proofs[built.variant])
 
 
+def see_in_ptx(variants: Iterable[Variant], look: Callable[[str], None]) -> None:
+    """Have `look`, whose name is a claim, find no fault with the PTX of each, where no evidence says that it does not.
+
+    Its own text, and that of jitmx's modules that it names, are part of what the evidence rests on.
+    """
+    for one in variants:
+        proof = evidence.seen_in_ptx(one, look)
+        if evidence.anew or not evidence.kept().proven(proof):
+            look(nvrtc.compile_ptx(render(one), nvrtc.options(one.arch)))
+            evidence.note(one, "compiled", note=evidence.said(look), proof=proof)
+
+
 def within_contracts(variants: Iterable[Variant]) -> list[Built]:
     """How each was built, in order, those asked for twice once; all keep their contracts."""
     results = batch.build_all({(one.arch, one.name): one for one in variants}.values())

@@ -1,8 +1,8 @@
 """What tests see of kernels: evidence that they note, and that of earlier runs, which they need not see again.
 
 A verdict of the simulator is found by the kernel's PTX, or without a compile by all that the PTX is made from: source,
-headers, options and NVRTC itself. Contracts that machine code keeps, and what else tests look for in it, are found by
-the same.
+headers, options and NVRTC itself. Contracts that machine code keeps, what else tests look for in it or in PTX, and
+cases that tests make themselves are found by the same.
 
 With TEST_EVIDENCE set to a path, what passed is written there as a ledger, for scripts/record_evidence.py to add to
 those that are kept; beside pytest-xdist each worker writes a ledger of its own, with its name behind the path's.
@@ -26,9 +26,11 @@ from typing import Any
 from jitmx import kernels, ledger
 from jitmx.ledger import Entry
 from jitmx.registry import contract
+from jitmx.registry.case import Case
 from jitmx.registry.key import frame
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
+from jitmx.sim import proof as proving
 from jitmx.sim.proof import proof
 from jitmx.sim.verify import Verdict
 from jitmx.toolchain import cubin, nvrtc
@@ -99,6 +101,28 @@ def keeps(variant: Variant, look: Callable[..., None] | None = None, compiler: s
             ("nvdisasm", importlib.metadata.version("nvidia-cuda-nvdisasm").encode()),
             *((module.__name__, Path(module.__file__ or "").read_bytes()) for module in (contract, cubin)),
             *seen,
+        ]
+    )
+
+
+def seen_in_ptx(variant: Variant, look: Callable[[str], None]) -> str:
+    """What it rests on that `look` finds no fault with the PTX of a variant."""
+    return frame([("ptx of", compiled_from(variant).encode()), *_text(look)])
+
+
+def given(variant: Variant, case: Case, source: str = "") -> str:
+    """What it rests on how a launch that a test makes ends, by what its PTX is made from.
+
+    Args:
+        source: what was made of the variant's, where it is not that.
+    """
+    judge = proving._home(case.check)
+    assert judge.startswith("jitmx."), f"{case.name} is judged by {judge}, which evidence would not know of"
+    return frame(
+        [
+            ("compiled", compiled_from(variant, source=source).encode()),
+            ("launched", proof(variant, "", [case]).encode()),
+            ("judge", proving._code((judge,))),
         ]
     )
 

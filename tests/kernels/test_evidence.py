@@ -13,7 +13,7 @@ import pytest
 import contracts
 import evidence
 import mutation
-from contracts import keep_contracts
+from contracts import keep_contracts, see_in_ptx
 from evidence import Verdicts, compiled_from, keeps, made_from
 from jitmx import arch, batch
 from jitmx.build import Built
@@ -255,3 +255,77 @@ def test_what_keeps_its_contract_is_noted(known: Callable[..., None], monkeypatc
     known(*noted)
     monkeypatch.setattr(contracts, "within_contracts", lambda variants: pytest.fail("asked") if variants else [])
     keep_contracts([ONE])
+
+
+def case() -> Case:
+    """A case that any variant of `quantize` passes."""
+    return next(iter(FAMILY.cases(ONE)))
+
+
+def test_a_case_of_a_test_s_own_that_passed_is_simulated_again_only_without_its_evidence(
+    passes: Callable[..., None], known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    noted: list[Entry] = []
+    monkeypatch.setattr(evidence, "_noted", noted)
+    passes(ONE, case())
+    assert [entry.evidence for entry in noted] == ["compiled"] and case().name in noted[0].note
+    known(*noted)
+    monkeypatch.setattr(nvrtc, "compile_ptx", lambda *_: pytest.fail("asked"))
+    passes(ONE, case())
+    for other in (
+        (OTHER, case()),
+        (ONE, dataclasses.replace(case(), gate=0.5)),
+        (ONE, case(), evidence.render(ONE) + "\n"),
+    ):
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            passes(*other)
+    known()
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        passes(ONE, case())
+    known(*noted)
+    monkeypatch.setattr(evidence, "anew", True)
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        passes(ONE, case())
+
+
+def test_a_case_that_fails_is_not_noted(
+    passes: Callable[..., None], known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    with pytest.raises(AssertionError, match=r"is over the gate of -1"):
+        passes(ONE, dataclasses.replace(case(), gate=-1.0))
+    assert evidence._noted == []
+
+
+def test_a_case_is_judged_by_what_evidence_knows_of(passes: Callable[..., None]) -> None:
+    with pytest.raises(AssertionError, match=r"judged by .*test_evidence, which evidence would not know of"):
+        passes(ONE, dataclasses.replace(case(), check=lambda outputs: 0.0))
+
+
+def it_has_an_entry(ptx: str) -> None:
+    assert ".entry" in ptx
+
+
+def it_has_none(ptx: str) -> None:
+    assert ".entry" not in ptx
+
+
+def test_what_a_look_at_ptx_found_stands_for_that_look_alone_and_a_fault_is_not_noted(
+    known: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    noted: list[Entry] = []
+    monkeypatch.setattr(evidence, "_noted", noted)
+    see_in_ptx([ONE], it_has_an_entry)
+    with pytest.raises(AssertionError):
+        see_in_ptx([ONE], it_has_none)
+    assert [(entry.note, entry.proof) for entry in noted] == [
+        ("it has an entry", evidence.seen_in_ptx(ONE, it_has_an_entry))
+    ]
+    known(*noted)
+    monkeypatch.setattr(nvrtc, "compile_ptx", lambda *_: pytest.fail("asked"))
+    see_in_ptx([ONE], it_has_an_entry)
+    for other in (ONE, it_has_none), (OTHER, it_has_an_entry):
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            see_in_ptx([other[0]], other[1])
