@@ -18,7 +18,7 @@ import importlib.metadata
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -125,6 +125,15 @@ def given(variant: Variant, case: Case, source: str = "") -> str:
             ("judge", proving._code((judge,))),
         ]
     )
+
+
+def drawn(variants: Iterable[Variant]) -> str:
+    """What the cases of variants follow from, by the code that makes them: none is made to tell."""
+    looked_up = ((name, proving._file(name)) for name in proving._LOOKS_UP)
+    makers = [(name, proving._meaning(path)) for name, path in looked_up if path]
+    versions = [(name, importlib.metadata.version(name).encode()) for name in ("numpy", "ml_dtypes")]
+    each = [(f"{one.arch} {one.name}", proof(one, "", []).encode()) for one in variants]
+    return frame([*makers, *versions, *each])
 
 
 def said(look: Callable[..., None] | None) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from contracts import some
+from evidence import drawn
 from jitmx import arch, kernels
 from jitmx.cli import targets
 from jitmx.registry.case import Case, deviation, judged, pair_deviation, summed, untouched
+from jitmx.registry.key import frame
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 
@@ -48,13 +52,20 @@ def uncut(variant: Variant, made: Sequence[Case]) -> list[str]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
 def test_cases_of_verified_kernels_leave_no_side_untouched_and_cut_the_last_tile_or_not(
-    target: str, nightly: bool
+    target: str, nightly: bool, stands: Callable[..., None]
 ) -> None:
     each: dict[tuple[str, str], list[Variant]] = {}
     for variant in targets.verified_variants((arch.parse(target),), ()):
         each.setdefault((variant.spec.family, variant.spec.name), []).append(variant)
+    for several in each.values():
+        asked = some(several, nightly)
+        proof = frame([("cases", drawn(asked).encode()), ("asks", Path(__file__).read_bytes())])
+        stands(asked[0], proof, functools.partial(stand_on_all_sides, asked))
+
+
+def stand_on_all_sides(variants: Sequence[Variant]) -> None:
     left = {}
-    for variant in (variant for several in each.values() for variant in some(several, nightly)):
+    for variant in variants:
         made = cases(variant)
         if variant.spec.family not in EDGELESS:
             assert any(case.sides for case in made), f"{variant.name} has edges, and declares none"

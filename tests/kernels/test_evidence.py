@@ -329,3 +329,18 @@ def test_what_a_look_at_ptx_found_stands_for_that_look_alone_and_a_fault_is_not_
     for other in (ONE, it_has_none), (OTHER, it_has_an_entry):
         with pytest.raises(pytest.fail.Exception, match="asked"):
             see_in_ptx([other[0]], other[1])
+
+
+def test_what_makes_a_variant_s_cases_is_told_without_making_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(FAMILY), "cases", lambda family, variant: pytest.fail("made"))
+    before, really, meaning = evidence.drawn([ONE]), proving._code, proving._meaning
+    assert len({before, evidence.drawn([OTHER]), evidence.drawn([ONE, OTHER]), evidence.drawn([])}) == 4
+    for name, other in (
+        ("_code", lambda modules: really(modules) + b"0"),
+        ("_meaning", lambda path: meaning(path) + (b"0" if path.name == "kernel.py" else b"")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(proving, name, other)
+            assert evidence.drawn([ONE]) != before
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
+    assert evidence.drawn([ONE]) != before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 
 import short_sums
+from evidence import made_from
 from jitmx import arch, kernels
 from jitmx.kernels import fp8_sums
+from jitmx.registry.key import frame
 from jitmx.sim.verify import verify
 
 HOPPER = arch.parse("sm_90")
@@ -51,8 +55,16 @@ def test_what_fits_the_bits_that_are_kept_is_summed_exactly() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_cases_pass_with_sums_as_tensor_cores_make_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_pass_with_sums_as_tensor_cores_make_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, stands: Callable[..., None]
+) -> None:
     family, knobs = VARIANTS[name]
-    short_sums.in_the_simulator(monkeypatch)
-    verdict = verify(kernels.family(family).spec("wgmma_fp8").variant(HOPPER, **knobs))
-    assert verdict.passed, verdict.failure
+    one = kernels.family(family).spec("wgmma_fp8").variant(HOPPER, **knobs)
+
+    def all_pass() -> None:
+        short_sums.in_the_simulator(monkeypatch)
+        verdict = verify(one)
+        assert verdict.passed, verdict.failure
+
+    made, sums = made_from(one).encode(), Path(short_sums.__file__).read_bytes()
+    stands(one, frame([("passes", made), ("with sums of", sums)]), all_pass)
