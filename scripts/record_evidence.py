@@ -6,7 +6,8 @@
 Default variants are those that `jitmx variants` lists; evidence of code that has since changed goes. What a card showed
 stays where the source has changed and its machine code has not, as NVRTC and ptxas make it here. The tests' ledger
 has what the simulator showed of variants that only tests take, of which variants the machine code keeps its contract,
-and which planted faults are caught, so that they need be neither simulated nor compiled again; of each the latest.
+which cases of a test's own pass and which planted faults are caught, so that they need be neither simulated nor
+compiled again; of each the latest.
 """
 
 from __future__ import annotations
