@@ -66,7 +66,8 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
         replace(LAYER, arch=target, encoding="nibble", rows=400, x_format="fp8"),
     ]
     found = [names(asked) for asked in some]
-    monkeypatch.setattr(needed_kernels, "_rows", lambda most: range(1, most + 1))
+    monkeypatch.setattr(Needed, "numbers", lambda needed: [*range(1, needed.rows + 1)])
+    monkeypatch.setattr(needed_kernels, "_STRIDE", 1)
     variants.cache_clear()
     assert [names(asked) for asked in some] == found
     variants.cache_clear()
