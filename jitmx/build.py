@@ -26,8 +26,9 @@ from jitmx.cache.manifest import Inputs, Outputs, Record, Scan
 from jitmx.cache.store import Entry, Store
 from jitmx.cache.why import Subject, changes
 from jitmx.errors import ArchError, CompileError, ContractError, NotWarmedError, ToolchainError
+from jitmx.registry.fingerprint import Fingerprint
 from jitmx.registry.key import SCHEMA, KeyInputs, digest, frame
-from jitmx.registry.render import Rendering, render
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.toolchain import cubin, headers, nvrtc
 
@@ -124,16 +125,16 @@ def obtain(variant: Variant, *, allow_compile: bool | None = None, strict: bool 
 def find(variant: Variant, allow_compile: bool | None) -> Found:
     """What `obtain` does before the contract is checked; it raises the same but ContractError."""
     started = time.perf_counter()
-    store, rendering = kernel_store(), Rendering(variant)
+    store, made_from = kernel_store(), Fingerprint(variant)
     # Reading a template takes Jinja longer than all else that finding a kernel takes.
-    made_from = rendering.digest
-    known = store.rendered(made_from)
-    source = rendering.source() if known is None else known
+    known = store.rendered(made_from.digest)
+    source = render(variant) if known is None else known
+    remember = known is None and made_from.holds()
     if allow_compile is None:
         allow_compile = settings.current().mode != "required"
     entry, status = _find_or_compile(variant, source, store, allow_compile)
-    if known is None and allow_compile:
-        store.keep_rendered(made_from, source)
+    if remember and allow_compile:
+        store.keep_rendered(made_from.digest, source)
     return Found(variant, source, entry, status, (time.perf_counter() - started) * 1e3)
 
 
@@ -145,7 +146,7 @@ def known(variant: Variant) -> Found | None:
     """
     started = time.perf_counter()
     store = kernel_store()
-    if (source := store.rendered(Rendering(variant).digest)) is None:
+    if (source := store.rendered(Fingerprint(variant).digest)) is None:
         return None
     if (found := _known_headers(store, scan_digest(source, nvrtc.options(variant.arch)))) is None:
         return None

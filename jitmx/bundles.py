@@ -12,8 +12,9 @@ from jitmx.cache import bundle
 from jitmx.cache.bundle import Kernel
 from jitmx.cache.manifest import Scan
 from jitmx.errors import ToolchainError
+from jitmx.registry.fingerprint import Fingerprint
 from jitmx.registry.key import digest
-from jitmx.registry.render import Rendering, render
+from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 
 
@@ -47,8 +48,8 @@ def _scans(variant: Variant, key: str) -> list[Scan]:
 
     Headers are left out where they are not known; code of another NVRTC than the one here is found by its source.
     """
-    rendering = Rendering(variant)
-    found = [Scan(rendering.digest, digest(rendering.source().encode()), {})]
+    made_from, rendered = Fingerprint(variant), render(variant)
+    found = [Scan(made_from.digest, digest(rendered.encode()), {})] if made_from.holds() else []
     with suppress(ToolchainError):
         inputs, source = build.key_inputs(variant)
         if inputs.key == key:

@@ -31,7 +31,6 @@ from jitmx.errors import (
     ToolchainError,
 )
 from jitmx.registry.contract import Contract
-from jitmx.registry.render import Rendering
 from jitmx.toolchain import cubin, headers, nvrtc
 
 
@@ -278,7 +277,7 @@ def test_a_kernel_that_is_there_is_found_without_rendering_it(probe: Any, monkey
     first = build.obtain(probe.variant())
     probe.next_process()
     with monkeypatch.context() as patched:
-        patched.setattr(Rendering, "source", lambda rendering: pytest.fail("a template was rendered"))
+        patched.setattr(build, "render", lambda variant: pytest.fail("a template was rendered"))
         again = build.obtain(probe.variant())
     assert (again.status, again.key, again.image) == ("hit", first.key, first.image)
     for path in probe.cache.rglob("sources/*"):
@@ -317,7 +316,7 @@ def test_what_a_template_was_counts_for_no_other_text_of_it(probe: Any, back: bo
 def test_an_edit_while_a_kernel_is_looked_for_leaves_no_source_under_another_texts_name(
     probe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendered = Store.rendered
+    text, rendered = probe.template.read_text(), Store.rendered
 
     def edited(store: Store, digest: str) -> str | None:
         edit(probe.template, "if (i < n) x[i] =", "if (i < n) x[i] = 1 +")
@@ -325,9 +324,11 @@ def test_an_edit_while_a_kernel_is_looked_for_leaves_no_source_under_another_tex
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "rendered", edited)
-        before = build.obtain(probe.variant())
-    after = build.obtain(probe.variant())
-    assert after.key != before.key and "1 +" in build.key_inputs(probe.variant())[1]
+        other = build.obtain(probe.variant())
+    probe.template.write_text(text)
+    again = build.obtain(probe.variant())
+    assert (again.status, again.key == other.key) == ("compiled", False)
+    assert "1 +" not in build.key_inputs(probe.variant())[1]
 
 
 def test_mode_required_remembers_no_source(probe: Any) -> None:

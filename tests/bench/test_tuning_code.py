@@ -23,7 +23,7 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_file_that_a_template_takes_in_counts(templates: Path) -> None:
-    loader = render._templates(templates).environment.loader
+    loader = render._environment(templates).loader
     assert loader is not None
     loaded, get_source = set(), loader.get_source
     loader.get_source = lambda environment, name: (loaded.add(name), get_source(environment, name))[1]  # type: ignore[method-assign]

@@ -298,14 +298,14 @@ def test_threads_that_render_one_kernel_read_its_template_once(tmp_path: Path, m
     root = tmp_path / "templates"
     root.symlink_to(resources.directory("templates"))
     read: list[str] = []
-    get_source = jinja2.DictLoader.get_source
+    get_source = jinja2.FileSystemLoader.get_source
 
-    def slow(loader: jinja2.DictLoader, environment: jinja2.Environment, name: str) -> Any:
+    def slow(loader: jinja2.FileSystemLoader, environment: jinja2.Environment, name: str) -> Any:
         read.append(name)
         time.sleep(0.05)
         return get_source(loader, environment, name)
 
-    monkeypatch.setattr(jinja2.DictLoader, "get_source", slow)
+    monkeypatch.setattr(jinja2.FileSystemLoader, "get_source", slow)
     variant = usual(SPECS[0], arches_of(SPECS[0])[0])
     with ThreadPoolExecutor(8) as pool:
         sources = set(pool.map(lambda _: render(variant, root), range(8)))
