@@ -158,12 +158,19 @@ def test_no_worker_outlives_the_process_that_it_compiles_for(how: signal.Signals
 
 def test_an_interrupted_compile_leaves_no_answer_for_the_next_one() -> None:
     code = """
-import os, signal, threading
+import os, signal, threading, time
 from jitmx import arch
-from jitmx.toolchain import nvrtc
+from jitmx.toolchain import nvrtc, workers
 options = nvrtc.options(arch.parse("sm_90a"))
 nvrtc.compile(SHORT, options)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+def interrupt():
+    while workers._idle:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
 try:
     nvrtc.compile(LONG, options)
 except KeyboardInterrupt:
