@@ -12,8 +12,8 @@ import pytest
 _TESTS = Path(__file__).parent
 
 # A card that answers until a test has broken it, as one does in a process of its own.
-_SUITE = """
-import torch
+_TORCH = """
+from types import SimpleNamespace
 
 broken = []
 
@@ -21,7 +21,10 @@ def answer():
     if broken:
         raise RuntimeError("CUDA error: an illegal instruction was encountered\\nmore")
 
-torch.cuda.synchronize = answer
+cuda = SimpleNamespace(synchronize=answer)
+"""
+_SUITE = """
+from torch import answer, broken
 
 def test_1(): pass
 def test_2_fails_and_breaks_nothing(): assert False
@@ -34,6 +37,7 @@ def test_5(): answer()
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    folder.joinpath("torch.py").write_text(_TORCH)
     folder.joinpath("test_suite.py").write_text(_SUITE)
     folder.joinpath("conftest.py").write_text(
         "from pathlib import Path\n"
@@ -43,8 +47,9 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", os.devnull, *options, str(folder)]
     return subprocess.run(
-        command, env=environment | {"PYTHONPATH": str(_TESTS)}, cwd=folder, capture_output=True, text=True, timeout=120
-    )
+        command, env=environment | {"PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS)))},
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_a_lost_context_ends_the_tests_with_its_reason(tmp_path: Path) -> None:
