@@ -109,20 +109,17 @@ __device__ __forceinline__ void select_ranks(Selection<Threads>& s, const u64 (&
   }
 }
 
-// Calls `put` with the place and the rank of the k greatest of the list, in one lane of a warp each. For all threads,
-// behind a barrier.
+// Calls `put` with the place and the rank of the k greatest of the list, in a thread each. For all threads, behind a
+// barrier.
 template <u32 Threads, class Put>
 __device__ __forceinline__ void put_in_order(const Selection<Threads>& s, u32 k, const Put& put) {
-  const u32 lane = threadIdx.x % 32, count = s.count;
-#pragma unroll 1
-  for (u32 i = threadIdx.x / 32; i < count; i += Threads / 32) {
-    const u64 rank = s.list[i];
-    u32 greater = 0;
-#pragma unroll 1
-    for (u32 j = lane; j < count; j += 32) greater += s.list[j] > rank;
-    greater = __reduce_add_sync(kFullWarp, greater);
-    if (lane == 0 && greater < k) put(greater, rank);
-  }
+  const u32 count = s.count;
+  if (threadIdx.x >= count) return;
+  const u64 rank = s.list[threadIdx.x];
+  u32 greater = 0;
+#pragma unroll 8
+  for (u32 j = 0; j < count; ++j) greater += s.list[j] > rank;  // the same of all lanes: one trip of a warp
+  if (greater < k) put(greater, rank);
 }
 
 }  // namespace jitmx
