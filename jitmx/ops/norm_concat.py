@@ -24,8 +24,7 @@ class Plan(plan.Plan):
         problem = NormProblem(hidden, _DTYPES[x.dtype], concat=True)
         variant = choose("norm", problem, card.arch(device), multiprocessors=card.multiprocessors(device)).variant
         given = concat.fields(hidden, x.stride(0), len(table), ids.dtype is torch.int64)
-        # Ordinary: attention behind it reads early what the launch before it, a draft's loop, advances.
-        self.steps = (Step(variant, device, concat.launch(len(x)), given, dependent=False),)
+        self.steps = (Step(variant, device, concat.launch(len(x)), given),)
 
 
 _plans = Plans()
@@ -37,7 +36,8 @@ def run(
     """RMSNorm of `table[ids]` and of x, each row of one beside that of the other; in fp32, rounded once.
 
     Runs on the current stream of x's device, under `torch.cuda.graph` once the shapes have been called before capture.
-    The launch begins when those before it have ended; from sm_90 on the one behind it may begin while it runs.
+    From sm_90 on the launch begins while the one before it runs, which may write all but the table and the weights;
+    the one behind it begins when that has ended.
 
     Args:
         ids: [rows], int32 or int64, contiguous, on x's GPU. Of an id below 0 or past the table the half is zeros.

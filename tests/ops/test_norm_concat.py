@@ -11,7 +11,6 @@ from torch.library import opcheck
 
 from jitmx.errors import InputError
 from jitmx.ops import norm_concat
-from jitmx.runtime.plan import Plans, Step
 from rms_oracle import normalized, rounded_once
 from simulated_card import Simulated
 
@@ -53,20 +52,6 @@ def test_an_id_that_the_table_has_not_is_zeros_and_rows_of_x_may_lie_apart(card:
     first = normalized(given["table"][8], given["table_weight"], 1e-5)
     assert not y[[0, 2, 3], :HIDDEN].any() and rounded_once(y[1, :HIDDEN], first)
     assert rounded_once(y[:, HIDDEN:], normalized(given["x"], given["weight"], 1e-5))
-
-
-def test_its_launch_begins_when_those_before_it_have_ended(card: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft's loop writes lengths right before it, which attention reads before its own wait."""
-    told: list[dict[str, Any]] = []
-
-    def noted(*given: Any, **named: Any) -> Step:
-        told.append(named)
-        return Step(*given, **named)
-
-    monkeypatch.setattr(norm_concat, "_plans", Plans())
-    monkeypatch.setattr(norm_concat, "Step", noted)
-    norm_concat.run(**inputs(2))
-    assert told == [{"dependent": False}]
 
 
 def test_no_rows_launch_nothing(card: Simulated) -> None:
