@@ -9,23 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts import keep_contracts
 from jitmx import arch, kernels
+from jitmx.build import Built
 from jitmx.dispatch.choose import choose, default_variants
 from jitmx.errors import KnobError
 from jitmx.kernels.norm import BLOCKS, MAX_HIDDEN, RMS, NormProblem, RmsKnobs, concat, launch, of_rows, reference
-from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from jitmx.toolchain import cubin, nvrtc
 
 TARGETS = ("sm_80", "sm_90a", "sm_121a")
 
 
 def chosen(hidden: int, target: str = "sm_90a", dtype: str = "bf16") -> Variant:
     return choose("norm", NormProblem(hidden, dtype), arch.parse(target)).variant
-
-
-def sass(variant: Variant) -> list[str]:
-    return list(cubin.sass(nvrtc.compile(render(variant), nvrtc.options(variant.arch)).image))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
@@ -44,12 +40,15 @@ def beside(hidden: int, target: str = "sm_90a") -> Variant:
     return choose("norm", NormProblem(hidden, concat=True), arch.parse(target)).variant
 
 
-@pytest.mark.parametrize("hidden", [64, 2880, 8192, 16384])
-def test_rows_side_by_side_have_two_blocks_each_and_both_weights_ahead_of_the_wait(hidden: int) -> None:
-    assert [concat.launch(rows).blocks for rows in (1, 8, 8192)] == [2, 16, 16384]
-    order = [found[0] for line in sass(beside(hidden)) if (found := re.search(r"PREEXIT|ACQBULK|LDG\.E[\w.]*", line))]
-    vectors = ["LDG.E.128"] * beside(hidden).knobs.vectors
+def _asks_for_the_weight_and_waits_before_the_next_begins(built: Built, lines: list[str]) -> None:
+    order = [found[0] for line in lines if (found := re.search(r"PREEXIT|ACQBULK|LDG\.E[\w.]*", line))]
+    vectors = ["LDG.E.128"] * built.variant.knobs.vectors
     assert order[: 2 + len(vectors)] == [*vectors, "ACQBULK", "PREEXIT"]
+
+
+def test_rows_side_by_side_have_two_blocks_each_and_both_weights_ahead_of_the_wait() -> None:
+    assert [concat.launch(rows).blocks for rows in (1, 8, 8192)] == [2, 16, 16384]
+    keep_contracts(map(beside, (64, 2880, 8192, 16384)), _asks_for_the_weight_and_waits_before_the_next_begins)
 
 
 def test_problems_that_another_kernel_takes_are_refused() -> None:
@@ -100,32 +99,26 @@ def test_rows_that_no_kernel_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("hidden", [64, 2048, 2880, 4096, 5120, 8192, 12288, 16384])
-def test_machine_code_of_every_length_meets_its_contract(hidden: int, target: str) -> None:
-    for dtype in ("bf16", "fp16"):
-        variant = chosen(hidden, target, dtype)
-        image = nvrtc.compile(render(variant), nvrtc.options(variant.arch)).image
-        found = cubin.read(image).kernel(RMS.entry)
-        contract = RMS.contract(variant.knobs, variant.arch)
-        code = cubin.sass(image)
-        assert not contract.breaches(registers=found.registers, spill_bytes=found.spill_bytes, sass=code)
+def test_machine_code_of_every_length_meets_its_contract(target: str) -> None:
+    lengths = (64, 2048, 2880, 4096, 5120, 8192, 12288, 16384)
+    keep_contracts(chosen(hidden, target, dtype) for dtype in ("bf16", "fp16") for hidden in lengths)
+
+
+def _lets_the_next_begin_and_asks_for_the_weight_ahead_of_the_wait(built: Built, lines: list[str]) -> None:
+    """ptxas moves loads through .nc behind the wait."""
+    order = [found[0] for line in lines if (found := re.search(r"PREEXIT|ACQBULK|LDG\.E[\w.]*|SHFL|STG\.E", line))]
+    loads = ["LDG.E.128"] * built.variant.knobs.vectors
+    # x of the first row, and of the next one.
+    assert order[: order.index("SHFL")] == ["PREEXIT", *loads, "ACQBULK", *loads, *loads]
+    assert order[-1] == "STG.E"
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_121a"])
-@pytest.mark.parametrize("hidden", [2880, 8192])
 def test_the_next_launch_may_begin_then_the_weight_is_asked_for_then_the_previous_one_is_waited_for(
-    hidden: int, target: str
+    target: str,
 ) -> None:
-    """ptxas moves loads through .nc behind the wait."""
-    variant = chosen(hidden, target)
-    order = [
-        found[0] for line in sass(variant) if (found := re.search(r"PREEXIT|ACQBULK|LDG\.E[\w.]*|SHFL|STG\.E", line))
-    ]
-    loads = ["LDG.E.128"] * variant.knobs.vectors
-    first = order.index("SHFL")
-    # x of the first row, and of the next one.
-    assert order[:first] == ["PREEXIT", *loads, "ACQBULK", *loads, *loads]
-    assert order[-1] == "STG.E"
+    look = _lets_the_next_begin_and_asks_for_the_weight_ahead_of_the_wait
+    keep_contracts((chosen(hidden, target) for hidden in (2880, 8192)), look)
 
 
 def test_the_reference_is_what_float64_says_and_follows_fp32_where_squares_overflow() -> None:
