@@ -192,8 +192,8 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_a_remote_killed_at_100_random_moments_stops_nobody_and_spoils_nothing(
-    project: Any, tmp_path: Path, port: int, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_a_remote_killed_at_random_moments_stops_nobody_and_spoils_nothing(
+    project: Any, tmp_path: Path, port: int, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch, nightly: bool
 ) -> None:
     own = remote_world.free_port()
     way = remote_world.start_way(own, port)
@@ -204,7 +204,7 @@ def test_a_remote_killed_at_100_random_moments_stops_nobody_and_spoils_nothing(
     )
     url = s3["JITMX_REMOTE_CACHE"]
     try:
-        for _ in range(100):
+        for _ in range(100 if nightly else 25):
             time.sleep(moments.uniform(0.0, 0.2))
             remote_world.stop(way)
             way = remote_world.start_way(own, port)
