@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from jitmx import kernels
@@ -23,6 +24,8 @@ from jitmx.registry.spec import KernelSpec, Variant
 ARCHES = tuple(SUPPORTED.values())
 SPECS = tuple(spec for family in kernels.families().values() for spec in family.specs)
 SPEC_NAMES = tuple(f"{spec.family}.{spec.name}" for spec in SPECS)
+# For what is asked of each of these: together they have many examples.
+OF_EACH = settings(max_examples=settings.default.max_examples // 4)
 
 _SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
 # Layers of experts that one launch may make.

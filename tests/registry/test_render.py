@@ -26,7 +26,7 @@ from jitmx.registry.arguments import Arguments, writes
 from jitmx.registry.contract import Contract
 from jitmx.registry.render import header, render
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
-from strategies import SPEC_NAMES, SPECS, arches_of, changed, sampled, usual, variants
+from strategies import OF_EACH, SPEC_NAMES, SPECS, arches_of, changed, sampled, usual, variants
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -142,6 +142,7 @@ def test_the_only_knobs_that_ever_select_nothing_are_those_listed() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_a_source_opens_with_kernel_target_and_every_knob(spec: KernelSpec, data: st.DataObject) -> None:
     variant = data.draw(variants(spec))
@@ -155,6 +156,7 @@ def test_a_source_opens_with_kernel_target_and_every_knob(spec: KernelSpec, data
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_behind_that_comes_the_struct_that_the_kernel_takes(spec: KernelSpec, data: st.DataObject) -> None:
     variant = data.draw(variants(spec))
@@ -165,6 +167,7 @@ def test_behind_that_comes_the_struct_that_the_kernel_takes(spec: KernelSpec, da
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_rendering_is_repeatable_and_leaves_nothing_of_the_template_language(
     spec: KernelSpec, data: st.DataObject

@@ -20,7 +20,7 @@ from jitmx.kernels.linear.gemv import SPEC as GEMV
 from jitmx.kernels.linear.gemv import GemvKnobs
 from jitmx.kernels.moe.combine import CombineKnobs
 from jitmx.registry.spec import KernelSpec, Knobs, Variant, knob
-from strategies import ARCHES, SPEC_NAMES, SPECS, arches_of, changed, sampled, usual, values, variants
+from strategies import ARCHES, OF_EACH, SPEC_NAMES, SPECS, arches_of, changed, sampled, usual, values, variants
 
 SM_80, SM_121 = arch.parse("sm_80"), arch.parse("sm_121")
 
@@ -61,6 +61,7 @@ def _numbers(spec: KernelSpec) -> list[dataclasses.Field[Any]]:
 @pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if _numbers(spec)], ids=lambda spec: f"{spec.family}.{spec.name}"
 )
+@OF_EACH
 @given(data=st.data())
 def test_a_number_that_is_no_choice_is_answered_with_the_nearest_that_is(spec: KernelSpec, data: st.DataObject) -> None:
     item = data.draw(st.sampled_from(_numbers(spec)))
@@ -124,6 +125,7 @@ def test_knobs_that_no_number_of_stages_makes_fit_are_told_so() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_text_is_read_back_as_the_value_it_was_written_from(spec: KernelSpec, data: st.DataObject) -> None:
     knobs = data.draw(variants(spec)).knobs
@@ -159,6 +161,7 @@ def test_a_flag_with_a_word_beside_it_takes_that_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_two_variants_share_name_or_identity_only_if_they_are_equal(spec: KernelSpec, data: st.DataObject) -> None:
     one = data.draw(variants(spec))
@@ -219,6 +222,7 @@ def test_a_bound_holds_on_its_side_only(value: int) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_NAMES)
+@OF_EACH
 @given(data=st.data())
 def test_the_warm_up_command_names_exactly_its_variant(spec: KernelSpec, data: st.DataObject) -> None:
     variant = data.draw(variants(spec))
