@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import claim
-from jitmx import arch, build, kernels
+from contracts import claim, keep_contracts
+from jitmx import arch, kernels
 from jitmx.arch import Arch
 from jitmx.errors import CompileError, KnobError
 from jitmx.kernels.linear import LinearProblem
@@ -41,7 +41,7 @@ GEMV_VARIANTS = variants(GEMV)
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=500)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
 @example(problem=LinearProblem(8, 300_000, 65_536), multiprocessors=1)
 @example(problem=LinearProblem(8, 1, 65_536), multiprocessors=256)
@@ -265,15 +265,14 @@ SAMPLE: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_121a"])
-@pytest.mark.parametrize("engine", ["mma", "fma"])
-@pytest.mark.parametrize("copy", ["bulk", "async"])
-def test_the_machine_code_keeps_its_contract(target: str, engine: str, copy: str, empty_cache: None) -> None:
+def test_the_machine_code_keeps_its_contract(target: str) -> None:
     chip = arch.parse(target)
-    knobs = SAMPLE[engine, copy] | {"engine": engine, "copy": copy, "pdl": "pdl" in chip.features}
-    if copy == "bulk" and "tma" not in chip.features:
+    asked = []
+    for (engine, copy), knobs in SAMPLE.items():
+        knobs = knobs | {"engine": engine, "copy": copy, "pdl": "pdl" in chip.features}
+        if copy == "async" or "tma" in chip.features:
+            asked.append(GEMV.variant(chip, **knobs))
+            continue
         with pytest.raises(KnobError, match=f"on {chip} use copy='async'"):
             GEMV.variant(chip, **knobs)
-        return
-    built = build.obtain(GEMV.variant(chip, **knobs), strict=True)
-    assert built.status == "compiled" and built.breaches == ()
-    assert built.record.entry == GEMV.entry
+    keep_contracts(asked)
