@@ -240,6 +240,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "(1u << (kShift - 1))) >> kShift;\n    // Sub"),
         ("subnormals are taken for normal", "? subnormal : normal", "? normal : normal"),
         ("the second vector of 16 bytes is the first", "load_once(x + i * 256 + j)", "load_once(x + i * 256)"),
+        ("an infinity counts as finite", "return bits >= 0x7F800000u ?", "return bits > 0x7F800000u ?"),
+        ("the largest finite value counts as infinite", "return bits >= 0x7F800000u ?", "return bits >= 0x7F7FFFFFu ?"),
     ),
     "quantize-mxfp6": (
         ("the scale is rounded down", "(bits + 0x007FFFFFu) >> 23", "bits >> 23"),

@@ -119,7 +119,10 @@ def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
 
 
 def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:
-    """Blocks of six kinds in turn: values of many magnitudes, any bits, tiny values, zeros, ties, values again."""
+    """Blocks of six kinds in turn: values of many magnitudes, any bits, tiny values, zeros, ties, values again.
+
+    Of the last kind every second has an infinity, and no NaN; the others have the largest value that is finite.
+    """
     dtype, item = np.dtype(_STORED[knobs.dtype]), formats.get(knobs.format)
     shape = (count, formats.BLOCK)
     x = generator.standard_normal(shape) * np.exp2(generator.integers(-30, 30, (count, 1)))
@@ -134,7 +137,9 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
             x,
         ).astype(dtype)
     patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
-    return np.where(kinds == 1, patterns, x)
+    x = np.where(kinds == 1, patterns, x)
+    x[5::12, 0], x[11::12, -1] = np.inf, -float(ml_dtypes.finfo(dtype).max)
+    return x
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
@@ -198,7 +203,8 @@ def _quantize_sides(x: npt.NDArray[Any], item: formats.Format, rule: str) -> dic
         negative = (blocks == 0) & np.signbit(blocks)
     steps = formats.values(item)[: item.largest_code + 1]
     ties = (steps[1:] + steps[:-1]) / 2
-    some = np.abs(blocks).max(-1) > 0
+    most = np.abs(blocks).max(-1)
+    some = most > 0
     zero = (blocks == 0).all(-1)
     return {
         "tie to even": bool(np.isin(scaled, ties[0::2]).any()),
@@ -209,6 +215,8 @@ def _quantize_sides(x: npt.NDArray[Any], item: formats.Format, rule: str) -> dic
         "-0": bool(negative.any()),
         **({"block of scale byte 0": bool((some & (scales == 0)).any())} if x.dtype != np.float16 else {}),
         "block that is not finite": bool((scales == formats.SCALE_NAN).any()),
+        "infinity and no NaN": bool((most == np.inf).any()),
+        "largest finite value": bool((most == float(ml_dtypes.finfo(x.dtype).max)).any()),
     }
 
 
