@@ -32,6 +32,8 @@ _SELECT = (
     ("groups are read before all are there",
      "    s.count = 0;\n  }\n  __syncthreads();\n#pragma unroll 1\n  for (u32 i = warp",
      "    s.count = 0;\n  }\n#pragma unroll 1\n  for (u32 i = warp"),
+    ("one more than the list holds is taken for all", "    if (count <= kMost) break;\n",
+     "    if (count <= kMost + 1u) break;\n"),
 )  # fmt: skip
 
 _ROWS = (
@@ -51,6 +53,8 @@ _ROWS = (
     ("of equals the last comes first", "u64(key) << 32 | (0xFFFFFFFFu - index)", "u64(key) << 32 | index"),
     ("the values of negative numbers are not turned back", "key & 0x7FFFFFFFu : ~key", "key & 0x7FFFFFFFu : key"),
     ("an index is of another row", "const u64 at = u64(row) * k + place;", "const u64 at = place;"),
+    ("a later round has one more than the list holds", "over = s.count > Selection<kThreads>::kMost;",
+     "over = s.count > Selection<kThreads>::kMost + 1u;"),
 )  # fmt: skip
 
 _PARTS = (

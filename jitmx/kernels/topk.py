@@ -128,8 +128,10 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _row(kind: str, vocab: int, generator: np.random.Generator) -> Array:
+def _row(kind: str, vocab: int, knobs: SelectKnobs, generator: np.random.Generator) -> Array:
     """Values of one row."""
+    if kind.startswith("one too many"):
+        return _one_too_many(knobs, vocab, later=kind.endswith("later"))
     row = generator.standard_normal(vocab) * 4
     at = np.arange(vocab)
     match kind:
@@ -150,6 +152,27 @@ def _row(kind: str, vocab: int, generator: np.random.Generator) -> Array:
             row[-1] = np.inf
         case "zeros":
             row = np.where(generator.random(vocab) < 0.5, -0.0, 0.0)
+    return row
+
+
+def _one_too_many(knobs: SelectKnobs, vocab: int, later: bool) -> Array:
+    """A row of which one value more than the list holds reaches the threshold: in the first round, or in a later one.
+
+    Groups are those of topk/selection.cuh: MAX_K of them have large values, and the least of their largest is the first
+    threshold. Later threads have larger ones, so that what finds no room is among the k.
+    """
+    width = 16 // _SIZES[knobs.dtype]
+    thread = np.arange(vocab) // width % knobs.block
+    of_warp = 128 * 32 // knobs.block
+    group = thread // 32 * of_warp + thread % 32 % of_warp
+    first = np.arange(vocab) < knobs.block * knobs.vectors * width
+    row = np.zeros(vocab)
+    lone = [int(np.flatnonzero(first & (group == g))[0]) for g in range(MAX_K)]
+    row[lone] = 1 if later else 2
+    row[lone[0]] = 1
+    rest = np.flatnonzero(~first if later else first & (group > 0) & (group < MAX_K) & (row == 0))
+    rest = rest[np.argsort(thread[rest], kind="stable")][MAX_K - 1 - min(knobs.block, 512) :]
+    row[rest] = 3 + np.arange(len(rest)) // 4
     return row
 
 
@@ -185,7 +208,7 @@ def _case(
     geometry = launch(knobs, problem, multiprocessors)
     x = np.full((rows, vocab + padding), np.inf)
     for row, kind in zip(x, kinds, strict=True):
-        row[:vocab] = _row(kind, vocab, generator)
+        row[:vocab] = _row(kind, vocab, knobs, generator)
     stored = x.astype(_STORED[knobs.dtype])
     wanted, indices = _checked(stored, k, vocab)
     numbers = numbers_of(geometry, problem)
@@ -230,6 +253,8 @@ def _cases(variant: Variant) -> Iterator[Case]:
     longer = shares * (2 * whole + max(3000 - whole, 0)) - 3 * width + 1
     yield _case(variant, rows, longer, MAX_K, 3, multiprocessors=1, seed=3)
     yield _case(variant, ("crowd", "flat"), whole - 5, 33, 1, multiprocessors=1, seed=4)
+    full = ("one too many", "one too many later") * max(_RESIDENT // knobs.block // 2, 1)
+    yield _case(variant, full, whole + min(whole, 1024), MAX_K, 0, multiprocessors=1, seed=7)
     if knobs.parts > 1:
         for seed, parts, k in ((5, min(knobs.parts, 4), MAX_K), (6, 2, 5)):
             card = -(-2 * parts // max(_RESIDENT // knobs.block, 1))
