@@ -76,6 +76,7 @@ _GRID = (
      "sink_of(args, thread) : 0.0f;"),
     ("nothing is waited for", "      wait_for_previous();\n      launch", "      launch"),
     ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
+    ("requests that are left to another launch are taken", "|| request.queries > MostQueries ? 0 :", "? 0 :"),
 )  # fmt: skip
 
 _CLUSTER = (
@@ -131,6 +132,7 @@ _TREE = (
 )  # fmt: skip
 
 _WINDOW = (
+    ("requests that are left to another launch are taken", " && request.queries <= MostQueries;", ";"),
     ("a window is one token longer", "- args.window + 1;", "- args.window;"),
     ("a window is one token shorter", "- args.window + 1;", "- args.window + 2;"),
     ("a window begins a tile late", "max(found.old - window + 1, 0) / 16", "max(found.old - window + 17, 0) / 16"),

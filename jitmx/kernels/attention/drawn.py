@@ -40,7 +40,7 @@ class Asked:
         placed: whether positions are, without slots.
         first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
         large: factor of q: logits far apart.
-        least_queries: of a request that is not left to another launch.
+        least_queries: new tokens of a request that is not left to another launch; most_queries: at most.
         far: whether pages of the cache, rows, and positions that are given lie so far apart that offsets pass 2^32
             bytes; all heads have one scale then.
         beyond: whether a value of the first token's q is beyond the range of fp16.
@@ -63,6 +63,7 @@ class Asked:
     first: bool = False
     large: float = 1.0
     least_queries: int = 1
+    most_queries: int = 1 << 30
     far: bool = False
     beyond: bool = False
     bright: bool = False
@@ -70,10 +71,14 @@ class Asked:
     sunk: bool = False
     loud: bool = False
 
+    def takes(self, new: int) -> bool:
+        """Whether a request of so many new tokens is not left to another launch."""
+        return self.least_queries <= new <= self.most_queries
+
     @property
     def problem(self) -> AttentionProblem:
         """Its geometry, as a call would ask for it."""
-        queries = max(new for _, new in self.requests)
+        queries = max(new for _, new in self.requests if self.takes(new))
         return AttentionProblem(batch=len(self.requests), kv_heads=self.kv_heads, queries=queries)
 
 
@@ -166,7 +171,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     kept_by: dict[str, Array] = {}
     for r, (old, new) in enumerate(there):
         rows = slice(starts[r], starts[r + 1])
-        if new < asked.least_queries:
+        if not asked.takes(new):
+            lengths[r] = gone[r] + max(old, 0) + new
             left[rows] = LEFT
             continue
         if old < 0:  # padding: fewer tokens than new ones
@@ -287,7 +293,7 @@ def _seen(
         rows = slice(starts[r], starts[r + 1])
         own: Array = np.tril(np.ones((new, new), bool))
         at = np.arange(old, old + new)
-        if new < asked.least_queries or old < 0:
+        if not asked.takes(new) or old < 0:
             seen.append(own)
             continue
         if knobs.mask:
