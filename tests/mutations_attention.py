@@ -77,6 +77,9 @@ _GRID = (
     ("nothing is waited for", "      wait_for_previous();\n      launch", "      launch"),
     ("a block with nothing to do ends without a wait", "  if (!waited) wait_for_previous();\n", ""),
     ("requests that are left to another launch are taken", "|| request.queries > MostQueries ? 0 :", "? 0 :"),
+    ("what was merged before is not scaled",
+     "      scale(exp2_fast(before - base));\n#pragma unroll\n      for (int j = 0; j < AtOnce",
+     "#pragma unroll\n      for (int j = 0; j < AtOnce"),
 )  # fmt: skip
 
 _CLUSTER = (

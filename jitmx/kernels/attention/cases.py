@@ -141,7 +141,9 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     )
     yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True, large=0.1), 6, on(7))
     if knobs.reduction == "global":
-        yield case(knobs, Asked("many blocks a request", ((12 * share - 7, 1),), 1, window=12 * share), 3, on(12))
+        # The last blocks of a request have larger logits than those that are merged before.
+        rising = Asked("many blocks a request", ((12 * share - 7, 1),), 1, 12 * share, soft_cap=30.0, rising=True)
+        yield case(knobs, rising, 3, on(12))
         # Rounds are counted by lanes, 32 requests at a time, of which most have nothing new.
         many = tuple((3 * share if i == 66 else i % 3 * 7, int(i % 11 == 0)) for i in range(75))
         yield case(knobs, Asked("many requests", many, 1, window=9 * step), 4, on(7))

@@ -48,6 +48,7 @@ class Asked:
         still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
             among keys; those of the others rise by so much that their powers are beyond fp32.
         sunk: whether all logits are so low that powers of them are 0, and only their differences count.
+        rising: whether the last sixth of a request's old keys has logits twice as large as all before.
         loud: whether the first value of new keys, which no query looks at, and of new values is beyond E4M3.
     """
 
@@ -69,6 +70,7 @@ class Asked:
     bright: bool = False
     still: bool = False
     sunk: bool = False
+    rising: bool = False
     loud: bool = False
 
     def takes(self, new: int) -> bool:
@@ -126,6 +128,10 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         cache[1 if asked.first else 0] = np.nan
         for row, at in behind:
             cache[row[at // page], at % page] = np.nan
+    if asked.rising:
+        for row, (old, _) in zip(table, there, strict=True):
+            late = np.arange(old * 5 // 6, old)
+            caches[0][row[late // page], late % page] = 2 * caches[0][row[late // page], late % page].astype(np.float32)
     q, k, v = (
         generator.standard_normal((tokens, count, head_dim)).astype(dtype) for count in (heads, kv_heads, kv_heads)
     )
