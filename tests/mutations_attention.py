@@ -173,6 +173,7 @@ _WINDOW = (
 )  # fmt: skip
 
 _PRESENT = (
+    ("padding attends to what is there", "  if (length < found.queries) found.old = -1;", "  "),
     ("a token sees the one behind it",
      "kAppend ? request.old : request.old + token + 1;",
      "kAppend ? request.old : request.old + token + 2;"),

@@ -121,7 +121,7 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     if knobs.parts > 2:  # not all parts of a request, whose rows these do not divide
         some = ((2 * share + 5, new), (share + 1, most_queries), (share + step, 1))
         yield case(knobs, Asked("a part that has nothing", some, 1, window=3 * share), 10, on(7))
-    others = ((step + 2, 1), (5, most_queries + 1), (7, 0), (4, new))
+    others = ((step + 2, 1), (5, most_queries + 1), (7, 0), (-1, new), (4, new))
     yield case(knobs, Asked("requests of other launches", others, 1, window, most_queries=most_queries), 11, on(7))
     if knobs.mask and knobs.windowed:
         tree = Asked(
