@@ -331,8 +331,13 @@ def test_padding_comes_out_as_zero_and_leaves_the_cache_alone(card: Simulated) -
     made = world([(-1, 1), (-1, 2)], seed=9)
     before = made.pool.clone()
     out = torch.full((3, HEADS, DIM), 7.0, dtype=BF16)
-    assert made.call(out=out, sinks=torch.zeros(HEADS)) is out
-    assert not out.any() and torch.equal(made.pool, before)
+    for slots in (None, torch.tensor([5, 6, 7])):
+        out.fill_(7.0)
+        assert made.call(out=out, sinks=torch.zeros(HEADS), slot_mapping=slots) is out
+        assert not out.any() and torch.equal(made.pool, before)
+        fields = ("k_new", "v_new", "k_cache", "v_cache", "block_table", "seq_lens", "query_start_loc")
+        jitmx.append_kv(*(made.given[name] for name in fields), max_query_len=2, slot_mapping=slots)
+        assert torch.equal(made.pool, before)
 
 
 def test_rows_of_no_request_are_not_written(card: Simulated) -> None:

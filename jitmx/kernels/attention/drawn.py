@@ -183,6 +183,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
             continue
         if old < 0:  # padding: fewer tokens than new ones
             lengths[r] = new - 1
+            if asked.explicit:  # which are not written
+                slots[rows] = (first_page + table[r, 0]) * page + np.arange(new)
             continue
         lengths[r] = gone[r] + old + new
         at, own = positions[rows], seen[r]
