@@ -51,8 +51,8 @@ class Call:
             "problem": self.problem.as_dict(),
             "launched": first.choice.problem.as_dict(),
             "times": first.times,
-            "apart": [{"step": name, "detail": detail} for name, detail in self.unfused.items()],
-            "following": [{**other.choice.to_dict(), "times": other.times} for other in others],
+            "unfused": [{"step": name, "detail": detail} for name, detail in self.unfused.items()],
+            "companions": [{**other.choice.to_dict(), "times": other.times} for other in others],
         }
 
     def lines(self) -> list[str]:

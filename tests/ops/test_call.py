@@ -82,6 +82,26 @@ def test_a_product_launches_what_is_said_and_has_apart_what_is_said(extras: dict
         assert tuple(found.unfused) == unfused
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_gates_and_ups_of_some_rows_are_read_once(norm: bool, card: Simulated) -> None:
+    for m in (1, 8, 9, 17, 32, 33):
+        weight = jitmx.PackedWeight(**packed(card))
+        jitmx.linear_swiglu(torch.zeros(m, K).bfloat16(), weight, norm=torch.ones(K).bfloat16() if norm else None)
+        found = explain("linear", card.target, multiprocessors=4, m=m, n=N, k=K, norm=norm, swiglu=True)
+        assert launched(card) == said(found)
+        assert [one.times for one in found.launches if one.choice.variant.spec.family == "linear"] == [1]
+
+
+@pytest.mark.parametrize("tile", [None, 8, 64])
+@pytest.mark.parametrize("m", [0, 1, 64, 65, 3000])
+def test_a_routing_launches_what_is_said(m: int, tile: int | None, card: Simulated) -> None:
+    logits = torch.zeros(m, 128).bfloat16()
+    jitmx.route(logits, k=4, tile=tile)
+    found = explain("routing", card.target, multiprocessors=4, m=m, source="logits", k=4, tile=tile or 0)
+    assert launched(card) == (said(found) if m or tile else Counter())
+    routing_calls._plans.clear()
+
+
 def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card: Simulated) -> None:
     found = explain("linear", card.target, m=65, n=5120, k=2880, norm=True)
     launch, norm = found.launches
@@ -91,7 +111,7 @@ def test_rmsnorm_of_many_rows_is_said_to_run_apart_from_a_kernel_without_it(card
     title, unfused, kernel, *_ = found.lines()
     assert "m=65" in title and "norm=True" in title and unfused.startswith("unfused     norm: RMSNorm of X before")
     assert kernel == f"kernel      {launch.choice.variant.name}"
-    assert found.to_dict()["apart"] == [{"step": "norm", "detail": steps.STEPS["norm"]}]
+    assert found.to_dict()["unfused"] == [{"step": "norm", "detail": steps.STEPS["norm"]}]
     assert found.to_dict()["launched"] == launch.choice.problem.as_dict()
 
 

@@ -115,7 +115,7 @@ def _idles(problem: LinearProblem, arch: Arch, multiprocessors: int) -> bool:
 def _preference(problem: LinearProblem, arch: Arch) -> tuple[str, ...]:
     if problem.activation != "none":
         return ("wgmma_fp8", "scaled")
-    if problem.norm or problem.argmax:
+    if problem.norm or problem.argmax or (problem.swiglu and problem.m > gemv.MAX_ROWS):
         return ("stream",)
     few = ("stream", "gemv") if has_clusters(arch) else ("gemv",)
     if problem.m <= (FEW_ROWS if len(few) > 1 else gemv.MAX_ROWS):

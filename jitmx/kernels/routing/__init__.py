@@ -27,11 +27,11 @@ from functools import partial
 from typing import Any
 
 from jitmx.arch import Arch
-from jitmx.kernels import Family
+from jitmx.kernels import Decomposition, Family
 from jitmx.kernels.benchmark import Benchmark
 from jitmx.kernels.routing import knobs as shared
 from jitmx.kernels.routing import many, route, sort, topk
-from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem
+from jitmx.kernels.routing.problem import FEW_TOKENS, RoutingProblem, parts
 from jitmx.models import NAMED
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -57,6 +57,12 @@ def _heuristic(problem: RoutingProblem, arch: Arch, multiprocessors: int) -> tup
     return names[0], FAMILY.tuned(problem, arch, multiprocessors, names[0])
 
 
+def _decompositions(problem: RoutingProblem) -> tuple[Decomposition, ...]:
+    """One: the lists of many tokens are a launch of their own."""
+    first, *rest = parts(problem) or [problem]
+    return (Decomposition(first, rest=rest[0] if rest else None),)
+
+
 def _typical(arch: Arch) -> tuple[RoutingProblem, ...]:
     """gpt-oss-120b and 20b: one launch for few tokens, choice and lists apart for many."""
     found = []
@@ -78,6 +84,7 @@ FAMILY = Family(
     problem=RoutingProblem,
     typical=_typical,
     heuristic=_heuristic,
+    decompositions=_decompositions,
     axes=("m",),
     benchmark=Benchmark(
         "jitmx.bench.routing",
