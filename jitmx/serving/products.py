@@ -136,7 +136,7 @@ def run_experts(
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     if x_format == "fp8":
         x_format = rounded_inputs.x_format_of(x.shape[0], w13.experts, top, x_format, card.arch(x.get_device()))
-    if reads_rows(x_format, w13):
+    if reads_rows(x_format, w13, w2):
         w13.look_at(words13, scales13)
         w2.look_at(words2, scales2)
     ids: torch.Tensor

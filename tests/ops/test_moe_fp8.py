@@ -243,6 +243,22 @@ def test_what_has_no_scale_a_row_is_refused(more: dict[str, Any], said: str, kin
     assert not card.kernels
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_weights_of_any_scale_take_a_scale_a_block(which: int, card: Simulated) -> None:
+    layer, routing = Layer(3, 96, 160), chosen(4, 3)
+    n, k = ((320, 96), (96, 160))[which]
+    codes = torch.randint(0, 256, (3, n, k // 2), dtype=torch.uint8)
+    layer.packed[which] = jitmx.pack_experts((codes, torch.full((3, n, k // 32), 130, dtype=torch.uint8)))
+    layer.packed[1 - which] = jitmx.pack_experts(
+        (codes.new_zeros(3, *((96, 80), (320, 48))[which]), codes.new_full((3, *((96, 5), (320, 3))[which]), 127))
+    )
+    x = layer.x(4)
+    found = layer(x, routing, x_format="fp8")
+    assert torch.equal(found, layer(x, routing, x_format="mxfp8", scale_rule="ceil"))
+    again = layer(torch.nn.Parameter(x, requires_grad=False), routing, x_format="fp8")
+    assert torch.equal(again, found) and not any("fp8" in name for name in card.kernels)
+
+
 def test_weights_that_are_loaded_again_are_looked_at_again(card: Simulated) -> None:
     layer, other, routing = Spread(20), Spread(30), chosen(4, 3)
     x = layer.x(4)

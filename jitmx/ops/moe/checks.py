@@ -169,7 +169,7 @@ def _require(name: str, tensor: Any, x: torch.Tensor, dtypes: tuple[torch.dtype,
     """Raise InputError unless a tensor is of one of these types and of this shape, on x's device."""
     checks.require_tensor(name, tensor)
     if tensor.dtype not in dtypes or tuple(tensor.shape) != shape or tensor.device != x.device:
-        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        names = checks.names(dtypes)
         raise InputError(
             f"{name} is {checks.describe(tensor)}; it must be contiguous {names} {list(shape)} on {x.device}"
         )

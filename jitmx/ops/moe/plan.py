@@ -104,6 +104,8 @@ def problem_of(
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
     arch = card.arch(card.number(w13.device))
+    if scales == "full" and more.get("x_format") == "fp8":  # as on targets that have no such kernel
+        more |= {"x_format": "mxfp8", "scale_rule": "ceil"}
     problem = MoeProblem(
         rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
     ).taken(arch)
@@ -113,14 +115,17 @@ def problem_of(
     return replace(problem, row_range=ROW_RANGES[wide])
 
 
-def reads_rows(x_format: str | None, weight: Experts) -> bool:
+def reads_rows(x_format: str | None, w13: Experts, w2: Experts) -> bool:
     """Whether products are in E4M3 with a scale a row, which are told of the rows of weights."""
-    return x_format == "fp8" and "wgmma" in card.arch(card.number(weight.device)).features
+    if x_format != "fp8" or not w13.scale_range == w2.scale_range == "normal":
+        return False
+    device = card.number(w13.device)
+    return device >= 0 and "wgmma" in card.arch(device).features
 
 
 def bases_of(w13: Experts, w2: Experts, x_format: str, activation: str) -> tuple[int, int]:
     """Where lies what products in E4M3 are told of the rows of both weights; zeros for others."""
-    if not reads_rows(x_format, w13):
+    if not reads_rows(x_format, w13, w2):
         return 0, 0
     second = w2.row_words.words.data_ptr() if activation in BOUNDED else 0  # else that product is in bf16
     return w13.row_words.words.data_ptr(), second
