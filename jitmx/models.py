@@ -242,13 +242,14 @@ def _read_draft(said: dict[str, Any]) -> Draft:
         "states": said.get("num_aux_hidden_states") or len(ids), "layers": said.get("num_hidden_layers", 1),
         "target_hidden": said.get("target_hidden_size") or said["hidden_size"],
     }  # fmt: skip
-    for name, value in sizes.items():
+    windows = {"sliding_window": said["sliding_window"]} if sliding else {}
+    for name, value in {**sizes, **windows}.items():
         if type(value) is not int or not 1 <= value < _MOST:
             raise ValueError(f"{name} is {short(value)}")
     if not eagle.get("use_aux_hidden_state", True):
         sizes["states"] = 0
     return Draft(
-        **sizes, window=said["sliding_window"] if sliding else 0, bias=bool(said.get("attention_bias", False)),
+        **sizes, window=windows.get("sliding_window", 0), bias=bool(said.get("attention_bias", False)),
         norm_output=bool(said.get("norm_output", False)),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 
 from jitmx import formats
 from jitmx.errors import InputError
-from jitmx.kernels.linear.layout import packed_tiles, preferred_encoding
+from jitmx.kernels.linear.layout import ENCODINGS, SCALE_RANGES, packed_tiles, preferred_encoding
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import checks
 from jitmx.ops.linear import linear, operand
@@ -157,11 +157,21 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         """Take over how the weight of a state dict is packed.
 
         Raises:
-            InputError: its format is not this module's.
+            InputError: it is of no packed weight, or its format is not this module's.
         """
-        if state["format"] != self.format:
-            raise InputError(f"the state dict holds an {state['format']} weight", "make the module with that format")
-        self.encoding, self.scale_range = state["encoding"], state["scale_range"]
+        found = {name: state.get(name) if isinstance(state, dict) else None for name in self.get_extra_state()}
+        if found["format"] != self.format and found["format"] in formats.FORMATS:
+            raise InputError(f"the state dict holds an {found['format']} weight", "make the module with that format")
+        if (
+            found["format"] != self.format
+            or found["encoding"] not in ENCODINGS
+            or found["scale_range"] not in SCALE_RANGES
+        ):
+            raise InputError(
+                f"the state dict says {state!r} of how its weight is packed, which is nothing that jitmx packs",
+                "save a state dict of a module of jitmx",
+            )
+        self.encoding, self.scale_range = found["encoding"], found["scale_range"]
         self._changed()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

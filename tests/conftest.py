@@ -1,4 +1,4 @@
-"""What tests of several rooms share: clean settings, and a small kernel family of their own.
+"""What tests of several packages share: clean settings, and a small kernel family of their own.
 
 `probe` gives the family within this process. `project` gives a copy of the package with the family added, the way any
 family is added (a file in kernels/, a folder in templates/), for tests that need processes of their own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[64]")
     with pytest.raises(InputError, match=r"no folder with the config.json of a gpt-oss model"):
         models.find(str(tmp_path))
+
+
+@pytest.mark.parametrize("window", [None, 0, "128", 1 << 40])
+def test_a_draft_whose_window_is_none_is_refused(window: Any, tmp_path: Path) -> None:
+    said = {
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "vocab_size": 100,
+        "layer_types": ["sliding_attention"], "sliding_window": 16,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert models.find_draft(str(tmp_path)).window == 16
+    (tmp_path / "config.json").write_text(json.dumps(said | {"sliding_window": window}))
+    with pytest.raises(InputError, match=r"sliding_window is "):
+        models.find_draft(str(tmp_path))
 
 
 def test_ranks_share_heads_features_and_vocabulary() -> None:

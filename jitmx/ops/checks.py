@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,6 +12,15 @@ import torch
 
 from jitmx.errors import InputError
 from jitmx.runtime import card
+
+# What knobs call the types of values, all and those of 16 bits.
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+SHORT = {dtype: name for dtype, name in DTYPES.items() if dtype.itemsize == 2}
+
+
+def names(dtypes: Iterable[torch.dtype]) -> str:
+    """`bfloat16 or float16`."""
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def describe(tensor: torch.Tensor) -> str:

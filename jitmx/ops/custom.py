@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from jitmx.errors import InputError
 from jitmx.ops import checks
 
 _LIBRARY: Any = torch.library.Library("jitmx", "FRAGMENT")
@@ -67,3 +68,17 @@ def plain(tensor: Any) -> Any:
     if tensor is None or type(tensor) is Tensor or type(tensor) is Parameter:
         return tensor
     return tensor.as_subclass(Tensor) if isinstance(tensor, Tensor) else tensor
+
+
+def into(out: Tensor | None, found: Tensor) -> Tensor:
+    """What an operator that takes no `out` has found: where `out` is given, there.
+
+    Raises:
+        InputError: `out` has another dtype or shape.
+    """
+    if out is None:
+        return found
+    checks.require_tensor("out", out)
+    if out.dtype is not found.dtype or out.shape != found.shape:
+        raise InputError(f"out is {checks.describe(out)}; it must be {checks.describe(found)}")
+    return out.copy_(found)

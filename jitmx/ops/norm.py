@@ -16,7 +16,6 @@ from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
 
 _is_compiling = torch.compiler.is_compiling
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def rms_norm(
@@ -75,7 +74,7 @@ class Plan(plan.Plan):
         self.launch: Any = _nothing
         if rows:
             device = x.get_device()
-            problem, multiprocessors = NormProblem(hidden, _DTYPES[x.dtype]), card.multiprocessors(device)
+            problem, multiprocessors = NormProblem(hidden, checks.SHORT[x.dtype]), card.multiprocessors(device)
             variant = choose("norm", problem, card.arch(device), multiprocessors=multiprocessors).variant
             geometry = launch(variant.knobs, rows, multiprocessors)
             self.steps = (Step(variant, device, geometry, of_rows(rows, hidden, stride)),)
@@ -126,8 +125,9 @@ def run(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5, out: torch
     ):
         raise checks.mismatch("out", out, made.shape, x)
     target = out.data_ptr()
-    if target & 15:
+    if target & 15 or out.requires_grad:
         checks.require_layout("out", out)
+        checks.require_no_grad("out", out)
     if pointer < target + made.bytes and target < pointer + made.reach and not (target == pointer and made.dense):
         raise InputError("out overlaps x, and is not x itself", "pass another tensor, or x, where x is contiguous")
     made.launch(pointer, weight_at, target, epsilon)
@@ -150,7 +150,7 @@ def _require_rows(x: torch.Tensor) -> None:
         InputError: it has not.
     """
     checks.require_tensor("x", x)
-    if x.dtype not in _DTYPES:
+    if x.dtype not in checks.SHORT:
         raise InputError(f"x is {checks.describe(x)}; rms_norm takes bfloat16 or float16")
     if x.dim() == 0 or not takes(x.shape[-1]):
         raise InputError(
@@ -165,21 +165,8 @@ def _row_stride(x: torch.Tensor) -> int:
     Raises:
         InputError: rows lie at several distances, or at one that the kernel cannot take.
     """
-    *outer, hidden = x.shape
-    *strides, last = x.stride()
-    found: int | None = None
-    beyond = 0  # where the next outer dimension has to go on
-    for size, stride in zip(reversed(outer), reversed(strides), strict=True):
-        if size == 1:
-            continue
-        if found is None:
-            found = stride
-        elif stride != beyond:
-            found = -1
-            break
-        beyond = size * stride
-    found = hidden if found is None or x.numel() == 0 else found
-    if last != 1 or found < 0 or found % VALUES_A_VECTOR:
+    found = checks.row_stride(x) if x.numel() else int(x.shape[-1])
+    if found is None or found % VALUES_A_VECTOR:
         raise InputError(
             f"x has strides {list(x.stride())}: values of a row must follow one another, and rows lie at one distance, "
             f"a multiple of {VALUES_A_VECTOR}",

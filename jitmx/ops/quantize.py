@@ -13,8 +13,6 @@ from jitmx.ops.mx import MXTensor
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans, Step
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
 _plans = Plans(256)
 
 
@@ -65,7 +63,7 @@ def _quantize(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Tens
     checks.require_cuda("x", x)
     checks.require_layout("x", x)
     codes, scales = _quantized(x, format, scale_rule)
-    problem = QuantizeProblem("quantize", format, _DTYPES[x.dtype], scale_rule)
+    problem = QuantizeProblem("quantize", format, checks.DTYPES[x.dtype], scale_rule)
     _launch(problem, x.device, x.numel(), x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr())
     return codes, scales
 
@@ -76,7 +74,7 @@ def _quantized(x: torch.Tensor, format: str, scale_rule: str) -> tuple[torch.Ten
     if scale_rule not in formats.SCALE_RULES:
         raise KnobError(f"scale_rule={scale_rule!r} is not one of {', '.join(formats.SCALE_RULES)}")
     checks.require_tensor("x", x)
-    if x.dtype not in _DTYPES:
+    if x.dtype not in checks.DTYPES:
         raise InputError(f"x is {checks.describe(x)}", "quantize takes bfloat16, float16 or float32")
     if x.dim() == 0 or x.shape[-1] % formats.BLOCK or x.shape[-1] == 0:
         raise InputError(f"x has shape {list(x.shape)}; its last dimension must be a multiple of {formats.BLOCK}")
@@ -119,14 +117,14 @@ def _dequantize(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: t
     y = _dequantized(codes, scales, format, dtype)
     checks.require_layout("codes", codes)
     checks.require_layout("scales", scales)
-    problem = QuantizeProblem("dequantize", format, _DTYPES[dtype])
+    problem = QuantizeProblem("dequantize", format, checks.DTYPES[dtype])
     _launch(problem, y.device, y.numel(), codes=codes.data_ptr(), scales=scales.data_ptr(), y=y.data_ptr())
     return y
 
 
 def _dequantized(codes: torch.Tensor, scales: torch.Tensor, format: str, dtype: torch.dtype) -> torch.Tensor:
     """Values that are not written yet."""
-    if dtype not in tuple(_DTYPES):  # it may be anything, hashable or not
+    if dtype not in tuple(checks.DTYPES):  # it may be anything, hashable or not
         raise InputError(f"dtype is {dtype}; dequantize yields bfloat16, float16 or float32")
     return codes.new_empty(MXTensor(codes, scales, format).shape, dtype=dtype)
 

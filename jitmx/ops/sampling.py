@@ -13,8 +13,6 @@ from jitmx.runtime import card, plan
 from jitmx.runtime.alike import alike
 from jitmx.runtime.plan import Plans, Step
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
 _TAKES = ("logits", "requests", "lengths", "prompts", "tokens", "num_sampled", "num_rejected")
 
 _plans = Plans()
@@ -28,7 +26,7 @@ class Plan(plan.Plan):
     def __init__(self, logits: torch.Tensor, stride: int) -> None:
         rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
         device = card.number(logits.device)
-        problem = SamplingProblem(rows, vocab, DTYPES[logits.dtype])
+        problem = SamplingProblem(rows, vocab, checks.DTYPES[logits.dtype])
         choice = choose("sampling", problem, card.arch(device), multiprocessors=card.multiprocessors(device))
         geometry = sampling.launch(choice.variant.knobs, problem, choice.multiprocessors)
         shift = sampling.parts_of(geometry, rows).bit_length() - 1
@@ -63,7 +61,7 @@ def greedy_sample(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     if type(logits) is not torch.Tensor or torch.compiler.is_compiling():
         checks.require_tensor("logits", logits)
         found: torch.Tensor = torch.ops.jitmx.greedy_sample(logits)
-        return found if out is None else out.copy_(found)
+        return custom.into(out, found)
     return run(logits, out)
 
 
@@ -168,7 +166,7 @@ def _plan(logits: torch.Tensor) -> Plan | None:
 
 def _require(logits: torch.Tensor) -> None:
     """Raise InputError where dtype or shape are none that the kernel takes."""
-    if logits.dtype not in DTYPES:
+    if logits.dtype not in checks.DTYPES:
         raise InputError(f"logits are {checks.describe(logits)}", "greedy_sample takes bfloat16, float16 or float32")
     if logits.dim() == 0 or not 1 <= logits.shape[-1] <= MAX_VOCAB:
         raise InputError(f"logits have shape {list(logits.shape)}; a row has 1 to {MAX_VOCAB} of them")

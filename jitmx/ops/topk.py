@@ -14,8 +14,6 @@ from jitmx.ops import checks, custom
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
 _TAKES = ("x", "values", "indices")
 
 _plans = Plans()
@@ -38,7 +36,7 @@ class Plan(plan.Plan):
 
     def __init__(self, x: torch.Tensor, k: int, stride: int) -> None:
         device = card.number(x.device)
-        problem = TopkProblem(x.numel() // x.shape[-1], x.shape[-1], k, DTYPES[x.dtype])
+        problem = TopkProblem(x.numel() // x.shape[-1], x.shape[-1], k, checks.DTYPES[x.dtype])
         choice = choose("topk", problem, card.arch(device), multiprocessors=card.multiprocessors(device))
         geometry = kernels.launch(choice.variant.knobs, problem, choice.multiprocessors)
         fixed = {"stride": stride, **kernels.numbers_of(geometry, problem)}
@@ -104,7 +102,7 @@ def _plan(x: torch.Tensor, k: int) -> Plan | None:
 
 def _require(x: torch.Tensor, k: int) -> None:
     """Raise InputError where dtype, shape or k are none that the kernel takes."""
-    if x.dtype not in DTYPES:
+    if x.dtype not in checks.DTYPES:
         raise InputError(f"x is {checks.describe(x)}", "topk takes bfloat16, float16 or float32")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= MAX_VOCAB:
         raise InputError(f"x has shape {list(x.shape)}; a row has 1 to {MAX_VOCAB} values")

@@ -26,7 +26,8 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from jitmx.errors import InputError
 from jitmx.ops import sampling
-from jitmx.ops.sampling import DTYPES, sample_requests
+from jitmx.ops.checks import DTYPES
+from jitmx.ops.sampling import sample_requests
 from jitmx.ops.tree.acceptance import accept_requests
 from jitmx.serving import sampler as sampling_kernels
 from jitmx.serving.draft import Acceptance

@@ -18,7 +18,7 @@ def test_it_is_the_choice_that_a_call_makes(run, read) -> None:
     said = read("explain", "linear", "--arch", "sm_121", *SHAPE)
     target, problem = arch.parse("sm_121"), kernels.family("linear").problem
     chosen = choose.choose("linear", problem.on(target, m=1, n=5120, k=2880), target)
-    alone = {"launched": chosen.problem.as_dict(), "times": 1, "apart": [], "following": []}
+    alone = {"launched": chosen.problem.as_dict(), "times": 1, "unfused": [], "companions": []}
     assert said == {**chosen.to_dict(), **alone}
     assert run("explain", "linear", "--arch", "sm_121", *SHAPE).stdout.splitlines() == chosen.lines()
 
@@ -28,18 +28,18 @@ def test_rmsnorm_that_no_kernel_has_fused_for_so_many_rows_runs_apart(target, ru
     words = ("linear", "--arch", target, "-m", "65", "norm=1")
     said = read("explain", *words)
     assert said["problem"]["norm"] and not said["launched"]["norm"] and "norm" not in said["kernel"]
-    assert [step["step"] for step in said["apart"]] == ["norm"]
+    assert [step["step"] for step in said["unfused"]] == ["norm"]
     assert "unfused     norm: RMSNorm of X before the product" in run("explain", *words).stdout
-    assert "norm.rms" in [launch["kernel"] for launch in said["following"]]
+    assert "norm.rms" in [launch["kernel"] for launch in said["companions"]]
 
 
 def test_experts_that_another_launch_chooses_from_logits_are_said_to_be_chosen_there(run, read) -> None:
     words = ("moe", "--arch", "sm_121", "-m", "2", "routing=bf16")
     said = read("explain", *words)
-    assert [step["step"] for step in said["apart"]] == ["routing"]
-    assert [other["kernel"] for other in said["following"]] == ["routing.topk"]
+    assert [step["step"] for step in said["unfused"]] == ["routing"]
+    assert [other["kernel"] for other in said["companions"]] == ["routing.topk"]
     assert "     routing.topk, by heuristic: " in run("explain", *words).stdout
-    assert read("explain", "moe", "--arch", "sm_90", "-m", "1", "routing=bf16")["apart"] == []
+    assert read("explain", "moe", "--arch", "sm_90", "-m", "1", "routing=bf16")["unfused"] == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_experts_that_another_launch_chooses_from_logits_are_said_to_be_chosen_t
 )
 def test_every_launch_of_a_mixed_batch_is_listed(words, launched, run, read) -> None:
     said = read("explain", "attention", "--arch", "sm_90", *words)
-    kernels_of = [said["kernel"], *(other["kernel"] for other in said["following"])]
+    kernels_of = [said["kernel"], *(other["kernel"] for other in said["companions"])]
     assert [name.split(".")[1] for name in kernels_of] == launched
     told = run("explain", "attention", "--arch", "sm_90", *words).stdout
     names = [line.split()[0] for line in told.partition("the same call also launches:")[2].splitlines() if line.strip()]

@@ -51,6 +51,13 @@ def test_a_state_dict_of_another_format_is_refused() -> None:
         MXFP4Linear(96, 48).load_state_dict(state)
 
 
+@pytest.mark.parametrize("said", [None, {}, {"format": "mxfp4", "encoding": "x", "scale_range": "normal"}])
+def test_a_state_dict_that_says_nothing_that_is_packed_is_refused(said: Any) -> None:
+    state = {**MXFP4Linear(96, 48).state_dict(), "_extra_state": said}
+    with pytest.raises(InputError, match="which is nothing that jitmx packs; save a state dict of a module of jitmx"):
+        MXFP4Linear(96, 48).load_state_dict(state)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_buffers_are_what_it_holds_and_no_parameter(bias: bool) -> None:
     module = MXFP4Linear(96, 48, bias=bias)

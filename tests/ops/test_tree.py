@@ -208,6 +208,10 @@ def test_requests_that_are_still_read_get_nothing_and_lose_nothing(card: Simulat
     )
     assert sampled.tolist() == [2, 0, 2] and rejected.tolist() == [1, 0, 0]
     assert tokens[0].tolist() == [5, 7, -1] and tokens[2].tolist() == [8, 4, -1]
+    given: dict[str, Any] = {"requests": torch.tensor([0, 2, 3]), "lengths": ints(9, 29, 5), "prompts": prompts}
+    for name in ("requests", "lengths"):  # what lies on another device
+        with pytest.raises(InputError, match="of 3 requests or more on cpu"):
+            tree.accept_requests(rows, says, ints(0, 3, 4, 6), 2, **given | {name: given[name].to("meta")})
 
 
 @pytest.mark.parametrize("layout", ["tokens first", "heads first"])

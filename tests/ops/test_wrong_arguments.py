@@ -220,6 +220,71 @@ def test_a_sparse_tensor_is_refused_with_the_remedy(card: Unlaunched) -> None:
         jitmx.topk(zeros(5, 64).to_sparse(), 3)
 
 
+def test_a_sparse_tensor_behind_a_dense_one_of_its_shape_is_refused_too(card: Unlaunched) -> None:
+    weight = jitmx.pack_weight(codes(48, 96))
+    jitmx.linear(zeros(2, 96), weight)
+    with pytest.raises(InputError, match=r"torch.sparse_coo; pass x.to_dense\(\)"):
+        jitmx.linear(zeros(2, 96).to_sparse(), weight)
+
+
+SWIGLU = jitmx.linear_swiglu, lambda: {
+    "x": zeros(2, 96), "weight": jitmx.pack_weight(codes(64, 96)), "out": zeros(2, 32),
+}  # fmt: skip
+GREEDY = jitmx.greedy_sample, lambda: {"logits": zeros(5, 64), "out": zeros(5, dtype=I64)}
+WRITERS: dict[str, Any] = CALLS | {"linear_swiglu": SWIGLU, "greedy_sample": GREEDY}
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "rms_norm"])
+def test_an_out_that_requires_a_gradient_is_refused(name: str, card: Unlaunched) -> None:
+    call, given = WRITERS[name]
+    right = given()
+    card.launched.clear()
+    with pytest.raises(InputError, match=r"out requires a gradient"):
+        call(**right | {"out": right["out"].requires_grad_()})
+    assert not card.launched
+
+
+@pytest.mark.parametrize("name", ["linear_argmax", "linear_swiglu", "greedy_sample"])
+def test_an_out_that_an_operator_does_not_write_is_refused_of_parameters_too(name: str, card: Unlaunched) -> None:
+    call, given = WRITERS[name]
+    right = given()
+    first = next(iter(right))
+    right[first] = torch.nn.Parameter(right[first], requires_grad=False)
+    call(**right)
+    for out in (right["out"].to(torch.int16), right["out"].expand(2, *right["out"].shape)):
+        with pytest.raises(InputError, match=r"out is .*it must be "):
+            call(**right | {"out": out})
+
+
+@pytest.mark.parametrize("epsilon", [None, "1e-5", -1])
+def test_a_product_with_a_residual_takes_the_epsilons_that_a_norm_takes(epsilon: Any, card: Unlaunched) -> None:
+    call, given = CALLS["linear"]
+    with pytest.raises(InputError, match=r"epsilon=.* is not a finite number of 0 or more"):
+        call(**given() | {"norm": None, "out": None, "epsilon": epsilon})
+
+
+def test_tensors_of_the_host_are_refused_whatever_they_are_rounded_to() -> None:
+    with on_cpu("sm_90", Unlaunched):
+        weight, experts = jitmx.pack_weight(codes(48, 96)), layer()
+    x = torch.nn.Parameter(zeros(2, 96), requires_grad=False)
+    with pytest.raises(InputError, match=r"x is .* on cpu; jitmx runs on CUDA tensors"):
+        jitmx.linear(x, weight, activation="fp8")
+    given = {name: experts[name] for name in ("w13", "w2", "b13", "b2")}
+    routing = torch.zeros(2, 2, dtype=I32), torch.zeros(2, 2)
+    x = torch.nn.Parameter(zeros(2, 64), requires_grad=False)
+    with pytest.raises(InputError, match=r"on cpu; jitmx runs on CUDA tensors"):
+        jitmx.moe(x, routing, x_format="fp8", **given)
+
+
+def test_attention_of_no_requests_has_the_shape_of_q(card: Unlaunched) -> None:
+    none = {"block_table": zeros(0, 2, dtype=I32), "seq_lens": zeros(0, dtype=I32)}
+    given = attended() | none | {"q": zeros(3, 8, 64), "query_start_loc": zeros(1, dtype=I32)}
+    assert jitmx.attention(**given).shape == (3, 8, 64)
+    del given["knobs"]
+    assert jitmx.attention(**given | {"q": torch.nn.Parameter(given["q"], requires_grad=False)}).shape == (3, 8, 64)
+    assert not card.launched
+
+
 def test_a_table_without_positions_is_refused(card: Unlaunched) -> None:
     with pytest.raises(InputError, match=r"rope is bfloat16 \[0, 64\] .*pass a longer table"):
         jitmx.append_kv(**attended() | {"rope": zeros(0, 64)})

@@ -12,11 +12,11 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.ops import checks
+from jitmx.ops.checks import names
 from jitmx.runtime import card
 
 ROPE_STYLES = ("neox", "interleaved")
 E4M3 = torch.float8_e4m3fn, torch.uint8
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _STORED = torch.bfloat16, torch.float16
 _MASK_BITS = 32
 
@@ -65,7 +65,8 @@ class Call:
 
     Attributes:
         problem: what is asked.
-        tokens: new ones, of all requests.
+        tokens: rows of q, and new tokens of all requests at most.
+        requests: how many there are; 0: nothing is launched.
         contexts: tokens of a request, at least and at most, of calls that the same launches serve.
         scale: of q k.
         soft_cap: of the logits; 0 for none.
@@ -79,6 +80,7 @@ class Call:
 
     problem: AttentionProblem
     tokens: int
+    requests: int
     contexts: tuple[int, int]
     scale: float
     soft_cap: float
@@ -137,18 +139,18 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
         context=max(1, min(context, capacity)),
         queries=rounded_up(numbers.max_query_len, 64),
         kv_heads=kv_heads,
-        dtype=_DTYPES[rows.dtype],
+        dtype=checks.DTYPES[rows.dtype],
         cache="e4m3" if cache.dtype in E4M3 else "same",
         head_dim=head_dim,
         group=heads // kv_heads,
         page_size=page_size,
-        sinks="no_sinks" if given.sinks is None else f"sinks_{_DTYPES[given.sinks.dtype]}",
+        sinks="no_sinks" if given.sinks is None else f"sinks_{checks.DTYPES[given.sinks.dtype]}",
         soft_cap=soft_cap > 0,
         window=numbers.window or 0,
         qk="qk_fp16" if numbers.fp16_qk else "qk_fp32",
         rope="no_rope" if given.rope is None else numbers.rope_style,
         rotary=0 if given.rope is None else given.rope.shape[1],
-        table="table_bf16" if given.rope is None else f"table_{_DTYPES[given.rope.dtype]}",
+        table="table_bf16" if given.rope is None else f"table_{checks.DTYPES[given.rope.dtype]}",
         mask=mask,
         append=given.k_new is not None,
     )
@@ -159,16 +161,11 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     strides = (cache.stride(0), cache.stride(1), cache.stride(2), given.block_table.stride(0), *row_strides)
     scales = 1 if given.k_scale is None else given.k_scale.numel()
     own = checks.require_knobs(knobs)
-    tokens = tokens if batch else 0
     rare = any(getattr(given, name) is not None for name in RARE)
     return Call(
-        problem, tokens, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), rare,
+        problem, tokens, batch, contexts, scale, soft_cap, strides, int(scales > 1), card.number(place), rare,
         numbers.early, own,
     )  # fmt: skip
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _check_cache(given: Tensors, place: torch.device) -> torch.Tensor:
@@ -177,7 +174,7 @@ def _check_cache(given: Tensors, place: torch.device) -> torch.Tensor:
     v_cache = checks.require_cuda("v_cache", given.v_cache)
     if k_cache.dim() != 4 or k_cache.dtype not in (*_STORED, *E4M3) or k_cache.device != place:
         raise InputError(
-            f"k_cache is {checks.describe(k_cache)}; it must be {_names((*_STORED, *E4M3))} "
+            f"k_cache is {checks.describe(k_cache)}; it must be {names((*_STORED, *E4M3))} "
             f"[pages, page_size, kv_heads, head_dim] on {place}",
             "pass a view with the dimensions in this order; any strides will do",
         )
@@ -217,7 +214,7 @@ def _check_rows(
     """A tensor [tokens, heads, head_dim] whose heads follow one another; tokens may lie apart."""
     checks.require_cuda(name, tensor)
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device != place:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names((dtype,))} {list(shape)} on {place}")
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {names((dtype,))} {list(shape)} on {place}")
     tokens, heads, head_dim = shape
     apart, own, value = tensor.stride()
     if tensor.numel() and (value != 1 or (heads > 1 and own != head_dim)):
@@ -252,13 +249,13 @@ def _check_cache_type(given: Tensors, dtype: torch.dtype, kv_heads: int, place: 
     if stored not in E4M3:
         if stored != dtype:
             raise InputError(
-                f"k_cache is {checks.describe(given.k_cache)}, and q and new keys are {_names((dtype,))}; a cache has "
+                f"k_cache is {checks.describe(given.k_cache)}, and q and new keys are {names((dtype,))}; a cache has "
                 "their type, or E4M3",
-                f"make the cache {_names((dtype,))} or float8_e4m3fn",
+                f"make the cache {names((dtype,))} or float8_e4m3fn",
             )
         for name, tensor in scales.items():
             if tensor is not None:
-                raise InputError(f"{name} is of E4M3 caches, and this one is {_names((stored,))}", "leave it out")
+                raise InputError(f"{name} is of E4M3 caches, and this one is {names((stored,))}", "leave it out")
         return
     for name, tensor in scales.items():
         if tensor is None:
@@ -285,7 +282,7 @@ def _check_vector(
 ) -> None:
     checks.require_cuda(name, tensor)
     if tensor.shape != shape or tensor.dtype not in dtypes or tensor.device != place:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names(dtypes)} {list(shape)} on {place}")
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {names(dtypes)} {list(shape)} on {place}")
     if not tensor.is_contiguous():
         checks.require_layout(name, tensor)
 
@@ -334,15 +331,15 @@ def _check_extras(given: Tensors, numbers: Numbers, shape: tuple[int, int, int],
     """Sinks, rope, positions, slots and mask."""
     tokens, heads, head_dim = shape
     if given.sinks is not None:
-        _check_vector("sinks", given.sinks, (heads,), tuple(_DTYPES), place)
+        _check_vector("sinks", given.sinks, (heads,), tuple(checks.DTYPES), place)
     if numbers.rope_style not in ROPE_STYLES:
         raise KnobError(f"rope_style={numbers.rope_style!r} is not one of {', '.join(ROPE_STYLES)}")
     if given.rope is not None:
         table = checks.require_cuda("rope", given.rope)
         step = 16 if numbers.rope_style == "neox" else 8
-        if table.dim() != 2 or table.dtype not in _DTYPES or table.device != place:
+        if table.dim() != 2 or table.dtype not in checks.DTYPES or table.device != place:
             raise InputError(
-                f"rope is {checks.describe(table)}; it must be {_names(tuple(_DTYPES))} [positions, rotary] on "
+                f"rope is {checks.describe(table)}; it must be {names(checks.DTYPES)} [positions, rotary] on "
                 f"{place}, cosines then sines"
             )
         if table.shape[0] < 1:

@@ -48,7 +48,7 @@ class Plan(plan.Plan):
         self.least, self.most = call.contexts
         self.rare = call.rare
         self.shape = call.tokens, problem.kv_heads * problem.group, problem.head_dim
-        if call.tokens:
+        if call.tokens and call.requests:
             made = [(append_only(call), problem)] if only_append else variants(call)
             # What launches behind the first read early none of those before them writes.
             self.steps = tuple(_step(*one, call, dependent=call.early or i > 0) for i, one in enumerate(made))

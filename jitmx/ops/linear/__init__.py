@@ -15,7 +15,7 @@ from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear.operand import Operand, Weight
 from jitmx.ops.linear.packed import PackedWeight
-from jitmx.ops.linear.plan import DTYPES, Plan, Prefetch, reads_rows
+from jitmx.ops.linear.plan import Plan, Prefetch, reads_rows
 
 
 def linear(
@@ -108,7 +108,11 @@ def run(
         ]
     except (KeyError, AttributeError, TypeError):
         plan, shape, unfused = _plan(x, weight, bias, residual, norm, activation, residual_lo)
-    pointer = x.data_ptr()
+    try:
+        pointer = x.data_ptr()
+    except RuntimeError:  # a sparse tensor, behind a dense one of its shape
+        checks.require_cuda("x", x)
+        raise
     if pointer & 15 or not x.is_contiguous():
         checks.require_layout("x", x)
     if x.requires_grad:
@@ -128,6 +132,8 @@ def run(
     if norm is not None:
         norm_at = vector("norm", norm, weight.k, x, dtype, device)
         require_norm(norm, norm_at, epsilon)
+    elif residual is not None and type(epsilon) is not float:
+        checks.require_epsilon(epsilon)
     if out is None:
         out = x.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
     elif not (  # `_is`, without the call
@@ -139,8 +145,9 @@ def run(
     ):
         raise checks.mismatch("out", out, shape, x)
     target = out.data_ptr()
-    if target & 15:
+    if target & 15 or out.requires_grad:
         checks.require_layout("out", out)
+        checks.require_no_grad("out", out)
     if target == pointer and plan.steps:
         raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
     if residual_at and target == residual_at:
@@ -233,7 +240,7 @@ def require_columns(x: torch.Tensor, n: int, k: int) -> None:
     Raises:
         InputError: it has not.
     """
-    if x.dtype not in DTYPES:
+    if x.dtype not in checks.SHORT:
         raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
     if x.dim() == 0 or x.shape[-1] != k:
         raise InputError(f"x has shape {list(x.shape)}; its last dimension must be k={k} of the weight [{n}, {k}]")
@@ -346,8 +353,10 @@ def run_operator(
 ) -> torch.Tensor:  # fmt: skip
     """What `torch.ops.jitmx.linear` does, for who need not be traced through."""
     weight = operand.find(words, scales, n, k, layout)
-    if activation is not None and reads_rows(activation, weight, x.dtype):
-        weight.look_at(words, scales)
+    if activation is not None:
+        checks.require_cuda("x", x)
+        if reads_rows(activation, weight, x.dtype):
+            weight.look_at(words, scales)
     prefetch = operand.prefetch(*prefetched) if prefetched else NO_PREFETCH
     return run(custom.plain(x), weight, bias, out, residual, norm, epsilon, activation, prefetch=prefetch)
 

@@ -56,7 +56,7 @@ def linear_argmax(
             product.require_product(x, weight, bias, norm)
         packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
         found: torch.Tensor = torch.ops.jitmx.linear_argmax(x, *packed, bias, norm, epsilon)
-        return found if out is None else out.copy_(found)
+        return custom.into(out, found)
     return run(x, weight, bias, norm, epsilon, out)
 
 

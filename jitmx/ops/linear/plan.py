@@ -16,6 +16,7 @@ from jitmx.kernels.fp8_rows import rows_bytes
 from jitmx.kernels.linear import FAMILY, LinearProblem
 from jitmx.kernels.linear.arguments import NO_PREFETCH, PREFETCH
 from jitmx.kernels.norm.rows import fields as rows_fields
+from jitmx.ops import checks
 from jitmx.ops.linear.operand import Weight
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
@@ -29,8 +30,6 @@ _IN_E4M3 = "x", "weight", "scales", "bias", "residual", "y", "residual_lo", "bas
 # Addresses of words and scales of a weight, and their bytes.
 Prefetch = tuple[int, int, int, int]
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
 
 def problem(weight: Weight, rows: int, dtype: torch.dtype, extras: Mapping[str, Any] | None = None) -> LinearProblem:
     """What a call with so many rows of x asks for; `extras` are further fields of the problem."""
@@ -38,7 +37,7 @@ def problem(weight: Weight, rows: int, dtype: torch.dtype, extras: Mapping[str, 
     if reads_rows(more.get("activation"), weight, dtype):
         more["row_range"] = weight.row_words.range
     return LinearProblem(
-        rows, weight.n, weight.k, DTYPES[dtype], encoding=weight.encoding, scale_range=weight.scale_range, **more
+        rows, weight.n, weight.k, checks.SHORT[dtype], encoding=weight.encoding, scale_range=weight.scale_range, **more
     )
 
 

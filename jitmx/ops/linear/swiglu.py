@@ -73,7 +73,7 @@ def linear_swiglu(
             product.require_product(x, weight, None, norm)
         packed = weight.words, weight.scales, weight.n, weight.k, operand.layout(weight)
         found: torch.Tensor = torch.ops.jitmx.linear_swiglu(x, *packed, norm, epsilon)
-        return found if out is None else out.copy_(found)
+        return custom.into(out, found)
     return run(x, weight, norm, epsilon, out)
 
 
@@ -142,8 +142,8 @@ def _require_out(out: object, shape: tuple[int, ...], x: torch.Tensor) -> None:
     right = tensor.dtype is x.dtype and tuple(tensor.shape) == shape and tensor.device == x.device
     if not right or not tensor.is_contiguous():
         raise checks.mismatch("out", tensor, shape, x)
-    if tensor.data_ptr() & 15:
-        checks.require_layout("out", tensor)
+    checks.require_layout("out", tensor)
+    checks.require_no_grad("out", tensor)
     if tensor.data_ptr() == x.data_ptr() and tensor.numel():
         raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
 

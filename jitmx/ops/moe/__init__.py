@@ -12,7 +12,7 @@ from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.ops import custom
-from jitmx.ops.checks import require_layout, require_tensor
+from jitmx.ops.checks import require_cuda, require_layout, require_tensor
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import (
@@ -295,6 +295,7 @@ def _run_operator(
 ) -> torch.Tensor:  # fmt: skip
     (b13, b2, expert_map, count, top, scoring), recipe, (alpha, limit), out, residual = _parted(rest)
     recipe.require()
+    require_cuda("x", x)
     w13 = expert_operand.find(words13, scales13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
     if reads_rows(recipe.x_format, w13, w2):

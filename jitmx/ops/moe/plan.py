@@ -119,8 +119,7 @@ def reads_rows(x_format: str | None, w13: Experts, w2: Experts) -> bool:
     """Whether products are in E4M3 with a scale a row, which are told of the rows of weights."""
     if x_format != "fp8" or not w13.scale_range == w2.scale_range == "normal":
         return False
-    device = card.number(w13.device)
-    return device >= 0 and "wgmma" in card.arch(device).features
+    return "wgmma" in card.arch(card.number(w13.device)).features
 
 
 def bases_of(w13: Experts, w2: Experts, x_format: str, activation: str) -> tuple[int, int]:

@@ -10,12 +10,12 @@ import torch
 from jitmx.errors import InputError, KnobError
 from jitmx.kernels.routing.problem import TILES, RoutingProblem
 from jitmx.ops import checks
+from jitmx.ops.checks import names
 from jitmx.ops.routing.plan import Call, Plan, Routing
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans
 
 SCORING = ("softmax_topk", "softmax_all", "softmax_all_renorm")
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 _plans = Plans()
 
@@ -67,13 +67,13 @@ def run_route(
         pass
     if plan is None:
         require_scoring(scoring)
-        _check_matrix("x", x, tuple(_DTYPES) if weight is None else (torch.bfloat16, torch.float16))
+        _check_matrix("x", x, tuple(checks.DTYPES) if weight is None else (torch.bfloat16, torch.float16))
         experts = _check_router(x, weight, bias, norm)
         require_norm(norm, normalized)
         call = _call(
             x.device, knobs, expert_map, local_experts, m=x.shape[0], experts=experts, k=k,
             h=8 if weight is None else x.shape[1], source="logits" if weight is None else "hidden",
-            dtype=_DTYPES[x.dtype], bias="none" if bias is None else f"bias_{_DTYPES[bias.dtype]}",
+            dtype=checks.DTYPES[x.dtype], bias="none" if bias is None else f"bias_{checks.DTYPES[bias.dtype]}",
             norm=norm is not None, normalized=normalized,
             scoring=scoring_of(scoring), tile=tile,
         )  # fmt: skip
@@ -152,17 +152,13 @@ def scoring_of(scoring: str) -> str:
 
 def logits_type(dtype: torch.dtype) -> str:
     """The knob of a type of logits."""
-    return _DTYPES[dtype]
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return checks.DTYPES[dtype]
 
 
 def _check_matrix(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     checks.require_cuda(name, tensor)
     if tensor.dtype not in dtypes or tensor.dim() != 2:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must have two dimensions and be {_names(dtypes)}")
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must have two dimensions and be {names(dtypes)}")
     _address(name, tensor)
 
 
@@ -171,7 +167,7 @@ def _check_vector(
 ) -> None:
     checks.require_cuda(name, tensor)
     if tensor.shape != (size,) or tensor.dtype not in dtypes or tensor.device != device:
-        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {_names(dtypes)} [{size}] on {device}")
+        raise InputError(f"{name} is {checks.describe(tensor)}; it must be {names(dtypes)} [{size}] on {device}")
     _address(name, tensor)
 
 
@@ -186,7 +182,7 @@ def _check_router(
     if weight.shape[1] != x.shape[1] or weight.device != x.device:
         raise InputError(f"weight is {checks.describe(weight)} and x {checks.describe(x)}; both need h values a row")
     if bias is not None:
-        _check_vector("bias", bias, weight.shape[0], tuple(_DTYPES), x.device)
+        _check_vector("bias", bias, weight.shape[0], tuple(checks.DTYPES), x.device)
     if norm is not None:
         _check_vector("norm", norm, x.shape[1], (x.dtype,), x.device)
     return int(weight.shape[0])
@@ -211,7 +207,7 @@ def _check_out(out: object, wanted: Routing, device: int) -> None:
         checks.require_tensor(f"out.{name}", tensor)
         if tensor.shape != like.shape or tensor.dtype != like.dtype or tensor.get_device() != device:
             raise InputError(
-                f"out.{name} is {checks.describe(tensor)}; this call writes {_names((like.dtype,))} {list(like.shape)} "
+                f"out.{name} is {checks.describe(tensor)}; this call writes {names((like.dtype,))} {list(like.shape)} "
                 f"on the device of its inputs"
             )
         if tensor.data_ptr() & 15 or not tensor.is_contiguous():

@@ -169,7 +169,7 @@ def _planned(
         checks.require_cuda("drafts", drafts)
         batch, most = _check_accept(drafts, target, cu_num_drafts, cu_num_rows, max_drafts, positions)
         if of:
-            _check_requests(of[0], of[1], of[2], batch)
+            _check_requests(of[0], of[1], of[2], batch, drafts.device)
         step = None
         if batch:
             step = calls.step(
@@ -181,17 +181,20 @@ def _planned(
     return found
 
 
-def _check_requests(requests: torch.Tensor, lengths: torch.Tensor, prompts: torch.Tensor, batch: int) -> None:
+def _check_requests(
+    requests: torch.Tensor, lengths: torch.Tensor, prompts: torch.Tensor, batch: int, device: torch.device
+) -> None:
     """Raise InputError where they do not go with so many requests."""
     if (
         requests.numel() < batch or lengths.numel() < batch
         or requests.dtype is not torch.int64 or lengths.dtype is not torch.int32 or prompts.dtype is not torch.int32
         or not (requests.is_contiguous() and lengths.is_contiguous() and prompts.is_contiguous())
+        or not requests.device == lengths.device == device
     ):  # fmt: skip
         raise InputError(
             f"requests are {checks.describe(requests)}, lengths {checks.describe(lengths)} and prompts "
-            f"{checks.describe(prompts)}; they must be contiguous int64 and int32 of {batch} requests or more, and "
-            "int32"
+            f"{checks.describe(prompts)}; they must be contiguous int64 and int32 of {batch} requests or more on "
+            f"{device}, and int32"
         )
 
 

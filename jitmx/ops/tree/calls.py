@@ -64,7 +64,7 @@ def require(
     )
     elsewhere = place is not None and found.device != place.device
     if found.dtype not in dtypes or not fits or not found.is_contiguous() or elsewhere:
-        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        kinds = checks.names(dtypes)
         strides = "" if found.is_contiguous() else f" with strides {list(found.stride())}"
         on = f" on {place.device}" if place is not None else ""
         wanted = ", ".join(map(str, shape))
