@@ -104,6 +104,8 @@ def test_times_the_identity_x_comes_out_as_the_reference_quantizes_it_bit_for_bi
     target: str, activation: str, rule: str, dtype: str
 ) -> None:
     x = hard_blocks(activation, dtype, 18, 4)
+    if rule == "floor":  # the largest value is no infinity; other rules round it to one
+        x[5, 7] = ml_dtypes.finfo(x.dtype).max
     variant = variant_for(target, activation, scale_rule=rule, dtype=dtype, tile_m=16)
     found = product(variant, x, ONE * np.eye(128), np.full((128, 4), formats.SCALE_ONE))
     wanted = quantized(x, activation, rule)
