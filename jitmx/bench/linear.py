@@ -22,7 +22,7 @@ from jitmx.dispatch.tune import Candidate
 from jitmx.errors import DriverError, InputError
 from jitmx.kernels.linear import LinearProblem, usual_rows
 from jitmx.models import GPT_OSS_120B
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.ops.linear import compose
 from jitmx.ops.linear.packed import PackedWeight, pack_weight
 from jitmx.ops.linear.plan import Plan
@@ -33,7 +33,7 @@ ROWS = (1, 4, 16, 64, 512, 8192)
 # A candidate whose product is further from that of the dequantized weight than this is wrong, whatever its time.
 GATE = 0.02
 
-_TYPES = {name: dtype for dtype, name in SHORT.items()}
+_TYPES = {name: dtype for dtype, name in HALF_DTYPES.items()}
 
 
 def random_mxfp4(*shape: int, device: str = "cuda") -> MXTensor:

@@ -15,7 +15,7 @@ from jitmx.runtime import card
 
 # What knobs call the types of values, all and those of 16 bits.
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-SHORT = {dtype: name for dtype, name in DTYPES.items() if dtype.itemsize == 2}
+HALF_DTYPES = {dtype: name for dtype, name in DTYPES.items() if dtype.itemsize == 2}
 
 
 def names(dtypes: Iterable[torch.dtype]) -> str:

@@ -74,11 +74,12 @@ def into(out: Tensor | None, found: Tensor) -> Tensor:
     """What an operator that takes no `out` has found: where `out` is given, there.
 
     Raises:
-        InputError: `out` has another dtype or shape.
+        InputError: `out` has another dtype or shape, or requires a gradient.
     """
     if out is None:
         return found
     checks.require_tensor("out", out)
     if out.dtype is not found.dtype or out.shape != found.shape:
         raise InputError(f"out is {checks.describe(out)}; it must be {checks.describe(found)}")
+    checks.require_no_grad("out", out)
     return out.copy_(found)

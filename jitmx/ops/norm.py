@@ -74,7 +74,7 @@ class Plan(plan.Plan):
         self.launch: Any = _nothing
         if rows:
             device = x.get_device()
-            problem, multiprocessors = NormProblem(hidden, checks.SHORT[x.dtype]), card.multiprocessors(device)
+            problem, multiprocessors = NormProblem(hidden, checks.HALF_DTYPES[x.dtype]), card.multiprocessors(device)
             variant = choose("norm", problem, card.arch(device), multiprocessors=multiprocessors).variant
             geometry = launch(variant.knobs, rows, multiprocessors)
             self.steps = (Step(variant, device, geometry, of_rows(rows, hidden, stride)),)
@@ -150,7 +150,7 @@ def _require_rows(x: torch.Tensor) -> None:
         InputError: it has not.
     """
     checks.require_tensor("x", x)
-    if x.dtype not in checks.SHORT:
+    if x.dtype not in checks.HALF_DTYPES:
         raise InputError(f"x is {checks.describe(x)}; rms_norm takes bfloat16 or float16")
     if x.dim() == 0 or not takes(x.shape[-1]):
         raise InputError(

@@ -20,7 +20,7 @@ class Plan(plan.Plan):
 
     def __init__(self, ids: Tensor, table: Tensor, x: Tensor) -> None:
         hidden, device = x.shape[1], x.get_device()
-        problem = NormProblem(hidden, checks.SHORT[x.dtype], concat=True)
+        problem = NormProblem(hidden, checks.HALF_DTYPES[x.dtype], concat=True)
         variant = choose("norm", problem, card.arch(device), multiprocessors=card.multiprocessors(device)).variant
         given = concat.fields(hidden, x.stride(0), len(table), ids.dtype is torch.int64)
         self.steps = (Step(variant, device, concat.launch(len(x)), given),)
@@ -106,7 +106,7 @@ def _require(ids: Tensor, table: Tensor, x: Tensor, table_weight: Tensor, weight
     """
     for name, tensor in (("ids", ids), ("table", table), ("table_weight", table_weight), ("weight", weight)):
         checks.require_tensor(name, tensor)
-    if x.dtype not in checks.SHORT:
+    if x.dtype not in checks.HALF_DTYPES:
         raise InputError(f"x is {checks.describe(x)}; norm.concat takes bfloat16 or float16")
     if x.dim() != 2 or not takes(x.shape[1]):
         raise InputError(

@@ -25,7 +25,7 @@ import jitmx.ops.norm_concat
 import jitmx.vllm.products  # noqa: F401 - defines torch.ops.jitmx.vllm_linear
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.norm import takes
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.ops.linear import compose
 from jitmx.serving.draft import DraftInputs, gates
 from jitmx.serving.linear import NORMED_ROWS
@@ -143,7 +143,7 @@ class JitmxDraftLayer(LlamaDecoderLayer):  # type: ignore[misc]
             return
         self.jitmx_inputs = DraftInputs(
             arch.name, warmup.device_of(torch.get_default_device()), config.scheduler_config.max_num_batched_tokens,
-            self.hidden_size, SHORT[norms[0].weight.dtype],
+            self.hidden_size, HALF_DTYPES[norms[0].weight.dtype],
         )  # fmt: skip
         ahead.begin(self.jitmx_inputs)
         compiled.add(config, "the draft model's inputs", "norm")
@@ -247,7 +247,7 @@ def _reads_ids(model: Any) -> bool:
     table = model.embed_tokens
     plain = type(table) is VocabParallelEmbedding and type(table.quant_method) is UnquantizedEmbeddingMethod
     inputs = getattr(model.layers[0], "jitmx_inputs", None)
-    return plain and table.tp_size == 1 and inputs is not None and SHORT.get(table.weight.dtype) == inputs.dtype
+    return plain and table.tp_size == 1 and inputs is not None and HALF_DTYPES.get(table.weight.dtype) == inputs.dtype
 
 
 class _LeftToHead(RMSNorm):  # type: ignore[misc]

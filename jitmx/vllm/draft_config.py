@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.vllm.linear import JitmxLinearMethod
 from jitmx.vllm.policy import Decision, Layer
 
@@ -34,7 +34,7 @@ class JitmxDraftConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        return list(SHORT)
+        return list(HALF_DTYPES)
 
     @classmethod
     def get_min_capability(cls) -> int:

@@ -27,7 +27,7 @@ from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import TILE_ROWS
 from jitmx.kernels.linear.problem import WEIGHTS
 from jitmx.ops import pack as packing
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.linear import operand, run_operator
 from jitmx.ops.linear.packed import PackedWeight
@@ -63,7 +63,7 @@ def refusal(format: str, k: int, dtype: torch.dtype) -> str | None:
             f"{k} input features a rank are no multiple of {formats.BLOCK}, the values that share a scale; "
             "keep the layer in bf16 or split it over fewer ranks"
         )
-    if dtype not in SHORT:
+    if dtype not in HALF_DTYPES:
         return f"{str(dtype).removeprefix('torch.')} is neither bfloat16 nor float16; pass --dtype bfloat16"
     if envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT is set, and jitmx picks kernels by the size of the batch; keep the layer in bf16"

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils, utils
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.ops.linear import operand
 from jitmx.serving.draft import Argmax
 from jitmx.vllm import aux_layers, draft, facts, packing, warmup
@@ -57,7 +57,7 @@ def _alike(own: Any, target: Any) -> bool:
         words, scales = own.weight_packed, own.weight_scale
     else:
         n, k, layout = target.jitmx_packed
-        if own.weight.shape != (n, k) or own.weight.dtype not in SHORT:
+        if own.weight.shape != (n, k) or own.weight.dtype not in HALF_DTYPES:
             return False
         packed = pack(own.weight.data, operand.parts(layout)[0])
         words, scales = packed.words, packed.scales
@@ -128,7 +128,7 @@ def _take_argmax(speculator: Any, model: Any) -> None:
     warmup.prepare(
         Argmax(
             found.name, warmup.device_of(head.weight_packed.device), speculator.max_num_reqs,
-            model.logits_processor.org_vocab_size, k, SHORT[head.weight.dtype], format, encoding, scale_range,
+            model.logits_processor.org_vocab_size, k, HALF_DTYPES[head.weight.dtype], format, encoding, scale_range,
             model.jitmx_norm is not None,
         )
     )  # fmt: skip

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 
 from jitmx import batch, build, settings
-from jitmx.ops.checks import SHORT
+from jitmx.ops.checks import HALF_DTYPES
 from jitmx.ops.linear import operand
 from jitmx.registry.spec import Variant
 from jitmx.runtime import load
@@ -97,7 +97,7 @@ def _of(
     bias = bias and not (isinstance(layer, RowParallelLinear) and layer.tp_rank)
     return of_linear(
         arch, device_of(device), config.scheduler_config.max_num_batched_tokens, n, k, format,
-        dtype=SHORT[layer.weight.dtype], bias=bias, scale_range=scale_range,
+        dtype=HALF_DTYPES[layer.weight.dtype], bias=bias, scale_range=scale_range,
         activation=layer.quant_method.activation, row_range=row_range, **layer.quant_method.extras,
     )  # fmt: skip
 

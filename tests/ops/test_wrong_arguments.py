@@ -254,6 +254,9 @@ def test_an_out_that_an_operator_does_not_write_is_refused_of_parameters_too(nam
     for out in (right["out"].to(torch.int16), right["out"].expand(2, *right["out"].shape)):
         with pytest.raises(InputError, match=r"out is .*it must be "):
             call(**right | {"out": out})
+    if right["out"].is_floating_point():
+        with pytest.raises(InputError, match=r"out requires a gradient"):
+            call(**right | {"out": right["out"].requires_grad_()})
 
 
 @pytest.mark.parametrize("epsilon", [None, "1e-5", -1])

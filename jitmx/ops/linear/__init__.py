@@ -240,7 +240,7 @@ def require_columns(x: torch.Tensor, n: int, k: int) -> None:
     Raises:
         InputError: it has not.
     """
-    if x.dtype not in checks.SHORT:
+    if x.dtype not in checks.HALF_DTYPES:
         raise InputError(f"x is {checks.describe(x)}; linear takes bfloat16 or float16")
     if x.dim() == 0 or x.shape[-1] != k:
         raise InputError(f"x has shape {list(x.shape)}; its last dimension must be k={k} of the weight [{n}, {k}]")

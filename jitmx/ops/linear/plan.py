@@ -37,7 +37,13 @@ def problem(weight: Weight, rows: int, dtype: torch.dtype, extras: Mapping[str, 
     if reads_rows(more.get("activation"), weight, dtype):
         more["row_range"] = weight.row_words.range
     return LinearProblem(
-        rows, weight.n, weight.k, checks.SHORT[dtype], encoding=weight.encoding, scale_range=weight.scale_range, **more
+        rows,
+        weight.n,
+        weight.k,
+        checks.HALF_DTYPES[dtype],
+        encoding=weight.encoding,
+        scale_range=weight.scale_range,
+        **more,
     )
 
 

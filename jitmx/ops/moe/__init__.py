@@ -295,12 +295,13 @@ def _run_operator(
 ) -> torch.Tensor:  # fmt: skip
     (b13, b2, expert_map, count, top, scoring), recipe, (alpha, limit), out, residual = _parted(rest)
     recipe.require()
-    require_cuda("x", x)
     w13 = expert_operand.find(words13, scales13, recipe.rows * intermediate, hidden, layout13)
     w2 = expert_operand.find(words2, scales2, hidden, intermediate, layout2)
-    if reads_rows(recipe.x_format, w13, w2):
-        w13.look_at(words13, scales13)
-        w2.look_at(words2, scales2)
+    if recipe.x_format == "fp8":
+        require_cuda("x", x)
+        if reads_rows(recipe.x_format, w13, w2):
+            w13.look_at(words13, scales13)
+            w2.look_at(words2, scales2)
     return run(
         custom.plain(x), (ids, weights), w13, w2, b13, b2, expert_map, count, top, scoring, recipe, alpha, limit, out,
         residual,
