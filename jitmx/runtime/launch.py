@@ -138,10 +138,10 @@ class Launcher:
         stream = _raw_stream(device) if _current_device() == device else 0
         room, launch = self._room(), self._launch
         room.config.stream = stream
-        arguments = room.arguments
 
         def run() -> None:
-            if _current_device() != device or _raw_stream(device) != stream or launch(*arguments):
+            # By way of the room, which is kept by that: what the driver is handed points into it, as Python cannot see.
+            if _current_device() != device or _raw_stream(device) != stream or launch(*room.arguments):
                 self()  # elsewhere, or refused, of which it says why
 
         return run

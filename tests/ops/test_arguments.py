@@ -177,6 +177,15 @@ def test_a_launch_with_all_its_values_packed_is_on_the_current_stream_as_any_is(
     assert noted.streams == [3, 3, 4, 4, 3, 3] and len(set(noted.structs)) == 1
 
 
+def test_a_launch_with_all_its_values_packed_keeps_the_memory_that_they_are_in(noted: Driver) -> None:
+    run = Plan(weight(), ROWS, torch.bfloat16, -1).steps[0].packed(1, 2, 3, 4, 5)
+    others = [driver.aligned_buffer(ARGUMENTS.size) for _ in range(1000)]
+    for other in others:
+        ctypes.memset(other, 0xFF, len(other))
+    run()
+    assert struct.unpack("7P", noted.structs.pop()[:56]) == (1, 2, 3, 4, 0, 0, 5)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_launch_that_the_driver_refuses_is_an_error_that_names_its_kernel(packed: bool, noted: Driver) -> None:
     noted.cuLaunchKernelEx = lambda *_given: 701  # type: ignore[method-assign]
