@@ -181,12 +181,16 @@ _PRESENT = (
      "high[half] = request.old + token;"),
     ("a page is taken for its neighbour", "token < end_ ? __ldg(pages_ + token / kPage) : 0;",
      "token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
-    ("sums are not rescaled", "      state[t].sum[half] *= factor;\n", ""),
-    ("values are not rescaled", "        state[t].out[j][2 * half] *= factor;\n", ""),
-    ("lanes' sums are not added", "const float sum = quad_sum(own.sum[half % 2]);",
-     "const float sum = own.sum[half % 2];"),
-    ("queries are read before they are there", "    __syncthreads();\n\n    State state[kTiles];",
-     "\n    State state[kTiles];"),
+    ("sums are not rescaled", "        sum[m][half] *= factors[m][half];\n", ""),
+    ("values are not rescaled", "      state.scale(factors);\n", "      ;\n"),
+    ("each step is the first", "    if (first)\n      state.begin", "    if (true)\n      state.begin"),
+    ("the first base is a lane's own", "base[m][half] = of_quad(most[m][half]);", "base[m][half] = most[m][half];"),
+    ("a base grows by a lane's own", "const float largest = of_quad(most[m][half]);",
+     "const float largest = most[m][half];"),
+    ("all steps of a product have the first operands of q", "a[i] = operands[t][step][i];",
+     "a[i] = operands[t][0][i];"),
+    ("lanes' sums are not added", "quad_sum(state.sum[half / 2][half % 2]);", "state.sum[half / 2][half % 2];"),
+    ("queries are read before they are there", "    __syncthreads();\n\n    State state;", "\n    State state;"),
 )  # fmt: skip
 
 _TEAM = (
@@ -209,16 +213,17 @@ _TEAM = (
 )  # fmt: skip
 
 _TILES = (
-    ("both tiles have the queries of the first", "Format::Queries::load(queries, tile + 16 * t,",
-     "Format::Queries::load(queries, tile,"),
-    ("both tiles have the weights of the first", "state[t].out[4 * pair + i], p[t][0]",
-     "state[t].out[4 * pair + i], p[0][0]"),
+    ("both tiles have the queries of the first", "Format::Queries::load(rows, tile + 16 * t,",
+     "Format::Queries::load(rows, tile,"),
+    ("both tiles have the weights of the first", "state.out[t][4 * pair + i], p[t][0]",
+     "state.out[t][4 * pair + i], p[0][0]"),
     ("the second tile has the window of the first", "if (!seen(2 * t + e / 2,", "if (!seen(e / 2,"),
-    ("rows of the second tile are those of the first", "const State& own = state[half / 2];",
-     "const State& own = state[0];"),
+    ("rows of the second tile are those of the first", "state.out[half / 2][j][half % 2 * 2 + e]",
+     "state.out[0][j][half % 2 * 2 + e]"),
+    ("new tokens forget old ones", "stream.steps() == 1, true,", "true, true,"),
 )  # fmt: skip
 _SPLIT = (
-    ("rows 8 to 15 are left out whatever there is", "half == 1 && rows <= 8)", "half == 1 && rows <= 16)"),
+    ("rows 8 to 15 are left out whatever there is", "kGroup <= 8 && rows <= 8)", "kGroup <= 8 && rows <= 16)"),
     ("a part of the query heads has a KV head of its own", "(args.k_cache) + work.head / kSplit * args.head_stride",
      "(args.k_cache) + work.head * args.head_stride"),
     ("new keys are those of the next KV head", "args.k_stride + work.head / kSplit * kD",

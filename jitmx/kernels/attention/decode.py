@@ -254,8 +254,13 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
                 return _within(problem, arch, knobs | {"ahead": True, "warps": 5, "blocks_per_sm": 1}, stages=1)
             return _within(problem, arch, knobs | {"warps": 5, "keys": 16, "blocks_per_sm": 1}, stages=2)
         knobs |= {"warps": 8, "blocks_per_sm": 1, "group_split": split}
-        knobs |= {"ahead": True} if ahead and one_step else {}
-        return _within(problem, arch, knobs, stages=1) if one_step else _within(problem, arch, knobs | {"keys": 16}, 2)
+        if not one_step:
+            return _within(problem, arch, knobs | {"keys": 16}, stages=2)
+        if ahead:
+            knobs["ahead"] = True
+        elif problem.cache == "same" and team == split and problem.head_dim <= 64:  # two calls' blocks share one
+            knobs["blocks_per_sm"] = 2
+        return _within(problem, arch, knobs, stages=1)
     if problem.context <= 8 * 32 and _reads_ahead(problem, multiprocessors):  # one step, which nothing is merged with
         return _within(problem, arch, knobs | {"reduction": "none", "warps": 8, "ahead": True}, stages=1)
     if shared_out := _cluster(problem, arch, multiprocessors):

@@ -15,9 +15,9 @@ template <int Columns> __device__ __forceinline__ u32 columns_below(int limit, i
 // Rows g and g + 8 of each tile of 16 (lane 4 g + t): values weighed by powers relative to `base`, and the sum of this
 // lane's powers. The base follows the largest logit, in base 2, only where that has grown by more than kSlack since:
 // powers stay far from their type's end, and sums are rarely scaled anew.
-template <int Tiles, int D, int Keys> struct RowSoftmax {
+template <int Tiles, int D> struct RowSoftmax {
   static constexpr float kSlack = 8.0f;
-  using Scores = float[Tiles][Keys / 8][4];
+  template <int Keys> using Scores = float[Tiles][Keys / 8][4];
 
   float out[Tiles][D / 8][4] = {};
   float base[Tiles][2], sum[Tiles][2] = {};
@@ -28,50 +28,64 @@ template <int Tiles, int D, int Keys> struct RowSoftmax {
   }
 
   // Hides keys that are later than a row's token `own`, or no longer in its window; `first` is the tile's first key.
-  template <bool Windowed>
-  static __device__ __forceinline__ void hide(Scores& s, const int (&own)[Tiles][2], int first, int window, int t) {
+  template <bool Windowed, int Eights>
+  static __device__ __forceinline__ void hide(float (&s)[Tiles][Eights][4], const int (&own)[Tiles][2], int first,
+                                              int window, int t) {
 #pragma unroll
     for (int m = 0; m < Tiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int after = own[m][half] + 1 - first;
-        u32 seen = columns_below<Keys>(after, t);
-        if (Windowed) seen &= ~columns_below<Keys>(after - window, t);
+        u32 seen = columns_below<8 * Eights>(after, t);
+        if (Windowed) seen &= ~columns_below<8 * Eights>(after - window, t);
 #pragma unroll
-        for (int j = 0; j < Keys / 8; ++j)
+        for (int j = 0; j < Eights; ++j)
 #pragma unroll
           for (int e = 0; e < 2; ++e)
             if (!(seen >> (2 * j + e) & 1u)) s[m][j][2 * half + e] = minus_infinity();
       }
   }
 
-  // The largest logit of each row.
-  template <class Logit>
-  static __device__ __forceinline__ void largest(const Scores& s, const Logit& logit, float (&most)[Tiles][2]) {
+  // The largest logit of each row in this lane. Of one half, here and below, nobody looks at rows g + 8.
+  template <class Logit, int Eights>
+  static __device__ __forceinline__ void largest(const float (&s)[Tiles][Eights][4], const Logit& logit,
+                                                 float (&most)[Tiles][2], int halves = 2) {
 #pragma unroll
     for (int m = 0; m < Tiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        if (half >= halves) break;
         float found = s[m][0][2 * half];
 #pragma unroll
-        for (int j = 0; j < Keys / 8; ++j) found = fmaxf(found, fmaxf(s[m][j][2 * half], s[m][j][2 * half + 1]));
-        found = fmaxf(found, __shfl_xor_sync(kFullWarp, found, 1));
-        most[m][half] = logit.scaled(fmaxf(found, __shfl_xor_sync(kFullWarp, found, 2)));
+        for (int j = 0; j < Eights; ++j) found = fmaxf(found, fmaxf(s[m][j][2 * half], s[m][j][2 * half + 1]));
+        most[m][half] = logit.scaled(found);
       }
   }
 
-  // Takes the largest logits of a tile. True where the base of a row of the warp has to follow: sums of powers are then
-  // scaled anew, and weighed values are to be, by `factors`.
-  __device__ __forceinline__ bool raise(const float (&most)[Tiles][2], float (&factors)[Tiles][2]) {
+  // Takes the largest logits of the first tile, by lanes: nothing is weighed yet.
+  __device__ __forceinline__ void begin(const float (&most)[Tiles][2], int halves = 2) {
+#pragma unroll
+    for (int m = 0; m < Tiles; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (half < halves) base[m][half] = of_quad(most[m][half]);
+  }
+  // The same of another tile. True where the base of a row of the warp has to follow: sums of powers
+  // are then scaled anew, and weighed values are to be, by `factors`.
+  __device__ __forceinline__ bool raise(const float (&most)[Tiles][2], float (&factors)[Tiles][2], int halves = 2) {
     bool grown = false;
 #pragma unroll
-    for (int m = 0; m < Tiles; ++m) grown |= most[m][0] > base[m][0] + kSlack || most[m][1] > base[m][1] + kSlack;
+    for (int m = 0; m < Tiles; ++m)
+      grown |= most[m][0] > base[m][0] + kSlack || (halves > 1 && most[m][1] > base[m][1] + kSlack);
     if (!__any_sync(kFullWarp, grown)) return false;
 #pragma unroll
     for (int m = 0; m < Tiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float next = most[m][half] > base[m][half] + kSlack ? most[m][half] : base[m][half];
+        factors[m][half] = 1.0f;
+        if (half >= halves) break;
+        const float largest = of_quad(most[m][half]);
+        const float next = largest > base[m][half] + kSlack ? largest : base[m][half];
         factors[m][half] = exp2_fast(base[m][half] - base_of(next));
         base[m][half] = next;
         sum[m][half] *= factors[m][half];
@@ -88,20 +102,28 @@ template <int Tiles, int D, int Keys> struct RowSoftmax {
   }
 
   // Logits become powers, which join the sum.
-  template <class Logit> __device__ __forceinline__ void power(Scores& s, const Logit& logit) {
+  template <class Logit, int Eights>
+  __device__ __forceinline__ void power(float (&s)[Tiles][Eights][4], const Logit& logit, int halves = 2) {
 #pragma unroll
     for (int m = 0; m < Tiles; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        if (half >= halves) break;
         const float relative = base_of(base[m][half]);
 #pragma unroll
-        for (int j = 0; j < Keys / 8; ++j)
+        for (int j = 0; j < Eights; ++j)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             s[m][j][e] = exp2_fast(logit.above(s[m][j][e], relative));
             sum[m][half] += s[m][j][e];
           }
       }
+  }
+
+ private:
+  static __device__ __forceinline__ float of_quad(float most) {
+    most = fmaxf(most, __shfl_xor_sync(kFullWarp, most, 1));
+    return fmaxf(most, __shfl_xor_sync(kFullWarp, most, 2));
   }
 };
 
