@@ -116,28 +116,45 @@ def test_vllm_finds_and_calls_the_entry_point(host: Any, monkeypatch: pytest.Mon
     assert get_quantization_config("gpt_oss_mxfp4") is plugin.GptOssOnJitmx
 
 
-def test_a_process_that_only_makes_the_configuration_does_not_import_the_model(host: Any) -> None:
-    code = (
-        "import os, sys; os.environ['VLLM_TARGET_DEVICE'] = 'cpu'\n"
-        "import jitmx.vllm; jitmx.vllm.register()\n"
-        "from vllm.engine.arg_utils import EngineArgs\n"
-        f"config = EngineArgs(model={str(host.folder)!r}, skip_tokenizer_init=True).create_engine_config()\n"
-        "print(type(config.quant_config).__name__, 'vllm.model_executor.models.gpt_oss' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert done.stdout.strip().splitlines()[-1] == "JitmxGptOssConfig False"
+# Each half is a process of its own that has imported nothing of jitmx before, forked from one that has imported of vLLM
+# what both need, which takes many times what they do.
+_HALVES = """
+import os, pickle, sys
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+from vllm.engine.arg_utils import EngineArgs
+assert not any(name.partition(".")[0] == "jitmx" for name in sys.modules)
+assert "vllm.model_executor.models.gpt_oss" not in sys.modules
+given = sys.stdin.buffer.read()
+
+def configuration():
+    import jitmx.vllm
+    jitmx.vllm.register()
+    config = EngineArgs(model=sys.argv[1], skip_tokenizer_init=True).create_engine_config()
+    print(type(config.quant_config).__name__, "vllm.model_executor.models.gpt_oss" in sys.modules)
+
+def worker():
+    from vllm.model_executor.model_loader.utils import configure_quant_config
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+    configure_quant_config(pickle.loads(given), GptOssForCausalLM)
+    from vllm.model_executor.custom_op import op_registry_oot
+    print(sorted((name, made.__module__) for name, made in op_registry_oot.items()))
+
+for half in configuration, worker:
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        half()
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, half.__name__
+"""
 
 
-def test_a_worker_that_builds_a_model_with_the_configuration_has_jitmxs_classes(host: Any) -> None:
-    made = pickle.dumps(configuration())
-    code = (
-        "import os, pickle, sys; os.environ['VLLM_TARGET_DEVICE'] = 'cpu'\n"
-        "from vllm.model_executor.model_loader.utils import configure_quant_config\n"
-        "from vllm.model_executor.models.gpt_oss import GptOssForCausalLM\n"
-        "configure_quant_config(pickle.loads(sys.stdin.buffer.read()), GptOssForCausalLM)\n"
-        "from vllm.model_executor.custom_op import op_registry_oot\n"
-        "print(sorted((name, made.__module__) for name, made in op_registry_oot.items()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], input=made, capture_output=True, check=True)
-    wanted = [("GateLinear", "jitmx.vllm.router"), ("ParallelLMHead", "jitmx.vllm.lm_head")]
-    assert done.stdout.decode().strip().splitlines()[-1] == str(wanted)
+def test_who_makes_the_configuration_does_not_import_the_model_and_a_worker_with_it_has_jitmxs_classes(
+    host: Any,
+) -> None:
+    command = [sys.executable, "-c", _HALVES, str(host.folder)]
+    done = subprocess.run(command, input=pickle.dumps(configuration()), capture_output=True, check=True)
+    *_, made, classes = done.stdout.decode().strip().splitlines()
+    assert made == "JitmxGptOssConfig False"
+    assert classes == str([("GateLinear", "jitmx.vllm.router"), ("ParallelLMHead", "jitmx.vllm.lm_head")])
