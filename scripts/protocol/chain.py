@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from jitmx.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 # Root mean square of an embedding. What random blocks add to it has 1 a block, and 36 at most in all.
 LOUD = 32.0
@@ -25,13 +26,21 @@ _ROWS = 8  # of the head that are read at a time: as many as an engine for small
 _BLOCK = 20  # drafts of which the asked part is right, as exactly as whole ones can be
 
 
-@torch.inference_mode()
 def write(model: Any) -> None:
     """Give norms, routers and embeddings of a model these values, in place; its head keeps its own.
 
     Args:
         model: vLLM's, whose head is random. It may be quantized: it is read by what it makes of unit vectors.
     """
+    import torch
+
+    with torch.inference_mode():
+        _write(model)
+
+
+def _write(model: Any) -> None:
+    import torch
+
     torch.manual_seed(0)
     embedding: torch.Tensor | None = None
     for name, parameter in model.named_parameters():
@@ -133,6 +142,8 @@ class Proposals:
         self.verified = self.looked_at = 0
         self._ahead: torch.Tensor | None = None
         if rate is not None:
+            import torch
+
             draw = random.Random(seed)
             right = torch.tensor([accepted(rate, steps, rounds, draw) for _ in range(requests)]).T  # [rounds, requests]
             places = torch.arange(steps)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from scripts.protocol import chain
+
+if TYPE_CHECKING:
+    import torch
 
 # What vLLM's worker is mixed with: `worker_extension_cls` of the engine.
 EXTENSION = "scripts.protocol.replay.Replay"
@@ -49,6 +50,7 @@ class Replay:
 
     def synthetic(self, rates: list[float]) -> None:
         """From now on vLLM accepts the first 1, 2 ... of each proposal with these chances; none: what is right."""
+        import torch
         from vllm.v1.worker.gpu.spec_decode.rejection_sampler import unconditional_to_conditional_rates
 
         sampler = self.model_runner.rejection_sampler
@@ -104,6 +106,8 @@ class Replay:
 
 
 def _milliseconds(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    import torch
+
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(times):
