@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -35,6 +37,18 @@ def run(tmp_path: Path) -> Run:
             timeout=240,
         )
         assert done.returncode == code, f"{name} gave {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return call
+
+
+@pytest.fixture
+def call() -> Callable[..., Result]:
+    """Call a script's command within this process, which has imported torch; `code` as of `run`."""
+
+    def call(main: Any, *words: object, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, list(map(str, words)))
+        assert done.exit_code == code, (done.output, done.exception)
         return done
 
     return call

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from jitmx import formats
 from jitmx.errors import InputError
+from scripts import make_checkpoint
 from scripts.protocol import checkpoint
 from scripts.protocol.sizes import PRESETS, Sizes, config, entries
 
@@ -221,10 +222,10 @@ def test_what_has_no_room_for_a_tokenizer_is_refused_before_anything_is_written(
     assert checkpoint.write(tmp_path / "x", Sizes(vocab=64), tokenizer=False).files == ("model.safetensors",)
 
 
-def test_the_script_says_what_it_wrote_and_refuses_bad_sizes(run: Any, tmp_path: Path) -> None:
+def test_the_script_says_what_it_wrote_and_refuses_bad_sizes(run: Any, call: Any, tmp_path: Path) -> None:
     done = run("make_checkpoint.py", tmp_path / "x", "--hidden", 64, "--shard-mb", 0.1, "--no-tokenizer")
     said = json.loads(done.stdout)
     assert said["schema_version"] == 1 and len(said["files"]) > 1
     assert not (tmp_path / "x" / "tokenizer.json").exists()
-    assert "not a multiple of 32" in run("make_checkpoint.py", tmp_path / "y", "--hidden", 65, code=1).stderr
+    assert "not a multiple of 32" in call(make_checkpoint.main, tmp_path / "y", "--hidden", 65, code=1).stderr
     assert not (tmp_path / "y").exists()

@@ -17,6 +17,7 @@ pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pi
 from safetensors.torch import load_file
 
 from jitmx.errors import InputError
+from scripts import make_draft
 from scripts.protocol import bigram, checkpoint, drafts
 from scripts.protocol.drafts import PRESETS, DraftSizes
 
@@ -257,15 +258,11 @@ def test_pairs_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -
         bigram.tiny(**changes)
 
 
-def test_the_script_writes_a_draft_or_a_pair(run: Any, tmp_path: Path) -> None:
+def test_the_script_writes_a_draft_or_a_pair(run: Any, call: Any, tmp_path: Path) -> None:
     said = json.loads(run("make_draft.py", tmp_path / "x", "--draft-vocab", 128, "--aux-layers", "1,2").stdout)
     assert said["folder"] == str(tmp_path / "x") and tensors(tmp_path / "x")["d2t"].shape == (128,)
-    said = json.loads(
-        run(
-            "make_draft.py", tmp_path / "d", "--bigram", tmp_path / "t", "--layers", 4, "--draft-vocab", 128,
-            "--corrupted", 0.125,
-        ).stdout
-    )  # fmt: skip
+    words = ("--bigram", tmp_path / "t", "--layers", 4, "--draft-vocab", 128, "--corrupted", 0.125)
+    said = json.loads(call(make_draft.main, tmp_path / "d", *words).stdout)
     assert said["acceptance"] == [0.875, 0.75] and (tmp_path / "t" / "config.json").exists()
-    assert "of a pair" in run("make_draft.py", tmp_path / "y", "--corrupted", 0.1, code=2).stderr
-    assert "do not ascend" in run("make_draft.py", tmp_path / "y", "--aux-layers", "2,1", code=1).stderr
+    assert "of a pair" in call(make_draft.main, tmp_path / "y", "--corrupted", 0.1, code=2).stderr
+    assert "do not ascend" in call(make_draft.main, tmp_path / "y", "--aux-layers", "2,1", code=1).stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files: pip install safetensors")
 
 from jitmx.registry.case import relative_l2
-from scripts.protocol import agreement, checkpoint, correctness, engines, needle, worker
+from scripts.protocol import __main__ as protocol
+from scripts.protocol import agreement, checkpoint, correctness, needle, worker
 from scripts.protocol import reference as references
 from scripts.protocol.engines import Place
 from scripts.protocol.report import ProtocolError, Report
@@ -24,6 +26,7 @@ from scripts.protocol.sizes import PRESETS
 HERE = importlib.util.find_spec("transformers") is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="the reference is transformers' GptOss")
 TINY = PRESETS["tiny"]
+FAKE = Path(__file__).parent / "fake"
 ALL = "jitmx-moe+qkv+o+lm_head"
 
 
@@ -32,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint.write(tmp_path_factory.mktemp("reference") / "tiny", TINY, on_grid=True).folder
 
 
-def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path, tmp_path: Path) -> None:
+def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path) -> None:
     prompt = worker.random_prompts(TINY.vocab, [12], 0)[0]
     engine = worker.Reference({"model": str(model), "device": "cpu"})
     (tokens,) = engine.greedy([prompt], 4)
@@ -41,12 +44,6 @@ def test_its_greedy_tokens_are_the_largest_of_its_logits(model: Path, tmp_path: 
         (row,), known = engine.logits([prompt + tokens[:k]])
         assert known == [0]
         assert row.shape == (TINY.vocab,) and row.dtype == np.float32 and int(row.argmax()) == token
-    # The same from a process of its own, by way of files.
-    into = tmp_path / "logits.npy"
-    place = Place(model, tmp_path, {}, 200.0)
-    said = engines.reference(place, [{"task": "logits", "prompts": [prompt], "groups": [1], "into": str(into)}], "cpu")
-    assert said["logits"] == {"shape": [1, TINY.vocab], "finite": True, "known": [0]} and said["layers"] == TINY.layers
-    np.testing.assert_allclose(np.load(into)[0], engine.logits([prompt])[0][0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_prompt_that_is_read_in_parts_has_the_logits_of_one_that_is_read_at_once(
@@ -99,20 +96,27 @@ def asked_prompts(model: Path, seed: int = 0, long_tokens: int = 0) -> list[list
 
 
 def test_level_2_takes_its_reference_from_a_file_of_the_same_checkpoint_and_prompts_alone(
-    run: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, call: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = {"PYTHONPATH": str(Path(__file__).parent / "fake")}
     long = tmp_path / "long.npz"
     said = run("protocol.sh", "reference", long, "--model", model, "--out", tmp_path / "ref", "--long-tokens", 400)
     assert json.loads(said.stdout)["shape"] == [48, TINY.vocab]
+    # They came from a process of its own, by way of files, and are those of one in this process.
+    engine, asked = worker.Reference({"model": str(model), "device": "cpu"}), asked_prompts(model, long_tokens=400)
+    here = [engine.logits([asked[at]])[0][0] for at in (0, 47)]
+    np.testing.assert_allclose(np.load(long)["logits"][[0, 47]], here, rtol=1e-4, atol=1e-4)
     # Without long prompts it is the same rows but for the last.
     kept, table = tmp_path / "kept.npz", np.load(long)["logits"][:40]
     monkeypatch.setattr(references, "make", lambda *_: table)
     references.write(kept, Place(model, tmp_path, {}, 200.0), asked_prompts(model), "cpu")
 
-    def level(folder: Path, *words: object, code: int = 0) -> str:
+    def level(folder: Path, *words: object, code: int) -> str:
         asked = ("--model", folder, "--out", tmp_path / "out", "--steps", 8, "--chains", 5, "--reference", kept)
-        return str(run("test_level2_correctness.sh", *asked, *words, code=code, **fake).stderr)
+        with monkeypatch.context() as patch:
+            patch.setattr(protocol.signal, "signal", lambda *_: None)
+            patch.syspath_prepend(FAKE)
+            patch.setenv("PYTHONPATH", f"{FAKE}{os.pathsep}{FAKE.parents[2]}")
+            return str(call(protocol.main, "level2", *asked, *words, code=code).stderr)
 
     # The same checkpoint in other files, and one with other values.
     split = checkpoint.write(tmp_path / "split", TINY, on_grid=True, shard_bytes=1 << 18).folder
