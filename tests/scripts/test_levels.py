@@ -1,24 +1,34 @@
-"""The levels, run as users run them, over a stand-in for vLLM that is told how to behave."""
+"""The levels over a stand-in for vLLM that is told how to behave; each is run as users run it once."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from jitmx import settings
+from scripts.protocol import __main__ as protocol
+from scripts.protocol import configurations, engines
 from scripts.protocol.configurations import Configuration
 from scripts.protocol.report import SCHEMA_VERSION
-from scripts.protocol.sizes import PRESETS
+from scripts.protocol.sizes import PRESETS, config
 
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FAKE = Path(__file__).parent / "fake"
 # The levels themselves ask torch for nothing but versions; test_metadata.py asks the real one.
 WITHOUT_TORCH = Path(__file__).parent / "without_torch"
@@ -50,14 +60,31 @@ def toolchain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def level(run: Any, model: Path, tmp_path: Path, toolchain: str) -> Any:
-    """Run a level's script, with the real torch where that is asked for; give back its report."""
+def level(run: Any, model: Path, tmp_path: Path, toolchain: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a level and give back its report: in this process, or `apart` by its script, with the real torch if asked.
 
-    def call(script: str, *words: object, code: int = 0, torch: bool = False, **told: Any) -> dict[str, Any]:
-        out = tmp_path / "out"
-        path = str(FAKE) if torch else f"{FAKE}{os.pathsep}{WITHOUT_TORCH}"
-        fake = {"FAKE_VLLM": json.dumps(told), "PYTHONPATH": path, "JITMX_CACHE_DIR": toolchain}
-        run(script, "--model", model, "--out", out, *words, code=code, **fake)
+    Engines and servers are processes of their own either way.
+    """
+    out = tmp_path / "out"
+
+    def call(
+        script: str, *words: object, code: int = 0, apart: bool = False, torch: bool = False, **told: Any
+    ) -> dict[str, Any]:
+        given = ("--model", model, "--out", out, *words)
+        fake = {"FAKE_VLLM": json.dumps(told), "JITMX_CACHE_DIR": toolchain}
+        if apart:
+            path = str(FAKE) if torch else f"{FAKE}{os.pathsep}{WITHOUT_TORCH}"
+            run(script, *given, code=code, PYTHONPATH=path, **fake)
+        else:
+            path = os.pathsep.join(map(str, (FAKE, WITHOUT_TORCH, SCRIPTS.parent)))
+            with monkeypatch.context() as patch:
+                patch.setattr(protocol.signal, "signal", lambda *_: None)
+                patch.syspath_prepend(FAKE)  # for its entry points
+                for name, value in {**fake, "PYTHONPATH": path}.items():
+                    patch.setenv(name, value)
+                settings.reload()
+                done = CliRunner().invoke(protocol.main, [verb(script), *map(str, given)])
+            assert done.exit_code == code, (done.output, done.exception)
         report: dict[str, Any] = json.loads((out / "report.json").read_text())
         assert report["schema_version"] == SCHEMA_VERSION and report["passed"] == (code == 0)
         assert set(report) == {"schema_version", "level", "passed", "about", "checks", "results", "metadata"}
@@ -67,7 +94,15 @@ def level(run: Any, model: Path, tmp_path: Path, toolchain: str) -> Any:
         assert report["metadata"]["gpus"]["value"] or report["metadata"]["gpus"]["reason"]
         return report
 
-    return call
+    yield call
+    settings.reload()
+
+
+def verb(script: str) -> str:
+    """What a script asks of the protocol."""
+    found = re.search(r'/protocol\.sh" (\S+)', (SCRIPTS / script).read_text())
+    assert found is not None, script
+    return found[1]
 
 
 def failed(report: dict[str, Any]) -> list[str]:
@@ -75,7 +110,7 @@ def failed(report: dict[str, Any]) -> list[str]:
 
 
 def test_a_server_that_starts_answers_and_ends_passes_the_smoke_test(level: Any) -> None:
-    report = level("test_level1_smoke.sh", "--layers", "moe")
+    report = level("test_level1_smoke.sh", "--layers", "moe", apart=True)
     assert report["level"] == "1" and report["results"]["ready_s"] > 0 and len(report["checks"]) == 6
     assert level("test_level1_smoke.sh", "--layers", "none", "--backend", "triton")["passed"]
     assert failed(level("test_level1_smoke.sh", "--layers", "moe,o:mxfp8", code=1)) == ["says what serves"]
@@ -129,7 +164,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_log(run: Any, model: 
 
 
 def test_the_kernels_of_the_configuration_pass_level_15_and_those_of_another_do_not(level: Any) -> None:
-    report = level("test_level1.5_kernel_validation.sh", kernels=KERNELS)
+    report = level("test_level1.5_kernel_validation.sh", kernels=KERNELS, apart=True)
     assert {p["phase"] for p in report["results"]["profiles"]["jitmx-moe+qkv+o+lm_head"]} == {
         "decode 1", "decode 16", "prefill 512",
     }  # fmt: skip
@@ -221,7 +256,9 @@ def test_long_prompts_are_looked_at_where_the_engine_takes_them(run: Any, model:
 
 def test_logits_and_tokens_as_close_as_stock_backends_are_pass_and_worse_ones_do_not(level: Any) -> None:
     words = ("--reference", "none", "--steps", 200, "--chains", 8)
-    good = level("test_level2_correctness.sh", *words, torch=True)  # which would read the checkpoint, were there one
+    good = level(
+        "test_level2_correctness.sh", *words, apart=True, torch=True
+    )  # which would read the checkpoint, were there one
     for what in ("logits", "logits of one token"):
         assert 0 < good["results"][what][OURS]["bound"] < 0.05
     assert good["results"]["dense_on_grid"]["value"] is None and good["results"]["dense_on_grid"]["reason"]
@@ -270,7 +307,7 @@ def test_level_2_wants_two_different_stock_backends(run: Any, model: Path) -> No
 
 
 def test_stress_passes_a_steady_server(level: Any) -> None:
-    report = level("test_level3_stress.sh", "--requests", 20, "--context", 512)
+    report = level("test_level3_stress.sh", "--requests", 20, "--context", 512, apart=True)
     phases = ("in sequence", "4 at a time", "512 tokens of context")
     assert [report["results"][name]["requests"] for name in phases] == [20, 20, 1]
 
@@ -297,7 +334,7 @@ def test_a_request_that_is_refused_fails_stress_and_the_rest_is_still_checked(le
 def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(level: Any) -> None:
     slow = {ALL: 0.001, "triton": 0.002, "marlin": 0.003}
     words = ("--batches", "1,4", "--prefill", "64", "--drift", 10)
-    report = level("test_level4_benchmark.sh", *words, kernels=KERNELS, slow=slow)
+    report = level("test_level4_benchmark.sh", *words, kernels=KERNELS, slow=slow, apart=True)
     results = report["results"]
     assert set(results["metrics"]) == {"jitmx-moe+qkv+o+lm_head", "stock-triton", "stock-marlin"}
     assert all(len(runs) == 2 for runs in results["runs"].values())
@@ -310,9 +347,30 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     assert "jitmx moe" in results["time_by_family"]["jitmx-moe+qkv+o+lm_head"]["decode 1"]
 
 
+SECOND = ("--batches", "1", "--prefill", "64", "--drift", 10)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory, toolchain: str) -> dict[str, str]:
+    """What the engines of a benchmark of two rounds answered, by their names."""
+    place = tmp_path_factory.mktemp("answers")
+    (place / "config.json").write_text(json.dumps(config(PRESETS["tiny"])))
+    slow = dict.fromkeys((ALL, "triton", "marlin"), 0.0005)
+    words = ["bash", str(SCRIPTS / "test_level4_benchmark.sh"), "--model", str(place), "--out", str(place / "out")]
+    environment = os.environ | {
+        "PYTHON": sys.executable, "FAKE_VLLM": json.dumps({"kernels": KERNELS, "slow": slow}),
+        "PYTHONPATH": f"{FAKE}{os.pathsep}{WITHOUT_TORCH}", "JITMX_CACHE_DIR": toolchain,
+    }  # fmt: skip
+    subprocess.run([*words, *map(str, SECOND)], env=environment, check=True, capture_output=True, timeout=240)
+    found = {path.name.partition(".answer")[0]: path.read_text() for path in (place / "out").glob("*.answer.json")}
+    assert len(found) == 6
+    return found
+
+
 @pytest.mark.parametrize(
     ("told", "wanted"),
     [
+        ({}, []),
         ({"loading": {ALL: 1.4, "triton": 0.5, "marlin": 9.0}}, []),
         ({"loading": {ALL: 1.6, "triton": 0.5, "marlin": 9.0}}, ["start-up"]),
         ({"loading": {ALL: 2.0}, "warmup": {ALL: 3.4, "triton": 25.6, "marlin": 5.0}}, []),
@@ -322,11 +380,35 @@ def test_a_benchmark_measures_each_configuration_in_turn_and_gives_the_speed_up(
     ],
 )
 def test_a_second_start_with_jitmx_compiles_nothing_and_adds_a_second_at_most(
-    level: Any, told: dict[str, Any], wanted: list[str]
-) -> None:
-    words = ("--batches", "1", "--prefill", "64", "--drift", 10)
-    slow = dict.fromkeys((ALL, "triton", "marlin"), 0.0005)
-    report = level("test_level4_benchmark.sh", *words, code=bool(wanted), kernels=KERNELS, slow=slow, **told)
+    call: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str],
+    told: dict[str, Any], wanted: list[str],
+) -> None:  # fmt: skip
+    """In this process: engines answer what they did, and log what the stand-in is told of their starts."""
+    spec = importlib.util.spec_from_file_location("stand_in", FAKE / "vllm" / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    stand_in = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:  # it takes torch's place as well
+        for name in ("torch", "torch.profiler"):
+            patch.setitem(sys.modules, name, sys.modules.get(name))
+        patch.setitem(sys.modules, "stand_in", stand_in)
+        spec.loader.exec_module(stand_in)
+    stand_in.TOLD = told
+
+    @contextlib.contextmanager
+    def working(place: Any, name: str, asked: dict[str, Any], environment: dict[str, str]) -> Iterator[Any]:
+        ours = "jitmx" in asked["options"].get("additional_config", {})
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            stand_in.say_start(ALL if ours else asked["options"]["kernel_config"]["moe_backend"])
+        place.out.mkdir(exist_ok=True)
+        (place.out / f"{name}.log").write_text(said.getvalue())
+        yield lambda: json.loads(answers[name])
+
+    monkeypatch.setattr(engines, "_working", working)
+    monkeypatch.setattr(configurations, "plugins", lambda *, with_jitmx: ["jitmx"] if with_jitmx else [])
+    words = ("level4", "--model", model, "--out", tmp_path / "out", *SECOND)
+    call(protocol.main, *words, code=bool(wanted))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert failed(report) == wanted
     assert {name: len(starts) for name, starts in report["results"]["startup"].items()} == {
         "jitmx-moe+qkv+o+lm_head": 2, "stock-triton": 2, "stock-marlin": 2,
@@ -366,7 +448,7 @@ def test_attention_is_an_axis_of_the_matrix(level: Any) -> None:
     experts = {"jitmx_moe_decode": LAYERS}
     kernels = {told("moe", "off"): experts, told("moe", "on"): experts | ATTENDING, "triton": TRITON}
     words = ("--sets", "moe", "--attentions", "off,on", "--stock", "triton", "--batches", "1", "--prefill", "64")
-    rows = level("test_level6_matrix.sh", *words, kernels=kernels, slow=slow)["results"]["rows"]
+    rows = level("test_level6_matrix.sh", *words, kernels=kernels, slow=slow, apart=True)["results"]["rows"]
     assert [(row["configuration"]["name"], row["configuration"]["attention_by"]) for row in rows] == [
         ("stock-triton", "vLLM"), ("jitmx-moe-attn:off", "vLLM"), ("jitmx-moe-attn:on", "jitmx"),
     ]  # fmt: skip
