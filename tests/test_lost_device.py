@@ -46,6 +46,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", os.devnull, *options, str(folder)]
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the other plugins would be most of what each process takes
     return subprocess.run(
         command, env=environment | {"PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS)))},
         cwd=folder, capture_output=True, text=True, timeout=120,
@@ -53,7 +54,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_lost_context_ends_the_tests_with_its_reason(tmp_path: Path) -> None:
-    done = run(tmp_path, "-p", "no:xdist")
+    done = run(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 1 passed" in done.stdout and "test_4" not in done.stdout
     assert "test_3_breaks_the_card cost this process its CUDA context (CUDA error: an illegal" in done.stdout
@@ -61,7 +62,7 @@ def test_a_lost_context_ends_the_tests_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_worker_that_lost_its_context_is_replaced_and_the_rest_runs_in_another(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
-    done = run(tmp_path, "-n", "1")
+    done = run(tmp_path, "-p", "xdist", "-n", "1")
     for name in ("test_1", "test_4", "test_5"):
         assert f"PASSED test_suite.py::{name}" in done.stdout, done.stdout + done.stderr
     assert "test_3_breaks_the_card cost this process its CUDA context" in done.stdout
