@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,14 @@ import pytest
 
 from jitmx import arch, build, settings
 from jitmx.bench import tuning, tuning_builds
+from jitmx.cli import targets
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.journal import Fault
 from jitmx.kernels import linear
 from jitmx.runtime import card as cards
+
+REQUIRE_GPU = targets.require_gpu  # which the fixture takes the place of
 
 SHAPE = ("-n", "512", "-k", "256")
 COMPILING = tuning_builds.Background
@@ -153,9 +155,10 @@ def test_an_override_is_refused_that_would_be_in_every_timing(
     assert f"{name} overrides what is to be measured; unset it" in run("tune", "linear", *SHAPE, code=2).stderr
 
 
-def test_without_a_gpu_it_says_so(process: Callable[..., Any]) -> None:
-    done = process("tune", "linear", *SHAPE, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1 and "tune needs a GPU that torch can use" in done.stderr
+def test_without_a_gpu_it_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "require_gpu", REQUIRE_GPU)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "tune needs a GPU that torch can use" in run("tune", "linear", *SHAPE, code=1).stderr
 
 
 def test_the_time_of_every_candidate_is_kept_where_asked_for_whether_the_run_ends_or_not(
