@@ -27,6 +27,7 @@ import pytest
 
 import evidence
 import jitmx
+from by_day import left_to_the_night
 from evidence import Verdicts, kept, made_from, write
 from jitmx import arch, kernels, resources, settings
 from jitmx.cache import store as stores
@@ -61,9 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--nightly"):
         return
-    later = [item for item in items if item.get_closest_marker("nightly")]
+    later = left_to_the_night(items)
     config.hook.pytest_deselected(items=later)
-    items[:] = [item for item in items if item not in later]
+    dropped = set(later)
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def few(seed: int = 0) -> Routers:
     return Routers(SMALL, seed, "cpu")
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)

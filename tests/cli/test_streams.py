@@ -15,6 +15,7 @@ import pytest
 
 from jitmx.cli import main, output
 
+pytestmark = pytest.mark.usefixtures("toolchain")
 JITMX = [sys.executable, "-m", "jitmx.cli"]
 QUANTIZE = ("warmup", "--arch", "sm_121", "--variant", "quantize.quantize")
 
@@ -30,6 +31,7 @@ def shell(redirection: str, *arguments: str, **variables: str) -> subprocess.Com
 CLOSED = [" ".join(some) for count in (1, 2, 3) for some in itertools.combinations(("<&-", ">&-", "2>&-"), count)]
 
 
+@pytest.mark.nightly(by_day=(*CLOSED[:3], CLOSED[-1]))
 @pytest.mark.parametrize("closed", CLOSED)
 def test_a_command_with_closed_streams_compiles_and_disassembles_as_any_other(closed: str) -> None:
     # doctor gives machine code to a child by a descriptor, which must not be one of the child's streams.
@@ -64,11 +66,12 @@ def test_a_program_with_stderr_closed_gets_no_log_line_on_stdout() -> None:
 SAYING = [
     ("--help",), ("--version",), ("env",), ("env", "--json"), ("doctor",), ("explain", "linear", "--arch", "sm_121"),
     ("variants", "--arch", "sm_121", "--family", "quantize"), ("cache", "path"), ("cache", "stats"),
-    ("cache", "verify"), ("cache", "prune", "--dry-run"), ("cache", "ls", "--json"), ("cache", "ls", "-h"), QUANTIZE,
-    ("bench", "--help"), ("tune", "linear", "--help"), ("verify", "-q", "--arch", "sm_121", "--family", "bandwidth"),
+    ("cache", "verify"), ("cache", "prune", "--dry-run"), ("cache", "ls", "--json"), QUANTIZE, ("cache", "ls", "-h"),
+    ("bench", "--help"), ("verify", "-q", "--arch", "sm_121", "--family", "bandwidth"), ("tune", "linear", "--help"),
 ]  # fmt: skip
 
 
+@pytest.mark.nightly(by_day=[str(words) for words in SAYING[::3]])
 @pytest.mark.parametrize("arguments", SAYING, ids=" ".join)
 def test_a_full_output_is_an_error_in_one_line(arguments: tuple[str, ...]) -> None:
     done = shell(">/dev/full", *arguments)
@@ -101,6 +104,7 @@ def test_messages_that_cannot_be_written_cost_nothing_but_themselves(end: str) -
 ENCODINGS = [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C"}, {}]
 
 
+@pytest.mark.nightly(by_day=[str(some) for some in ENCODINGS[::2]])
 @pytest.mark.parametrize("variables", ENCODINGS)
 def test_a_path_outside_the_output_s_encoding_is_shown_escaped(tmp_path: Path, variables: dict[str, str]) -> None:
     path = os.fsdecode(bytes(tmp_path) + b"/caf\xe9 \xc5\x81 \x1b[31m")

@@ -23,6 +23,7 @@ from jitmx.cli import main
 main(prog_name="jitmx")
 """
 ARCH = ("--arch", "sm_90")
+pytestmark = pytest.mark.usefixtures("toolchain")
 INSTALL = "needs torch; install it with: pip install 'jitmx[torch]'\n"
 
 
@@ -44,8 +45,14 @@ def test_a_model_s_kernels_are_warmed_without_torch() -> None:
     [
         ("warmup", *ARCH, "--variant", "quantize.quantize"), ("variants", *ARCH, "--family", "quantize"),
         ("explain", "moe", *ARCH), ("verify", *ARCH, "--family", "bandwidth", "-q"), ("env",), ("doctor",),
-        ("cache", "ls"), ("cache", "why", "quantize.quantize"), ("cache", "show", "quantize.quantize"),
-        ("cache", "verify", "--recompile"), ("cache", "prune", "--unreachable"), ("cache", "stats"), ("cache", "path"),
+        ("cache", "ls"), ("cache", "verify", "--recompile"),
+        *(
+            pytest.param(words, marks=pytest.mark.nightly)
+            for words in (
+                ("cache", "why", "quantize.quantize"), ("cache", "show", "quantize.quantize"),
+                ("cache", "prune", "--unreachable"), ("cache", "stats"), ("cache", "path"),
+            )
+        ),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -209,7 +209,7 @@ def test_a_prediction_is_never_below_memory_s_floor_and_never_less_for_more_work
         ("sm_90a", "linear", {"m": 1, "n": 5120, "k": 2880, "bias": True}),
         ("sm_121a", "attention", {"batch": 4, "context": 2048, "sinks": "sinks_bf16"}),
         ("sm_121a", "moe", {"m": 2}),
-        ("sm_121a", "moe", {"m": 512, "x_format": "fp8"}),
+        pytest.param("sm_121a", "moe", {"m": 512, "x_format": "fp8"}, marks=pytest.mark.nightly),
     ],
 )
 def test_counts_that_ship_are_what_the_simulator_counts_now(target, op, shape) -> None:
@@ -220,6 +220,7 @@ def test_counts_that_ship_are_what_the_simulator_counts_now(target, op, shape) -
     assert counts.counted(choice.variant, choice.problem) == known
 
 
+@pytest.mark.nightly(by_day=("fp8", "mxfp4"))
 @pytest.mark.parametrize("x_format", ["fp8", "mxfp8", "mxfp6", "mxfp4"])
 def test_experts_of_rounded_inputs_are_priced_by_their_bytes_and_the_rate_of_their_products(x_format) -> None:
     target = arch.parse("sm_121")

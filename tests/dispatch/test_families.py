@@ -116,6 +116,7 @@ def test_every_shape_has_a_choice_that_keeps_what_the_call_fixes(
     assert decided(choice) in ("shipped table", "heuristic")
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 def test_warm_up_compiles_what_the_calls_of_gpt_oss_take(target: Arch) -> None:
     warmed = default_variants("linear", target)
@@ -127,6 +128,7 @@ def test_warm_up_compiles_what_the_calls_of_gpt_oss_take(target: Arch) -> None:
             assert choose("linear", problem, target).variant in warmed
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @pytest.mark.parametrize("count", [None, 48, 132])
 def test_warm_up_compiles_what_every_typical_problem_takes(target: Arch, count: int | None) -> None:

@@ -144,6 +144,7 @@ def test_the_second_product_yields_to_the_tile_of_the_first() -> None:
         assert down.variant.knobs.tile_m == tile_m
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_of_every_model_have_launches_that_fit_every_target(model: str, target: Arch) -> None:

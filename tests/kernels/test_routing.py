@@ -50,6 +50,7 @@ def many(target: str, **knobs: Any) -> Variant:
     return MANY.variant(arch.parse(target), **knobs)
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=200)
 @given(problem=PROBLEMS, source=st.sampled_from(SOURCES), multiprocessors=st.integers(1, 256))
@@ -167,6 +168,7 @@ def suited(target: Arch, knobs: dict[str, Any]) -> dict[str, Any]:
     return {"depth": 2, **knobs, "cluster": cluster, "pdl": "pdl" in target.features}
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("knobs", _ROUTE, ids=lambda knobs: f"{knobs['experts']}-experts")
 def test_route_is_right_on_every_target(

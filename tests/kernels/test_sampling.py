@@ -30,6 +30,7 @@ def greedy(target: str, **knobs: Any) -> Variant:
     return GREEDY.variant(arch.parse(target), **knobs)
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=100)
 @given(

@@ -25,6 +25,7 @@ FAMILY = kernels.family("topk")
 GPT_OSS = 201_088
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=60)
 @given(

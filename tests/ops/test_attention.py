@@ -271,6 +271,7 @@ def test_capped_logits_are_plain_torch(window: int | None, card: Simulated) -> N
     assert error(found, torch.cat(right)) < GATE
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("scales", [1, KV])
 def test_an_e4m3_cache_has_scales_and_new_tokens_count_as_it_keeps_them(scales: int, card: Simulated) -> None:
@@ -375,6 +376,7 @@ def test_repeats_are_equal_to_the_bit(knobs: dict[str, Any], card: Simulated) ->
     assert all(torch.equal(made.call(knobs=wanted), first) for _ in range(2))
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("e4m3", [False, True])
 @pytest.mark.parametrize("reduction", ["global,parts=1", "cluster,parts=2"])
 def test_launches_whose_addresses_are_packed_read_what_lies_there_now(

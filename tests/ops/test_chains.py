@@ -16,6 +16,7 @@ from jitmx.ops import norm_concat
 from ops.test_linear_fp8 import Product
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("activation", [None, "fp8"])
 def test_products_attention_and_norms_of_a_layer_follow_one_another(rows: int, activation: str | None) -> None:

@@ -51,6 +51,7 @@ class Ungated(Experts):
             mine[0] = other[0]
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("x_format", COST)
 @pytest.mark.parametrize("m", [4, 66])
@@ -71,6 +72,7 @@ def test_the_scale_rule_changes_the_result(card: Simulated) -> None:
     assert all(error(y, layer.wanted(x, *routing)) <= COST["mxfp4"] for y in found)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("x_format", ["bf16", "mxfp8"])
 @pytest.mark.parametrize("activation", ["plain", "relu2"])
 def test_experts_without_gates(activation: str, x_format: str, card: Simulated) -> None:
@@ -82,6 +84,7 @@ def test_experts_without_gates(activation: str, x_format: str, card: Simulated) 
         layer(x, routing, activation="silu")
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("reduction", ["ordered", "atomic"])
 @pytest.mark.parametrize("m", [2, 70])
 def test_weights_on_the_input_and_sums_by_atomics(m: int, reduction: str, card: Simulated) -> None:

@@ -86,7 +86,9 @@ def chosen(m: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.int(), values.softmax(-1).contiguous()
 
 
-@pytest.mark.parametrize(("m", "encoding"), [(1, "nibble"), (5, "swizzle"), (70, "nibble")])
+@pytest.mark.parametrize(
+    ("m", "encoding"), [pytest.param(1, "nibble", marks=pytest.mark.nightly), (5, "swizzle"), (70, "nibble")]
+)
 def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encoding: str, card: Simulated) -> None:
     layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
     x = layer.x(m)
@@ -119,7 +121,7 @@ def test_an_h_that_is_a_code_off_is_found(card: Simulated) -> None:
     assert further(h, sums, sums.abs() * 4, 96) > 1
 
 
-@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), (70, "nibble")])
+@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), pytest.param(70, "nibble", marks=pytest.mark.nightly)])
 def test_experts_with_silu_go_by_expert_with_h_in_bf16(m: int, encoding: str, card: Simulated) -> None:
     layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
     x = layer.x(m)
@@ -177,7 +179,7 @@ def test_torch_s_own_e4m3_and_silu_say_the_same(activation: str, card: Simulated
 
 @pytest.mark.parametrize(("apart", "passes", "encoding"), [(11, 1, "nibble"), (12, 2, "swizzle"), (40, 4, "nibble")])
 def test_rows_whose_scales_are_far_apart_take_more_passes(
-    apart: int, passes: int, encoding: str, card: Simulated
+    apart: int, passes: int, encoding: str, card: Simulated, nightly: bool
 ) -> None:
     layer, routing = Spread(apart, encoding), chosen(20, 3)
     for weight in layer.packed:
@@ -185,6 +187,8 @@ def test_rows_whose_scales_are_far_apart_take_more_passes(
         assert found.range == ("narrow" if passes == 1 else "wide")
         assert sorted(set((found.words >> 8).flatten().tolist())) == sorted({1, passes})
         assert found.words[1, 5] == (122 - apart) | passes << 8
+    if passes == 2 and not nightly:
+        return
     x = layer.x(20)
     y = layer(x, routing, x_format="fp8")
     assert card.kernels == LAUNCHES

@@ -107,6 +107,7 @@ def test_logits_of_every_type_and_scoring(card: Simulated) -> None:
     assert error(y, layer.wanted(x, ids, weights)) <= GATE
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("scoring", ["softmax_topk", "softmax_all"])
@@ -163,6 +164,7 @@ def test_a_residual_is_added_before_the_one_rounding(m: int, reduction: str, car
     assert sum(getattr(variant.knobs, "residual", False) for variant in card.launched) == (reduction == "ordered")
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a"], indirect=True)
 @pytest.mark.parametrize("m", [1, 4, 70])
 def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(m: int, card: Simulated) -> None:
@@ -193,6 +195,7 @@ def test_a_residual_of_another_shape_or_that_is_written_over_is_refused(card: Si
     assert card.launched == []
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("m", [1, 11])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_routing_with_a_norm_also_writes_what_the_experts_read(m: int, dtype: torch.dtype, card: Simulated) -> None:
@@ -242,7 +245,9 @@ def test_no_rows_launch_nothing(card: Simulated) -> None:
 
 
 @pytest.mark.parametrize(
-    ("experts", "top", "hidden", "inner"), [(16, 8, 64, 32), (15, 4, 64, 96), (8, 4, 96, 96)], ids=["many", "60", "20b"]
+    ("experts", "top", "hidden", "inner"),
+    [pytest.param(16, 8, 64, 32, marks=pytest.mark.nightly), (15, 4, 64, 96), (8, 4, 96, 96)],
+    ids=["many", "60", "20b"],
 )
 def test_models_of_other_proportions(experts: int, top: int, hidden: int, inner: int, card: Simulated) -> None:
     layer = Layer(experts, hidden, inner, bias=experts == 8)
@@ -254,7 +259,7 @@ def test_models_of_other_proportions(experts: int, top: int, hidden: int, inner:
         assert error(layer(x, logits, top=top, activation=activation), wanted) <= GATE
 
 
-@pytest.mark.parametrize("tile", ["16x128", "64x128", "128x128s3"])
+@pytest.mark.parametrize("tile", ["16x128", "64x128", pytest.param("128x128s3", marks=pytest.mark.nightly)])
 def test_a_tile_of_the_environment_takes_few_rows_by_expert_on_that_tile(
     tile: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

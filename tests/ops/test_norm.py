@@ -32,6 +32,7 @@ def inputs(*shape: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.
     return x.to(dtype), weight.to(dtype)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_it_is_what_float64_says_rounded_once(card: Simulated, dtype: torch.dtype) -> None:

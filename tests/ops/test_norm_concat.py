@@ -28,6 +28,7 @@ def inputs(rows: int, hidden: int = HIDDEN, dtype: torch.dtype = BF16, n: int = 
     }  # fmt: skip
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a", "sm_121a"], indirect=True)
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_it_is_what_float64_says_rounded_once(card: Simulated, dtype: torch.dtype) -> None:

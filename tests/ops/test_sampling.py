@@ -27,6 +27,7 @@ def wanted(given: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(reference(rows)).view(given.shape[:-1])
 
 
+@pytest.mark.nightly(by_day="each value")
 @TARGETS
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(1,), (77,), (1, 5003), (3, 9001), (2, 3, 130), (5, 1)])

@@ -53,6 +53,7 @@ def test_rows_are_eight_gates_and_their_eight_ups_by_turns() -> None:
             jitmx.interleave_gate_up(bad)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("norm", [False, True])
@@ -68,6 +69,7 @@ def test_few_rows_are_one_launch_that_writes_no_product(target: str, rows: int, 
         assert jitmx.linear_swiglu(x, weight, norm=gamma, out=into) is into and torch.equal(into, found)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_many_rows_are_a_product_that_is_written_and_read(target: str, norm: bool) -> None:

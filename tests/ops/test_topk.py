@@ -28,6 +28,7 @@ def wanted(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(np.take_along_axis(x.double().numpy(), order, -1)).to(x.dtype), torch.from_numpy(order)
 
 
+@pytest.mark.nightly(by_day="each value")
 @TARGETS
 @pytest.mark.parametrize(
     ("shape", "k", "dtype"),

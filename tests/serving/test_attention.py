@@ -66,6 +66,7 @@ def test_requests_between_two_of_the_same_kernels_have_no_others(target: str, fu
     assert names(variants(layer)) == {variant.name for made in each for variant in made}
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "less", [{"requests": 200}, {"context": 10000}, {"tokens": 3000}, {"requests": 8, "tokens": 64}]

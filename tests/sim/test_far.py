@@ -298,7 +298,9 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("family", kernels.families())
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.nightly if name == "moe" else ()) for name in kernels.families()]
+)
 def test_every_kernel_has_a_case_with_far_tensors(family: str) -> None:
     for spec in kernels.family(family).specs:
         target = (

@@ -142,6 +142,7 @@ def test_sass_is_one_instruction_a_line_without_offsets(small: bytes) -> None:
     assert len(lines) * 16 == cubin.read(small).kernel("k").code_bytes
 
 
+@pytest.mark.nightly(by_day=("sm_121a",))
 @pytest.mark.parametrize("compiled", ["sm_90a", "sm_121a"], indirect=True)
 def test_many_cubins_are_listed_by_one_run_as_each_by_itself(
     compiled: nvrtc.Compiled, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_loops_to_the_lesser_of_two_end_by_factors_of_two_to_the_32_less_one(for
     assert found == list(COUNTS)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("unroll", [3, 5])
 @pytest.mark.parametrize(
     "knobs",

@@ -39,6 +39,7 @@ def suited(target: str, knobs: dict[str, Any]) -> dict[str, Any]:
     return {**knobs, "cache": cache, "pdl": "pdl" in item.features}
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(map(str, knobs.values())))
 def test_what_the_cache_keeps_is_exact_on_every_target(

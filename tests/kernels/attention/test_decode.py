@@ -131,6 +131,7 @@ SOMEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_a_variant_passes_its_cases_on_every_target(
@@ -176,6 +177,7 @@ PROBLEMS = st.builds(
 )
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=100)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 192))

@@ -66,6 +66,7 @@ def suited(target: str, knobs: dict[str, Any]) -> dict[str, Any]:
     return {**knobs, "cache": cache, "pdl": "pdl" in item.features}
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("knobs", KNOBS, ids=lambda knobs: "-".join(map(str, knobs.values())))
 def test_it_is_right_on_every_target(
@@ -88,6 +89,7 @@ def test_what_the_heuristic_chooses_keeps_its_contract(target: str) -> None:
     keep_contracts(chosen)
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=40)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))

@@ -33,6 +33,7 @@ def test_a_beginning_of_what_is_spread_has_its_share_of_every_part(parts: list[l
             assert abs(taken - len(part) * end / len(found)) <= len(parts) if found else True
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32, 64, 512, 8192])
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n, k, _ in GPT_OSS])
 def test_a_row_has_about_a_hundred_candidates_that_open_with_each_kernels_heuristic(m: int, n: int, k: int) -> None:

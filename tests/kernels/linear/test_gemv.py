@@ -40,6 +40,7 @@ PROBLEMS = st.builds(
 GEMV_VARIANTS = variants(GEMV)
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=3 * settings.default.max_examples)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))

@@ -95,6 +95,7 @@ def hard_blocks(activation: str, dtype: str, rows: int, blocks: int) -> Array:
     return np.stack(mixed).reshape(rows, blocks * formats.BLOCK)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize(
     ("activation", "rule", "dtype"),
     [(a, rule, "bf16") for a in FORMATS for rule in formats.SCALE_RULES] + [(a, "floor", "fp16") for a in FORMATS],
@@ -134,6 +135,7 @@ extern "C" __global__ void by_hand(const Arguments args) {{
 """
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("tile", [0, 1])
 @pytest.mark.parametrize("activation", FORMATS)
 @pytest.mark.parametrize(("target", "atom"), [("sm_90a", "BlockScaledTwin"), ("sm_121a", "BlockScaled")])
@@ -167,6 +169,7 @@ def test_one_product_with_a_scale_of_its_own_for_every_row_column_and_block(
     assert found[0, 0] == 32 + 134217728 and found[5, 3] == 8192 + 524288 and found[12, 1] == 262144 + 16384
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("activation", FORMATS)
 def test_the_smallest_and_the_largest_scale_of_a_row_are_exact_and_nan_stays_in_its_row(
@@ -186,6 +189,7 @@ def test_the_smallest_and_the_largest_scale_of_a_row_are_exact_and_nan_stays_in_
     assert found[0, 3] == 2.0**-127 and found[1, 3] == 2.0**-7 and found[2, 20] == 2.0**7 and found[1, 20] == np.inf
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("activation", FORMATS)
 @pytest.mark.parametrize("encoding", ["nibble", "swizzle"])
 def test_the_twin_and_the_instruction_agree_to_the_order_of_their_sums(activation: str, encoding: str) -> None:
@@ -203,6 +207,7 @@ def test_the_twin_and_the_instruction_agree_to_the_order_of_their_sums(activatio
     np.testing.assert_allclose(twin, real, rtol=2.0**-10, atol=1e-6)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize(("activation", "gate"), [("mxfp8", 0.05), ("mxfp6", 0.05), ("mxfp4", 0.14)])
 @pytest.mark.parametrize("rule", ["floor", "even"])
 def test_rounding_x_costs_no_more_than_stated(activation: str, gate: float, rule: str) -> None:
@@ -277,6 +282,7 @@ PROBLEMS = st.builds(
 )
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=25)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))

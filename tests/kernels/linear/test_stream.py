@@ -144,6 +144,7 @@ def variant(target: str, **knobs: Any) -> Variant:
     return SPEC.variant(chip, **{"pdl": modern, "copy": "bulk" if modern else "async", **knobs, **fitted})
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("sample", SAMPLE)
 def test_it_passes_its_cases_and_they_reach_its_code(
@@ -239,6 +240,7 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
         assert not memory.download(workspace, np.uint8, (geometry.workspace,)).any()
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=100)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))

@@ -107,6 +107,7 @@ def variant(target: str, **knobs: Any) -> Variant:
     return SPEC.variant(chip, **{"pdl": "pdl" in chip.features, **knobs})
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
 @pytest.mark.parametrize("sample", SAMPLE)
 def test_it_passes_its_cases_and_they_reach_its_code(
@@ -200,6 +201,7 @@ def test_a_nan_code_gives_its_block_a_nan_scale_and_no_other() -> None:
     assert scales[3, 0, 1] == 255 and (scales == 255).sum() == 1
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=15)
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))

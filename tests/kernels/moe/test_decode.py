@@ -29,6 +29,7 @@ SMALL = tuple(target for target in ARCHES if target.shared_bytes < 200 << 10)  #
 SHAPES = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (256, 8, 2048, 512), (60, 4, 2048, 1408))
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=100)
 @given(problem=SMALL_LAYERS, multiprocessors=st.integers(40, 256))
@@ -138,6 +139,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated
     assert simulated(SPEC.variant(arch.parse(target), **_possible(target), **knobs)).error <= 0.006
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
 @pytest.mark.parametrize("m", [1, 16])
 def test_its_heuristic_passes_its_cases(target: str, m: int, simulated: Callable[[Variant], Verdict]) -> None:

@@ -43,6 +43,7 @@ PROBLEMS = st.builds(
 )
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=40)
 @given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
@@ -105,6 +106,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated
     assert simulated(grouped.SPEC.variant(arch.parse(target), **knobs)).error <= 0.006
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a", "sm_121a"])
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_what_a_target_runs_by_default_passes_its_cases(

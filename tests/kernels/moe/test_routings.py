@@ -67,6 +67,7 @@ def test_any_routing_gives_the_layer(kernel: str, drawn: tuple[int, Routing]) ->
     assert run(case, variant, ptx)[0] <= case.gate
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("kernel", SMALL)
 @pytest.mark.parametrize("experts", [1, 300])
 def test_as_many_pairs_as_there_may_be_are_sorted(
@@ -82,6 +83,7 @@ def test_as_many_pairs_as_there_may_be_are_sorted(
 PAIRS = np.array([[0, 1], [1, 2], [1, -1], [1, 0], [1, 1]], np.int32)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize(
     ("kernel", "knobs"),
     [

@@ -71,6 +71,7 @@ def variant_for(target: str, x_format: str = "mxfp8", **knobs: Any) -> Variant:
     return scaled.SPEC.variant(chip, x_format=x_format, **{**best, **knobs})
 
 
+@pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
 @settings(max_examples=15)
 @given(problem=PROBLEMS, multiprocessors=st.integers(20, 256))
@@ -156,6 +157,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated
     assert simulated(variant_for(target, **knobs)).error <= 0.006
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("product", ["up", "down"])
 @pytest.mark.parametrize("x_format", X_FORMATS)
@@ -271,6 +273,7 @@ class _Weights:
 COST = {"bf16": 0.006, "mxfp8": 0.06, "mxfp6": 0.06, "mxfp4": 0.25}
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("x_format", COST)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_a_layer_costs_no_more_than_stated_and_is_what_its_codes_stand_for(target: str, x_format: str) -> None:
@@ -283,6 +286,7 @@ def test_a_layer_costs_no_more_than_stated_and_is_what_its_codes_stand_for(targe
     assert relative_l2(found, layer.wanted(x_format)) <= 0.006
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("activation", ["silu", "plain", "relu2"])
 @pytest.mark.parametrize("reduction", ["ordered", "atomic"])
 def test_layers_of_other_models_go_through_the_same_launches(activation: str, reduction: str) -> None:
@@ -349,6 +353,7 @@ def test_atomics_add_eight_values_an_instruction(target: str) -> None:
     keep_contracts(variants)
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("product", ["up", "down"])
 @pytest.mark.parametrize("geometry", dense.GEOMETRIES)
 def test_shared_memory_is_what_union_shared_takes(geometry: tuple[int, int, int, int], product: str) -> None:

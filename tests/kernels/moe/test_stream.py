@@ -87,6 +87,7 @@ def test_a_variant_passes_its_cases_and_they_reach_its_code(name: str, simulated
     assert simulated(variant(**SAMPLE[name])).error <= 2 * GATE
 
 
+@pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("target", LARGE, ids=str)
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_what_a_target_runs_by_default_passes_its_cases(
@@ -123,7 +124,7 @@ def source(reversed_blocks: bool = False) -> str:
     return nvrtc.compile_ptx(text, nvrtc.options(HOPPER))
 
 
-@pytest.mark.parametrize("shape", SHARED)
+@pytest.mark.parametrize("shape", [pytest.param("an item", marks=pytest.mark.nightly), "many items"])
 def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(shape: str, orders: Orders) -> None:
     experts, hidden, intermediate, routing, blocks = SHARED[shape]
     problem = MoeProblem(len(routing.ids), experts, routing.ids.shape[1], hidden, intermediate)

@@ -110,7 +110,7 @@ NUMBERS = -3.0, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, np.inf, -np.inf, np.nan
 LOGITS = st.lists(st.sampled_from(NUMBERS), min_size=9, max_size=9)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.nightly)])
 @settings(max_examples=6, deadline=None)
 @given(values=LOGITS)
 def test_equal_logits_go_by_ids_and_no_number_is_chosen_last(dtype: str, values: list[float]) -> None:
