@@ -78,7 +78,7 @@ class Steps:
         return list(found.split(news.tolist()))
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_prompts_and_tokens_after_them_come_out_as_transformers_make_them(
     host: Any, wide: Checkpoint, fuse: bool
 ) -> None:

@@ -235,7 +235,7 @@ def test_many_tokens_are_normalised_once_and_take_the_kernels_that_they_would_al
     assert error(found, wanted) < 0.03
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.nightly), "inductor"])
 def test_blocks_compile_whole_for_any_number_of_tokens(
     host: Any, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

@@ -256,7 +256,7 @@ def test_rows_of_padding_are_no_tokens(host: Any, tmp_path: Path) -> None:
     assert draft.get_top_tokens(torch.ones(3, 64, dtype=torch.bfloat16)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.nightly), 5])
 def test_norms_and_residuals_of_a_draft_are_in_its_products(host: Any, folder: Path, card: Any, rows: int) -> None:
     found = {}
     for fused in (True, False):
@@ -276,7 +276,7 @@ def test_norms_and_residuals_of_a_draft_are_in_its_products(host: Any, folder: P
     assert ("INFO", line) in said(host)
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_draft_compiles_whole_and_makes_the_same(host: Any, tmp_path: Path, card: Any, before: bool) -> None:
     made = drafts.write(tmp_path / "x", SIZES, on_grid=True).folder
     config = json.loads((made / "config.json").read_text())

@@ -61,21 +61,21 @@ def run(model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         return states, model.compute_logits(states)
 
 
-@pytest.mark.parametrize("options", [ALL, APART])
+@pytest.mark.parametrize("options", [ALL, pytest.param(APART, marks=pytest.mark.nightly)])
 def test_a_batch_without_tokens_is_served(host: Any, options: Any) -> None:
     with simulated_card.on_cpu("sm_90a"):
         states, logits = run(build(host, additional_config=options), [])
     assert states.shape == (0, 64) and logits.shape == (0, 100)
 
 
-@pytest.mark.parametrize("options", [ALL, APART])
+@pytest.mark.parametrize("options", [ALL, pytest.param(APART, marks=pytest.mark.nightly)])
 def test_random_weights_in_the_place_of_a_checkpoint_are_served(host: Any, options: Any) -> None:
     with simulated_card.on_cpu("sm_90a"):
         states, logits = run(build(host, additional_config=options, load_format="dummy"), [3, 14])
     assert bool(torch.isfinite(states).all()) and bool(torch.isfinite(logits).all())
 
 
-@pytest.mark.parametrize("options", [ALL, APART])
+@pytest.mark.parametrize("options", [ALL, pytest.param(APART, marks=pytest.mark.nightly)])
 def test_weights_that_sleep_threw_away_are_back_in_their_places_once_reloaded(
     host: Any, checkpoint: Checkpoint, tmp_path: Path, options: Any
 ) -> None:

@@ -52,7 +52,7 @@ def names(asked: Needed) -> set[str]:
     return {variant.name for variant in variants(asked)}
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+@pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_121a", marks=pytest.mark.nightly)])
 def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
