@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from litmus import ORDERS, SCOPES, Op, Program, check, operation, program
 from litmus_shapes import TABLE, place
 from ptx_model import Outcome, judge
+from strategies import examples
 
 PLACES = ("block", "cluster", "apart")
 INCLUDES = {"block": SCOPES, "cluster": ("cluster", "gpu", "sys"), "apart": ("gpu", "sys")}  # the other thread
@@ -215,7 +216,7 @@ STRONGER = {
 }
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(programs(), st.data())
 def test_a_stronger_order_or_a_wider_scope_adds_no_outcome_and_no_race(made: Program, data: st.DataObject) -> None:
     thread, at, op = data.draw(st.sampled_from(places(made)))
@@ -231,7 +232,7 @@ def test_a_stronger_order_or_a_wider_scope_adds_no_outcome_and_no_race(made: Pro
     assert stronger.racy <= weaker.racy
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(programs(), st.data())
 def test_one_more_fence_adds_no_outcome_and_no_race(made: Program, data: st.DataObject) -> None:
     thread, at, op = data.draw(st.sampled_from(places(made)))
@@ -241,7 +242,7 @@ def test_one_more_fence_adds_no_outcome_and_no_race(made: Program, data: st.Data
     assert fenced.racy <= without.racy
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(programs(), st.data())
 def test_threads_of_one_block_have_no_outcome_that_they_had_not_apart(made: Program, data: st.DataObject) -> None:
     one, other = data.draw(st.sampled_from(made.blocks)), data.draw(st.sampled_from(made.blocks))
@@ -253,13 +254,13 @@ def test_threads_of_one_block_have_no_outcome_that_they_had_not_apart(made: Prog
     assert together.racy <= apart.racy
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(programs())
 def test_any_interleaving_is_allowed(made: Program) -> None:
     assert interleavings(made) <= judge(made).outcomes
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(programs(order="relaxed", scope="gpu"))
 def test_fence_sc_between_all_accesses_leaves_the_interleavings_only(made: Program) -> None:
     fence = operation("fence.sc.gpu")
@@ -269,7 +270,7 @@ def test_fence_sc_between_all_accesses_leaves_the_interleavings_only(made: Progr
     assert judge(fenced).outcomes == interleavings(made)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(programs())
 def test_the_text_of_an_operation_reads_back_as_the_operation(made: Program) -> None:
     for _, _, op in places(made):

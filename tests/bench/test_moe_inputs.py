@@ -21,6 +21,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.moe import MoeProblem, layout
 from jitmx.ops.moe import plan as moe_plan
 from simulated_card import Card
+from strategies import examples
 
 
 def dequantize(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -48,7 +49,7 @@ def test_routing_is_that_of_its_seed_wherever_it_is_made() -> None:
     assert not torch.equal(first[0], other[0])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(experts=st.integers(1, 24), m=st.integers(1, 5), top=st.integers(1, 4), calls=st.integers(2, 12))
 def test_no_expert_is_read_again_before_others_that_were_read_earlier(
     experts: int, m: int, top: int, calls: int

@@ -21,7 +21,7 @@ from jitmx.kernels.routing import launch
 from jitmx.kernels.routing.problem import BIASES, FEW_TOKENS, SCORING, SOURCES, TILES, RoutingProblem, capacity
 from jitmx.registry.spec import KernelSpec, Variant
 from jitmx.sim.verify import Verdict
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 FAMILY = kernels.family("routing")
 PROBLEMS = st.builds(
@@ -52,7 +52,7 @@ def many(target: str, **knobs: Any) -> Variant:
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(problem=PROBLEMS, source=st.sampled_from(SOURCES), multiprocessors=st.integers(1, 256))
 @example(problem=RoutingProblem(64, 512, 8, tile=8, norm=True, mapped=True), source="hidden", multiprocessors=132)
 @example(problem=RoutingProblem(64, 512, 8, tile=8), source="logits", multiprocessors=132)

@@ -20,7 +20,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.sampling import DTYPES, GREEDY, SamplingProblem, launch, parts_of, reference
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 FAMILY = kernels.family("sampling")
 GPT_OSS = 201_088
@@ -32,7 +32,7 @@ def greedy(target: str, **knobs: Any) -> Variant:
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     rows=st.integers(1, 2048), vocab=st.integers(1, 300_000), dtype=st.sampled_from(DTYPES),
     multiprocessors=st.integers(1, 256), data=st.data(),

@@ -19,7 +19,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.topk import DTYPES, MAX_K, SELECT, TopkProblem, launch, numbers_of, reference
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 FAMILY = kernels.family("topk")
 GPT_OSS = 201_088
@@ -27,7 +27,7 @@ GPT_OSS = 201_088
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     rows=st.integers(1, 2048), vocab=st.integers(MAX_K, 300_000), k=st.integers(1, MAX_K),
     dtype=st.sampled_from(DTYPES), multiprocessors=st.integers(1, 256), data=st.data(),

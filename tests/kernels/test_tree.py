@@ -18,7 +18,7 @@ from jitmx.errors import KnobError
 from jitmx.kernels.tree import reference
 from jitmx.kernels.tree.build import beams
 from jitmx.kernels.tree.problem import STEPS, TreeProblem
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 FAMILY = kernels.family("tree")
 
@@ -43,7 +43,7 @@ def up(parents: list[int], node: int) -> list[int] | None:
     return way
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(parents=ANY_PARENTS)
 def test_a_plan_is_what_walking_up_from_each_node_finds(parents: list[int]) -> None:
     plan = reference.plan(parents)
@@ -57,7 +57,7 @@ def test_a_plan_is_what_walking_up_from_each_node_finds(parents: list[int]) -> N
         assert plan.next_sibling[node] == (later[0] if later else -1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(parents=trees(), data=st.data())
 def test_a_greedy_path_is_what_a_walk_from_the_root_takes(parents: list[int], data: st.DataObject) -> None:
     """As engines walk: of each node's children the one with the target's token; siblings have tokens of their own."""

@@ -18,6 +18,7 @@ from jitmx.ops.attention import plan
 from jitmx.ops.attention.calls import _plans
 from jitmx.runtime import scratch
 from simulated_card import Simulated, on_cpu
+from strategies import examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HEADS, KV, DIM, PAGE = 8, 2, 64, 16
@@ -399,7 +400,7 @@ def test_launches_whose_addresses_are_packed_read_what_lies_there_now(
         jitmx_settings.reload()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(-1, 130), st.integers(0, 3)), min_size=1, max_size=7),
     window=st.sampled_from([None, 1, 33]),

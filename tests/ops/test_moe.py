@@ -16,6 +16,7 @@ from jitmx import formats
 from jitmx.errors import InputError
 from jitmx.kernels.moe import MoeProblem, layout
 from jitmx.ops.moe.grouped import GroupedPlan
+from strategies import examples
 
 
 def random_experts(experts: int, n: int, k: int, low: int = 110, high: int = 126) -> jitmx.MXTensor:
@@ -30,7 +31,7 @@ def values(weight: jitmx.MXTensor) -> tuple[np.ndarray, np.ndarray]:
     return formats.unpack_nibbles(weight.codes.numpy()), weight.scales.numpy()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     experts=st.integers(1, 4),
     n=st.integers(1, 40),

@@ -20,6 +20,7 @@ from jitmx.ops.linear import compose
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe import plan as moe_plan
 from simulated_card import Simulated
+from strategies import examples
 
 GATE = 0.008  # with parts in bf16
 
@@ -277,7 +278,7 @@ def test_a_tile_of_the_environment_takes_few_rows_by_expert_on_that_tile(
     assert {v.knobs.tile for v in card.launched if v.spec.family == "routing"} == {rows}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_ids_are_those_of_torch_topk_in_the_same_order(data: st.DataObject, card: Simulated) -> None:
     m, experts = data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([4, 32, 60, 128, 256]))

@@ -19,6 +19,7 @@ from jitmx.ops import pack
 from jitmx.ops.pack import in_place, into, room, scale_range, watch
 from jitmx.ops.pack import reference as pack_torch
 from simulated_card import Simulated, on_cpu
+from strategies import examples
 
 HOST = torch.device("cpu")
 
@@ -98,7 +99,7 @@ def same(found: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor, wanted: t
     )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(weights())
 def test_torch_packs_to_what_the_reference_does(given: Weights) -> None:
     codes, scales = (tensor.numpy() for tensor in given.made)
@@ -112,7 +113,7 @@ def test_torch_packs_to_what_the_reference_does(given: Weights) -> None:
     assert full == any(expert[2] for expert in wanted)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(weights())
 def test_the_kernel_packs_to_the_bits_that_torch_does(card: Simulated, given: Weights) -> None:
     found, seen = room(given.experts, given.n, given.k, given.format, HOST), watch(HOST)
@@ -121,7 +122,7 @@ def test_the_kernel_packs_to_the_bits_that_torch_does(card: Simulated, given: We
     assert same(found, seen, given.by_torch()) and card.kernels == ["pack.pack"]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(weights())
 def test_the_kernel_packs_into_the_memory_that_weights_lie_in(card: Simulated, given: Weights) -> None:
     rows, tiles = packed_tiles(given.n, given.k)

@@ -12,6 +12,7 @@ import jitmx
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import packed_tiles
 from jitmx.kernels.linear.mxfp8 import pack_mxfp8
+from strategies import examples
 
 # Where pair i of a half-word lies: lowest magnitude bit and sign bit, from the drawing in docs/packed-layout.md.
 PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}
@@ -46,7 +47,7 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.uint8)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     n=st.integers(1, 50),
     blocks=st.integers(1, 7),

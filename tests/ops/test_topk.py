@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 import jitmx
 from jitmx.errors import InputError
 from simulated_card import Simulated
+from strategies import examples
 
 BF16 = torch.bfloat16
 TARGETS = pytest.mark.parametrize("card", ["sm_80", "sm_90a", "sm_121a"], indirect=True)
@@ -45,7 +46,7 @@ def test_values_and_indices_are_those_of_a_stable_sort(
     assert card.kernels == ["topk.select"]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(values=st.lists(st.floats(-3, 3, width=16), min_size=1, max_size=200), k=st.integers(1, 64))
 def test_any_row_agrees_with_a_stable_sort(card: Simulated, values: list[float], k: int) -> None:
     x = torch.tensor(values, dtype=torch.float16) + 0  # no zero with a sign

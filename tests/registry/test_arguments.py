@@ -16,7 +16,7 @@ from jitmx.errors import CompileError
 from jitmx.registry.arguments import NUMBERS, Arguments, Field, number, reads, tensor_map, writes
 from jitmx.registry.tensor_map import TensorMap
 from jitmx.toolchain import nvrtc
-from strategies import SPECS, arches_of, usual
+from strategies import SPECS, arches_of, examples, usual
 
 C_TYPES: dict[str, Any] = {
     "P": ctypes.c_uint64, "i": ctypes.c_int32, "I": ctypes.c_uint32, "f": ctypes.c_float, "q": ctypes.c_int64,
@@ -84,7 +84,7 @@ def test_maps_come_first_at_multiples_of_128_and_leave_the_rest_as_it_was(kinds:
     assert fields.alignment == 64 and fields.size == -(-(256 + plain.size) // 64) * 64
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(mapped())
 def test_the_compiler_lays_fields_and_maps_out_as_they_are_packed(fields: Arguments) -> None:
     nvrtc.compile_ptx(fields.source, TARGET)

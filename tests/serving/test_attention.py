@@ -16,6 +16,7 @@ from jitmx.registry.spec import Variant
 from jitmx.serving.attention import Attention, lacking, launches, problems
 from jitmx.serving.model import of_model
 from jitmx.serving.needed import Needed, variants
+from strategies import examples
 
 TARGETS = ("sm_90", "sm_121")
 
@@ -35,7 +36,7 @@ def names(found: tuple[Variant, ...]) -> set[str]:
     return {variant.name for variant in found}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     target=st.sampled_from(TARGETS),
     ranks=st.sampled_from([1, 2]),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx.sim.knowledge import Knowledge, merge
+from strategies import examples
 
 LANES, COLUMNS, BLOCKS = 8, 5, 3
 
@@ -43,7 +44,7 @@ def _plain(said: dict[int, Any]) -> dict[int, list[int]]:
     return {block: clocks.tolist() for block, clocks in said.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(_steps)
 def test_what_lanes_know_is_what_each_would_know_alone(steps: list[tuple[Any, Any, dict[int, Any], bool]]) -> None:
     knowledge, model = Knowledge(LANES, COLUMNS), Model()

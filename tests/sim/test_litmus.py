@@ -20,6 +20,7 @@ from litmus import ORDERS, SCOPES, Op, Program, check, program
 from litmus_ptx import STRIDE, UNSET, body, shape
 from litmus_shapes import TABLE, place
 from ptx_model import Outcome, judge
+from strategies import examples
 
 PLACES = ("block", "cluster", "apart")
 UNORDERED = "with nothing between them that orders the two"
@@ -312,7 +313,7 @@ def programs(draw: st.DrawFn) -> Program:
     return made
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(programs())
 def test_so_does_any_program(made: Program) -> None:
     assert not disagrees(made)

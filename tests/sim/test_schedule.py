@@ -15,6 +15,7 @@ from jitmx.errors import SimulationError
 from jitmx.sim import translate
 from jitmx.sim.launch import translate as program_of
 from jitmx.sim.memory import Memory
+from strategies import examples
 
 Array = npt.NDArray[Any]
 TILE = ".shared .align 16 .b8 tile[1024];"
@@ -62,7 +63,7 @@ def outcome(body: str, threads: int) -> Array:
     return memory.download(held, np.uint32, (threads, 16))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(listed=st.lists(instructions, min_size=2, max_size=24), threads=st.sampled_from((32, 64)))
 def test_batches_change_no_result(listed: list[str], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "setp.eq.u32 p2, r40, 3;\n" + "\n".join(listed)

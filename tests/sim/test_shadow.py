@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitmx.sim.shadow import LINE, WHO, Shadow, halves
+from strategies import examples
 
 BYTES, WARPS = 64, 2
 
@@ -21,7 +22,7 @@ def _expected(history: list[int], settled: int) -> tuple[int, int]:
     return (history or [0])[-1], others[-1] if others and others[-1] > settled else 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(_access, max_size=20), st.sampled_from([1, 2, 4]))
 def test_each_byte_has_its_last_writer_and_in_each_slot_its_last_two_readers(
     accesses: list[tuple[int, list[tuple[int, int, int]], bool, bool]], granule: int

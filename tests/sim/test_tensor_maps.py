@@ -20,6 +20,7 @@ from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.toolchain import nvrtc
+from strategies import examples
 
 Array = npt.NDArray[Any]
 
@@ -115,7 +116,7 @@ def box(array: Array, shown: TensorMap, start: tuple[int, ...]) -> Array:
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(starts=STARTS)
 @example(starts=((0, 0), (0, 0, 0), (0, 0, 0, 0, 0)))
 @example(starts=((64, 16), (16, 7, 4), (16, 3, 2, 1, 1)))

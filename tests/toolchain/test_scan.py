@@ -20,7 +20,7 @@ from jitmx.errors import CompileError, ToolchainError
 from jitmx.registry.render import render
 from jitmx.registry.spec import KernelSpec
 from jitmx.toolchain import headers, nvrtc
-from strategies import SPEC_NAMES, SPECS, arches_of, usual
+from strategies import SPEC_NAMES, SPECS, arches_of, examples, usual
 
 Include = Callable[[str, str], Path]
 SM90 = nvrtc.options(arch.parse("sm_90a"))
@@ -168,7 +168,7 @@ PIECES = (
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(PIECES), st.integers(0, 3)), max_size=6), min_size=4, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_where_the_text_tells_what_is_included_nvrtc_says_the_same(texts: list[list[tuple[str, int]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (place := Path(folder) / "jitmx").mkdir()

@@ -22,7 +22,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 FAMILY = kernels.family("attention")
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
@@ -179,7 +179,7 @@ PROBLEMS = st.builds(
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 192))
 def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
     target: Arch, problem: AttentionProblem, multiprocessors: int

@@ -24,7 +24,7 @@ from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.kernels.attention.reference import attend, visible
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 # The knobs that shape the code, each value with others in turn; between them all branches of the template.
@@ -91,7 +91,7 @@ def test_what_the_heuristic_chooses_keeps_its_contract(target: str) -> None:
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))
 def test_the_heuristic_and_candidates_are_legal_and_decode_has_what_it_can_take(
     target: Arch, problem: AttentionProblem, multiprocessors: int

@@ -23,7 +23,7 @@ from jitmx.kernels.linear.gemv import shared_bytes as gemv_shared_bytes
 from jitmx.kernels.linear.layout import TILE_BYTES, packed_tiles, preferred_encoding
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 FAMILY = kernels.family("linear")
 BLOCKS = st.integers(1, 2048)  # of 32 values: k up to 65536
@@ -169,7 +169,7 @@ class Arithmetic(dict[str, int]):
         return value
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(variant=GEMV_VARIANTS, n=st.integers(1, 300_000), multiprocessors=st.integers(1, 64))
 def test_every_row_of_tiles_belongs_to_exactly_one_worker(variant: Variant, n: int, multiprocessors: int) -> None:
     arithmetic, knobs = Arithmetic(variant), variant.knobs
@@ -215,7 +215,7 @@ def test_every_tile_of_k_belongs_to_exactly_one_slice_and_no_slice_is_empty(vari
     assert next_tile == tiles
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(variant=GEMV_VARIANTS)
 def test_shared_memory_before_x_is_what_struct_shared_takes(variant: Variant) -> None:
     unstaged = dataclasses.replace(variant.knobs, stage_x=False)

@@ -28,7 +28,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 Array = npt.NDArray[Any]
 
@@ -284,7 +284,7 @@ PROBLEMS = st.builds(
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
 def test_heuristic_and_candidates_are_legal_and_serve_the_problem(
     target: Arch, problem: LinearProblem, multiprocessors: int
@@ -322,7 +322,7 @@ def test_many_rows_take_tiles_that_are_bound_by_products() -> None:
         assert knobs["tile_n"] * knobs["tile_m"] >= 8192 and knobs["split_k"] == 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     target=st.sampled_from(["sm_80", "sm_90a", "sm_121a"]),
     activation=st.sampled_from(scaled.ACTIVATIONS),

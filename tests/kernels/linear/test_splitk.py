@@ -20,7 +20,7 @@ from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
-from strategies import assert_legal_and_serving, linear_problems
+from strategies import assert_legal_and_serving, examples, linear_problems
 
 HOPPER = arch.parse("sm_90")
 PROBLEMS = linear_problems(splitk.MAX_ROWS)
@@ -30,7 +30,7 @@ def variant(**knobs: Any) -> Variant:
     return splitk.SPEC.variant(HOPPER, **knobs)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))
 @example(problem=LinearProblem(1, 1, 32), multiprocessors=132)
 @example(problem=LinearProblem(1, 1, 32), multiprocessors=1)

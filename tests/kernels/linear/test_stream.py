@@ -30,7 +30,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 PROBLEMS = st.builds(
@@ -242,7 +242,7 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_and_leaves_its_works
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
 @example(problem=LinearProblem(1, 1, 32), multiprocessors=256)
 @example(problem=LinearProblem(32, 300_000, 65_536), multiprocessors=1)

@@ -33,7 +33,7 @@ from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 PROBLEMS = st.builds(
     LinearProblem,
@@ -177,7 +177,7 @@ def test_every_e4m3_code_is_decoded_exactly(dtype: str, scale_range: str) -> Non
     np.testing.assert_array_equal(found[0].T.astype(np.float64), wanted.astype(stored).astype(np.float64))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(n=st.integers(1, 40), blocks=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_mxfp8_codes_lie_where_the_drawing_says(n: int, blocks: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -203,7 +203,7 @@ def test_a_nan_code_gives_its_block_a_nan_scale_and_no_other() -> None:
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 256))
 @example(problem=LinearProblem(20_000, 300_000, 65_536), multiprocessors=1)
 @example(problem=LinearProblem(1, 1, 32, weight="mxfp8"), multiprocessors=256)
@@ -408,7 +408,7 @@ def test_rows_of_2_to_the_31_bytes_of_packed_tiles_are_refused_and_heuristics_se
             KERNEL.check(problem, SPEC.variant(chip, **tuned, **KERNEL.fixed(problem)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(picked=variants(SPEC))
 def test_shared_memory_is_what_the_template_lays_out(picked: Variant) -> None:
     knobs: TileKnobs = picked.knobs

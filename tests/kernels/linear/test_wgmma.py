@@ -26,7 +26,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import TensorMap, encode
 from jitmx.sim.verify import Verdict
 from jitmx.toolchain import nvrtc
-from strategies import assert_legal_and_serving, linear_problems
+from strategies import assert_legal_and_serving, examples, linear_problems
 
 LOOPS = (
     {},
@@ -46,7 +46,7 @@ def variant(**knobs: Any) -> Variant:
     return wgmma.SPEC.variant(HOPPER, **knobs)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problem=PROBLEMS, multiprocessors=st.integers(1, 200))
 @example(problem=LinearProblem(1, 1, 32), multiprocessors=132)
 @example(problem=LinearProblem(1, 1, 32), multiprocessors=1)

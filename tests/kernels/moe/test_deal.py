@@ -16,6 +16,7 @@ from jitmx import arch
 from jitmx.sim.launch import simulate
 from jitmx.sim.memory import Memory
 from jitmx.toolchain import nvrtc
+from strategies import examples
 
 THREADS = 128
 # Spans of every block, whole rows and cut; of every warp in the cut span of each block; and what is said of every row.
@@ -99,7 +100,7 @@ WORK = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(work=WORK)
 @example(work=Work(4, 360, 45, 132, 12))  # one row of gpt-oss
 @example(work=Work(4, 180, 45, 132, 12))
@@ -122,7 +123,7 @@ def test_every_tile_is_dealt_once_and_shares_differ_by_one_at_most(work: Work) -
         assert ((some[:, 1] - 1) // size - some[:, 0] // size + 1 <= held).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(work=WORK)
 @example(work=Work(4, 180, 45, 132, 12))
 @example(work=Work(2, 9, 50, 18, 4))

@@ -22,7 +22,7 @@ from jitmx.kernels.moe.decode import KERNEL, SPEC, shared_bytes
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict
-from strategies import ARCHES, SMALL_LAYERS, variants
+from strategies import ARCHES, SMALL_LAYERS, examples, variants
 
 FAMILY = kernels.family("moe")
 SMALL = tuple(target for target in ARCHES if target.shared_bytes < 200 << 10)  # where stream does not serve
@@ -31,7 +31,7 @@ SHAPES = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (256, 8, 2048, 512), (60, 4
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=SMALL_LAYERS, multiprocessors=st.integers(40, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
 def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: MoeProblem, multiprocessors: int) -> None:
@@ -57,7 +57,7 @@ def test_layers_of_known_models_are_served_where_blocks_have_little_shared_memor
     assert choice.variant.spec is SPEC or (m == 64 and choice.variant.spec.name == "grouped")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(variant=variants(SPEC))
 def test_shared_memory_is_laid_out_as_python_counts_it(variant: Variant) -> None:
     """Whatever the shape decides starts where the fixed part ends, on a line of 128 bytes."""

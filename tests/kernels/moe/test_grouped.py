@@ -22,7 +22,7 @@ from jitmx.kernels.routing.cases import lists as lists_of_routing
 from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, verify
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 FAMILY = kernels.family("moe")
 PRODUCTS = ("up", "down", "combine")
@@ -45,7 +45,7 @@ PROBLEMS = st.builds(
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=PROBLEMS, multiprocessors=st.integers(40, 256))
 def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: MoeProblem, multiprocessors: int) -> None:
     choice = choose("moe", problem, target, multiprocessors=multiprocessors)
@@ -53,7 +53,7 @@ def test_the_heuristic_is_legal_and_fits_shared_memory(target: Arch, problem: Mo
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(problem=PROBLEMS)
 def test_both_products_take_the_same_tiles_of_rows(target: Arch, problem: MoeProblem) -> None:
     tiles = {
@@ -71,7 +71,7 @@ def test_the_model_holds_tiles_of_64_for_faster_where_an_expert_has_few_rows_and
         assert (knobs["tile_m"], knobs["tile_n"]) == (rows, 128)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_the_lists_of_cases_are_those_of_routing(data: st.DataObject) -> None:
     experts, rows, top = (data.draw(st.integers(1, high)) for high in (5, 40, 4))

@@ -36,7 +36,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES
+from strategies import ARCHES, examples
 
 Array = npt.NDArray[Any]
 
@@ -73,7 +73,7 @@ def variant_for(target: str, x_format: str = "mxfp8", **knobs: Any) -> Variant:
 
 @pytest.mark.nightly(by_day=("sm_80", "sm_90a", "sm_121a"))
 @pytest.mark.parametrize("target", ARCHES, ids=str)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(problem=PROBLEMS, multiprocessors=st.integers(20, 256))
 def test_the_heuristic_is_legal_and_both_products_take_the_same_tiles_of_rows(
     target: Arch, problem: MoeProblem, multiprocessors: int
@@ -109,7 +109,7 @@ def test_one_row_has_a_block_for_every_multiprocessor() -> None:
                 assert blocks >= min(multiprocessors, top * -(-problem.sizes(product)[0] // 64))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows=st.integers(1, 5), blocks=st.integers(1, 9), x_format=st.sampled_from(X_FORMATS), seed=st.integers(0, 99))
 def test_codes_between_the_products_are_found_again(rows: int, blocks: int, x_format: str, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((rows, 32 * blocks))

@@ -30,7 +30,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, SMALL_LAYERS, variants
+from strategies import ARCHES, SMALL_LAYERS, examples, variants
 
 Orders = Callable[[], Iterator[None]]
 Passes = Callable[[Variant, Case], None]
@@ -224,13 +224,13 @@ def fixed_bytes(one: Variant) -> int:
     return shared_bytes(one.knobs, MoeProblem(1, 1, 1, TILE_K, TILE_K), 1) - (TILE_K * 2 + 64)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(one=variants(SPEC))
 def test_shared_memory_is_laid_out_as_python_counts_it(one: Variant) -> None:
     claim(one, f"__builtin_offsetof(Shared, rows) == {fixed_bytes(one)}")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data(), columns=st.sampled_from(COLUMNS), m=st.integers(1, 64), top=st.integers(1, 8))
 def test_no_routing_makes_more_items_than_there_is_room_for(
     data: st.DataObject, columns: int, m: int, top: int
@@ -258,7 +258,7 @@ def stretches(total: int, grain: int, blocks: int) -> Iterator[tuple[int, int]]:
     return ((a * grain, b * grain - 1) for a, b in itertools.pairwise(ends) if a < b)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     counts=st.lists(st.integers(0, 20), min_size=1, max_size=30).filter(any),
     blocks=st.integers(1, 40),
@@ -280,7 +280,7 @@ def test_blocks_have_room_for_the_rows_of_any_stretch_of_items_of_four_at_most(
 
 
 @pytest.mark.parametrize("target", BULK, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(problem=SMALL_LAYERS, multiprocessors=st.integers(1, 256))
 @example(problem=MoeProblem(64, hidden=4096, intermediate=4096), multiprocessors=40)
 @example(problem=MoeProblem(45, 133, 3, 32, 3744, bias=False), multiprocessors=133)

@@ -30,6 +30,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import Verdict, verify
 from jitmx.toolchain import nvrtc
+from strategies import examples
 
 FAMILY = kernels.family("moe")
 HOPPER = arch.parse("sm_90")
@@ -53,7 +54,7 @@ def variant(**knobs: Any) -> Variant:
     return wgmma.SPEC.variant(HOPPER, **knobs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problem=MANY, multiprocessors=st.integers(1, 200))
 def test_many_rows_an_expert_take_it_and_what_is_tried_is_legal(problem: MoeProblem, multiprocessors: int) -> None:
     choice = choose("moe", problem, HOPPER, multiprocessors=multiprocessors)
@@ -110,7 +111,7 @@ def test_a_second_product_in_bf16_behind_a_first_in_e4m3_has_stages_that_fit(row
     assert down.knobs.product == "down" and wgmma.shared_bytes(down.knobs) <= HOPPER.shared_bytes
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data(), k=st.integers(1, 6).map(lambda blocks: 32 * blocks))
 def test_arranged_rows_are_restored(data: st.DataObject, k: int) -> None:
     counts = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5))
