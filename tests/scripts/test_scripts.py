@@ -38,8 +38,11 @@ def test_each_level_and_tool_of_the_protocol_has_its_script() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_help_says_what_a_script_shows_and_what_it_takes(run: Any, name: str) -> None:
-    said = run(name, "--help").stdout
+def test_help_says_what_a_script_shows_and_what_it_takes_and_imports_no_torch(
+    run: Any, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('it takes seconds')")
+    said = run(name, "--help", PYTHONPATH=str(tmp_path)).stdout
     assert said.startswith("Usage: ") and len(said.split("Options:")[0].splitlines()) > 3 and "--help" in said
 
 
