@@ -58,7 +58,12 @@ def layer(asked: AttentionProblem, seed: int = 0) -> Layer:
     return Layer(Workload(asked), seed, "cpu")
 
 
-@pytest.mark.parametrize("asked", [DECODE, TREE, PROMPT, WINDOW, STORED, problem(append=False), problem(soft_cap=True)])
+LATER = [
+    pytest.param(asked, marks=pytest.mark.nightly) for asked in (WINDOW, problem(append=False), problem(soft_cap=True))
+]
+
+
+@pytest.mark.parametrize("asked", [DECODE, TREE, PROMPT, STORED, *LATER])
 @pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 def test_what_is_timed_is_right_and_writes_the_cache(asked: AttentionProblem, card: Simulated) -> None:
     chain = Chain(layer(asked))

@@ -105,7 +105,7 @@ def test_the_layer_that_fp8_is_held_against_rounds_what_the_kernels_round(
     assert 0.005 < float((rounded - plain.reference(x, ids, weights)).norm() / rounded.norm()) < 0.08
 
 
-@pytest.mark.parametrize(("m", "tile"), [(2, ""), (2, "16x128"), (66, "")])
+@pytest.mark.parametrize(("m", "tile"), [pytest.param(2, "", marks=pytest.mark.nightly), (2, "16x128"), (66, "")])
 def test_the_calls_of_a_chain_are_the_layer_from_logits_and_from_ids(
     m: int, tile: str, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:

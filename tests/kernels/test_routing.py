@@ -288,7 +288,7 @@ def test_sort_is_right_on_every_target(target: str, mapped: bool, simulated: Cal
     assert simulated(SORT.variant(item, experts=500, k=7, mapped=mapped, warps=8, pdl=pdl)).error == 0.0
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(variant=st.one_of(variants(ROUTE, changes=8), variants(MANY), variants(TOPK), variants(SORT)))
 def test_legal_variants_name_themselves_and_have_cases(variant: Variant) -> None:
     assert variant.name.startswith("routing.")

@@ -189,11 +189,14 @@ def test_mixed_lengths_with_sinks_agree_with_torch_and_the_cache_has_the_new_tok
 @pytest.mark.parametrize(
     ("card", "heads", "kv", "dim", "window", "dtype"),
     [
-        ("sm_90a", 8, 1, 64, 128, BF16), ("sm_90a", 4, 4, 128, None, FP16), ("sm_80", 5, 1, 96, 20, FP16),
-        ("sm_121a", 16, 1, 64, 17, BF16), ("sm_120a", 4, 2, 256, None, BF16),
+        ("sm_90a", 8, 1, 64, 128, BF16),
+        pytest.param("sm_90a", 4, 4, 128, None, FP16, marks=pytest.mark.nightly),
+        ("sm_80", 5, 1, 96, 20, FP16),
+        pytest.param("sm_121a", 16, 1, 64, 17, BF16, marks=pytest.mark.nightly),
+        ("sm_120a", 4, 2, 256, None, BF16),
     ],
     indirect=["card"],
-)  # fmt: skip
+)
 def test_groups_head_sizes_and_windows_agree_with_torch(
     card: Simulated, heads: int, kv: int, dim: int, window: int | None, dtype: torch.dtype
 ) -> None:
@@ -257,7 +260,7 @@ def test_a_part_of_the_head_is_rotated_at_the_positions_that_are_given(style: st
     assert (given["k_cache"][page, place].float() - k[2].float()).abs().max() <= 2.0**-7 * k[2].abs().max()
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.nightly), 20])
 def test_capped_logits_are_plain_torch(window: int | None, card: Simulated) -> None:
     made = world([(33, 1), (9, 2)], seed=4)
     sinks = torch.tensor([0.5, -torch.inf, 40.0, 1.0] * 2)
@@ -293,7 +296,7 @@ def test_an_e4m3_cache_has_scales_and_new_tokens_count_as_it_keeps_them(scales: 
     assert torch.equal(made.given["v_cache"][page, place].view(torch.uint8), kept.view(torch.uint8))
 
 
-@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("words", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_trees_see_their_own_branch_and_a_row_with_nothing_left_is_zero(words: int, card: Simulated) -> None:
     made = world([(18, 4), (0, 3)], seed=6)
     tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)

@@ -24,7 +24,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
-from strategies import ARCHES, variants
+from strategies import ARCHES, examples, variants
 
 TARGETS = ("sm_80", "sm_90a")
 HOPPER = arch.parse("sm_90a")
@@ -96,7 +96,7 @@ def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callabl
     simulated(variant("sm_90a", **HOPPERS[sample]))
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(picked=variants(SPEC).filter(lambda v: v.knobs.m * v.knobs.warps <= 64))
 def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))

@@ -177,7 +177,7 @@ def test_bulk_and_async_copies_agree_where_there_are_both(simulated: Callable[[V
         simulated(variant("sm_90a", copy="async", m=4, scaling="bare", warps=4, **way))
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(picked=variants(SPEC).filter(lambda v: v.knobs.m * v.knobs.warps <= 64 and v.knobs.cluster <= 4))
 def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))

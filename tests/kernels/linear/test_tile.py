@@ -121,7 +121,7 @@ def test_what_only_hopper_takes_passes_its_cases(sample: str, simulated: Callabl
     simulated(variant("sm_90a", **HOPPER[sample]))
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(picked=variants(SPEC).filter(lambda v: v.knobs.tile_n * v.knobs.tile_m <= 4096 and v.knobs.split_k <= 4))
 def test_any_legal_variant_computes_what_it_should(picked: Variant) -> None:
     ptx = nvrtc.compile_ptx(render(picked), nvrtc.options(picked.arch))

@@ -236,9 +236,9 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
 @pytest.mark.parametrize(
     ("knobs", "counters"),
     [
-        ({"x": "image"}, 8192),
+        pytest.param({"x": "image"}, 8192, marks=pytest.mark.nightly),
         ({"x": "image", "split_k": 2}, 8192),
-        ({"deal": "steps"}, 16384),
+        pytest.param({"deal": "steps"}, 16384, marks=pytest.mark.nightly),
         ({"deal": "rest", "split_k": 2}, 16384),
     ],
     ids=str,

@@ -23,6 +23,7 @@ from jitmx.sim.memory import Memory
 from jitmx.sim.tensormap import encode
 from jitmx.sim.verify import run
 from jitmx.toolchain import nvrtc
+from strategies import examples
 
 SMALL: dict[str, dict[str, Any]] = {
     "decode": {"warps": 2, "chunk": 1, "stages": 2, "columns": 2, "inputs": 3},
@@ -59,7 +60,7 @@ def routings(draw: st.DrawFn) -> tuple[int, Routing]:
 
 
 @pytest.mark.parametrize("kernel", SMALL)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(drawn=routings())
 def test_any_routing_gives_the_layer(kernel: str, drawn: tuple[int, Routing]) -> None:
     variant, ptx = compiled(kernel)

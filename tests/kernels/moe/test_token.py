@@ -23,6 +23,7 @@ from jitmx.registry.render import render
 from jitmx.registry.spec import Variant
 from jitmx.sim.verify import Verdict, run
 from jitmx.toolchain import nvrtc
+from strategies import examples
 
 Orders = Callable[[], Iterator[None]]
 
@@ -111,7 +112,7 @@ LOGITS = st.lists(st.sampled_from(NUMBERS), min_size=9, max_size=9)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.nightly)])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(values=LOGITS)
 def test_equal_logits_go_by_ids_and_no_number_is_chosen_last(dtype: str, values: list[float]) -> None:
     """Weights among infinities are NaN; then all of y is."""
