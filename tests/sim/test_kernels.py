@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +20,22 @@ from jitmx.sim.verify import Verdict
 TARGETS = ("sm_80", "sm_90a", "sm_120a", "sm_121a")
 FAMILIES = ("bandwidth", "linear", "norm", "pack", "quantize", "sampling", "topk", "tree")
 GATES = {"linear": 0.005, "norm": 0.004}  # others are exact
-RARER = [
-    v for target in TARGETS[1::2] for found in kernels.families().values() for v in found.rarer(arch.parse(target))
-]
-DEFAULTS = [v for target in TARGETS for family in FAMILIES for v in default_variants(family, arch.parse(target))]
 
 
-@pytest.mark.parametrize("variant", DEFAULTS, ids=lambda variant: f"{variant.arch}-{variant.name}")
-def test_it_passes_its_cases_and_they_reach_its_code(variant: Variant, simulated: Callable[[Variant], Verdict]) -> None:
-    verdict = simulated(variant)
-    assert verdict.error <= GATES.get(variant.spec.family, 0.0)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_default_variant_passes_its_cases_and_they_reach_its_code(
+    target: str, family: str, simulated: Callable[[Variant], Verdict]
+) -> None:
+    """Together, for every process of a run lists all tests, and which variants there are takes seconds."""
+    for variant in default_variants(family, arch.parse(target)):
+        verdict = simulated(variant)
+        assert verdict.error <= GATES.get(family, 0.0), f"{variant.name} for {variant.arch}"
+
+
+@functools.cache
+def verified(target: str) -> list[Variant]:
+    return targets.verified_variants((arch.parse(target),), ())
 
 
 @pytest.mark.parametrize("family", sorted({*kernels.families()} - {*FAMILIES}))
@@ -55,7 +62,8 @@ def test_every_rarer_variant_is_legal_on_one_of_two_targets_and_no_default() -> 
         if any(k.spec.legal(arch.parse(target), **knobs) for target in TARGETS[1::2])
     }
     assert named == legal and len(named) >= 60
-    assert len({variant.identity for variant in RARER}) == len(RARER)
+    rarer = [v for target in TARGETS[1::2] for f in kernels.families().values() for v in f.rarer(arch.parse(target))]
+    assert len({variant.identity for variant in rarer}) == len(rarer)
 
 
 @pytest.mark.parametrize("knob", ["residual", "activation", "scoring", "scale_rule", "bias", "copy", "encoding"])
@@ -64,7 +72,7 @@ def test_between_them_verified_variants_take_every_choice_of_a_word(knob: str) -
     seen: dict[str, set[object]] = {}
     choices: dict[str, set[object]] = {}
     for target in TARGETS[1::2]:
-        for variant in targets.verified_variants((arch.parse(target),), ()):
+        for variant in verified(target):
             for item in dataclasses.fields(variant.knobs):
                 if item.name == knob:
                     name = f"{variant.spec.family}.{variant.spec.name}"
@@ -103,7 +111,7 @@ def test_every_line_of_a_template_is_in_a_variant_that_is_verified(tmp_path: Pat
     found = {
         mark
         for target in TARGETS[1::2]
-        for variant in targets.verified_variants((arch.parse(target),), ())
+        for variant in verified(target)
         for mark in _MARK.findall(render(variant, tmp_path))
     }
     assert len(wanted) > 4000 and sorted(wanted - found) == []
