@@ -17,6 +17,7 @@ import pytest
 import jitmx
 from jitmx import kernels, settings
 from jitmx.errors import SettingError
+from known_nvrtc import remember
 
 TOY = Path(__file__).parent / "toy"
 ROOT = Path(jitmx.__file__).parent
@@ -48,8 +49,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, tmp_path: Path) -> Run:
+def run(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs a Python program in a process that knows the folder, by default the command line."""
+    remember(tmp_path_factory, tmp_path / "cache")
     known = {name for setting in settings.TABLE for name in (setting.name, *setting.aliases)}
     environment = {name: value for name, value in os.environ.items() if name not in known} | {
         "JITMX_FAMILIES": str(folder), "JITMX_CACHE_DIR": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": "",

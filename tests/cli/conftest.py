@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from click.testing import CliRunner, Result
 from jitmx import settings
 from jitmx.cache.manifest import Record
 from jitmx.cli import main
-from jitmx.toolchain import nvrtc
+from known_nvrtc import remember
 
 Run = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,18 +40,7 @@ def clean_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 @pytest.fixture
 def toolchain(clean_settings: None, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     """The cache of the test's own knows NVRTC by its digest, as one does whose second command this is."""
-    base = tmp_path_factory.getbasetemp()
-    memo = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "known" / "toolchain.json"
-    if not memo.exists():
-        memo.parent.mkdir(mode=0o700, exist_ok=True)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JITMX_CACHE_DIR", str(memo.parent))
-            settings.reload()
-            nvrtc.identity.cache_clear()
-            nvrtc.identity()
-        settings.reload()
-    (tmp_path / "cache").mkdir(mode=0o700)
-    shutil.copy(memo, tmp_path / "cache")
+    remember(tmp_path_factory, tmp_path / "cache")
 
 
 @pytest.fixture
