@@ -40,7 +40,7 @@ from jitmx.sim.verify import Verdict, run, verify
 from jitmx.toolchain import headers, nvrtc
 
 # A deadline for one example measures the machine, and what else runs on it.
-hypothesis.settings.register_profile("jitmx", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("jitmx", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("jitmx")
 

@@ -29,8 +29,8 @@ OF_EACH = settings(max_examples=settings.default.max_examples // 4)
 
 
 def examples(count: int) -> int:
-    """A third of so many by day, three times as many in the nightly run: of a property that has a number of its own."""
-    return max(count * settings.default.max_examples // 90, min(count, 3))
+    """A third of so many by day, five times as many in the nightly run: of a property that has a number of its own."""
+    return max(count * settings.default.max_examples // 60, min(count, 3))
 
 
 _SIZES = st.integers(1, 128).map(lambda blocks: 32 * blocks)
