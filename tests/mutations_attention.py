@@ -103,7 +103,8 @@ _CLUSTER = (
 
 _TREE = (
     ("the scale of keys is forgotten", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
-    ("the scale of values is forgotten", "merged.factor(v_scale)", "merged.factor(1.0f)"),
+    ("the scale of values is forgotten", "const float factor = merged.factor(v_scale);",
+     "const float factor = merged.factor(1.0f);"),
     ("the scale of the first head serves all", "args.v_scale + work.head * args.scale_stride", "args.v_scale"),
     ("each head has a scale, whatever their stride", "args.k_scale + work.head * args.scale_stride",
      "args.k_scale + work.head"),
@@ -161,7 +162,8 @@ _WINDOW = (
     ("warps meet before they have written",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n    __syncthreads();\n",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n"),
-    ("keys start from one with a logit of 0", "most[0] = most[1] = minus_infinity();", "most[0] = most[1] = 0.0f;"),
+    ("keys start from one with a logit of 0", "base[m][0] = base[m][1] = minus_infinity();",
+     "base[m][0] = base[m][1] = 0.0f;"),
     ("rows of the output are as far apart as those of q", "token * args.out_stride", "token * args.q_stride"),
     ("rows of q are as far apart as those of the output", "token * args.q_stride", "token * args.out_stride"),
     ("new values are as far apart as new keys", "token * args.v_stride", "token * args.k_stride"),

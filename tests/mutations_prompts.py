@@ -133,10 +133,10 @@ _WGMMA = (
 )  # fmt: skip
 
 _WINDOW = (
-    ("a key that has left the window is seen", "columns_below<Keys>(after - window, t);",
-     "columns_below<Keys>(after - window - 1, t);"),
-    ("the oldest key of the window is hidden", "columns_below<Keys>(after - window, t);",
-     "columns_below<Keys>(after - window + 1, t);"),
+    ("a key that has left the window is seen", "columns_below<8 * Eights>(after - window, t);",
+     "columns_below<8 * Eights>(after - window - 1, t);"),
+    ("the oldest key of the window is hidden", "columns_below<8 * Eights>(after - window, t);",
+     "columns_below<8 * Eights>(after - window + 1, t);"),
     ("a tile that the window's end cuts is seen whole", "masked |= first <= highest - window;",
      "masked |= first < highest - window;"),
     ("keys begin behind the window's first", "max(request.old + token(0) - window + 1, 0) / 16 * 16;",
