@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -182,12 +183,4 @@ def _facts(block: Any) -> Block:
 @functools.cache
 def changed() -> tuple[str, ...]:
     """Which functions that the block takes the place of are not as they were when it was written."""
-    return tuple(name for name, digest in _KNOWN.items() if digest_of(name) != digest)
-
-
-def digest_of(name: str) -> str:
-    """Of the code of a function of vLLM's gpt-oss, whatever its comments and spaces."""
-    found: Any = gpt_oss
-    for part in name.split("."):
-        found = getattr(found, part)
-    return hooks.digest(found)
+    return hooks.changed({name: (operator.attrgetter(name)(gpt_oss), digest) for name, digest in _KNOWN.items()})

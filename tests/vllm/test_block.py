@@ -29,7 +29,7 @@ from jitmx.ops.routing.plan import Routing
 from jitmx.serving import products, rounded_inputs
 from jitmx.serving.experts import Experts
 from jitmx.serving.linear import Linear
-from jitmx.vllm import block, facts
+from jitmx.vllm import block, facts, hooks
 from vllm_world import error, reference
 
 Checkpoint = tuple[Path, dict[str, torch.Tensor]]
@@ -347,7 +347,7 @@ def test_a_digest_is_of_the_text_without_comments_and_spaces_on_every_python(mon
 
     monkeypatch.setattr(gpt_oss.MLPBlock, "forward", forward)
     text = 'defforward(self:Any,x:str)->str:returnf"{x}.#attn"'
-    assert block.digest_of("MLPBlock.forward") == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert hooks.digest(gpt_oss.MLPBlock.forward) == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_a_block_of_another_plugin_stays(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
