@@ -127,9 +127,9 @@ class MoeProblem(Problem):
     def taken(self, arch: Arch) -> MoeProblem:
         """The same as kernels of a target take it.
 
-        Where E4M3 with a scale a row is asked for and the target has no kernel for it, that is E4M3 with the least
-        scale that holds a block of 32: no value is rounded more coarsely, at the same rate.
+        Where E4M3 with a scale a row is asked for and the target has no kernel for it, or none for weights of any
+        scale, that is E4M3 with the least scale that holds a block of 32: no value is rounded more coarsely.
         """
-        if self.x_format != "fp8" or "wgmma" in arch.features:
+        if self.x_format != "fp8" or ("wgmma" in arch.features and self.scale_range == "normal"):
             return self
         return replace(self, x_format="mxfp8", scale_rule="ceil", row_range=ROW_RANGES[0])

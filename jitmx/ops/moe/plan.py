@@ -104,8 +104,6 @@ def problem_of(
     """What a call with so many rows, each to `top` experts, asks for; `more` are other fields of its problem."""
     scales = "normal" if w13.scale_range == w2.scale_range == "normal" else "full"
     arch = card.arch(card.number(w13.device))
-    if scales == "full" and more.get("x_format") == "fp8":  # as on targets that have no such kernel
-        more |= {"x_format": "mxfp8", "scale_rule": "ceil"}
     problem = MoeProblem(
         rows, w13.experts, top, w13.k, w2.k, activation, bias, w13.encoding, scales, residual=residual, **more
     ).taken(arch)

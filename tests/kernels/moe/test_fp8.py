@@ -174,3 +174,11 @@ def test_targets_without_it_take_a_scale_a_block_that_holds_its_largest(target: 
     assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
     if target != "sm_121":  # whose table was made without it
         assert knobs.atom == atom
+
+
+@pytest.mark.parametrize("m", [1, 512])
+def test_so_do_weights_of_any_scale_where_it_is(m: int) -> None:
+    found = choose("moe", MoeProblem.on(HOPPER, m=m, x_format="fp8", scale_range="full"), HOPPER)
+    knobs = found.variant.knobs
+    assert (found.variant.spec.name, knobs.x_format, knobs.scale_rule) == ("scaled", "mxfp8", "ceil")
+    assert all(one.variant.spec.name != "wgmma_fp8" for one in companions(found))
