@@ -165,6 +165,19 @@ def test_the_next_launch_finds_room_beside_small_blocks_and_none_beside_large_cl
     assert work(batch=1, context=65536).merges
 
 
+@pytest.mark.parametrize(("cache", "value_bytes", "most"), [("same", 2, 1.12), ("e4m3", 1, 1.15)])
+@pytest.mark.parametrize("batch", [1, 2, 3, 16])
+def test_on_gb10_decoding_behind_2048_tokens_and_more_takes_little_longer_than_its_bytes(
+    batch: int, cache: str, value_bytes: int, most: float
+) -> None:
+    card = cards.of(arch.parse("sm_121a"))
+    for context in (2048, 8192, 65536):
+        shape = {"batch": batch, "context": context, "cache": cache, "sinks": "sinks_bf16", "rope": "neox"}
+        us = launches.total(launches.of_call(call.explain("attention", arch.parse("sm_121a"), **shape)))
+        floor = batch * context * 2 * 8 * 64 * value_bytes / (card.memory_gbps.value * 1e3)
+        assert 1 < us / floor <= most
+
+
 @pytest.mark.parametrize(("target", "batch"), [("sm_90a", 64), ("sm_121a", 1)])
 def test_every_block_of_a_launch_that_is_counted_has_work(target: str, batch: int) -> None:
     shape = {"batch": batch, "context": 2048, "cache": "e4m3", "sinks": "sinks_bf16", "rope": "neox"}

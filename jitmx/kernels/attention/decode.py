@@ -258,8 +258,8 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
             return _within(problem, arch, knobs | {"keys": 16}, stages=2)
         if ahead:
             knobs["ahead"] = True
-        elif problem.cache == "same" and team == split and problem.head_dim <= 64:  # two calls' blocks share one
-            knobs["blocks_per_sm"] = 2
+        elif problem.cache == "same" and team == split and problem.head_dim <= 64:
+            knobs["blocks_per_sm"] = 2  # so that blocks of two calls share a multiprocessor
         return _within(problem, arch, knobs, stages=1)
     if problem.context <= 8 * 32 and _reads_ahead(problem, multiprocessors):  # one step, which nothing is merged with
         return _within(problem, arch, knobs | {"reduction": "none", "warps": 8, "ahead": True}, stages=1)
@@ -322,11 +322,17 @@ def _cluster(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dic
 
 
 def _parts(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> int:
-    """Blocks a (request, KV head) where those of one request alone use up the memory bandwidth; 0 where they do not."""
+    """Blocks a (request, KV head) where those of one request alone use up the memory bandwidth; 0 where they do not.
+
+    The fewest of which all requests together have twice as many as that takes, or else as many as there is room for.
+    """
     offered = (1, 2, 4, 8) if "cluster" in arch.features else (1,)
     enough = [parts for parts in offered if problem.kv_heads * parts * _BLOCK_GBPS >= arch.memory_gbps]
     items = problem.batch * problem.kv_heads
-    return max((parts for parts in enough if items * parts <= multiprocessors), default=int(1 in enough))
+    fit = [parts for parts in enough if items * parts <= multiprocessors]
+    if not fit:
+        return int(1 in enough)
+    return next((parts for parts in fit if items * parts * _BLOCK_GBPS >= 2 * arch.memory_gbps), fit[-1])
 
 
 def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages: int) -> dict[str, Any]:
