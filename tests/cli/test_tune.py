@@ -155,10 +155,13 @@ def test_an_override_is_refused_that_would_be_in_every_timing(
     assert f"{name} overrides what is to be measured; unset it" in run("tune", "linear", *SHAPE, code=2).stderr
 
 
-def test_without_a_gpu_it_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "asked", [("linear", *SHAPE), ("moe", "experts=16", "top=8", "hidden=256", "intermediate=128")]
+)
+def test_without_a_gpu_it_says_so(asked: tuple[str, ...], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "require_gpu", REQUIRE_GPU)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "tune needs a GPU that torch can use" in run("tune", "linear", *SHAPE, code=1).stderr
+    assert "tune needs a GPU that torch can use" in run("tune", *asked, code=1).stderr
 
 
 def test_the_time_of_every_candidate_is_kept_where_asked_for_whether_the_run_ends_or_not(

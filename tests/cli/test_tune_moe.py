@@ -12,14 +12,11 @@ import pytest
 
 from jitmx import arch, settings
 from jitmx.bench import moe, tuning, tuning_builds
-from jitmx.cli import targets
 from jitmx.cli import tune as verb
 from jitmx.dispatch import offers, tactics, tune
 from jitmx.dispatch.choose import choose, companions
 from jitmx.kernels.moe import MoeProblem
 from jitmx.runtime import card as cards
-
-REQUIRE_GPU = targets.require_gpu  # which the fixture takes the place of
 
 SM_121 = arch.parse("sm_121")
 LAYER = ("experts=16", "top=8", "hidden=256", "intermediate=128")
@@ -142,9 +139,3 @@ def test_a_model_is_its_layer(read: Callable[..., dict[str, Any]]) -> None:
     said = read("tune", "moe", "--model", "gpt-oss-20b", "-m", "4", "-q")
     problem = said["rows"][0]["problem"]
     assert [problem[name] for name in ("experts", "top", "hidden", "intermediate")] == [32, 4, 2880, 2880]
-
-
-def test_without_a_gpu_it_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "require_gpu", REQUIRE_GPU)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "tune needs a GPU that torch can use" in run("tune", "moe", *LAYER, code=1).stderr
