@@ -35,6 +35,22 @@ _CACHES = {
 }  # fmt: skip
 
 
+# What createpolicy makes; nobody but the cache looks at its bits.
+_POLICY = 0x706F_6C69_6379_0001
+
+
+def check_policy(t: Translator, ins: Instruction) -> None:
+    """Emit what holds the last operand of an instruction with L2::cache_hint to be a policy."""
+    t.emit(f"{t.const(_governed)}(m, {t.mask}, {t.read(ins.operands[-1], 'u8')}, {t.line})")
+
+
+def _governed(m: Machine, mask: Any, policy: Array, line: int) -> None:
+    lanes = m.active(mask)
+    wrong = np.broadcast_to(policy, m.lanes)[lanes] != _POLICY
+    if wrong.any():
+        m.fault(line, int(lanes[wrong.argmax()]), "its cache policy is none that createpolicy made")
+
+
 def _fenced(m: Machine, mask: Any, how: str, line: int) -> None:
     m.races.fence(m.active(mask), order.parse(how), line)
 
@@ -132,8 +148,7 @@ HANDLERS: dict[str, Handler] = {
     "prefetch": _prefetch,
     "prefetchu": _prefetch,
     "applypriority": _prefetch,
-    # A cache policy, whose bits nobody but the cache looks at.
-    "createpolicy": lambda t, ins: t.write(ins.operands[0], t.scalar(0, "u8"), "u8"),
+    "createpolicy": lambda t, ins: t.write(ins.operands[0], t.scalar(_POLICY, "u8"), "u8"),
     "griddepcontrol": _griddepcontrol,
     "setmaxnreg": _setmaxnreg,
 }

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, emit_checks, watches
 from jitmx.sim.flow import Access, doubtful, fillers, temporaries
+from jitmx.sim.hints import check_policy
 from jitmx.sim.program import EXIT, Block, Program
 from jitmx.sim.ptx import SIZES, Function, Immediate, Instruction, Module, Operand, Register, Symbol, is_barrier
 from jitmx.sim.schedule import batches
@@ -230,6 +231,8 @@ class Translator(Emitter):
         before, waiting = len(self._lines), len(self._batch)
         if watch is not None:
             emit_check(self, watch)
+        if "L2::cache_hint" in ins.opcode:
+            check_policy(self, ins)
         handler(self, ins)
         if len(self._batch) == waiting:
             self._note_writes()

@@ -90,6 +90,12 @@ def test_a_count_that_is_no_multiple_of_a_warp_is_an_error() -> None:
         launch("bar.sync 1, 40;", [], Memory(), block=64)
 
 
+@pytest.mark.parametrize("number", [16, -1])
+def test_a_block_has_sixteen_barriers(number: int) -> None:
+    with pytest.raises(SimulationError, match=rf"barrier {number % 2**32}; a block has barriers 0 to 15"):
+        launch(f"bar.sync {number};", [], Memory(), block=64)
+
+
 def test_threads_that_part_meet_again() -> None:
     body = """mov.u32 r9, 0; and.b32 r1, r0, 7;
     $loop: setp.ge.u32 p0, r9, r1; @p0 bra $out; add.u32 r9, r9, 1; bra $loop;

@@ -81,6 +81,13 @@ def test_hints_change_no_value() -> None:
     assert run(HINTS) == 5
 
 
+@pytest.mark.parametrize("policy", ["%x2", "1360862806018621440"])
+def test_a_cache_policy_is_one_that_createpolicy_made(policy: str) -> None:
+    made = "mov.b64 %x2, 1;\ncreatepolicy.fractional.L2::evict_last.b64 %x1, 0f3f800000;\n"
+    with pytest.raises(SimulationError, match=r"thread 0: its cache policy is none that createpolicy made"):
+        run(made + f"st.global.L2::cache_hint.u32 [%out], 5, {policy};\n")
+
+
 @pytest.mark.parametrize("text", ["fence.someday;", "griddepcontrol.hurry;", "prefetch.global.L9 [%out];"])
 def test_an_unknown_hint_is_named(text: str) -> None:
     with pytest.raises(SimulationError, match=text.split(".")[0]):
