@@ -55,7 +55,7 @@ class WgmmaKnobs(Knobs):
     encoding: str = ENCODING
     scale_range: str = NORMAL_SCALE_RANGE
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
-    grain: int = knob(32, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
+    grain: int = knob(32, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(6, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(1, low=1, high=4, doc="steps of 64 k of a stage")

@@ -44,7 +44,7 @@ class WgmmaFp8Knobs(Knobs):
     scale_range: str = NORMAL_SCALE_RANGE
     rows: str = knob("narrow", choices=ROW_RANGES, doc="rows of W: all of one pass over k, or some of more")
     tile_m: int = knob(WIDEST, choices=TILES_M, doc="rows of a tile of the schedule, at most")
-    grain: int = knob(16, choices=(16, 32, 64), doc="rows by which the widths of tiles differ")
+    grain: int = knob(16, choices=(8, 16, 32, 64), doc="rows by which the widths of tiles differ")
     tile_n: int = knob(192, choices=(128, 192, 256), doc="rows of W a block, 64 for each warpgroup that multiplies")
     stages: int = knob(5, low=2, high=16, doc="stages of W and activations that a block keeps in shared memory")
     depth: int = knob(2, choices=(2, 4), doc="steps of 64 k of a stage")
@@ -107,7 +107,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 
 # By rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
-_STAGED = {64: (16, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 256: (32, 5, 2)}
+_STAGED = {64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 256: (32, 5, 2)}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:

@@ -120,10 +120,10 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
     if (threadIdx.x % 32 == 0) {
       const u32 full = full_ + stage * 8u;
       mbarrier_expect(full, tiles * (kTileBytes + kScaleBytes));
-      bulk_copy(codes_ + stage * u32(sizeof(Bytes::codes[0][0])), product_codes_ + u64(tile_) * kTileBytes,
-                tiles * kTileBytes, full);
-      bulk_copy(scales_ + stage * u32(sizeof(Bytes::scales[0][0])) + tile_ % 4u * kScaleBytes,
-                product_scales_ + u64(tile_) * kScaleBytes, tiles * kScaleBytes, full);
+      bulk_copy_evict_first(codes_ + stage * u32(sizeof(Bytes::codes[0][0])),
+                            product_codes_ + u64(tile_) * kTileBytes, tiles * kTileBytes, full);
+      bulk_copy_evict_first(scales_ + stage * u32(sizeof(Bytes::scales[0][0])) + tile_ % 4u * kScaleBytes,
+                            product_scales_ + u64(tile_) * kScaleBytes, tiles * kScaleBytes, full);
     }
     tile_ += tiles;
     left_ -= tiles;

@@ -89,8 +89,8 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WeightRing {
     const u32 to_codes = to + slot * kTileBytes, to_scales = to + kChunkTiles * kTileBytes + slot * kScaleBytes;
     if constexpr (kBulk) {
       if (lane_ == 0) {
-        bulk_copy(to_codes, codes, tiles * kTileBytes, full_ + 8 * stage);
-        bulk_copy(to_scales, scales, tiles * kScaleBytes, full_ + 8 * stage);
+        bulk_copy_evict_first(to_codes, codes, tiles * kTileBytes, full_ + 8 * stage);
+        bulk_copy_evict_first(to_scales, scales, tiles * kScaleBytes, full_ + 8 * stage);
       }
     } else {
 #pragma unroll 1

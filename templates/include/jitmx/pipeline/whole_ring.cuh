@@ -37,10 +37,10 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const u64 tiles = apart(r);
-            bulk_copy(to + r * kChunk * kTileBytes, codes_ + tiles * kTileBytes, kChunk * kTileBytes,
-                      full_ + 8 * stage);
-            bulk_copy(to + kCodeBytes + r * kChunk * kScaleBytes, scales_ + tiles * kScaleBytes, kChunk * kScaleBytes,
-                      full_ + 8 * stage);
+            bulk_copy_evict_first(to + r * kChunk * kTileBytes, codes_ + tiles * kTileBytes, kChunk * kTileBytes,
+                                  full_ + 8 * stage);
+            bulk_copy_evict_first(to + kCodeBytes + r * kChunk * kScaleBytes, scales_ + tiles * kScaleBytes,
+                                  kChunk * kScaleBytes, full_ + 8 * stage);
           }
         }
         __syncwarp();

@@ -1,5 +1,6 @@
 // Bulk tensor copies (sm_90 and newer): boxes of a tensor in device memory, as a map of the host's describes it.
 #pragma once
+#include "jitmx/ptx/cache_policy.cuh"
 #include "jitmx/ptx/tensor_map.cuh"
 #include "jitmx/types.cuh"
 
@@ -19,6 +20,14 @@ __device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& ma
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
                "[%1, {%2, %3, %4}], [%5];"
                :: "r"(destination), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+
+// The same, of memory that is not read again soon: lines that are make no room for it.
+__device__ __forceinline__ void tensor_copy_evict_first(u32 destination, const TensorMap& map, int x, int y, int z,
+                                                        u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+               "[%1, {%2, %3, %4}], [%5], %6;"
+               :: "r"(destination), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(evict_first()) : "memory");
 }
 
 __device__ __forceinline__ void tensor_copy(u32 destination, const TensorMap& map, int x, int y, int z, int w,
