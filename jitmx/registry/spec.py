@@ -264,7 +264,7 @@ class Variant:
             )
             raise KnobError(said, fitting(self.knobs, self.spec.shared_bytes, self.arch))
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Readable and unique among the variants of one target: `linear.gemv.m4-fp16-chunk2`.
 

@@ -91,7 +91,7 @@ def _rows(layer: AttentionProblem, tokens: int) -> Iterator[list[AttentionProble
     """The same in rows of calls that have more and more requests."""
     # Between 1024 and 8192 tokens, knobs change with each doubling.
     bits_of = (bits for bits in range(6, 33) if bits % 2 == 0 or 10 < bits < 14)
-    contexts = [1 << bits for bits in bits_of if 1 << bits < 4 * layer.context]
+    contexts = [1 << bits for bits in bits_of if 1 << bits < 4 * min(layer.context, layer.window or layer.context)]
     few = [rows // layer.group for rows in decode.ROWS if rows >= layer.group]
     few = list(dict.fromkeys((1, *(queries for queries in few if queries <= tokens))))
     many = [queries for queries in (few[-1] + 1, *(1 << bits for bits in range(5, 25))) if few[-1] < queries]

@@ -16,6 +16,7 @@ from jitmx import settings as jitmx_settings
 from jitmx.errors import InputError, KnobError
 from jitmx.ops.attention import plan
 from jitmx.ops.attention.calls import _plans
+from jitmx.ops.attention.checks import Call
 from jitmx.runtime import scratch
 from simulated_card import Simulated, on_cpu
 from strategies import examples
@@ -451,6 +452,24 @@ def test_plans_are_kept_by_the_next_power_of_two_of_the_longest_context(card: Si
     assert len(_plans) == 1
     with pytest.raises(InputError, match="max_seq_len=65 is over the 64 tokens that a row of block_table"):
         made.call(max_seq_len=65)
+
+
+def test_kernels_are_chosen_by_the_tokens_that_a_window_lets_be_seen(
+    card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+    variants = plan.variants
+
+    def noted(call: Call) -> Any:
+        chosen.append(call.problem.context)
+        return variants(call)
+
+    monkeypatch.setattr(plan, "variants", noted)
+    made = world([(120, 1)], seed=18)
+    for window in (None, 20, 100):
+        _plans.clear()
+        assert error(made.call(window=window, max_seq_len=121), expected(made, window=window)) < GATE
+    assert chosen == [128, 32, 128]
 
 
 @pytest.mark.parametrize("card", ["sm_90a", "sm_121a"], indirect=True)

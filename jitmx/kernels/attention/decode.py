@@ -341,19 +341,20 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them;
     where they never do, the blocks of a cluster, which take rows of each other, are not one.
     """
-    team = rows_for(problem) // 16 // knobs.get("group_split", 1) // knobs.get("row_tiles", 1)
+    given = fixed(problem)
+    team = given["rows"] // 16 // knobs.get("group_split", 1) // knobs.get("row_tiles", 1)
     most = max(1, min(knobs["warps"], 16 // team))
     for teams in sorted({most, min(most, 2), 1}, reverse=True):
         for blocks in sorted({knobs.get("blocks_per_sm", 1), 1}, reverse=True):
             for keys, count in ((knobs["keys"], stages), (16, 4), (16, 3), (16, 2)):
                 found = {"keys": keys, "stages": count, "warps": teams * team, "blocks_per_sm": blocks}
-                if DECODE.legal(arch, **fixed(problem), **knobs | found):
+                if DECODE.legal(arch, **given, **knobs | found):
                     return knobs | found
     if knobs["reduction"] == "cluster":
         alone = {"reduction": "global", "parts": 1, "group_split": 1, "row_tiles": 1}
         return _within(problem, arch, knobs | alone, stages)
     least = {"keys": 16, "stages": 2, "warps": team, "blocks_per_sm": 1}
-    DECODE.variant(arch, **fixed(problem), **knobs | least)  # says what does not fit
+    DECODE.variant(arch, **given, **knobs | least)  # says what does not fit
     return knobs
 
 

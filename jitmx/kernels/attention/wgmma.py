@@ -9,7 +9,7 @@ Floor: as for prefill, over the rate of wgmma; at head_dim 64 powers take as lon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,22 +147,26 @@ def launch(knobs: WgmmaKnobs, problem: AttentionProblem, multiprocessors: int) -
 
 def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """As many warpgroups a multiprocessor as registers suffice for; blocks of one where there are few rows."""
-    offered = candidates(problem, arch, multiprocessors)
-    few = launch(WgmmaKnobs(**offered[0]), problem, multiprocessors).blocks < 2 * multiprocessors
-    return next((knobs for knobs in offered if few and knobs["rows"] == 64), offered[0])
+    best = next(_offered(problem, arch))
+    few = launch(WgmmaKnobs(**best), problem, multiprocessors).blocks < 2 * multiprocessors
+    return next((knobs for knobs in _offered(problem, arch) if knobs["rows"] == 64), best) if few else best
 
 
 def candidates(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """Blocks that fit a multiprocessor as often as registers are shared out for."""
-    given, found = fixed(problem), []
+    """Knobs that tuning tries."""
+    return list(_offered(problem, arch))
+
+
+def _offered(problem: AttentionProblem, arch: Arch) -> Iterator[dict[str, Any]]:
+    """Blocks that fit a multiprocessor as often as registers are shared out for, best guesses first."""
+    given = fixed(problem)
     for rows, keys, blocks in (
         (256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1), (64, 64, 3), (64, 64, 2), (64, 128, 2),
     ):  # fmt: skip
         for stages in (6, 5, 4, 3):
             knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}
             if WGMMA.legal(arch, **given, **knobs) and _fit(WgmmaKnobs(**{**given, **knobs}), arch):
-                found.append(knobs)
-    return found
+                yield knobs
 
 
 def _fit(knobs: WgmmaKnobs, arch: Arch) -> bool:

@@ -133,6 +133,8 @@ def check(given: Tensors, numbers: Numbers, knobs: Mapping[str, Any] | None) -> 
     scale, soft_cap = _check_numbers(numbers, head_dim)
     contexts = _contexts(given, numbers, capacity)
     context = rounded_up(numbers.max_seq_len) if numbers.max_seq_len is not None else capacity
+    if numbers.window:  # all that is seen of more tokens
+        context = min(context, rounded_up(numbers.window + numbers.max_query_len))
     mask = 0 if given.mask is None else given.mask.shape[1] * _MASK_BITS
     problem = AttentionProblem(
         batch=max(batch, 1),
