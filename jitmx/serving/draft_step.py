@@ -124,11 +124,13 @@ def parts(
 
 def price(
     model: Model, draft: Draft, arch: Arch, batch: int, context: int, rates: Sequence[tuple[float, ...]], *,
-    cache: str = "same",
+    cache: str = "same", x_format: str = "bf16", activation: str = "none",
 ) -> Speculation:  # fmt: skip
     """A step of speculation, with as many drafts as each acceptance has positions, and with fewer.
 
     Args:
+        cache: as in `AttentionProblem`, of the model and of the draft.
+        x_format, activation: as for `model_step.parts`.
         rates: of each position the part of proposals that is accepted up to there.
 
     Raises:
@@ -138,7 +140,10 @@ def price(
     card = cards.of(arch)
     most = max(map(len, rates))
     verify = {
-        rows: model_step.price(model, arch, batch, context, cache=cache, rows=rows) for rows in range(1, most + 2)
+        rows: model_step.price(
+            model, arch, batch, context, cache=cache, rows=rows, x_format=x_format, activation=activation
+        )
+        for rows in range(1, most + 2)
     }
 
     def step(rows: int, first: bool) -> Step:
