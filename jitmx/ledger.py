@@ -139,12 +139,13 @@ def load(path: Path | None = None) -> Ledger:
     Raises:
         TacticError: the file is not a ledger, or cannot be read; the message names the entry at fault.
     """
+    remedy = "mend or remove it" if path else "reinstall jitmx"
     path = path or resources.directory("tactics") / "ledger.json"
     try:
         # A ledger that ships may be linked to where an installer keeps its files.
         found = files.read(path, layout.LIMITS["ledger"], follow=True)
     except OSError as error:
-        raise TacticError(f"{path} cannot be read as a ledger: {error.strerror}") from error
+        raise TacticError(f"{path} cannot be read as a ledger: {error.strerror}", remedy) from error
     if found is None:
         return Ledger(())
     try:
@@ -152,17 +153,17 @@ def load(path: Path | None = None) -> Ledger:
         version = document["schema_version"]
         rows = list(document["entries"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TacticError(f"{path} is not a ledger: {error}") from error
+        raise TacticError(f"{path} is not a ledger: {error}", remedy) from error
     if not isinstance(version, int):
-        raise TacticError(f"{path} is not a ledger: its schema version is no number")
+        raise TacticError(f"{path} is not a ledger: its schema version is no number", remedy)
     if version != SCHEMA_VERSION:
-        raise TacticError(f"{path} has schema version {version}; this jitmx reads {SCHEMA_VERSION}")
+        raise TacticError(f"{path} has schema version {version}; this jitmx reads {SCHEMA_VERSION}", remedy)
     entries = []
     for number, row in enumerate(rows):
         try:
             entries.append(Entry(**row))
         except (TypeError, TacticError) as error:
-            raise TacticError(f"{path}, entry {number}: {error}") from error
+            raise TacticError(f"{path}, entry {number}: {error}", remedy) from error
     return Ledger(entries)
 
 

@@ -5,16 +5,16 @@
 64x128 up to 16 rows and 128x128 above were the fastest when grouped FP8 x FP4 products of CUTLASS were measured on a
 GB10, and are taken where activations are quantized and a kernel has such a tile. Products in bf16 have no rows: there a
 tile of 128 rows for the few of an expert takes a quarter more than its bytes, and the model, `heuristic` of the family,
-has what is quicker. Other targets
-that nobody here could measure have no table, since it would repeat the model. A tuning run on the card replaces it.
+has what is quicker. Other targets that nobody here could measure have no table, since it would repeat the model. A
+tuning run on the card replaces it.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,11 @@ def merged(kind: dict[str, Any], found: dict[int, tuple[str, dict[str, Any]] | N
             low = m + 1
 
 
-def main() -> None:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tactics"
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shipped = Path(__file__).parents[1] / "tactics"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, default=shipped, help="where the table goes")
+    root = parser.parse_args(arguments).folder
     origin = {"kind": "heuristic", "note": NOTE}
     rows = moe(arch.parse(TARGET))
     tactics.save(

@@ -12,10 +12,10 @@ compiled again; of each the latest.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,9 +56,20 @@ def carried(entries: Iterable[Entry], current: Mapping[tuple[str, str], Variant]
             yield dataclasses.replace(entry, source_digest=key[0], code=codes[key])
 
 
-def main() -> None:
+def files_of(arguments: Sequence[str] | None) -> list[Path]:
+    """The files of evidence that the command line names, all of which are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("evidence", metavar="FILE", nargs="*", type=Path, help="a ledger that tests wrote; none: only "
+                        "evidence of code that has changed goes")  # fmt: skip
+    found: list[Path] = parser.parse_args(arguments).evidence
+    if missing := [path for path in found if not path.is_file()]:
+        parser.error(f"there is no file {missing[0]}, so nothing is recorded; name those that TEST_EVIDENCE made")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    seen = [entry for path in files_of(arguments) for entry in ledger.load(path).entries]
     shipped = resources.directory("tactics") / "ledger.json"
-    seen = [entry for path in sys.argv[1:] for entry in ledger.load(Path(path)).entries]
     current = {
         (ledger.digest(render(variant)), target.name): variant
         for target in arch.SUPPORTED.values()

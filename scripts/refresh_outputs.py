@@ -7,9 +7,9 @@ The commands run in this process, without settings of the environment, and must 
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,11 +37,15 @@ def refreshed(text: str) -> str:
     return _BLOCK.sub(lambda block: f"```console\n$ jitmx {block[1]}\n{printed(block[1])}```", text)
 
 
-def main(arguments: Sequence[str]) -> None:
-    for name in arguments:
-        path = Path(name)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("documents", metavar="DOCUMENT", nargs="+", type=Path, help="is written over")
+    documents = parser.parse_args(arguments).documents
+    if missing := [path for path in documents if not path.is_file()]:
+        parser.error(f"there is no file {missing[0]}; name documents that are there")
+    for path in documents:
         path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -78,8 +78,9 @@ def test_a_missing_ledger_is_an_empty_one(tmp_path: Path) -> None:
 def test_a_file_that_is_no_ledger_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(text)
-    with pytest.raises(TacticError, match=r"ledger\.json"):
+    with pytest.raises(TacticError, match=r"ledger\.json") as raised:
         ledger.load(path)
+    assert raised.value.remedy == "mend or remove it"
 
 
 def test_a_later_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from jitmx.errors import CacheError
 
+VERSION = "v1"  # the folder of a cache that all of it lies in
 PRIVATE = 0o700
 _REMEDIES = {
     errno.EROFS: "mount it writable",
@@ -114,13 +115,30 @@ def check(root: Path, below: Sequence[str], info: os.stat_result) -> None:
     fault = distrust(info)
     if fault is None:
         return
-    place = shlex.quote(str(root))
     raise CacheError(
         f"{root.joinpath(*below)} {fault}, and code that somebody else put there would run as user id {os.geteuid()}",
-        f"it cannot be told from your own, so remove all of it (rm -r {place}; kernels are compiled again), or take "
-        f"the permission away (chmod -R go-w {place}) only if nobody else ever wrote there, name another directory in "
-        "JITMX_CACHE_DIR, or set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there",
+        ", ".join(_mends(root, below, info)),
     )
+
+
+def _mends(root: Path, below: Sequence[str], info: os.stat_result) -> Iterator[str]:
+    """What to do about a directory at or below `root` that is not this user's alone, the least harmful first.
+
+    Only what jitmx made there is ever to be removed, and a directory that is shared on purpose stays as it is.
+    """
+    yield "name another directory (JITMX_CACHE_DIR, JITMX_SITE_CACHE or --to, whichever named this one)"
+    writable = distrust(info) is not None and info.st_uid in (os.geteuid(), 0)
+    if below or (writable and not info.st_mode & stat.S_ISVTX):
+        place, own = shlex.quote(str(root)), root / VERSION
+        made = exists(own)
+        if made:
+            closed = "" if below else f" && chmod go-w {place}"
+            removal = f"rm -r {shlex.quote(str(own))}{closed}; kernels are compiled again"
+            yield f"or remove what jitmx keeps in it, which cannot be told from what others put there ({removal})"
+        if writable:
+            command = f"chmod {'-R ' if made else ''}go-w {place}"
+            yield f"or take the permission away ({command}) only if nobody else ever wrote there"
+    yield "or set JITMX_ALLOW_SHARED_CACHE=1 if you trust everyone who can write there"
 
 
 def restrict(path: Path, permissions: int, *, within: int) -> None:

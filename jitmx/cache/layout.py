@@ -26,7 +26,7 @@ from pathlib import Path
 from jitmx.cache import files
 from jitmx.cache.manifest import HEX64
 
-VERSION = "v1"
+VERSION = files.VERSION
 
 # Bytes that a file of a kind has at most: a larger one is damaged. An object has as many as its record says.
 LIMITS = {

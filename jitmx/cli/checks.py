@@ -45,9 +45,12 @@ def run(*, gpu: bool) -> list[Check]:
     """
     checks: tuple[Callable[[], Iterator[Check]], ...] = (
         _data,
+        _tables,
         _headers,
         _toolchain,
         _cache,
+        _site_caches,
+        _keys,
         _bundles,
         _remote,
         lambda: _driver(gpu),
@@ -77,6 +80,31 @@ def _data() -> Iterator[Check]:
             yield Check(name, "ok", str(resources.directory(name)))
         except JitmxError as error:
             yield Check(name, "problem", str(error), "install jitmx again, from its checkout or wheel")
+
+
+def _tables() -> Iterator[Check]:
+    """Tuning tables of the user's own, where there are any or a folder for them is named."""
+    from jitmx import kernels
+    from jitmx.dispatch import tactics
+
+    folder = settings.current().tactics_dir
+    named = settings.origin("tactics_dir") != "default"
+    if named and not files.is_directory(folder):
+        yield Check("tables", "problem", f"{folder} is no directory that is there", "make it, or unset JITMX_TACTICS")
+        return
+    targets = {target.name: target for target in arches.SUPPORTED.values()}
+    own = [path for path in sorted(folder.glob("*/*.json")) if path.parent.name in targets]
+    faults = []
+    for path in own:
+        try:
+            if path.stem in kernels.families():
+                tactics.load(path, kernels.family(path.stem), targets[path.parent.name])
+        except JitmxError as error:
+            found, remedy = _split(error)
+            faults.append(Check("tables", "problem", found, remedy or f"mend or remove {path}"))
+    yield from faults
+    if (own or named) and not faults:
+        yield Check("tables", "ok", f"{folder}: {len(own)} of your own")
 
 
 def _headers() -> Iterator[Check]:
@@ -143,6 +171,37 @@ def _cache() -> Iterator[Check]:
     yield from check_directory(current.cache_dir, allow_shared=current.allow_shared_cache)
 
 
+def _site_caches() -> Iterator[Check]:
+    for place in settings.current().site_cache:
+        if not files.exists(place):
+            remedy = "put it there, or take it out of JITMX_SITE_CACHE"
+            yield Check("site cache", "problem", f"{place} is not there, so nothing is found in it", remedy)
+
+
+def _keys() -> Iterator[Check]:
+    """Whether keys that are named can be used."""
+    from jitmx.cache import bundle_layer, keys
+
+    now = settings.current()
+    try:
+        trusted = bundle_layer.trusted()
+        if trusted is not None:
+            yield Check("bundle keys", "ok", f"{len(trusted)} from JITMX_BUNDLE_KEYS")
+    except JitmxError as error:
+        yield _of_key("bundle keys", "JITMX_BUNDLE_KEYS", error)
+    try:
+        if now.signing_key:
+            keys.private_key(now.signing_key)
+            yield Check("signing key", "ok", str(now.signing_key))
+    except JitmxError as error:
+        yield _of_key("signing key", "JITMX_SIGNING_KEY", error)
+
+
+def _of_key(name: str, variable: str, error: JitmxError) -> Check:
+    found, remedy = _split(error)
+    return Check(name, "problem", found, remedy or f"put it there, or correct or unset {variable}")
+
+
 def _bundles() -> Iterator[Check]:
     """Those that look-ups go through, where there are any."""
     from jitmx.cache import bundle, bundle_layer
@@ -159,7 +218,7 @@ def _bundles() -> Iterator[Check]:
 
 def _remote() -> Iterator[Check]:
     """Whether the remote cache answers, where there is one."""
-    from jitmx.cache import bundle_layer, keys
+    from jitmx.cache import bundle_layer
     from jitmx.cache.answers import Answers, Unanswered
 
     now = settings.current()
@@ -169,8 +228,6 @@ def _remote() -> Iterator[Check]:
         if bundle_layer.trusted() is not None and now.remote_write and now.signing_key is None:
             said = "what is written to the remote cache must be signed, and no key signs it"
             yield Check("remote", "problem", said, "name a private key in JITMX_SIGNING_KEY")
-        if now.remote_write and now.signing_key:
-            keys.private_key(now.signing_key)
         Answers(now.remote_cache, now.remote_timeout).read(f"{layout.VERSION}/entries/none", 1)
         yield Check("remote", "ok", f"{now.remote_cache} answers")
     except JitmxError as error:

@@ -43,6 +43,7 @@ def _record(verdicts: Verdicts, path: Path) -> None:
     """Add what passed to the ledger at `path`."""
     from jitmx import ledger
     from jitmx.cache import files
+    from jitmx.errors import TacticError
     from jitmx.registry.render import render
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -64,10 +65,20 @@ def _record(verdicts: Verdicts, path: Path) -> None:
     try:
         files.make_directory(path.parent)
         ledger.save([*ledger.load(path).entries, *entries], path)
-    except OSError as error:
-        output.say(
-            f"Warning: what passed was not noted in {path} ({error.strerror}); --ledger names another file", err=True
-        )
+    except (OSError, TacticError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.message
+        output.say(f"Warning: what passed was not noted in {path} ({why}); --ledger names another file", err=True)
+
+
+def _check_ledger(path: Path) -> None:
+    """Refuse a file that cannot be added to, before a run of minutes."""
+    from jitmx import ledger
+    from jitmx.errors import TacticError
+
+    try:
+        ledger.load(path)
+    except TacticError as error:
+        raise click.UsageError(f"{error.message}; remove it, or name another file by --ledger") from error
 
 
 @click.command(
@@ -89,7 +100,11 @@ Exit codes: 0 all pass, 1 a kernel fails, 130 interrupted.
 @arch_option()
 @family_option
 @click.option(
-    "--name", "names", multiple=True, metavar="TEXT", help="Only kernels with this in their name; repeatable."
+    "--name",
+    "names",
+    multiple=True,
+    metavar="TEXT",
+    help="Only kernels with this in their name; repeatable: with all of them.",
 )
 @click.option("--lines", is_flag=True, help="Also show what no case reaches: PTX lines, and sides of edges.")
 @click.option(
@@ -121,6 +136,8 @@ def command(
             f"no kernel that is verified for {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
             "`jitmx variants` lists them"
         )
+    path = path or ledger.own_path()
+    _check_ledger(path)
     count = min(jobs or machine.compiles_at_once(), len(variants))
     title = f"Verifying {', '.join(map(str, arches))}"
     verdicts: Verdicts = []
@@ -131,7 +148,7 @@ def command(
             verdict = future.result()
             verdicts.append((variant, verdict))
             progress.step(_words(variant, verdict))
-    _record(verdicts, path or ledger.own_path())
+    _record(verdicts, path)
     if as_json:
         output.emit(
             {"arch": ",".join(map(str, arches)), "kernels": [_row(*pair, len(arches) > 1) for pair in verdicts]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -197,9 +198,30 @@ def is_own(path: Path, *, allow_shared: bool) -> bool:
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
 def test_a_directory_that_others_can_write_is_refused_unless_allowed(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(CacheError, match=r"written by others.*rm -r .*chmod -R go-w .*JITMX_ALLOW_SHARED_CACHE=1"):
+    with pytest.raises(CacheError, match=r"written by others.*JITMX_CACHE_DIR.*JITMX_ALLOW_SHARED_CACHE=1"):
         is_own(tmp_path, allow_shared=False)
     assert is_own(tmp_path, allow_shared=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "made", "commands"),
+    [
+        (0o777, False, ["chmod go-w {0}"]),
+        (0o777, True, ["rm -r {0}/v1 && chmod go-w {0}", "chmod -R go-w {0}"]),
+        (0o1777, False, []),
+        (0o1777, True, []),
+    ],
+)
+def test_nothing_but_what_jitmx_keeps_is_ever_to_be_removed_and_what_is_shared_on_purpose_stays(
+    tmp_path: Path, mode: int, made: bool, commands: list[str]
+) -> None:
+    if made:
+        (tmp_path / "v1").mkdir()
+    tmp_path.chmod(mode)
+    with pytest.raises(CacheError) as raised:
+        is_own(tmp_path, allow_shared=False)
+    assert raised.value.remedy.startswith("name another directory (JITMX_CACHE_DIR")
+    assert re.findall(r"\(((?:rm|chmod) [^;)]+)", raised.value.remedy) == [one.format(tmp_path) for one in commands]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o555])

@@ -201,18 +201,36 @@ def test_a_kernel_that_fails_leaves_no_file(run: Run, monkeypatch: pytest.Monkey
     assert (tmp_path / "made").read_text() == "there before"
 
 
-def test_a_target_that_cannot_be_written_is_an_error_in_a_line(
-    run: Run, process: Any, tmp_path: Path, place: Path
-) -> None:
-    run("bundle", "keygen", str(tmp_path / "own"))
-    done = process("bundle", "sign", str(place), "--key", str(tmp_path / "own.key"), "-o", str(tmp_path / "no" / "x"))
-    assert done.returncode == 1 and done.stderr.startswith("Error: ") and "Traceback" not in done.stderr
+@pytest.mark.parametrize("verb", ["create", "sign", "keygen"])
+@pytest.mark.parametrize(
+    ("name", "why"), [("no/x", "No such file or directory"), ("made.jitmx/x", "Not a directory"), ("x" * 300, "long")]
+)
+def test_a_target_that_cannot_be_written_is_a_usage_error_before_anything_is_built(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Path, pair: tuple[str, str],
+    verb: str, name: str, why: str,
+) -> None:  # fmt: skip
+    from jitmx import batch
+
+    monkeypatch.setattr(batch, "build_all", lambda *_arguments, **_how: pytest.fail("it builds"))
+    before = sorted(tmp_path.iterdir())
+    target = str(tmp_path / name)
+    words = {
+        "create": (*FAMILY, "-q", "-o", target),
+        "sign": (str(place), "--key", pair[0], "-o", target),
+        "keygen": (target,),
+    }[verb]
+    remedy = "take another name" if verb == "keygen" else "name another file by -o"
+    said = run("bundle", verb, *words, code=2).stderr
+    assert f"Error: {target}" in said and "cannot be written: " in said and why in said and remedy in said
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_device_or_a_folder_is_not_written_over(run: Run, place: Path, pair: tuple[str, str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for target in (tmp_path / "fifo", tmp_path):
-        run("bundle", "sign", str(place), "--key", pair[0], "-o", str(target), code=1)
+        for words in (("sign", str(place), "--key", pair[0]), ("create", *FAMILY, "-q")):
+            said = run("bundle", *words, "-o", str(target), code=2).stderr
+            assert f"{target} cannot be written: not a regular file; name another file by -o" in said
         assert not target.is_file()
 
 

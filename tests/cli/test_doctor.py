@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from importlib import metadata
@@ -153,7 +154,7 @@ def test_a_cache_that_others_can_write_is_refused_unless_allowed(tmp_path: Path)
     tmp_path.chmod(0o777)
     found = statuses(tmp_path)["cache"]
     assert found.status == "problem" and "0777" in found.found
-    assert "rm -r" in found.remedy and "chmod -R go-w" in found.remedy
+    assert "rm -r" not in found.remedy and "chmod go-w" in found.remedy
     assert statuses(tmp_path, allow_shared=True)["cache"].status == "ok"
 
 
@@ -232,3 +233,44 @@ def test_bundles_and_the_remote_cache_are_looked_at_where_there_are_any(
     monkeypatch.setenv("JITMX_BUNDLE_KEYS", str(tmp_path / "absent"))
     settings.reload()
     assert "there is no public key" in by_name(read("doctor", code=1))["remote"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "remedy"),
+    [
+        ("JITMX_SITE_CACHE", "site cache", "take it out of JITMX_SITE_CACHE"),
+        ("JITMX_BUNDLE_KEYS", "bundle keys", "unset JITMX_BUNDLE_KEYS"),
+        ("JITMX_SIGNING_KEY", "signing key", "unset JITMX_SIGNING_KEY"),
+        ("JITMX_TACTICS", "tables", "unset JITMX_TACTICS"),
+    ],
+)
+def test_a_place_that_a_setting_names_and_that_is_not_there_is_a_problem(
+    read, without_gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, name: str, remedy: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "absent"))
+    settings.reload()
+    said = read("doctor", code=1)
+    found = by_name(said)[name]
+    assert said["problems"] == 1 and found["status"] == "problem"
+    assert str(tmp_path / "absent") in found["found"] and remedy in found["remedy"]
+
+
+def test_keys_and_tables_that_serve_are_fine_and_those_that_cannot_be_read_are_problems(
+    read, run, without_gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("bundle", "keygen", str(tmp_path / "own"))
+    table = tmp_path / "tactics" / "sm_90a" / "moe.json"
+    table.parent.mkdir(parents=True)
+    origin = {"kind": "heuristic", "note": ""}
+    table.write_text(json.dumps({"schema_version": 1, "family": "moe", "arch": "sm_90a", "origin": origin, "rows": []}))
+    monkeypatch.setenv("JITMX_BUNDLE_KEYS", str(tmp_path / "own.pub"))
+    monkeypatch.setenv("JITMX_SIGNING_KEY", str(tmp_path / "own.key"))
+    monkeypatch.setenv("JITMX_TACTICS", str(tmp_path / "tactics"))
+    settings.reload()
+    names = ("bundle keys", "signing key", "tables")
+    assert {by_name(read("doctor"))[name]["status"] for name in names} == {"ok"}
+    for path in (table, tmp_path / "own.pub", tmp_path / "own.key"):
+        path.write_text("{")
+    found = by_name(read("doctor", code=1))
+    for name, path in zip(names, (tmp_path / "own.pub", tmp_path / "own.key", table), strict=True):
+        assert found[name]["status"] == "problem" and str(path) in found[name]["found"] and found[name]["remedy"]

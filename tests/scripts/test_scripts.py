@@ -46,6 +46,22 @@ def test_help_says_what_a_script_shows_and_what_it_takes_and_imports_no_torch(
     assert said.startswith("Usage: ") and len(said.split("Options:")[0].splitlines()) > 3 and "--help" in said
 
 
+@pytest.mark.parametrize("name", ["heuristic_tactics.py", "record_evidence.py", "refresh_outputs.py"])
+def test_help_of_a_script_that_writes_files_says_what_it_does_and_writes_none(
+    run: Any, name: str, tmp_path: Path
+) -> None:
+    said = run(name, "--help").stdout
+    assert said.startswith(f"usage: {name} ") and f"python scripts/{name}" in said
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("name", ["record_evidence.py", "refresh_outputs.py"])
+def test_a_script_refuses_files_that_are_not_there_before_it_writes_any(run: Any, name: str, tmp_path: Path) -> None:
+    document = tmp_path / "there.md"
+    document.write_text("```console\n$ jitmx nothing\n```")
+    assert f"there is no file {tmp_path}/absent" in run(name, document, tmp_path / "absent", code=2).stderr
+
+
 @pytest.mark.parametrize("name", [*SHELL, "protocol.sh"])
 def test_shell_scripts_are_thin_executable_and_share_no_block(name: str) -> None:
     path = SCRIPTS / name

@@ -69,6 +69,7 @@ def command(
     """
     if model is not None and family_names:
         raise click.UsageError("--model says which kernels; leave out --family")
+    opening.check_writable(target)
     private = keys.private_key(key) if key else None
     arches = targets.resolve(targets_asked)
     cards = {arch: multiprocessors or (arch.multiprocessors,) for arch in arches}

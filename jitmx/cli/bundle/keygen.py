@@ -9,6 +9,7 @@ import click
 
 from jitmx.cache import keys
 from jitmx.cli import output
+from jitmx.cli.bundle import opening
 from jitmx.cli.options import json_option
 
 
@@ -29,9 +30,10 @@ def command(name: Path, as_json: bool) -> None:
     if there := next((path for path, _, _ in pairs if os.path.lexists(path)), None):
         raise click.UsageError(f"{there} is there already; take another name, or remove it")
     for path, data, permissions in pairs:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+        with opening.writing(path, "take another name"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
     raw, _ = next(iter(keys.public_keys([pairs[1][0]]).items()))
     if as_json:
         output.emit({"private": str(pairs[0][0]), "public": str(pairs[1][0]), "fingerprint": keys.fingerprint(raw)})
