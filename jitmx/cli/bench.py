@@ -67,7 +67,7 @@ Read, copy and matmul rates are measured in the same run.
 @click.argument("words", nargs=-1, metavar="[WHAT]... [FIELD=VALUE]...")
 @click.option(
     "--peers", "asked", default="all", show_default=True, metavar="NAME,...",
-    help="Libraries beside jitmx: all, none, or some of those that the benchmarks name.",
+    help="Libraries beside jitmx: all, none, or some of those that the benchmarks measured name.",
 )  # fmt: skip
 @click.option(
     "--model", type=click.Choice(list(models.EXPERT_LAYERS), case_sensitive=False), default="gpt-oss-120b",
@@ -95,7 +95,7 @@ def command(words: tuple[str, ...], asked: str, model: str, seed: int, plot: Pat
     for name, one in wanted.items():
         if one.device and model not in one.models:
             raise click.UsageError(f"{name} is not measured of {model}; its models: {', '.join(one.models)}")
-    peers = _peers(asked, known)
+    peers = _peers(asked, wanted)
     drawn = [name for name, one in wanted.items() if one.drawn]
     if plot:
         _require_plot(plot, drawn, [name for name, one in known.items() if one.drawn])
@@ -155,14 +155,16 @@ def _fields(wanted: Mapping[str, Benchmark], words: tuple[str, ...]) -> dict[str
     return found
 
 
-def _peers(text: str, known: Mapping[str, Benchmark]) -> tuple[str, ...]:
-    there = tuple(dict.fromkeys(name for one in known.values() for name in one.peers))
+def _peers(text: str, wanted: Mapping[str, Benchmark]) -> tuple[str, ...]:
+    """The libraries that are asked for, of those that the benchmarks have."""
+    there = tuple(dict.fromkeys(name for one in wanted.values() for name in one.peers))
     if text in ("all", "none"):
         return there if text == "all" else ()
     names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in there:
-            raise click.UsageError(f"--peers {name} is not one of {', '.join(there)}, all or none")
+            said = ", ".join((*there, "all or none"))
+            raise click.UsageError(f"--peers {name} is no library of {', '.join(wanted)}; choices: {said}")
     return names
 
 

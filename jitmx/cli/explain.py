@@ -10,11 +10,12 @@ import click
 from click.core import ParameterSource
 
 from jitmx.cli import output, shapes, targets
-from jitmx.cli.options import Count, FieldLetters, arch_option, json_option
+from jitmx.cli.options import Count, FieldLetters, arch_option, as_field, json_option, kv_cache_option
 from jitmx.quoting import short
 
 if TYPE_CHECKING:
     from jitmx.arch import Arch
+    from jitmx.kernels import Family
 
 
 def _rates(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[tuple[float, ...]]:
@@ -76,7 +77,7 @@ of some), predicted us in a chain of dependent launches, and what most of that i
 @click.option(
     "--context", type=Count(1, 1 << 24), default=2048, show_default=True, help="Of the model: tokens of each request."
 )
-@click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of the model: as in vLLM.")
+@kv_cache_option("Of the model")
 @click.option(
     "--draft", metavar="NAME",
     help="Of the model: with its Eagle3 draft in MXFP4, gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
@@ -89,8 +90,9 @@ of some), predicted us in a chain of dependent launches, and what most of that i
 @click.option("--parameters", is_flag=True, help="What the cost model knows of the target's card, and from where.")
 @arch_option("Target, such as sm_121 (default: that of the GPU here, else JITMX_ARCH).")
 @click.option(
-    "--sms", type=Count(1, 1 << 16), help="SM count (default: the GPU's here, else that of the target's card)."
-)
+    "--sms", "--multiprocessors", "sms", type=Count(1, 1 << 16),
+    help="SM count (default: the GPU's here, else that of the target's card).",
+)  # fmt: skip
 @json_option
 def command(
     op: str | None,
@@ -167,8 +169,22 @@ def _require_read(**there: bool) -> None:
     context = click.get_current_context()
     for name, (beside, said) in _BESIDE.items():
         if not there[beside] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} is of {said}, or leave --{name} out")
+            option, field = f"--{name.replace('_', '-')}", as_field(context, name)
+            rest = f"give the operator's field as {field}" if field else f"leave {option} out"
+            raise click.UsageError(f"{option} is of {said}, or {rest}")
+
+
+def _require_rows_apart(family: Family, field: tuple[str, ...], *, cost: bool) -> None:
+    """Raise UsageError for rows in a form that this call does not take, whose remedy is an option."""
+    from jitmx import costs
+
+    for word in field:
+        name, _, text = word.partition("=")
+        if not cost and name in family.axes and len(text.replace(",", " ").split()) > 1:
+            said = f"{short(word)}: without --cost {name} has one value; --cost takes several, a line each"
+            raise click.UsageError(said)
+        if cost and name in ("m", "rows") and not family.axes and costs.of(family.name):
+            raise click.UsageError(f"{short(word)} is no field of {family.name}; its rows are given by --rows {text}")
 
 
 def _step(targets_asked: tuple[Arch, ...], model: str, batch: int, context: int, cache: str, as_json: bool) -> None:
@@ -198,9 +214,13 @@ def _speculation(
     from jitmx.cli import cost
     from jitmx.costs import cards
     from jitmx.serving import draft_step
+    from jitmx.vllm.request import requested
 
-    arch = _one(targets_asked)
-    found = draft_step.price(models.find(model), models.find_draft(draft), arch, batch, context, rates, cache=cache)
+    arch, asked = _one(targets_asked), requested()
+    found = draft_step.price(
+        models.find(model), models.find_draft(draft), arch, batch, context, rates, cache=cache,
+        x_format=asked.x_format, activation=asked.activation,
+    )  # fmt: skip
     if as_json:
         said = {"model": model, "draft_model": draft, **found.to_dict()}
         output.emit({**said, "parameters": cost.card_dict(cards.of(arch))["parameters"]})
@@ -275,6 +295,7 @@ def _call(
     from jitmx.dispatch.call import explain
 
     family = kernels.family(op)
+    _require_rows_apart(family, field, cost=rows is not None)
     lists: dict[str, tuple[int, ...]] = {}
     if rows is None:
         shape = shapes.read(op, family.problem, field)

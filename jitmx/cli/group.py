@@ -114,6 +114,9 @@ class Program(LazyGroup):
             output.say("Interrupted", err=True)
             return INTERRUPTED
         except click.ClickException as error:
+            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # before click 8.2 none is raised
+                output.say(error.format_message(), err=True)
+                return error.exit_code
             context = error.ctx if isinstance(error, click.UsageError) else None
             if context is not None:
                 hint = f"Try '{context.command_path} --help' for help."

@@ -46,6 +46,16 @@ class FieldLetters(click.Command):
         return super().parse_args(ctx, [*found, *words])
 
 
+def as_field(context: click.Context, name: str) -> str:
+    """An option's value as a field of the operator that is named, or an empty text where that has no such field."""
+    from jitmx import kernels
+
+    op = context.params.get("op") or next(iter(context.params.get("words", ())), "")
+    family = kernels.families().get(op)
+    there = family is not None and name in family.problem.__dataclass_fields__
+    return f"{name}={context.params[name]}" if there else ""
+
+
 def _field(option: str) -> str:
     """The field of some family's problems that a long option names, or an empty text."""
     from jitmx import kernels
@@ -173,6 +183,17 @@ def jobs_option(function: _F) -> _F:
 def quiet_option(function: _F) -> _F:
     """`-q`; the verb receives `quiet: bool`."""
     return click.option("--quiet", "-q", is_flag=True, help="No progress on stderr; errors are still shown.")(function)
+
+
+def kv_cache_option(of: str) -> Callable[[_F], _F]:
+    """`--kv-cache-dtype`, said to be `of` something; the verb receives `kv_cache_dtype`, "auto" or "fp8"."""
+    return click.option(
+        "--kv-cache-dtype",
+        type=click.Choice(["auto", "fp8", "fp8_e4m3"]),
+        default="auto",
+        callback=lambda _context, _parameter, value: value.removesuffix("_e4m3"),
+        help=f"{of}: as in vLLM, where fp8 is fp8_e4m3.",
+    )
 
 
 def keys_option(function: _F) -> _F:

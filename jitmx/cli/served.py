@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from jitmx.cli.options import Count
+from jitmx.cli.options import Count, as_field, kv_cache_option
 from jitmx.errors import SettingError
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ _OPTIONS = (
         "--block-size", type=Count(16, 1 << 16, step=16), default=16, show_default=True,
         help="Of its attention: tokens of a page (vLLM's block_size), a multiple of 16.",
     ),
-    click.option(
-        "--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", help="Of its attention: as in vLLM."
-    ),
+    kv_cache_option("Of its attention"),
     click.option(
         "--draft", metavar="NAME",
         help="Of the model: also its Eagle3 draft: gpt-oss-120b-eagle3, gpt-oss-20b-eagle3-32k or a checkpoint.",
@@ -198,5 +196,6 @@ def _refuse(names: list[str], says: str) -> None:
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            name = name.replace("_", "-")
-            raise click.UsageError(f"--{name} says {says}, or leave --{name} out")
+            option, field = f"--{name.replace('_', '-')}", as_field(context, name)
+            rest = f"give the operator's field as {field}" if field else f"leave {option} out"
+            raise click.UsageError(f"{option} says {says}, or {rest}")

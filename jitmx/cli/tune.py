@@ -69,7 +69,7 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
 @click.option("--model", help="The layers of a model, gpt-oss-120b say, instead of sizes.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path),
+    "--out", "--output", "-o", "out", type=click.Path(dir_okay=False, path_type=Path),
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
 @click.option("--seconds", callback=span, metavar="SECONDS", help="Time for the whole run, compiling included.")

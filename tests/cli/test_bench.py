@@ -180,7 +180,7 @@ def test_libraries_are_chosen_by_name() -> None:
         (("routing", "quantize", "n=64"), "'n=64' is no field=value of routing, quantize; fields: m"),
         (("moe", "x_format=int8"), "x_format='int8' is not one of bf16, mxfp8, mxfp6, mxfp4"),
         (("linear", "--plot", "absent/x.png"), "--plot absent/x.png: there is no folder absent"),
-        (("linear", "--peers", "cutlass"), "--peers cutlass is not one of fa3, triton, flashinfer, sdpa, humming"),
+        (("linear", "--peers", "cutlass"), "--peers cutlass is no library of linear; choices: humming, marlin, "),
         (("moe", "--model", "gpt-5"), "gpt-oss-120b"),
         (("attention", "queries=300", "context=256"), "context=256 is less than its queries=300"),
         (("attention", "cache=fp8"), "cache='fp8' is not one of same, e4m3"),
@@ -192,6 +192,15 @@ def test_libraries_are_chosen_by_name() -> None:
 )
 def test_a_bad_argument_is_a_usage_error_that_names_the_choices(run: Any, arguments: Any, said: str) -> None:
     assert said in run("bench", *arguments, code=2).stderr
+
+
+def test_a_library_that_no_benchmark_asked_for_has_is_refused(run: Any) -> None:
+    said = run("bench", "linear", "--peers", "fa3", code=2).stderr
+    assert f"--peers fa3 is no library of linear; choices: {', '.join(PEERS)}, all or none" in said
+    said = run("bench", "launch", "--peers", "humming", code=2).stderr
+    assert "--peers humming is no library of launch; choices: all or none" in said
+    known = benchmarks.known()
+    assert bench._peers("fa3", {name: known[name] for name in ("linear", "attention")}) == ("fa3",)
 
 
 def test_every_example_of_its_help_lacks_nothing_but_a_gpu(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

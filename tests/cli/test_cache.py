@@ -81,6 +81,18 @@ def test_a_name_means_the_latest_of_its_variant_s_entries_and_a_key_that_one(rea
     assert read("cache", "show", old[0].key[:12])["record"]["key"] == old[0].key
 
 
+def test_a_name_that_only_other_targets_have_is_said_to_be_theirs(run, three) -> None:
+    said = run("cache", "path", "quantize.encode", "--arch", "sm_121", code=2).stderr
+    wanted = "no entry has the name or key 'quantize.encode' for sm_121a; there is one for sm_90a: name that by --arch"
+    assert wanted in said and "did you mean" not in said
+
+
+def test_an_arch_that_is_given_is_not_asked_for(run, cache, record, three) -> None:
+    cache.publish(*record("linear.wgmma", "sm_90a"))
+    said = run("cache", "show", "linear", "--arch", "sm_90", code=2).stderr
+    assert "'linear' names 2 entries; give one's key:" in said and "--arch" not in said
+
+
 @pytest.mark.parametrize("verb", ["show", "why", "path"])
 def test_a_name_of_nothing_is_a_usage_error_that_says_where_to_look(run, three, verb) -> None:
     assert "`jitmx cache ls` lists all" in run("cache", verb, "no.such", code=2).stderr
@@ -226,6 +238,13 @@ def test_prune_by_size_removes_the_least_recently_used_first(read, cache, three)
 def test_prune_by_target_leaves_the_others(read, three) -> None:
     assert read("cache", "prune", "--arch", "sm_90")["entries"] == 2
     assert [entry["arch"] for entry in read("cache", "ls")["entries"]] == ["sm_121a"]
+
+
+@pytest.mark.parametrize("how", [("--dry-run",), ()])
+def test_prune_tells_entries_of_one_name_apart_by_key_and_target(run, three, how: tuple[str, ...]) -> None:
+    lines = run("cache", "prune", "--unreachable", *how).stdout.splitlines()[:-1]
+    said = {line.partition(": unreachable")[0] for line in lines}
+    assert said == {f"{one.key[:12]}  {one.name}  {one.arch}" for one in three.values()}
 
 
 def test_prune_unreachable_removes_what_no_call_would_find(read, three) -> None:

@@ -57,6 +57,7 @@ def test_a_step_is_the_sum_of_its_launches_and_grows_with_batch_and_context(read
     assert long["us"] - short["us"] == pytest.approx((65536 - 512) * 2048 * 18 / 240e3, rel=0.05)
     assert many["us"] > short["us"]
     half = read(*STEP, "--context", "65536", "--kv-cache-dtype", "fp8")
+    assert read(*STEP, "--context", "65536", "--kv-cache-dtype", "fp8_e4m3") == half
     assert half["us"] - short["us"] == pytest.approx((long["us"] - short["us"]) / 2, rel=0.1)
 
 
@@ -69,6 +70,17 @@ def test_a_step_s_inputs_are_rounded_as_the_environment_says_for_vllm(read, monk
     )
     assert "moe.decode.columns4" in few and not any("scaled" in name for name in few)
     assert {name.rsplit(".", 1)[0] for name in many} >= {"moe.scaled", "linear.scaled"}
+
+
+def test_inputs_of_a_draft_s_verification_are_rounded_as_those_of_a_step(read, monkeypatch) -> None:
+    asked = ("explain", "--arch", "sm_90", "--model", "gpt-oss-120b", "--batch", "256", "--context", "2048")
+    drafted = (*asked, "--draft", "gpt-oss-120b-eagle3", "--rates", ".7")
+    plain = read(*drafted)["verify_us"]["1"]
+    monkeypatch.setenv("JITMX_MOE_ACTIVATION", "fp8")
+    assert (
+        read(*drafted)["verify_us"]["1"] == pytest.approx(read(*asked)["us"], abs=0.1)
+        and plain > 1.05 * read(*asked)["us"]
+    )
 
 
 def test_the_table_of_a_step_has_a_line_a_launch_and_names_the_card(run, read) -> None:

@@ -112,10 +112,20 @@ def test_a_field_that_is_zero_where_nothing_is_said_may_be_said_to_be_zero(run: 
         (("linear", "bias=1", "bias=0"), "bias is given twice, as '1' and as '0'"),
         (("quantize", "direction=up"), "direction='up' is not one of quantize, dequantize"),
         (("linear", "--arch", "sm_90"), "one target at a time"),
+        (("linear", "-m", "1,2"), "'m=1,2': without --cost m has one value; --cost takes several, a line each"),
+        (("norm", "--cost", "-m", "4"), "'m=4' is no field of norm; its rows are given by --rows 4"),
+        (("attention", "--context", "8192"), "--model, or give the operator's field as context=8192"),
+        (("moe", "--context", "8192"), "--context is of a step: name the model by --model, or leave --context out"),
     ],
 )
 def test_a_bad_question_is_a_usage_error_that_names_the_choices(run, arguments, said) -> None:
     assert said in run("explain", *arguments, "--arch", "sm_121", code=2).stderr
+
+
+def test_a_count_of_sms_is_also_one_of_multiprocessors(read) -> None:
+    words = ("explain", "attention", "--arch", "sm_90", "batch=4", "context=8192")
+    said = [read(*words, option, "24") for option in ("--sms", "--multiprocessors")]
+    assert said[0] == said[1] != read(*words)
 
 
 def test_variants_takes_a_family_as_other_verbs_do(run, read) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 import pytest
 
 from clock import AGAIN, assert_costs
-from jitmx import errors, models
+from jitmx import errors, models, workers
 from jitmx.cli import main
 from jitmx.cli.group import LazyGroup, exit_code
 from jitmx.registry.spec import MAX_SIZE
+from jitmx.sim import verify
 
 pytestmark = AGAIN
 
@@ -55,6 +57,11 @@ def test_the_version_is_that_of_the_package(run) -> None:
     from importlib.metadata import version
 
     assert run("--version").stdout == f"jitmx {version('jitmx')}\n"
+
+
+@pytest.mark.parametrize("group", [(), *((name,) for name in GROUPS)])
+def test_a_group_without_a_verb_prints_its_help_and_nothing_else(run, group: tuple[str, ...]) -> None:
+    assert run(*group, code=2).stderr == run(*group, "--help").stdout
 
 
 def test_a_misspelt_verb_is_a_usage_error_that_names_the_nearest(run) -> None:
@@ -181,3 +188,29 @@ def test_a_checkpoint_with_sizes_that_are_none_is_refused_by_their_name(run, tmp
     (tmp_path / "config.json").write_text(json.dumps(models.GPT_OSS_120B.config() | changes))
     said = run("warmup", "--arch", "sm_90", "--model", str(tmp_path), code=2).stderr
     assert f"{next(iter(changes))} is " in said and len(said) < 1000
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_a_bad_ledger_is_refused_before_anything_is_simulated(run, tmp_path: Path, monkeypatch, option: bool) -> None:
+    bad = tmp_path / "bad.json" if option else tmp_path / "cache" / "ledger.json"
+    bad.parent.mkdir(exist_ok=True)
+    bad.write_text("{")
+    monkeypatch.setattr(workers, "pool", lambda _count: pytest.fail("it simulates"))
+    more = ("--ledger", str(bad)) if option else ()
+    said = run("verify", "--arch", "sm_90", "--family", "bandwidth", "-q", *more, code=2).stderr
+    assert f"Error: {bad} is not a ledger: " in said and "remove it, or name another file by --ledger" in said
+
+
+def test_a_ledger_that_breaks_during_a_run_costs_a_warning_and_no_verdict(
+    read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = tmp_path / "ledger.json"
+
+    def verified(_variant: object) -> verify.Verdict:
+        ledger.write_text("{")
+        return verify.Verdict("wrong", 0.0, 0, 0.0)
+
+    monkeypatch.setattr(workers, "pool", lambda _count: ThreadPoolExecutor(1))
+    monkeypatch.setattr(verify, "verify", verified)
+    said = read("verify", "--arch", "sm_90", "--family", "bandwidth", "-q", "--ledger", str(ledger), code=1)
+    assert {row["status"] for row in said["kernels"]} == {"fail"}

@@ -110,9 +110,10 @@ def test_a_model_is_its_shapes_and_an_output_layer_has_fewer_rows(read: Any, car
         assert max(linear.TUNING.values(linear.LinearProblem(n=n))["m"]) == most
 
 
-def test_the_table_goes_where_it_is_asked_to(run: Any, card: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--out", "--output", "-o"])
+def test_the_table_goes_where_it_is_asked_to(run: Any, card: Path, tmp_path: Path, option: str) -> None:
     target = tmp_path / "mine.json"
-    run("tune", "linear", *SHAPE, "-m", "1", "--out", str(target), "-q")
+    run("tune", "linear", *SHAPE, "-m", "1", option, str(target), "-q")
     assert target.is_file() and not card.exists()
 
 

@@ -17,6 +17,7 @@ from jitmx import batch, build, errors, kernels, ledger, resources, settings
 from jitmx.cache import manifest
 from jitmx.cache import store as stores
 from jitmx.cli import main
+from jitmx.cli.served import ServedModel
 from jitmx.dispatch import choose
 from jitmx.errors import KnobError
 from jitmx.kernels import Family, Problem
@@ -428,6 +429,8 @@ def test_records_of_a_newer_jitmx_are_said_to_stand_in_the_way_and_stay(run, toy
         (("--layers", "qkv"), "--layers says how a model is served: name it by --model, or leave --layers out"),
         (("--tokens", "16384"), "--tokens says how a model is served"),
         (("--ranks", "2", "linear", "-m", "4"), "--ranks says how a model is served"),
+        (("attention", "--context", "8192"), "--model, or give the operator's field as context=8192"),
+        (("--context", "8192", "linear"), "name it by --model, or leave --context out"),
         (("--lora",), "--lora says how a model is served"),
         (("--model", "gpt-oss-20b", "--layers", "moe,qvk"), "--layers=moe,qvk: 'qvk' is none of moe, qkv, "),
         (("--model", "gpt-oss-20b", "--layers", ""), "--layers=: no layer is named; "),
@@ -435,6 +438,15 @@ def test_records_of_a_newer_jitmx_are_said_to_stand_in_the_way_and_stay(run, toy
 )
 def test_options_of_a_model_that_nothing_can_follow_are_refused_by_name(run, arguments, said: str) -> None:
     assert said in run("warmup", "--arch", "sm_121", *arguments, code=2).stderr
+
+
+def test_fp8_e4m3_is_the_cache_that_fp8_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ServedModel, "variants", lambda model, _arches: asked.append(model) or [])
+    for dtype in ("fp8", "fp8_e4m3", "auto"):
+        words = ["warmup", "--arch", "sm_90", "--model", "gpt-oss-20b", "--kv-cache-dtype", dtype]
+        assert CliRunner().invoke(main, words).exit_code == 0
+    assert asked[0] == asked[1] != asked[2] and asked[0].about()["kv_cache_dtype"] == "fp8"
 
 
 def test_warm_up_of_a_model_with_its_draft_makes_the_kernels_of_both(monkeypatch: pytest.MonkeyPatch) -> None:

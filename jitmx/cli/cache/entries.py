@@ -27,9 +27,15 @@ def select(store: Store, text: str, targets: tuple[Arch, ...]) -> Record:
         click.UsageError: no entry, or entries of several kernels; the message lists them.
     """
     names = {target.name for target in targets}
-    found = [record for record in store.find(text) if not names or record.arch in names]
+    everywhere = store.find(text)
+    found = [record for record in everywhere if not names or record.arch in names]
     if not found:
         of = f" for {', '.join(sorted(names))}" if names else ""
+        if everywhere:
+            others = " and ".join(sorted({record.arch for record in everywhere}))
+            raise click.UsageError(
+                f"no entry has the name or key {text!r}{of}; there is one for {others}: name that by --arch"
+            )
         close = difflib.get_close_matches(text, {record.name for record in store.records()}, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise click.UsageError(f"no entry has the name or key {text!r}{of}; {hint}`jitmx cache ls` lists all.")
@@ -39,4 +45,5 @@ def select(store: Store, text: str, targets: tuple[Arch, ...]) -> Record:
         return found[0]
     listed = "\n".join(f"  {short(record.key)}  {record.name}  {record.arch}" for record in found[:_SHOWN])
     more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    raise click.UsageError(f"{text!r} names {len(found)} entries; give one's key, or --arch:\n{listed}{more}")
+    how = "give one's key, or one --arch" if len({record.arch for record in found}) > 1 else "give one's key"
+    raise click.UsageError(f"{text!r} names {len(found)} entries; {how}:\n{listed}{more}")

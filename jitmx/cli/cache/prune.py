@@ -11,6 +11,7 @@ import click
 from jitmx.arch import Arch
 from jitmx.cache import prune, store
 from jitmx.cli import output
+from jitmx.cli.cache.entries import short
 from jitmx.cli.options import arch_option, byte_count, duration, json_option
 
 if TYPE_CHECKING:
@@ -54,8 +55,12 @@ def command(
         from jitmx import audit
 
         reachable = audit.is_reachable
+    cache = store.current()
+    told: dict[str | None, str] = {}
+    if not as_json:
+        told = {one.key: f"{short(one.key)}  {one.name}  {one.arch}" for one in cache.records()}
     done = prune.prune(
-        store.current(),
+        cache,
         max_bytes=size,
         older_than=age,
         arches=[target.name for target in targets_asked],
@@ -76,7 +81,7 @@ def command(
         )
     else:
         for removal in entries:
-            output.say(f"{removal.name}: {removal.reason}")
+            output.say(f"{told.get(removal.key, removal.name)}: {removal.reason}")
         verb = "would remove" if dry_run else "removed"
         files = len(done.removals)
         output.say(
