@@ -127,7 +127,7 @@ def _mends(root: Path, below: Sequence[str], info: os.stat_result) -> Iterator[s
     Only what jitmx made there is ever to be removed, and a directory that is shared on purpose stays as it is.
     """
     yield "name another directory (JITMX_CACHE_DIR, JITMX_SITE_CACHE or --to, whichever named this one)"
-    writable = distrust(info) is not None and info.st_uid in (os.geteuid(), 0)
+    writable = info.st_uid in (os.geteuid(), 0)
     if below or (writable and not info.st_mode & stat.S_ISVTX):
         place, own = shlex.quote(str(root)), root / VERSION
         made = exists(own)
