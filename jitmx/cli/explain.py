@@ -176,14 +176,17 @@ def _require_read(**there: bool) -> None:
 
 def _require_rows_apart(family: Family, field: tuple[str, ...], *, cost: bool) -> None:
     """Raise UsageError for rows in a form that this call does not take, whose remedy is an option."""
-    from jitmx import costs
+    from jitmx import costs, kernels
 
+    known = {item.name for item in dataclasses.fields(family.problem)}
     for word in field:
         name, _, text = word.partition("=")
         if not cost and name in family.axes and len(text.replace(",", " ").split()) > 1:
             said = f"{short(word)}: without --cost {name} has one value; --cost takes several, a line each"
             raise click.UsageError(said)
-        if cost and name in ("m", "rows") and not family.axes and costs.of(family.name):
+        if not cost or family.axes or not costs.of(family.name) or name in known:
+            continue
+        if name in {other.axes[0] for other in map(kernels.family, kernels.families()) if other.axes}:
             raise click.UsageError(f"{short(word)} is no field of {family.name}; its rows are given by --rows {text}")
 
 
