@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -91,13 +92,34 @@ def log_level(text: str) -> int:
     return whole(text, 0, 5)
 
 
+def flashinfer_log_level(text: str) -> int:
+    """FlashInfer's highest is 10."""
+    return 5 if text.strip() == "10" else log_level(text)
+
+
 def arches(text: str) -> tuple[str, ...]:
     from jitmx import arch
 
     try:
-        return tuple(arch.parse(word).name for word in text.replace(",", " ").replace(";", " ").split())
+        return tuple(arch.parse(word).name for word in _words(text))
     except ArchError as error:
         raise Unfit(str(error)) from error
+
+
+def flashinfer_arches(text: str) -> tuple[str, ...]:
+    """Those that jitmx has kernels for, of compute capabilities that FlashInfer may be built for."""
+    from jitmx import arch
+
+    def known(word: str) -> bool:
+        with contextlib.suppress(ArchError):
+            return bool(arch.parse(word))
+        return re.fullmatch(r"\d+\.\d[af]?", word) is None
+
+    return arches(" ".join(filter(known, _words(text))))
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").replace(";", " ").split()
 
 
 def path(text: str) -> Path:

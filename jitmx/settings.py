@@ -174,8 +174,8 @@ class Settings:
         "folders with kernel families of your own (kernels/, templates/, tactics/); their code is loaded",
     )  # fmt: skip
     mxfp4_layers: tuple[tuple[str, str], ...] | None = _setting(
-        (setting_text.chosen_layers, "moe, qkv, o, lm_head, separated by ',', each with :mxfp4 or :mxfp8 where that is "
-         "to be said; or all; or none"),
+        (setting_text.chosen_layers, "moe, qkv, o, lm_head, separated by ',', each with :mxfp4, or but for moe with "
+         ":mxfp8, where that is to be said; or all; or none"),
         None, "layers of a model in vLLM that jitmx serves; by default moe",
     )  # fmt: skip
     draft_layers: tuple[tuple[str, str], ...] = _setting(
@@ -254,9 +254,16 @@ def _added(text: str) -> tuple[Setting, ...]:
     return tuple(setting for name in names for setting in _of_family(name))
 
 
+# Variables that FlashInfer reads as well, and that may say more of it.
+_FLASHINFER: dict[str, Callable[[str], Any]] = {
+    "FLASHINFER_CUDA_ARCH_LIST": setting_text.flashinfer_arches,
+    "FLASHINFER_LOGLEVEL": setting_text.flashinfer_log_level,
+}
+
+
 def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
-        return setting.parse(text)
+        return _FLASHINFER.get(source, setting.parse)(text)
     except ValueError as error:
         detail = ""
         if isinstance(error, setting_text.Unfit):

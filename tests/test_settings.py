@@ -198,6 +198,13 @@ def test_a_bad_value_is_refused_with_the_variable_the_value_and_the_choices(
     assert str(error.value).startswith(f"{name}={short(text)} is not {setting.choices}")
 
 
+def test_what_flashinfer_s_own_variables_may_say_of_flashinfer_alone_stops_nobody() -> None:
+    built = {"FLASHINFER_CUDA_ARCH_LIST": "7.5 8.0 8.9 9.0a 10.3a 11.0a 12.0f", "FLASHINFER_LOGLEVEL": "10"}
+    found = settings.read(built)
+    assert found.arches == settings.read({"JITMX_ARCH": "8.0 8.9 9.0a 10.3a 12.0f"}).arches and found.log_level == 5
+    assert settings.read({"FLASHINFER_CUDA_ARCH_LIST": "7.5"}).arches == ()
+
+
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     with pytest.raises(SettingError, match=r"JITMX_REMOTE_CACHE='…@host/x' is .*leave credentials to") as raised:
         settings.read({"JITMX_REMOTE_CACHE": "https://me:pass@word@host/x"})

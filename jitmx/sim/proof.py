@@ -23,9 +23,10 @@ from jitmx.registry.spec import Variant
 
 _PACKAGE = Path(__file__).parents[1]
 _TARGET = re.compile(r"^\.target .*$", re.MULTILINE)
-# What finds families and code, chooses among kernels, knows models and settings: a verdict is given of PTX and inputs
-# that are there.
+# What finds families, code and files, chooses among kernels, knows models and settings, words errors, or looks at
+# machine code: a verdict is given of PTX and inputs that are there.
 _LOOKS_UP = (
+    "jitmx.errors",
     "jitmx.kernels",
     "jitmx.kernels.benchmark",
     "jitmx.kernels.kernel",
@@ -33,7 +34,10 @@ _LOOKS_UP = (
     "jitmx.layers",
     "jitmx.models",
     "jitmx.quoting",
+    "jitmx.registry.contract",
+    "jitmx.resources",
     "jitmx.setting_text",
+    "jitmx.settings",
     "jitmx.toolchain.nvrtc",
 )
 # What judges a case, beside the simulator's own modules.

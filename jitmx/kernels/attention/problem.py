@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +101,7 @@ def fixed_for(knobs: type[Knobs], problem: AttentionProblem, step: str = "attend
     """Those of a kernel's knobs that a problem decides; KnobError where it asks for another step."""
     if problem.step != step:
         raise KnobError(f"the kernel makes step={step}, not step={problem.step}")
-    own = _names(knobs)
-    return {name: value for name, value in problem.fixed.items() if name in own}
-
-
-@functools.cache
-def _names(knobs: type[Knobs]) -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(knobs))
+    return {name: value for name, value in problem.fixed.items() if name in knobs.__dataclass_fields__}
 
 
 def with_defaults(knobs: object) -> dict[str, Any]:
