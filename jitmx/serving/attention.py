@@ -89,11 +89,12 @@ def problems(layer: AttentionProblem, tokens: int) -> Iterator[AttentionProblem]
 
 def _rows(layer: AttentionProblem, tokens: int) -> Iterator[list[AttentionProblem]]:
     """The same in rows of calls that have more and more requests."""
-    # Between 1024 and 8192 tokens, knobs change with each doubling.
-    bits_of = (bits for bits in range(6, 33) if bits % 2 == 0 or 10 < bits < 14)
-    contexts = [1 << bits for bits in bits_of if 1 << bits < 4 * min(layer.context, layer.window or layer.context)]
     few = [rows // layer.group for rows in decode.ROWS if rows >= layer.group]
     few = list(dict.fromkeys((1, *(queries for queries in few if queries <= tokens))))
+    seen = min(layer.context, layer.window + few[-1]) if layer.window else layer.context
+    # Between 1024 and 8192 tokens, knobs change with each doubling.
+    bits_of = (bits for bits in range(6, 33) if bits % 2 == 0 or 10 < bits < 14)
+    contexts = [1 << bits for bits in bits_of if bits == 6 or 1 << bits < 4 * seen]
     many = [queries for queries in (few[-1] + 1, *(1 << bits for bits in range(5, 25))) if few[-1] < queries]
     many = [queries for queries in many if queries < 2 * tokens]
     batches = list(_upwards(layer.batch))

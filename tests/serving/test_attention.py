@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jitmx import arch as arches
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.models import GPT_OSS_120B
+from jitmx.ops.attention.checks import rounded_up
 from jitmx.registry.spec import Variant
 from jitmx.serving.attention import Attention, lacking, launches, problems
 from jitmx.serving.model import of_model
@@ -55,6 +56,27 @@ def test_the_kernels_of_any_call_are_known(
     call = replace(layer.problem, batch=batch, context=context, queries=queries)
     made = tuple(launches(call, arch, arch.multiprocessors))
     assert names(made) <= names(variants(layer))
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    target=st.sampled_from(TARGETS),
+    window=st.sampled_from([1, 4, 15, 16, 17, 60, 64, 1000, 1024]) | st.integers(1, 8192),
+    most=st.sampled_from([1, 16, 1024, 131072]),
+    batch=st.integers(1, 64),
+    context=st.integers(1, 131072),
+    queries=st.integers(1, 20) | st.integers(6, 12).map(lambda bits: 1 << bits),
+)
+def test_the_kernels_of_a_layer_are_known_whatever_its_window_and_the_longest_request(
+    target: str, window: int, most: int, batch: int, context: int, queries: int
+) -> None:
+    arch = arches.parse(target)
+    layer = layers(target, requests=64, context=most, tokens=4096)[0]
+    assert isinstance(layer, Attention) and layer.problem.window
+    layer = replace(layer, problem=replace(layer.problem, window=window))
+    seen = min(rounded_up(min(context, most)), rounded_up(window + queries))  # as the operator has it
+    call = replace(layer.problem, batch=batch, context=seen, queries=queries)
+    assert names(tuple(launches(call, arch, arch.multiprocessors))) <= names(variants(layer))
 
 
 @pytest.mark.parametrize("full", [False, True])
