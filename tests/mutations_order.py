@@ -18,9 +18,9 @@ VARIANTS = {
     "order-scaled": variant(
         "linear", "scaled", "sm_121a", encoding="nibble", activation="mxfp4", atom="mxf4", split_k=2
     ),
-    "order-steps": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, deal="steps"),
+    "order-steps": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, schedule="stream_k"),
     "order-rest": variant(
-        "linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, split_k=2, deal="rest", **_STORED
+        "linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, split_k=2, schedule="hybrid", **_STORED
     ),
     "order-image": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, x="image"),
     "order-pair": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=64, ring=2, stages=2, split_k=2),

@@ -24,8 +24,8 @@ VARIANTS = {
         chunk=1, unroll=1, blocks_per_sm=1,
     ),
     "then-image": variant("linear", "wgmma", "sm_90a", **_WGMMA, x="image"),
-    "then-steps": variant("linear", "wgmma", "sm_90a", **_WGMMA, deal="steps"),
-    "then-rest": variant("linear", "wgmma", "sm_90a", **_WGMMA, split_k=2, deal="rest", residual=True),
+    "then-steps": variant("linear", "wgmma", "sm_90a", **_WGMMA, schedule="stream_k"),
+    "then-rest": variant("linear", "wgmma", "sm_90a", **_WGMMA, split_k=2, schedule="hybrid", residual=True),
     "then-splitk": variant(
         "linear", "splitk", "sm_90a", groups=2, tile_m=16, chunk=2, ring=2, split_k=2, residual=True
     ),

@@ -9,9 +9,9 @@ VARIANTS = {
         "linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, bias=True, residual=True,
     ),
     "wgmma-pair": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=64, ring=2, stages=2, split_k=2),
-    "wgmma-steps": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, deal="steps"),
+    "wgmma-steps": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, schedule="stream_k"),
     "wgmma-rest": variant(
-        "linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, split_k=2, deal="rest", bias=True,
+        "linear", "wgmma", "sm_90a", groups=2, tile_m=48, ring=2, stages=2, split_k=2, schedule="hybrid", bias=True,
         residual=True,
     ),
     "splitk": variant(

@@ -83,7 +83,7 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
         units=float(rows * tiles * passes(knobs, m)),
         blocks=launch.blocks,
         busy=min(launch.blocks, multiprocessors),
-        spread=math.ceil(items / places) * places / items if getattr(knobs, "deal", "tiles") == "tiles" else 1.0,
+        spread=math.ceil(items / places) * places / items if getattr(knobs, "schedule", "tiles") == "tiles" else 1.0,
         fills=int(by_groups),
         exchanged=_exchanged(variant, m, launch.cluster),
         clusters=int(launch.cluster > 1),
@@ -95,7 +95,7 @@ def work(variant: Variant, problem: LinearProblem, _rows: int, multiprocessors: 
 def probes(variant: Variant, problem: LinearProblem) -> Iterator[Probe]:
     """The same k with few rows of W, and with twice as many, by the rows of X that are decoded for together."""
     knobs, tiles = variant.knobs, packed_tiles(1, problem.k)[1]
-    if variant.spec.name == "wgmma" and knobs.deal == "rest":
+    if variant.spec.name == "wgmma" and knobs.schedule == "hybrid":
         return
     m = min(problem.m, getattr(knobs, "tile_m", problem.m))
     together = max(rows_together(knobs), TILE_ROWS * getattr(knobs, "warps", 1) // max(getattr(knobs, "split_k", 1), 1))

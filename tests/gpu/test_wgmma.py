@@ -99,11 +99,11 @@ TILES: tuple[dict[str, Any], ...] = (
     {"groups": 2, "tile_m": 128, "split_k": 2},
     {"groups": 3, "tile_m": 64, "split_k": 2, "order": "x_first"},
     {"groups": 3, "tile_m": 128, "split_k": 2, "stages": 4},
-    {"groups": 2, "tile_m": 176, "split_k": 2, "deal": "rest", "stages": 6, "ring": 4},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "schedule": "hybrid", "stages": 6, "ring": 4},
     {"groups": 4, "tile_m": 32, "ring": 6, "order": "x_first", "x": "image"},
-    {"groups": 2, "tile_m": 64, "deal": "steps"},
-    {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
-    {"groups": 3, "tile_m": 192, "deal": "steps", "order": "x_first"},
+    {"groups": 2, "tile_m": 64, "schedule": "stream_k"},
+    {"groups": 2, "tile_m": 256, "stages": 5, "schedule": "stream_k"},
+    {"groups": 3, "tile_m": 192, "schedule": "stream_k", "order": "x_first"},
     {"groups": 2, "tile_m": 176, "x": "image"},
     {"groups": 4, "tile_m": 64, "ring": 8, "order": "x_first", "x": "image"},
     {"groups": 3, "tile_m": 128, "split_k": 2, "stages": 4, "x": "image"},
@@ -112,8 +112,8 @@ TILES: tuple[dict[str, Any], ...] = (
 RUNS: tuple[dict[str, Any], ...] = (
     {},
     {"groups": 2, "tile_m": 64, "split_k": 2},
-    {"groups": 2, "tile_m": 176, "split_k": 2, "deal": "rest", "stages": 6, "ring": 4},
-    {"groups": 2, "tile_m": 128, "deal": "steps"},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "schedule": "hybrid", "stages": 6, "ring": 4},
+    {"groups": 2, "tile_m": 128, "schedule": "stream_k"},
     {"groups": 2, "tile_m": 128, "x": "image"},
 )
 

@@ -4,8 +4,9 @@ X is copied as it lies in memory, by a tensor map, and lanes take what its order
 their quads. Or all blocks first bring X into the order of the words, in the workspace, and wait for one another as they
 read it: where weights are many and rows of X few, the simpler decoding is worth that.
 
-Where tiles of 128 rows of W leave 64, pairs of blocks may share these (`deal=rest`), so that tiles and multiprocessors
-are as many.
+Tiles of 128 rows of W may leave 64 rows. With `schedule=hybrid` blocks split the k steps of these remaining rows among
+them (stream-K), so that the whole tiles match the number of multiprocessors. With `schedule=stream_k` all tiles are
+split this way.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 
 MAX_ROWS = 8192  # bounds the workspace, which may hold X and eight counters for each tile of rows
 _COUNTER_BYTES = 8192
-_FLAG_BYTES, _MOST_BLOCKS = 16384, 256  # of blocks that share steps: a word for each of up to 16 warps
-DEALS = ("tiles", "rest", "steps")
+_FLAG_BYTES, _MOST_BLOCKS = 16384, 256  # of stream-K blocks: a word for each of up to 16 warps
+SCHEDULES = ("tiles", "hybrid", "stream_k")
 ORDERS = ("weights_first", "x_first")
 
 # Weights of this many packed bytes stay in the L2 beside the rows of X that blocks share.
@@ -54,7 +55,9 @@ class WgmmaKnobs(Knobs):
     ring: int = knob(4, low=2, high=9, doc="steps of 64 k of W that a warp keeps in flight")
     x: str = knob("tensor", choices=("tensor", "image"), doc="X copied as it lies, or once brought into the order of W")
     split_k: int = knob(1, choices=(1, 2), doc="blocks, a cluster, that share a tile, each with a slice of k")
-    deal: str = knob("tiles", choices=DEALS, doc="what blocks share: tiles, these and rows left, or all steps")
+    schedule: str = knob(
+        "tiles", choices=SCHEDULES, doc="whole tiles a block, whole tiles and stream-K for remaining rows, or stream-K"
+    )
     buffers: int = knob(2, choices=(2, 3), doc="decoded fragments; products of all but one are under way")
     order: str = knob("weights_first", choices=ORDERS, doc="which operand neighbouring blocks differ in")
     pdl: bool = PDL
@@ -72,14 +75,14 @@ def launch_registers(knobs: warpgroups.Tiled) -> int:
 
 def multiplying_registers(knobs: WgmmaKnobs) -> int:
     """Registers a thread of the warpgroups that multiply, as the template sets them."""
-    spare = 32 if knobs.x == "tensor" and knobs.deal != "rest" else 48
-    return (launch_registers(knobs) * (knobs.groups + 1) - spare) // knobs.groups // 8 * 8
+    producer = 32 if knobs.x == "tensor" and knobs.schedule != "hybrid" else 48
+    return (launch_registers(knobs) * (knobs.groups + 1) - producer) // knobs.groups // 8 * 8
 
 
 def shared_bytes(knobs: WgmmaKnobs) -> int:
     """Dynamic shared memory of a launch, bytes, as struct Shared of the template lays it out."""
     size = knobs.stages * knobs.tile_m * 128 + knobs.groups * (4 * knobs.ring * 640 + 64 * 144)
-    if knobs.deal == "rest":
+    if knobs.schedule == "hybrid":
         size += knobs.tile_m * 256 + 24
     elif knobs.split_k > 1:
         size += knobs.groups * (knobs.tile_m // knobs.split_k * 256 + 16)
@@ -99,17 +102,17 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
             f"about {need} registers a thread of {have}",
             f"the nearest legal value is tile_m={legal}",
         )
-    if knobs.deal == "steps" and (knobs.x == "image" or knobs.split_k > 1):
+    if knobs.schedule == "stream_k" and (knobs.x == "image" or knobs.split_k > 1):
         raise KnobError(
-            f"deal='steps' with x={knobs.x!r} and split_k={knobs.split_k}: blocks that share "
-            "steps read X as it is, and are no clusters",
-            "the nearest legal value is deal='tiles'",
+            f"schedule='stream_k' with x={knobs.x!r} and split_k={knobs.split_k}: stream-K blocks read "
+            "X as it is, and form no clusters",
+            "the nearest legal value is schedule='tiles'",
         )
-    if knobs.deal == "rest" and (knobs.x == "image" or knobs.groups != 2 or knobs.split_k != 2):
+    if knobs.schedule == "hybrid" and (knobs.x == "image" or knobs.groups != 2 or knobs.split_k != 2):
         raise KnobError(
-            f"deal='rest' with x={knobs.x!r}, groups={knobs.groups} and split_k={knobs.split_k}: "
-            "pairs of blocks share what tiles of 128 rows of W leave, and read X as it is",
-            "the nearest legal value is deal='tiles'",
+            f"schedule='hybrid' with x={knobs.x!r}, groups={knobs.groups} and split_k={knobs.split_k}: "
+            "pairs of blocks share the rows of W that tiles of 128 rows leave, and read X as it is",
+            "the nearest legal value is schedule='tiles'",
         )
     if knobs.buffers == 3 and knobs.ring != 3:
         raise KnobError(
@@ -152,12 +155,12 @@ def workspace_bytes(knobs: WgmmaKnobs, m: int, k: int) -> int:
 def launch(knobs: WgmmaKnobs, problem: LinearProblem, multiprocessors: int) -> Launch:
     """A block or cluster for each tile, or as many as the multiprocessors hold where there are more."""
     m, n, k = problem.m, problem.n, problem.k
-    maps = {"x_map": warpgroups.x_map(m, k, knobs.tile_m // (2 if knobs.deal == "rest" else 1))}
-    if knobs.deal == "steps":
+    maps = {"x_map": warpgroups.x_map(m, k, knobs.tile_m // (2 if knobs.schedule == "hybrid" else 1))}
+    if knobs.schedule == "stream_k":
         blocks = max(1, min(multiprocessors, _MOST_BLOCKS, tiles(knobs, m, n) * packed_tiles(1, k)[1]))
         workspace = _FLAG_BYTES + blocks * knobs.groups * 64 * knobs.tile_m * 4
         return Launch(blocks, shared_bytes(knobs), workspace=workspace, maps=maps)
-    if knobs.deal == "rest":
+    if knobs.schedule == "hybrid":
         units, tokens = -(-n // GROUP_ROWS), -(-m // knobs.tile_m)
         items = tokens * (units // 2 + units % 2 * 2 * packed_tiles(1, k)[1])
         blocks = max(1, min(items, multiprocessors // knobs.split_k)) * knobs.split_k
@@ -206,34 +209,34 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
     x = "image" if many and m <= _IMAGE_ROWS else "tensor"
 
     def microseconds(form: tuple[tuple[int, int, int], str]) -> float:
-        (groups, tile_m, split), deal = form
+        (groups, tile_m, split), schedule = form
         tokens, places = -(-m // tile_m), max(1, multiprocessors // split)
-        waves = -(-((units + (deal == "tiles") * (groups - 1)) // groups * tokens) // places)
+        waves = -(-((units + (schedule == "tiles") * (groups - 1)) // groups * tokens) // places)
         spent = waves * (-(-steps // split) * _step_us(groups, tile_m, x) + 1.2 * split)
-        if deal == "rest":
+        if schedule == "hybrid":
             each = -(-2 * tokens * steps // (places * split))
             spent += 1.6 + each * _step_us(1, tile_m // 2, x)
         return spent
 
     forms = [(shape, "tiles") for shape in _SHAPES]
     if units % 2:
-        forms += [(shape, "rest") for shape in _SHAPES if shape[0] == shape[2] == 2 and x == "tensor"]
+        forms += [(shape, "hybrid") for shape in _SHAPES if shape[0] == shape[2] == 2 and x == "tensor"]
     legal = [form for form in forms if form[0][2] <= min(steps, multiprocessors)]
     return [
         _filled(arch=arch, knobs={
-            "groups": groups, "tile_m": tile_m, "ring": 4, "split_k": split, "deal": deal, "buffers": 2, "x": x,
+            "groups": groups, "tile_m": tile_m, "ring": 4, "split_k": split, "schedule": schedule, "buffers": 2, "x": x,
             "order": ORDERS[many], "pdl": True,
         })
-        for (groups, tile_m, split), deal in sorted(legal, key=microseconds)
+        for (groups, tile_m, split), schedule in sorted(legal, key=microseconds)
     ]  # fmt: skip
 
 
 def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
-    """The tile shapes, best guesses first, each also with steps shared, more fragments, and X brought another way."""
+    """The tile shapes, best guesses first, each also with stream-K, more fragments, and X brought another way."""
     found: list[dict[str, Any]] = []
     for knobs in _ranked(problem, arch, multiprocessors):
         other = {"x": "tensor" if knobs["x"] == "image" else "image"}
-        for more in ({}, {"buffers": 3, "ring": 3}, {"deal": "steps", "x": "tensor"}, other):
+        for more in ({}, {"buffers": 3, "ring": 3}, {"schedule": "stream_k", "x": "tensor"}, other):
             candidate = _filled({name: value for name, value in (knobs | more).items() if name != "stages"}, arch)
             if SPEC.legal(arch, **candidate) and candidate not in found:
                 found.append(candidate)
@@ -243,9 +246,9 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows; tiles ragged and whole, whole and broken groups of steps; blocks that take several tiles."""
     knobs = variant.knobs
-    features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.deal == "rest"
+    features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.schedule == "hybrid"
     # Of four tiles' steps as many do not go into so many blocks, where those share them.
-    blocks = 2 * split if knobs.deal != "steps" else 5 if (ring + 1) % 5 else 3
+    blocks = 2 * split if knobs.schedule != "stream_k" else 5 if (ring + 1) % 5 else 3
     shapes = [
         (2, 4, split * TILE_K - 32, 132),
         (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, blocks),
@@ -261,9 +264,9 @@ def _cases(variant: Variant) -> Iterator[Case]:
         ]
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
-    # Blocks that share steps, rests or the image of X wait for all others, and with few of them one would go through as
-    # many tiles as there are; their Y is stored by the same code.
-    if knobs.deal == "tiles" and knobs.x == "tensor":
+    # Blocks that share steps, remaining rows or the image of X wait for all others, and with few of them one would go
+    # through as many tiles as there are; their Y is stored by the same code.
+    if knobs.schedule == "tiles" and knobs.x == "tensor":
         yield from warpgroups.far_cases(variant, launch, MAX_ROWS, 1 << 20)
 
 
@@ -272,9 +275,10 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 3, "ring": 3, "split_k": 2, "buffers": 3,
      "encoding": "nibble"},
     {"groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "x": "image"},
-    {"groups": 2, "tile_m": 48, "stages": 2, "ring": 2, "deal": "steps", "pdl": False},
-    {"bias": True, "residual": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "deal": "rest"},
-    {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "deal": "rest"},
+    {"groups": 2, "tile_m": 48, "stages": 2, "ring": 2, "schedule": "stream_k", "pdl": False},
+    {"bias": True, "residual": True, "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2,
+     "schedule": "hybrid"},
+    {"residual": "pair", "groups": 2, "tile_m": 32, "stages": 2, "ring": 2, "split_k": 2, "schedule": "hybrid"},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -32,11 +32,11 @@ LOOPS = (
     {},
     {"split_k": 2, "stages": 4, "bias": True},
     {"groups": 4, "tile_m": 64, "x": "image"},
-    {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
+    {"groups": 2, "tile_m": 256, "stages": 5, "schedule": "stream_k"},
     {"groups": 2, "tile_m": 176, "buffers": 3, "ring": 3},
-    {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "deal": "rest"},
+    {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "schedule": "hybrid"},
 )
-DEALS = ({}, {"split_k": 2}, {"deal": "steps"}, {"deal": "rest", "groups": 2, "split_k": 2})
+SCHEDULES = ({}, {"split_k": 2}, {"schedule": "stream_k"}, {"schedule": "hybrid", "groups": 2, "split_k": 2})
 HOPPER = arch.parse("sm_90")
 SHARED = 232_448
 PROBLEMS = linear_problems(wgmma.MAX_ROWS)
@@ -57,18 +57,18 @@ def test_the_heuristic_and_all_candidates_are_legal_and_serve_the_problem(
     assert_legal_and_serving(wgmma.KERNEL, problem, HOPPER, multiprocessors)
 
 
-@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), deal=st.sampled_from(DEALS))
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), schedule=st.sampled_from(SCHEDULES))
 def test_blocks_of_a_launch_fit_the_device_at_once_and_none_is_without_work(
-    problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
+    problem: LinearProblem, multiprocessors: int, schedule: dict[str, Any]
 ) -> None:
-    knobs = variant(**deal, stages=4).knobs
+    knobs = variant(**schedule, stages=4).knobs
     launch = wgmma.launch(knobs, problem, multiprocessors)
     assert launch.blocks <= multiprocessors
     assert launch.cluster == knobs.split_k and launch.blocks % launch.cluster == 0
     items, steps = tiles(knobs, problem.m, problem.n), packed_tiles(1, problem.k)[1]
-    if knobs.deal == "steps":
+    if knobs.schedule == "stream_k":
         items *= steps
-    elif knobs.deal == "rest":
+    elif knobs.schedule == "hybrid":
         whole, left = divmod(-(-problem.n // 64), 2)
         items = -(-problem.m // knobs.tile_m) * (whole + 2 * left * steps)
     assert launch.blocks // launch.cluster <= items
@@ -84,16 +84,16 @@ def test_the_workspace_of_an_image_holds_the_counters_and_x_padded_to_whole_tile
     assert 4 * (1 + 8 * tokens) <= counters
 
 
-@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), deal=st.sampled_from(DEALS))
+@given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), schedule=st.sampled_from(SCHEDULES))
 def test_boxes_of_the_tensor_map_fill_a_stage_and_the_driver_takes_them(
-    problem: LinearProblem, multiprocessors: int, deal: dict[str, Any]
+    problem: LinearProblem, multiprocessors: int, schedule: dict[str, Any]
 ) -> None:
     """`sim.tensormap` keeps the driver's rules."""
-    knobs = variant(**{"tile_m": 256, "groups": 2, "stages": 3, **deal}).knobs
+    knobs = variant(**{"tile_m": 256, "groups": 2, "stages": 3, **schedule}).knobs
     shown = wgmma.launch(knobs, problem, multiprocessors).maps["x_map"]
     assert shown.sizes == (problem.k, problem.m)
     box = TensorMap.decode(encode(shown, 4096))
-    assert box.box_bytes * (2 if knobs.deal == "rest" else 1) == knobs.tile_m * 128
+    assert box.box_bytes * (2 if knobs.schedule == "hybrid" else 1) == knobs.tile_m * 128
 
 
 @given(problem=PROBLEMS, multiprocessors=st.integers(2, 200), tile_m=st.sampled_from([32, 176, 208]))
@@ -101,7 +101,7 @@ def test_what_is_left_of_w_has_room_for_its_sums_and_counters(
     problem: LinearProblem, multiprocessors: int, tile_m: int
 ) -> None:
     """Units of work are at most one a block, or one for each half of a tile of rows of X where blocks are fewer."""
-    knobs = variant(groups=2, tile_m=tile_m, split_k=2, deal="rest", stages=3).knobs
+    knobs = variant(groups=2, tile_m=tile_m, split_k=2, schedule="hybrid", stages=3).knobs
     launch = wgmma.launch(knobs, problem, multiprocessors)
     halves, left = 2 * -(-problem.m // tile_m), -(-problem.n // 64) % 2
     units = halves * min(packed_tiles(1, problem.k)[1], max(1, launch.blocks // halves))
@@ -135,10 +135,13 @@ def test_what_it_does_not_serve_is_refused_with_what_it_does(fields: dict[str, A
         ),
         ({"groups": 3, "tile_m": 192, "buffers": 3, "ring": 3}, "the nearest legal value is tile_m=176"),
         ({"buffers": 3, "ring": 4}, "the nearest legal value is ring=3"),
-        ({"deal": "steps", "split_k": 2}, "are no clusters; the nearest legal value is deal='tiles'"),
-        ({"deal": "steps", "x": "image"}, "read X as it is, and are no clusters; the nearest legal value is deal='"),
-        ({"deal": "rest"}, "groups=3 and split_k=1: pairs of blocks share what tiles of 128 rows"),
-        ({"deal": "rest", "groups": 2, "split_k": 2, "x": "image"}, "read X as it is; the nearest legal value is deal"),
+        ({"schedule": "stream_k", "split_k": 2}, "form no clusters; the nearest legal value is schedule='tiles'"),
+        ({"schedule": "stream_k", "x": "image"}, "stream-K blocks read X as it is, and form no clusters; the nearest"),
+        ({"schedule": "hybrid"}, "groups=3 and split_k=1: pairs of blocks share the rows of W that tiles of 128"),
+        (
+            {"schedule": "hybrid", "groups": 2, "split_k": 2, "x": "image"},
+            "read X as it is; the nearest legal value is",
+        ),
         ({"stages": 16, "tile_m": 192}, "the nearest legal value is stages="),
         ({"stages": 1}, "stages=1 is below its limit; the nearest legal value is 2"),
         ({"tile_m": 100}, "tile_m=100 is not one of"),
@@ -179,7 +182,7 @@ def test_a_tile_override_takes_rows_of_x_and_of_w_and_refuses_other_steps() -> N
         {"x": "image"},
         {"split_k": 2, "stages": 3},
         {"groups": 2, "tile_m": 80, "ring": 5},
-        {"groups": 2, "tile_m": 80, "ring": 5, "deal": "rest", "split_k": 2},
+        {"groups": 2, "tile_m": 80, "ring": 5, "schedule": "hybrid", "split_k": 2},
     ],
     ids=str,
 )
@@ -202,8 +205,8 @@ def test_machine_code_keeps_its_contract(nightly: bool) -> None:
         {"split_k": 2, "stages": 4, "residual": True, "encoding": "nibble"},
         {"groups": 4, "tile_m": 64, "ring": 8, "x": "image"},
         {"split_k": 2, "stages": 4, "x": "image", "bias": True},
-        {"groups": 2, "tile_m": 256, "stages": 5, "deal": "steps"},
-        {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "deal": "rest", "bias": True, "residual": "pair"},
+        {"groups": 2, "tile_m": 256, "stages": 5, "schedule": "stream_k"},
+        {"groups": 2, "tile_m": 176, "split_k": 2, "ring": 5, "schedule": "hybrid", "bias": True, "residual": "pair"},
     ]
     keep_contracts(some((variant(**knobs) for knobs in sampled), nightly))
 
@@ -218,11 +221,11 @@ def test_machine_code_keeps_its_contract(nightly: bool) -> None:
         {"groups": 2, "tile_m": 64, "ring": 2, "stages": 2, "split_k": 2, "bias": True},
         {"groups": 2, "tile_m": 80, "split_k": 2, "order": "x_first", "residual": True},
         {"groups": 2, "tile_m": 80, "stages": 3, "bias": True, "residual": "pair"},
-        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "deal": "steps", "bias": True},
-        {"tile_m": 80, "stages": 3, "deal": "steps", "order": "x_first", "encoding": "nibble", "residual": True},
-        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "split_k": 2, "deal": "rest"},
-        {"groups": 2, "tile_m": 80, "stages": 3, "deal": "rest", "split_k": 2, "bias": True, "residual": "pair"},
-        {"groups": 2, "tile_m": 64, "split_k": 2, "deal": "rest", "order": "x_first", "encoding": "nibble"},
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "schedule": "stream_k", "bias": True},
+        {"tile_m": 80, "stages": 3, "schedule": "stream_k", "order": "x_first", "encoding": "nibble", "residual": True},
+        {"groups": 2, "tile_m": 48, "ring": 2, "stages": 2, "split_k": 2, "schedule": "hybrid"},
+        {"groups": 2, "tile_m": 80, "stages": 3, "schedule": "hybrid", "split_k": 2, "bias": True, "residual": "pair"},
+        {"groups": 2, "tile_m": 64, "split_k": 2, "schedule": "hybrid", "order": "x_first", "encoding": "nibble"},
         {"groups": 2, "tile_m": 32, "ring": 2, "stages": 2, "x": "image"},
         {"tile_m": 80, "order": "x_first", "encoding": "nibble", "pdl": False, "residual": True, "x": "image"},
         {"groups": 2, "tile_m": 96, "split_k": 2, "order": "x_first", "bias": True, "x": "image"},
@@ -238,8 +241,8 @@ def test_cases_pass_in_the_simulator(knobs: dict[str, Any], simulated: Callable[
     [
         pytest.param({"x": "image"}, 8192, marks=pytest.mark.nightly),
         ({"x": "image", "split_k": 2}, 8192),
-        pytest.param({"deal": "steps"}, 16384, marks=pytest.mark.nightly),
-        ({"deal": "rest", "split_k": 2}, 16384),
+        pytest.param({"schedule": "stream_k"}, 16384, marks=pytest.mark.nightly),
+        ({"schedule": "hybrid", "split_k": 2}, 16384),
     ],
     ids=str,
 )
