@@ -66,7 +66,7 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "more-decode-residual": (
         ("what is added to y past a round of the threads is that of the round before",
-         "residual = carried(args, owned, i + kThreads);", "residual = carried(args, owned, i);"),
+         "residual = load_residual(args, owned, i + kThreads);", "residual = load_residual(args, owned, i);"),
     ),
     "more-stream": (
         ("33 pairs are few",
@@ -84,8 +84,8 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "more-grouped-up": (
         ("what is made lies where zeros are on their way",
-         "  copy_wait<0>();\n  __syncthreads();\n\n  // What was made",
-         "  __syncthreads();\n\n  // What was made"),
+         "  copy_wait<0>();\n  __syncthreads();\n\n  // Results lie",
+         "  __syncthreads();\n\n  // Results lie"),
         ("tiles past the first group are its own",
          "schedule + (which * group + within % size) * 4;",
          "schedule + within % size * 4;"),

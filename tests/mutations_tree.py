@@ -40,7 +40,7 @@ _ROWS = (
     ("a later round forgets the list", "first ? extra : thread < kept ? s.list[thread] : 0ull", "first ? extra : 0ull"),
     ("one of the list is forgotten", "thread < kept ? s.list[thread]", "thread + 1u < kept ? s.list[thread]"),
     ("rounds do not wait for each other",
-     "      __syncthreads();  // all know both before another round changes them\n",
+     "      __syncthreads();  // all threads have read both before another round changes them\n",
      ""),
     ("only one round", "    } while (begin < end);", "    } while (begin > end);"),
     ("vectors behind the end count", "at < end ? ranked(element(loaded[i], j)",

@@ -245,13 +245,13 @@ MUTATIONS = catalogue(VARIANTS, {
          "for (int slot = 0; slot < kTop; ++slot) {\n        const u32 pair[4] = {part[slot].x",
          "for (int slot = kTop - 1; slot >= 0; --slot) {\n        const u32 pair[4] = {part[slot].x"),
         ("the residual is added twice as the first slot", "    float sum[8] = {};",
-         "    float sum[8] = {Bf16::low(carried.x)};"),
+         "    float sum[8] = {Bf16::low(residual.x)};"),
         ("an id past the experts has a part",
          "there[slot] = id < u32(args.experts);",
          "there[slot] = id <= u32(args.experts);"),
     ),
     "values-combine-pair": (
-        ("the low part is lost", "sum[2 * i + 1] += Bf16::high(low[i]);", ""),
+        ("the low part is lost", "sum[2 * i + 1] += Bf16::high(lo[i]);", ""),
     ),
     "values-route": (
         ("epsilon is a constant",

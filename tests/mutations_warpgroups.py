@@ -35,7 +35,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "mbarrier_init(shared_address(shared.empty + i), 4);"),
         ("the ring of stages is a stage long", "if (++stage == kStages) {\n      stage = 0;\n      ++round;",
          "if (++stage == kStages + 1) {\n      stage = 0;\n      ++round;"),
-        ("the last stage of a tile is released twice", "    past_ = spare_;\n", ""),
+        ("the last stage of a tile is released twice", "    past_ = dummy_;\n", ""),
         ("fewer bytes are expected than a box has", "mbarrier_expect(full, kStageBytes);",
          "mbarrier_expect(full, kStageBytes - 16);"),
         ("more bytes are expected than a box has", "mbarrier_expect(full, kStageBytes);",

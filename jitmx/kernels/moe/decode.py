@@ -1,12 +1,12 @@
 """`moe.decode`: few rows, the whole layer in one persistent launch.
 
 How the work is cut, by the arithmetic of gpt-oss-120b on 132 multiprocessors: an expert has 360 rows of tiles in the
-first product and 180 in the second, of 45 tiles each. Dealt one by one, the first product of four experts is 10.9 rows
-a block, 11 at most: 1 % is lost. The second could be dealt the same way, but then a row of y would come from several
+first product and 180 in the second, of 45 tiles each. Assigned one by one, the first product of four experts is 10.9
+rows a block, 11 at most: 1 % is lost. The second could be split so as well, but then a row of y would come from several
 blocks, and its sum would need a round through device memory at the very end, when nothing hides it. So a block owns
 rows of y: 180 over 132 blocks is 2 rows where 1.36 were needed, 47 % lost in a third of the time. A cluster of two owns
 180 / 66 = 2.73, 3 at most, and each of its blocks takes every other expert: 10 % lost of a third, and the two sums
-meet in shared memory. What is left is evened out by dealing the blocks that own less of y more of the first product.
+meet in shared memory. The tile scheduler evens out the rest: blocks that own less of y take more of the first product.
 """
 
 from __future__ import annotations

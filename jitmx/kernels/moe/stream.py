@@ -4,17 +4,17 @@ How the work is cut, by the arithmetic of gpt-oss-120b on 132 multiprocessors: a
 the first product and 180 in the second. Blocks take rows of the first product, 10.9 with one row of x, 11 at most;
 warps of a block equal numbers of tiles, whatever rows they are of; the second product is cut at tiles everywhere. So
 nothing waits for a longer share than the others', and a block has to do with one or two experts, whose activations it
-reads once: dealt row by row, every block would read those of every expert, a quarter of the weights' bytes with 64 rows
-of x.
+reads once: assigned row by row, every block would read those of every expert, a quarter of the weights' bytes with
+64 rows of x.
 
 An item is read once. Of at most four rows, both blocks of a tile take one multiplication: columns 0 to 3 are the rows
 times the first, 4 to 7 times the second. Of five to eight, each block takes one of its own, which is six instructions
 a tile more. Chunks of nine tiles end where rows of 45 do, and three tiles are taken at once, so that the loads of one
 overlap with the products of another.
 
-What the deal costs is sums of the second product in device memory, 64 bytes a row of x for 24 KB of weights, and twice
-waiting for other blocks: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value
-that carries its own readiness is there one trip to the L2 earlier than a counter behind it says, and needs no fence.
+This split costs sums of the second product in device memory, 64 bytes a row of x for 24 KB of weights, and waiting for
+other blocks twice: for h, and for the sums. The rings, 15 MB on all multiprocessors, fill up meanwhile. A value that is
+its own flag (a mailbox) is seen one trip to the L2 earlier than with a counter after it, and needs no fence.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def most_items(problem: MoeProblem, columns: int) -> int:
 def held_rows(knobs: StreamKnobs, problem: MoeProblem, blocks: int) -> int:
     """Rows of activations that a block has room for.
 
-    Those of any stretch, but of at most 64 rows of x with eight columns: where two items have not room enough, or of
+    Those of any span, but of at most 64 rows of x with eight columns: where two items have not room enough, or of
     four columns as many as there may be, which is rare there, a launch makes items of four rows (lacks_room in the
     template).
     """
 
     def most(columns: int) -> int:
-        # A stretch of so many items may start and end within one.
+        # A span of so many items may start and end within one.
         held = -(-most_items(problem, columns) // blocks) + 1
         return min(held * columns, problem.m * problem.top)
 

@@ -186,7 +186,7 @@ def test_a_fault_in_the_hand_over_between_blocks_is_found(monkeypatch: pytest.Mo
 
     def broken(variant: Variant) -> str:
         source = render(variant)
-        cut = re.sub(r"while \(load_acquire\(&counters\.ready\[walk\.item\]\) < .*\) \{\}", ";", source)
+        cut = re.sub(r"while \(load_acquire\(&counters\.ready\[scheduler\.item\]\) < .*\) \{\}", ";", source)
         assert cut != source
         return cut
 

@@ -148,7 +148,7 @@ def test_the_order_in_which_blocks_and_warps_run_changes_no_bit(shape: str, orde
         ("counters", r"while \(load_acquire\(&counters\.generation\) == generation\) \{\}", ";"),
         ("data", r"while \(lacks_half\(b\)\).*;", ";"),
         ("data", r"while \(lacks_word\(one\[s\]\)\).*;", ";"),
-        ("data", r"deal\.shared\(.*\);", "false;"),
+        ("data", r"split\.shared\(.*\);", "false;"),
         ("data", r"mbarrier_wait\(shared_address\(&shared\.head_full.*\);", ";"),
         ("data", r"ring\.wait\(\);", ";"),
     ],

@@ -1,4 +1,4 @@
-// Rows of Q of a block, on their way to shared memory.
+// Loads the rows of Q of a block to shared memory.
 #pragma once
 #include "jitmx/attention/cache_format.cuh"
 

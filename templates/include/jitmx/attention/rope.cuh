@@ -18,7 +18,7 @@ template <class T> __device__ __forceinline__ Vec4 rounded(const Eight& v) {
 }
 
 // `Count` numbers of a table, whose elements are T or, for void, float, as they lie there: half the registers, and they
-// are widened while what they turn is on its way. The address is a multiple of their bytes.
+// are widened while the values that they rotate are in flight. The address is a multiple of their bytes.
 template <class T, int Count> struct TableRow {
   uint2 words[Count / 4];
 

@@ -46,7 +46,7 @@ template <int Tiles, int D> struct RowSoftmax {
       }
   }
 
-  // The largest logit of each row in this lane. Of one half, here and below, nobody looks at rows g + 8.
+  // The largest logit of each row in this lane. Of one half, here and below, rows g + 8 are never read.
   template <class Logit, int Eights>
   static __device__ __forceinline__ void largest(const float (&s)[Tiles][Eights][4], const Logit& logit,
                                                  float (&most)[Tiles][2], int halves = 2) {

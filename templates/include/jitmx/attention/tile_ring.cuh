@@ -1,5 +1,4 @@
-// Tiles of keys and values of a paged cache on their way through a ring in shared memory that all warps of a block
-// read.
+// Tiles of keys and values of a paged cache, streamed through a ring in shared memory that all warps of a block read.
 #pragma once
 #include "jitmx/ptx/async_copy.cuh"
 #include "jitmx/types.cuh"
@@ -46,7 +45,7 @@ template <class Format, int Keys, int Stages, int Warps, int Page> class TileRin
   __device__ __forceinline__ u32 keys(int slot) const { return ring_ + u32(slot * kStageBytes); }
   __device__ __forceinline__ u32 values(int slot) const { return keys(slot) + kTileBytes; }
 
-  // Starts the copies of a step, if there is one; steps are asked for in their order.
+  // Starts the copies of a step, if there is one; called for steps in order.
   __device__ __forceinline__ void start(int step, int slot) {
     if (token(step) < end_) {
       long long from[kRounds];

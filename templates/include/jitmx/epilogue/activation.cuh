@@ -1,4 +1,4 @@
-// What makes a value of h of the products with W13: a gate and an up, or an up alone. A NaN comes through.
+// Activations: a value of h from the products with W13, gate and up, or up alone. A NaN is passed on.
 #pragma once
 #include "jitmx/ptx/arithmetic.cuh"
 

@@ -1,4 +1,4 @@
-// The index of the largest value of each row of a product, while no one writes the product.
+// The index of the largest value of each row of a product, which itself is not written.
 //
 // A value and its index are ranked in 64 bits: the larger value first, then the lower index, so that a maximum is the
 // same in whatever order it is taken. A rank of 0 is that of nothing.
@@ -24,8 +24,8 @@ template <int Classes> __device__ __forceinline__ u64 greatest_of_class(u64 rank
 }
 
 // Merges what the blocks of a launch found, in `workspace`: a counter in 8 bytes, then the rank of each row. All is
-// zero before the launch and after it. For one whole warp of each block; lane m < rows brings what its block found for
-// row m.
+// zero before the launch and after it. For one whole warp of each block; lane m < rows has the rank that its block
+// found for row m.
 __device__ __forceinline__ void merge_ranks(u64 found, int rows, void* workspace, void* indices) {
   const int lane = threadIdx.x % 32;
   u64* const ranks = static_cast<u64*>(workspace) + 1;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void merge_ranks(u64 found, int rows, void* workspace
   u32 last = 0;
   if (lane == 0) last = arrive_last(static_cast<u32*>(workspace), gridDim.x);
   last = __shfl_sync(0xFFFFFFFFu, last, 0);
-  __syncwarp();  // all lanes know what the counting one has learned: a shuffle tells of no memory
+  __syncwarp();  // makes what the counting lane acquired visible to all lanes: a shuffle orders no memory
   if (last == 0u || lane >= rows) return;
   const u64 rank = atomicExch(ranks + lane, 0ull);
   static_cast<long long*>(indices)[lane] = (long long)(0xFFFFFFFFu - u32(rank));

@@ -1,4 +1,4 @@
-// Where complete sums of linear products go.
+// Output of linear products, and what is added to it.
 #pragma once
 
 namespace jitmx {

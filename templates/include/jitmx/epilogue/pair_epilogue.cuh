@@ -1,5 +1,5 @@
-// What becomes of complete sums where Y is a pair (epilogue/residual_pair.cuh): its second tensor lies behind the
-// first, and that of the residual where `residual_lo` says.
+// Epilogue where Y is a hi/lo pair (epilogue/residual_pair.cuh): its low part lies after the first tensor, that of the
+// residual at `residual_lo`.
 #pragma once
 #include "jitmx/epilogue/output.cuh"
 
@@ -16,19 +16,19 @@ template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEp
     for (int i = 0; i < 4; i += kM > 1 ? 1 : 2) one(n + i / 2 * 8, m + i % 2, values[i], normalizer);
   }
 
-  // What is added to the sums that go with n and m, zero past the last: for those who ask for it before they have the
-  // sums.
+  // The residual of the sums that go with n and m, zero past the last: for kernels that prefetch it before the sums are
+  // complete.
   __device__ __forceinline__ float4 residual(int n, int m) const {
     float values[4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i += kM > 1 ? 1 : 2)
-      if (inside(n + i / 2 * 8, m + i % 2)) values[i] = carried((u64)(m + i % 2) * out.n + n + i / 2 * 8);
+      if (inside(n + i / 2 * 8, m + i % 2)) values[i] = residual_at((u64)(m + i % 2) * out.n + n + i / 2 * 8);
     return make_float4(values[0], values[1], values[2], values[3]);
   }
 
  private:
   __device__ __forceinline__ bool inside(int n, int m) const { return n < out.n && (m == 0 || m < out.rows); }
-  __device__ __forceinline__ float carried(u64 at) const {
+  __device__ __forceinline__ float residual_at(u64 at) const {
     return T::widen(static_cast<const u16*>(out.residual)[at]) + T::widen(static_cast<const u16*>(out.residual_lo)[at]);
   }
   template <class Normalizer>
@@ -37,7 +37,7 @@ template <class T, bool kNorm, bool kBias, bool kResidual, int kM> struct PairEp
     const u64 at = (u64)m * out.n + n;
     if constexpr (kNorm) value *= normalizer(m);
     if constexpr (kBias) value += T::widen(static_cast<const u16*>(out.bias)[n]);
-    if constexpr (kResidual) value += carried(at);
+    if constexpr (kResidual) value += residual_at(at);
     u16* const y = static_cast<u16*>(out.y) + at;
     const u16 kept = T::round(value);
     y[0] = kept;

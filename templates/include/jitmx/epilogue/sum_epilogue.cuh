@@ -1,4 +1,4 @@
-// What becomes of complete sums: normalizer, bias and residual, and then Y or the rank of each row's largest.
+// Epilogue of complete sums: normalizer, bias and residual, and then Y or the rank of each row's largest value.
 #pragma once
 #include "jitmx/epilogue/argmax.cuh"
 #include "jitmx/epilogue/output.cuh"
@@ -8,8 +8,8 @@ namespace jitmx {
 template <class T, bool kNorm, bool kBias, bool kResidual, bool kArgmax, int kM> struct SumEpilogue {
   Output out;
 
-  // Rows `n` and `n` + 8 of W, for rows m and m + 1 of X, whose greatest ranks so far are `best`; normalizer(m) is what
-  // a sum of row m of X times its weight lacks.
+  // Rows `n` and `n` + 8 of W, for rows m and m + 1 of X, whose greatest ranks so far are `best`; normalizer(m) is the
+  // factor that a sum of row m of X times its norm weight still lacks.
   template <class Normalizer>
   __device__ __forceinline__ void store(int n, int m, const float4& sum, Normalizer normalizer, u64 (&best)[2]) const {
     one(n, m, sum.x, normalizer, best[0]);

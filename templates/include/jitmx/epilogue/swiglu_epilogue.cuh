@@ -1,5 +1,5 @@
-// What becomes of complete sums where rows of W are gates and ups: a gate's row is 8 above its up's, in one tile, so
-// that both are here, and Y has one feature of them.
+// Epilogue of interleaved gate and up rows of W: a gate row is 8 above its up row, in one tile, so that a lane has
+// both, and the two give one feature of Y.
 #pragma once
 #include "jitmx/epilogue/activation.cuh"
 #include "jitmx/epilogue/output.cuh"

@@ -1,11 +1,11 @@
-// A weight that a later kernel reads, on its way to the L2 before that kernel is there to ask for it.
+// Prefetches the weight of a later kernel to the L2, before that kernel starts.
 #pragma once
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/bulk_copy.cuh"
 
 namespace jitmx {
 
-// Asks for this block's share of some memory, in a warp. Waits for nothing: it may be there when it is read, or not.
+// Prefetches this block's share of some memory, by one warp. Does not wait for it to arrive.
 __device__ __forceinline__ void bring_to_l2(const void* memory, u32 bytes) {
   constexpr u32 kPiece = 4096;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Rows of X on their way to shared memory: a slice of k, filled up with zeros to whole tiles.
+// Stages rows of X in shared memory: a slice of k, padded with zeros to whole tiles.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/math/warp.cuh"
@@ -8,7 +8,7 @@
 
 namespace jitmx {
 
-// RMSNorm of X on its way: x g, rounded once, and sums of x^2, by whose root a product of x g is divided.
+// RMSNorm of X while it is staged: x g, rounded once, and sums of x^2, by whose root a product of x g is divided.
 template <class T> __device__ __forceinline__ u32 weighted(u32 x, u32 g) {
   return u32(T::round(T::low(x) * T::low(g))) | u32(T::round(T::high(x) * T::high(g))) << 16;
 }
@@ -27,7 +27,7 @@ template <class T> __device__ __forceinline__ float squares(const Vec4& v) {
   return sum;
 }
 
-// Zeros in rows `from` to kRows: what their columns of MMA yield is never stored.
+// Zeros in rows `from` to kRows: results of their columns are never stored.
 template <int kRows, int kThreads> __device__ __forceinline__ void clear_rows(u8* x, int pitch, int from) {
 #pragma unroll 1
   for (int i = from * (pitch / 16) + threadIdx.x; i < kRows * (pitch / 16); i += kThreads)
@@ -43,7 +43,7 @@ template <class T, bool kRaised> class StagedX {
       : filled_(k / 8), first_(first), count_(tiles * 8), pitch_(pitch), x_(static_cast<const Vec4*>(x) + first * 8),
         to_(reinterpret_cast<Vec4*>(to)) {}
 
-  // Rows of X, at most kM of them; copies that are not raised are still under way when this returns. then() is called
+  // Rows of X, at most kM of them; copies that are not raised are still in flight when this returns. then() is called
   // once, as soon as this thread's first loads are.
   template <int kM, int kThreads, class Then> __device__ __forceinline__ void stage(int rows, Then then) {
     if constexpr (kM == 1) {

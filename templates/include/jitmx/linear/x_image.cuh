@@ -1,6 +1,5 @@
-// X in the order of packed weights, arranged once a launch and by all blocks together: an image in the workspace, from
-// which a stage is one bulk copy. All blocks must be on the device at once: they wait for the parts that others
-// arrange.
+// X permuted to the order of packed weights, once a launch and by all blocks together: an image in the workspace, from
+// which a stage is one bulk copy. All blocks must be resident at once: they wait for the parts that others permute.
 #pragma once
 #include "jitmx/math/warp.cuh"
 #include "jitmx/moe/workspace.cuh"

@@ -1,4 +1,4 @@
-// What lanes of a warp bring together by shuffles.
+// Reductions and transposes over the lanes of a warp, by shuffles.
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -6,7 +6,7 @@ namespace jitmx {
 
 constexpr u32 kFullWarp = 0xFFFFFFFFu;
 
-// What all lanes have alike: the compiler keeps it in uniform registers.
+// A value that is the same in all lanes: the compiler keeps it in uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(kFullWarp, value, 0); }
 
 // Sum over the lanes of a warp, in every lane.

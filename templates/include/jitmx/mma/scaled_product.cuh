@@ -2,7 +2,7 @@
 // kTileM tokens with kWarpsN x kWarpsM warps side by side, in chunks of two tiles (128 k).
 //
 // Codes and scales of a chunk of activations lie in shared memory, in the order of the MMA's fragments; weights go from
-// global memory to registers and meet no shared memory.
+// global memory to registers and bypass shared memory.
 #pragma once
 #include "jitmx/mma/block_scaled.cuh"
 #include "jitmx/mx/encode.cuh"

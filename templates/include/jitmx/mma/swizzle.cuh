@@ -1,5 +1,5 @@
 // Rows of 128 bytes, 64 values of 16 bits, in shared memory: the swizzle that ldmatrix reads without bank conflicts,
-// and wgmma and tensor copies with 128-byte swizzle know.
+// which is the 128-byte swizzle of wgmma and tensor copies.
 #pragma once
 #include "jitmx/types.cuh"
 

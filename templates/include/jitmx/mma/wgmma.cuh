@@ -8,7 +8,7 @@ namespace jitmx {
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `Pending` of the newest groups of products are under way.
+// Waits until at most `Pending` of the newest groups of products are in flight.
 template <int Pending> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
 }
@@ -18,7 +18,7 @@ template <int Pending> __device__ __forceinline__ void wgmma_wait_apart() {
   asm volatile("wgmma.wait_group.sync.aligned  %0;" :: "n"(Pending) : "memory");
 }
 
-// Keeps what products under way read in its registers up to here.
+// Keeps the operands of products in flight in their registers up to here.
 template <int Count> __device__ __forceinline__ void fence_operand(const u32 (&fragment)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" :: "r"(fragment[i]) : "memory");

@@ -1,6 +1,6 @@
 // Products of a warpgroup (wgmma, sm_90a): D[64, N] += A[64, k] B[k, N], sums in fp32. k is 32 bytes: 16 values of bf16
 // and fp16, 32 of e4m3. A comes from registers, as m16n8k16 takes it for each warp's 16 rows, or from shared memory; B
-// lies in shared memory as rows of N, k side by side, both by descriptors of matrix_descriptor. All four warps come to
+// lies in shared memory as rows of N, k side by side, both by descriptors of matrix_descriptor. All four warps execute
 // each together.
 #pragma once
 #include "jitmx/math/scalar.cuh"

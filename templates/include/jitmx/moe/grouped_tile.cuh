@@ -4,16 +4,16 @@
 
 namespace jitmx {
 
-// What a block works on: a tile of the schedule and `tile_n` rows of W, in an order that keeps what neighbours in time
-// read in the L2: within a group of tiles of the schedule, all of them take a tile of weights before the next one's
-// turn. Tiles of one expert are neighbours.
+// The work item of a block: a tile of the schedule and `tile_n` rows of W. Items are ordered for reuse in the L2: in a
+// group of tiles of the schedule, all of them use a tile of weights before the next one. Tiles of one expert are
+// neighbours.
 struct GroupedTile {
   int expert;     // -1: there is nothing to do
   int first;      // of `pairs`
   u32 count;      // rows
   int first_row;  // of W, in packed tiles
 
-  // Of `tiles` tiles of the schedule [tiles, 4], `group` take turns at a tile of tile_n of the n rows of W.
+  // Of `tiles` tiles of the schedule [tiles, 4], `group` reuse a tile of tile_n of the n rows of W.
   __device__ __forceinline__ GroupedTile(const int* schedule, int tiles, int n, int group, int tile_n) {
     const int tiles_n = (n + tile_n - 1) / tile_n;
     const int which = blockIdx.x / (group * tiles_n), within = blockIdx.x % (group * tiles_n);

@@ -5,11 +5,11 @@
 namespace jitmx {
 
 // `Routed` is whatever has the members of a launch's arguments: ids and weights [rows, top] of experts; a map
-// [map_size], or null, from ids to those of the experts at hand, of which there are `experts`; and count, of rows that
-// count, or null.
+// [map_size], or null, from ids to those of local experts, of which there are `experts`; and count, of valid rows, or
+// null.
 
 // In shared memory. An entry is a pair of a row and one of its experts; entries are in the order of experts, those of
-// one expert in the order of rows, and that many of them in turn are an item.
+// one expert in the order of rows, and up to so many consecutive ones of an expert are an item.
 struct alignas(16) Items {
   int id[kEntries];  // of an expert; -1 where there is none
   float weight[kEntries];
@@ -90,7 +90,7 @@ struct FewItems {
   bool valid, starts;  // whether it has an expert, and is the first of its item
   int count, total;    // items, and entries with an expert
 
-  // The expert of an item; all lanes ask for the same.
+  // The expert of an item, the same item in all lanes.
   __device__ __forceinline__ u32 expert(int wanted) const {
     const u32 first = __ballot_sync(0xFFFFFFFFu, starts && item == wanted);
     return u32(__shfl_sync(0xFFFFFFFFu, id, first ? __ffs(int(first)) - 1 : 0));

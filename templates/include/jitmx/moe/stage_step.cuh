@@ -1,10 +1,10 @@
-// What warps tell one another of the rings in shared memory: of rows of tiles, and of rows of activations.
+// Descriptors of the rings in shared memory: of rows of tiles, and of rows of activations.
 #pragma once
 #include "jitmx/types.cuh"
 
 namespace jitmx {
 
-// What a stage of the ring holds.
+// Describes a stage of the ring.
 struct Step {
   // tiles; from bit 14: columns (none ends the stream); from 18: where scales start; from 20: place of activations
   u32 what;

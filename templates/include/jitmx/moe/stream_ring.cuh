@@ -1,4 +1,4 @@
-// Packed tiles of items on their way to one warp: a ring of bulk copies that it fills and reads by itself.
+// Streams packed tiles of items to one warp, through a ring of bulk copies that it fills and reads by itself.
 #pragma once
 #include "jitmx/moe/items.cuh"
 #include "jitmx/moe/work_split.cuh"
@@ -36,8 +36,8 @@ template <int kWarps, int kChunk, int kStages> struct RingBytes {
   alignas(128) u8 scales[kWarps][kStages][(kChunk * kScaleBytes + 96 + 127) / 128 * 128];
 };
 
-// Both stretches of a warp pass through its ring. A chunk, which is a stage, ends at a multiple of kChunk tiles of its
-// item, so that rows of as many end with one, and where the item or the stretch does.
+// Both spans of a warp pass through its ring. A chunk, which is a stage, ends at a multiple of kChunk tiles of its
+// item, so that rows of as many tiles end with a chunk, and at the end of the item or the span.
 template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
  public:
   using Bytes = RingBytes<kWarps, kChunk, kStages>;
@@ -55,7 +55,7 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
     follow(expert_of);
   }
 
-  // Asks for as many chunks as there is room for.
+  // Starts the copies of as many chunks as there is room for.
   template <class ExpertOf> __device__ __forceinline__ void start(const ExpertOf& expert_of) {
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) fetch(i, expert_of);
@@ -67,7 +67,7 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
     behind_ = tiles;
     read_most_ = first_most(within);
   }
-  // Tiles at hand; where there are none, the next chunk is to be waited for and opened.
+  // Tiles left in the current chunk; where there are none, the next chunk is to be waited for and opened.
   __device__ __forceinline__ int ready() const { return ready_; }
   __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + state_.stage * 8u, state_.parity); }
   __device__ __forceinline__ void open() {
@@ -79,10 +79,10 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
     next_ += ready_;
     behind_ -= ready_;
   }
-  // In shared memory: this lane's words of the first tile at hand, and the scales of its rows.
+  // In shared memory: this lane's words of the current tile, and the scales of its rows.
   __device__ __forceinline__ u32 code() const { return code_; }
   __device__ __forceinline__ u32 scale() const { return scale_; }
-  // This lane has read so many of them.
+  // This lane has read so many tiles.
   __device__ __forceinline__ void pass(int tiles) {
     code_ += tiles * kTileBytes;
     scale_ += tiles * kScaleBytes;
@@ -100,7 +100,7 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
     product_scales_ = product.scales;
     size_ = product.size();
   }
-  // Goes on with the next item, of this stretch or the second one.
+  // Goes on with the next item, of this span or the second one.
   template <class ExpertOf> __device__ __forceinline__ void follow(const ExpertOf& expert_of) {
     if (span_.empty()) {
       span_ = down_;
@@ -133,12 +133,12 @@ template <class Layer, int kWarps, int kChunk, int kStages> class Ring {
   const Layer& layer_;
   const Items& items_;
   u32 codes_, scales_, full_;  // of the first stage
-  // What is fetched: what is left of the item, of the stretch behind it, and the other stretch.
+  // Fetching: what is left of the item, of the span after it, and the other span.
   const u8 *product_codes_, *product_scales_;
   u32 size_, tile_ = 0;
   int left_, most_;  // most_: of the next chunk
   Span span_, down_;
-  // What is read: tiles at hand, and of their item those behind them.
+  // Reading: tiles left in the current chunk, and those of its item after that.
   u32 code_ = 0, scale_ = 0;
   int ready_ = 0, behind_ = 0, read_most_ = kChunk;
   u32 next_ = 0;

@@ -1,6 +1,5 @@
-// What becomes of the sums of a tile of an expert's rows: bias, router weight and nonlinearity, then rows of bf16 in
-// shared memory, and from there vectors of eight features. For kernels that hold sums as m16n8 leaves them, W on the
-// side of 16.
+// Epilogue of a tile of an expert's rows: bias, router weight and activation, then rows of bf16 in shared memory, and
+// from there vectors of eight features. For kernels that hold sums as m16n8 leaves them, W on the side of 16.
 #pragma once
 #include "jitmx/epilogue/activation.cuh"
 #include "jitmx/epilogue/output.cuh"
@@ -11,7 +10,7 @@
 
 namespace jitmx {
 
-// What goes into the rows of an expert's tile beside sums, and where they go.
+// Inputs of the epilogue beside sums, and its output.
 struct TileOutput {
   const void* bias;      // [experts, n]
   const int* pairs;      // [pairs]: row * top + slot, by expert
@@ -47,7 +46,7 @@ class TileRows {
   __device__ __forceinline__ int features() const { return kGated ? out_.n / 2 : out_.n; }
 
   // Takes a warp's sums: `row` is the first of its rows of W in the block, 16 a tile of W, `column` the first of its
-  // rows of x. All threads of the block meet behind it.
+  // rows of x. Ends with a barrier of the block.
   template <int kRows, int kColumns>
   __device__ __forceinline__ void put(int row, int column, const float (&sums)[kRows][kColumns][4]) {
     if constexpr (kResult != Result::Hidden || kOnProduct) look_up();
@@ -75,7 +74,7 @@ class TileRows {
           if constexpr (kOnSum) y[i] *= weights[i % 2];
         }
         if constexpr (kGated) {
-          // Gates are with even g, ups with the next one: of two rows of x each of them takes one.
+          // Even g holds gate rows, the next g the up rows: of two rows of x each takes one.
           const bool odd = g % 2;
           const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[0] : y[1], 4),
               got_high = __shfl_xor_sync(0xFFFFFFFFu, odd ? y[2] : y[3], 4);
@@ -96,8 +95,8 @@ class TileRows {
     __syncthreads();
   }
 
-  // take(row, v, vector) for every vector of eight features, each by one thread. Where there are vectors for whole
-  // warps, all threads of a warp come to it or none.
+  // Calls take(row, v, vector) for every vector of eight features, each in one thread. Where there are vectors for
+  // whole warps, all threads of a warp call it or none.
   template <class Take> __device__ __forceinline__ void each_vector(Take take) const {
 #pragma unroll 2
     for (int j = 0; j < kTileM * kVectors; j += kThreads) {

@@ -1,10 +1,10 @@
-// How the rows of tiles of both products are dealt to blocks.
+// Tile scheduler: assigns the rows of tiles of both products to blocks.
 #pragma once
 
 namespace jitmx {
 
-// The rows of tiles of one block, in the order in which it works on them. First products are dealt in rounds, a row a
-// block. Blocks that own a row less of y, the first ones, take part in a round more in every cycle.
+// The rows of tiles of one block, in the order in which it works on them. Rows of first products are assigned round
+// robin. The first blocks, which own a row less of y, take part in a round more in every cycle.
 template <int kCluster> struct TileScheduler {
   int items, rows13, rows2;
   bool down = false;  // the second product

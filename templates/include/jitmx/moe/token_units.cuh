@@ -1,4 +1,4 @@
-// What moe.token does where, for one row of x: units of the rows of tiles of both products.
+// Work split of moe.token, for one row of x: units of the rows of tiles of both products.
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -14,15 +14,14 @@ struct alignas(8) TokenUnit {
   __device__ __forceinline__ bool down() const { return int(info) < 0; }             // of W2
 };
 
-// A row of y in a block: which one of those that it has to do with, its pairs there, and whether it begins and ends
-// there.
+// A row of y in a block: its number among the block's rows, its pairs there, and whether it begins and ends there.
 struct TokenRow {
   int row, first, pairs;
   bool begins, ends_elsewhere;
 };
 
-// Rows of W13, those of all slots in turn, go to blocks in turn. A pair is a row of y and a slot; blocks take equal
-// numbers of them, the last ones more, as the first have more rows of W13.
+// Rows of W13, interleaved over slots, are assigned to blocks round robin. A pair is a row of y and a slot; blocks take
+// equal numbers of pairs, the last blocks one more, as the first have more rows of W13.
 template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSplit {
  public:
   static constexpr int kHidden = kHidden_, kIntermediate = kIntermediate_, kTop = kTop_;
@@ -65,7 +64,7 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
       const int row = i / kUpUnits, part = i - row * kUpUnits;
       return {u32(up_row(row)) * kUpTiles + u32(part * kChunk), packed(row, part, up_slot(row))};
     }
-    // Those of the first features of h come first: the last ones are still being made.
+    // Units of the first features of h come first: the last features are still being computed.
     const int part = downs / pairs(), pair = downs - part * pairs(), whole = first_pair() + pair;
     return {u32(whole / kTop) * kDownTiles + u32(part * kChunk), packed(pair, part, whole % kTop) | 0x80000000u};
   }
@@ -88,7 +87,7 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
     const int end = min(whole + kTop, first_pair() + pairs());
     return {whole / kTop - first_y(), begin - first_pair(), end - begin, begin == whole, end < whole + kTop};
   }
-  // Whether this block's last row of y goes on in `block`, which comes after it.
+  // Whether this block's last row of y continues in `block`, which comes after it.
   __device__ __forceinline__ bool ends_elsewhere(u32 block) const {
     return block < gridDim.x && begin(block) < (first_ + pairs_ + kTop - 1u) / kTop * kTop;
   }
@@ -101,7 +100,7 @@ template <int kHidden_, int kIntermediate_, int kTop_, int kChunk> class TokenSp
     return block * base_ + u32(max(int(block) - int(shorter_), 0));
   }
 
-  u32 most_up_, most_down_, base_, shorter_;  // shorter_: blocks with so many pairs, and no more
+  u32 most_up_, most_down_, base_, shorter_;  // shorter_: how many blocks have base_ pairs, not one more
   u32 up_, first_, pairs_;
 };
 

@@ -1,10 +1,10 @@
-// How the tiles of a product are dealt, item by item and row by row: to blocks, and within a block to warps.
+// Work split of a product: tiles, item by item and row by row, are divided among blocks, and in a block among warps.
 #pragma once
 #include "jitmx/types.cuh"
 
 namespace jitmx {
 
-// A stretch of tiles, numbered over all items.
+// A contiguous range of tiles, numbered over all items.
 struct Span {
   u32 begin, end;
   __device__ __forceinline__ bool empty() const { return begin == end; }
@@ -19,7 +19,7 @@ struct EvenSplit {
   __device__ __forceinline__ Span span(u32 part, u32 offset = 0u) const {
     return {offset + begin(part), offset + begin(part + 1u)};
   }
-  // Where the span ends that holds `at`.
+  // The end of the span that holds `at`.
   __device__ __forceinline__ u32 end_around(u32 at) const {
     const u32 longer = more * (base + 1u);
     return begin((at < longer ? at / (base + 1u) : more + (at - longer) / base) + 1u);
@@ -32,19 +32,19 @@ template <bool kCut> class ProductSplit {
  public:
   __device__ __forceinline__ ProductSplit(int items, int rows, int tiles, int blocks)
       : tiles_(u32(tiles)), cut_(kCut && u32(items) * u32(rows) >= u32(blocks)),
-        deal_(u32(items) * u32(rows) * (cut_ ? tiles_ : 1u), u32(blocks)) {}
+        split_(u32(items) * u32(rows) * (cut_ ? tiles_ : 1u), u32(blocks)) {}
 
   __device__ __forceinline__ Span block(u32 block) const {
-    const Span span = deal_.span(block);
+    const Span span = split_.span(block);
     return cut_ ? span : Span{span.begin * tiles_, span.end * tiles_};
   }
   // Whether two blocks share the row that starts with tile `first`.
-  __device__ __forceinline__ bool shared(u32 first) const { return cut_ && deal_.end_around(first) < first + tiles_; }
+  __device__ __forceinline__ bool shared(u32 first) const { return cut_ && split_.end_around(first) < first + tiles_; }
 
  private:
   u32 tiles_;
   bool cut_;
-  EvenSplit deal_;
+  EvenSplit split_;
 };
 
 }  // namespace jitmx

@@ -22,7 +22,7 @@ template <> constexpr bool kIsBf16<Bf16> = true;
 template <class T, class Encoding> struct BareFields {
   static __device__ __forceinline__ void of(u32 w, u32 (&p)[4]) { Encoding::fields(w, p, T{}); }
 };
-// One multiplication for both shifts of pair 2: its bits do not meet.
+// One multiplication for both shifts of pair 2: the shifted bits do not overlap.
 template <> struct BareFields<Bf16, Swizzle> {
   static __device__ __forceinline__ void of(u32 w, u32 (&p)[4]) {
     constexpr u32 kMask = Field<Bf16>::magnitude | kSigns;
@@ -105,7 +105,7 @@ template <class T, class Encoding, Scaling kScaling, bool kFull, int kM> class C
   static constexpr int kColumns = (kM + 7) / 8;  // columns of MMA, 8 rows of X each
 
   // Columns 0 to 3 of X^T hold the first block of a tile and columns 4 to 7 the second one, so that one scale a row
-  // does for a lane. What either block yields in the columns of the other is never looked at.
+  // suffices for a lane. Results of a block in the columns of the other are never read.
   static constexpr bool kSplit = !kFolded && kM <= 4;
 
   // x: where this lane's X of the tile lies; `pitch` bytes on is the next row.

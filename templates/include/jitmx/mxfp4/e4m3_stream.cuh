@@ -13,7 +13,7 @@ struct KeptSums {
   template <int Count> __device__ __forceinline__ void settle(float (&)[Count]) const {}
 };
 
-// Adds sums to others and begins anew: those in tensor cores lose what is under 2^-13 of the largest term with each
+// Adds sums to others and restarts from zero: tensor cores drop what is under 2^-13 of the largest term with each
 // product of 32 k.
 template <int Count> struct PromotedSums {
   float (&total)[Count];
@@ -29,7 +29,7 @@ template <int Count> struct PromotedSums {
 };
 
 // Adds the products of `tiles` tiles of W to `sums`. N: rows of X, columns of the products. Products of one tile are
-// under way as the next one is decoded; after each `Slots` of them all are done, and `keeper` may take the sums.
+// in flight as the next one is decoded; after each `Slots` of them all are done, and `keeper` may take the sums.
 template <class Encoding, int Slots, int N, int Count, class Tables, class Weights, class Stages,
           class Keeper = KeptSums>
 __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][8], const Tables& tables, int tiles,
@@ -64,8 +64,8 @@ __device__ __forceinline__ void multiply_e4m3(float (&sums)[Count], u32 (&a)[2][
     fence_operand(a[(Slots - 1) % 2]);
     keeper.settle(sums);
   }
-  // What is left is multiplied without overlap: where only some tiles are there, what the next product reads would be
-  // moved while one is under way, and then ptxas lets none overlap anywhere.
+  // The remainder is multiplied without overlap: with only some tiles, operands of the next product would be moved
+  // while one is in flight, and then ptxas lets none overlap anywhere.
   if (left > 0) {
 #pragma unroll
     for (int i = 0; i + 1 < Slots; ++i) {

@@ -40,7 +40,7 @@ template <class T> struct Mxfp8Tile {
   }
 };
 
-// Fragments of a tile times its scales, which ride on the multiplication that decoding takes anyway.
+// Fragments of a tile times its scales, which are folded into the multiplication that decoding needs anyway.
 template <class Packed> struct FoldedScales {
   using Tile = Packed;
   static constexpr bool kFolded = true;

@@ -1,5 +1,5 @@
 // Products of a warpgroup whose weights are MXFP4 and come with the activations: a stage has `Depth` steps of 64 k of
-// both, which tensor copies bring. Each lane decodes its share of a packed tile in registers.
+// both, loaded by tensor copies. Each lane decodes its share of a packed tile in registers.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mma/wgmma.cuh"
@@ -32,7 +32,7 @@ template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
 
   __device__ __forceinline__ void wait() const { mbarrier_wait(full_ + state_.stage * 8, state_.parity()); }
 
-  // Of the present stage: descriptor of the activations of its first step, and the tile of a step.
+  // Of the current stage: descriptor of the activations of its first step, and the tile of a step.
   __device__ __forceinline__ u64 matrix() const { return image_ + state_.stage * (Depth * StepBytes / 16); }
   __device__ __forceinline__ Tile tile(int step) const {
     return {load_shared(codes_ + state_.stage * (Warps * Depth * kTileBytes) + step * kTileBytes),
@@ -41,7 +41,7 @@ template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
 
   __device__ __forceinline__ void advance() { state_.advance(); }
 
-  // A whole warp: what lies in the stage before the present one has been read.
+  // A whole warp: the stage before the current one has been read.
   __device__ __forceinline__ void release(int lane) const {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(empty_ + (state_.stage == 0 ? Stages - 1 : state_.stage - 1) * 8);
@@ -53,8 +53,8 @@ template <int Stages, int Depth, int StepBytes, int Warps> class StagedTiles {
   PipelineState<Stages> state_;
 };
 
-// Products in bf16: what decoding makes of a tile, and how a step's products read it. Scales ride on the multiplication
-// that decoding takes, which reads one half of a register that has those of both rows.
+// Products in bf16: what decoding makes of a tile, and how a step's products read it. Scales are folded into the
+// multiplication of decoding, which reads one half of a register that has those of both rows.
 template <class Encoding> struct Bf16Steps {
   using Operand = Fragments[2];  // of both blocks of a tile: rows g (low) and g + 8 (high)
 
@@ -83,10 +83,10 @@ template <class Encoding> struct Bf16Steps {
   }
 };
 
-// Adds the products of `steps` steps of 64 k to `sums`. While those of a step are under way, the next is decoded into
+// Adds the products of `steps` steps of 64 k to `sums`. While those of a step are in flight, the next is decoded into
 // the other fragments; a tile is read a step ahead. N: rows of X, columns of the products; StepBytes of them a step;
-// Turn: steps that the loop has, whole stages. No product is under way as it turns, or in what is left of a turn: ptxas
-// else lets none overlap with anything, some releases with few registers, some with many.
+// Turn: steps of an iteration of the loop, whole stages. No product is in flight between iterations or in the last,
+// partial one: ptxas else lets none overlap with anything, some releases with few registers, some with many.
 template <int N, int Depth, int Turn, int StepBytes, int Count, class Operand, class Products, class Ring>
 __device__ __forceinline__ void multiply_staged(float (&sums)[Count], Operand (&a)[2], const Products& products,
                                                 int steps, Ring& ring, int lane) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void multiply_staged(float (&sums)[Count], Operand (&
   auto tile = ring.tile(0);
   u64 x = ring.matrix();
   int left = steps;
-  // Step i of a turn, the last of its stage or not; what was under way is done as the next products are asked for.
+  // Step i of an iteration, the last of its stage or not; products in flight complete as the next ones are issued.
   const auto step = [&](int i, bool last, bool overlapped) {
     const auto now = tile;
     const u64 here = x + Products::template offset<StepBytes>(i % Depth);

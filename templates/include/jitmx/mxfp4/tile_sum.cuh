@@ -6,9 +6,9 @@ namespace jitmx {
 
 struct alignas(16) Quad { float v[4]; };
 
-// Rows g and g + 8 of W against x^T; element i of a sum is row g + 8 (i / 2), column 2 t + i % 2. Scales ride on the
-// multiplication that decoding takes anyway (Folded), or multiply the sum over a block of 32 in fp32, exact for any
-// byte.
+// Rows g and g + 8 of W against x^T; element i of a sum is row g + 8 (i / 2), column 2 t + i % 2. Scales are folded
+// into the multiplication that decoding needs anyway (Folded), or multiply the sum over a block of 32 in fp32, exact
+// for any byte.
 template <class T, class Encoding, bool Folded> class TileSum {
  public:
   __device__ __forceinline__ void add(const Vec4& w, u32 scales, const Vec4& x0, const Vec4& x1) {
@@ -23,7 +23,7 @@ template <class T, class Encoding, bool Folded> class TileSum {
   }
 
  private:
-  // Block I of a tile. Each has its own sum, so that two chains of MMA are under way.
+  // Block I of a tile. Each has its own sum, so that two chains of MMA are in flight.
   template <int I> __device__ __forceinline__ void block(u32 low, u32 high, u32 scales, const Vec4& x) {
     u32 a[4], b[4];
     if constexpr (Folded) {

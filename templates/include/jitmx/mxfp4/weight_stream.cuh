@@ -1,5 +1,5 @@
-// Products of a warpgroup whose weights are MXFP4: each lane brings its own share of a packed tile through shared
-// memory, decodes it in registers, and multiplies it by stages of activations that others keep full.
+// Products of a warpgroup whose weights are MXFP4: each lane copies its own share of a packed tile through shared
+// memory, decodes it in registers, and multiplies it by stages of activations that a producer keeps full.
 #pragma once
 #include "jitmx/math/scalar.cuh"
 #include "jitmx/mma/wgmma.cuh"
@@ -17,8 +17,8 @@ namespace jitmx {
 
 constexpr int kSlotBytes = kTileBytes + 128;  // a tile's codes, and scales of a lane's rows once for every lane
 
-// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales ride on the multiplication that
-// decoding takes.
+// The fragment of A for block I of a tile: rows g (low) and g + 8 (high). Scales are folded into the multiplication of
+// decoding.
 template <class Encoding, int I>
 __device__ __forceinline__ void decode_block(u32 low, u32 high, u32 scales, u32 (&a)[8]) {
   u32 p[4], q[4];
@@ -94,7 +94,7 @@ template <int Slots, class Rows> class WeightStream {
 // Stages of activations in shared memory, 64 k each: where they and their mbarriers lie, and which one is next.
 template <int Stages, int Bytes> class StageRing {
  public:
-  static constexpr bool kSpare = false;
+  static constexpr bool kSpare = false;  // whether there is a dummy mbarrier; the name is part of the PTX
 
   __device__ __forceinline__ StageRing(const u8* x, const u64* full, const u64* empty)
       : image_(matrix_descriptor(shared_address(x))), full_(shared_address(full)), empty_(shared_address(empty)) {}
@@ -115,8 +115,8 @@ template <int Stages, int Bytes> class StageRing {
   PipelineState<Stages> state_;
 };
 
-// The same, but where the next stage lies is stepped, not computed. Behind the mbarriers of empty stages there is a
-// spare one: the first step of a run, before which no stage is to be released, arrives there.
+// The same, but addresses of the next stage are incremented, not computed. A dummy mbarrier follows those of empty
+// stages: the first step of a run, which has no stage before it to release, arrives there.
 template <int Stages, int Bytes> class SteppedRing {
  public:
   static constexpr bool kSpare = true;
@@ -124,7 +124,7 @@ template <int Stages, int Bytes> class SteppedRing {
   // `empty` follows `full`.
   __device__ __forceinline__ SteppedRing(const u8* x, const u64* full, const u64* empty)
       : image_(u32(matrix_descriptor(shared_address(x)))), full_(shared_address(full)), end_(full_ + Stages * 8),
-        past_(shared_address(empty + Stages)), spare_(past_) {}
+        past_(shared_address(empty + Stages)), dummy_(past_) {}
 
   __device__ __forceinline__ u64 matrix() const {
     return join(image_, u32(matrix_descriptor(0u) >> 32));
@@ -132,7 +132,7 @@ template <int Stages, int Bytes> class SteppedRing {
   __device__ __forceinline__ void wait() const { mbarrier_wait(full_, parity_); }
   __device__ __forceinline__ void release(int lane) {
     if (lane == 0) mbarrier_arrive(past_);
-    past_ = spare_;
+    past_ = dummy_;
   }
   __device__ __forceinline__ void next() {
     past_ = full_ + Stages * 8;
@@ -147,15 +147,15 @@ template <int Stages, int Bytes> class SteppedRing {
 
  private:
   u32 image_;  // low half of a descriptor
-  u32 full_, end_, past_, spare_, parity_ = 0;
+  u32 full_, end_, past_, dummy_, parity_ = 0;
 };
 
 // Adds the products of `steps` stages to `sums`, with `Buffers` fragments of W, 32 k each: products of all but one are
-// under way. N: rows of X, columns of the products.
+// in flight. N: rows of X, columns of the products.
 template <class Encoding, int Slots, int N, int Buffers, int Count, class Weights, class Stages>
 __device__ __forceinline__ void multiply_stages(float (&sums)[Count], u32 (&a)[Buffers][8], int steps, Weights& weights,
                                                 Stages& stages, int lane) {
-  // Step i of an unrolled group: two fragments, and what was under way with the oldest one is done after each.
+  // Step i of an unrolled group: two fragments; after each, products of the oldest fragment are complete.
   const auto step = [&](int i, bool first) {
     typename Weights::Tile tile;
     weights.read(i, tile);

@@ -1,11 +1,11 @@
-// Counters in device memory: how blocks of a launch wait for each other, and how the last of them learns that it is.
+// Counters in device memory: blocks of a launch wait for each other, and the last to arrive learns that it is the last.
 #pragma once
 #include "jitmx/ptx/atomic.cuh"
 
 namespace jitmx {
 
 // Counts an arrival at a counter of `blocks` and returns whether it was the last one, which leaves the counter at zero
-// for the next launch. What this thread and, before a barrier, its block have written is then known to the last
+// for the next launch. What this thread and, before a barrier, its block have written is then visible to the last
 // arrival.
 __device__ __forceinline__ bool arrive_last(u32* counter, u32 blocks) {
   return increment_acq_rel(counter, blocks) == blocks - 1u;

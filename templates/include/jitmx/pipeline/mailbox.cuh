@@ -1,5 +1,5 @@
-// Values in device memory that carry their own readiness: what is zero has not been written. A zero is written as -0,
-// which adds and multiplies as it does.
+// Mailboxes in device memory: a value is its own flag, and zero means not written yet. A zero is written as -0, which
+// adds and multiplies alike.
 #pragma once
 #include "jitmx/ptx/address.cuh"
 #include "jitmx/ptx/atomic.cuh"
@@ -14,11 +14,11 @@ __device__ __forceinline__ void post(float* to, float value) {
   store_relaxed(global_address(to), bits == 0u ? 0x80000000u : bits);
 }
 
-// What is there now: a float as its bits.
+// The current content: a float as its bits.
 __device__ __forceinline__ Vec4 posted(const Vec4* from) { return load_relaxed(from); }
 __device__ __forceinline__ u32 posted(const float* from) { return load_relaxed(reinterpret_cast<const u32*>(from)); }
 
-// Whether one of the values is not there: of 16 bits each, or of 32.
+// Whether one of the values is not written yet: of 16 bits each, or of 32.
 __device__ __forceinline__ bool lacks_half(const Vec4& v) {
   const u32 x = (v.x - 0x00010001u) & ~v.x, y = (v.y - 0x00010001u) & ~v.y;
   const u32 z = (v.z - 0x00010001u) & ~v.z, w = (v.w - 0x00010001u) & ~v.w;
@@ -26,10 +26,10 @@ __device__ __forceinline__ bool lacks_half(const Vec4& v) {
 }
 __device__ __forceinline__ bool lacks_word(const Vec4& v) { return v.x == 0u || v.y == 0u || v.z == 0u || v.w == 0u; }
 
-// Leaves nothing there, for a later launch.
+// Clears it, for a later launch.
 __device__ __forceinline__ void clear(Vec4* at) { fill_relaxed(at, 0u); }
 
-// Waits for a value, and leaves nothing there. `bits`: what was there before.
+// Waits for a value, and clears it. `bits`: what an earlier read found.
 __device__ __forceinline__ float take(float* from, u32 bits) {
   while (bits == 0u) bits = posted(from);
   store_relaxed(global_address(from), 0u);

@@ -4,8 +4,8 @@
 
 namespace jitmx {
 
-// The stage that is next, and how often the ring went round before it. Whoever fills stages waits for
-// mbarrier_wait(empty, parity()) with a first round of 1, whoever reads them for mbarrier_wait(full, parity()) with 0.
+// The next stage, and how often the ring went round before it. A producer waits by mbarrier_wait(empty, parity()) with
+// a first round of 1, a consumer by mbarrier_wait(full, parity()) with a first round of 0.
 template <int kStages> struct PipelineState {
   static_assert(kStages > 0, "a ring has stages");
   int stage = 0;

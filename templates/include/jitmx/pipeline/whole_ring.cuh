@@ -14,7 +14,7 @@ template <int kRows, int kChunk, int kStages, bool kBulk> class WholeRing {
   static constexpr int kStageBytes = kCodeBytes + kRows * kChunk * kScaleBytes;
 
   // What the warp reads: `groups` groups of kRows rows of tiles, each of `chunks` chunks, from tile row `row` on. All
-  // arguments are the warp's, and the compiler is to know that.
+  // arguments must be uniform over the warp, and known to be so to the compiler.
   __device__ __forceinline__ WholeRing(const void* weight, const void* scales, u8* ring, u64* full, int tile_rows,
                                        int chunks, int row,
                                        int groups)

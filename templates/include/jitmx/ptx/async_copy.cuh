@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_4_part(u32 destination, const void* source,
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `Pending` of the newest groups are under way.
+// Waits until at most `Pending` of the newest groups are in flight.
 template <int Pending> __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }

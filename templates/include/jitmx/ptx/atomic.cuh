@@ -56,7 +56,7 @@ __device__ __forceinline__ u32 increment_relaxed(u32* address, u32 count) {
   return before;
 }
 
-// Eight values in bf16 added to those at `address`, each rounded; in what order, no one knows.
+// Adds eight values in bf16 to those at `address`, each rounded; the order of additions is unspecified.
 __device__ __forceinline__ void add_bf16(void* address, const Vec4& v) {
   asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};"
                :: "l"(__cvta_generic_to_global(address)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

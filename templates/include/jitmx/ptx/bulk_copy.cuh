@@ -19,7 +19,7 @@ __device__ __forceinline__ void bulk_copy_evict_first(u32 destination, const voi
                : "memory");
 }
 
-// Asks for memory, at an address of global_address, to be brought to the L2; both are multiples of 16.
+// Prefetches memory, at an address of global_address, to the L2; both are multiples of 16.
 __device__ __forceinline__ void bulk_prefetch(u64 address, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(address), "r"(bytes) : "memory");
 }

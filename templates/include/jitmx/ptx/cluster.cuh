@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 cluster_rank() {
 }
 
 // Arrives at the barrier of the cluster, which cluster_wait ends. Nothing but initialised mbarriers becomes known by
-// it: a release would make the arrival wait for every store under way.
+// it: a release would make the arrival wait for every store in flight.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

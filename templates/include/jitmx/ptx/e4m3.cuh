@@ -4,8 +4,8 @@
 
 namespace jitmx {
 
-// Four values of their codes, in the order of bytes: of the lower two, then of the others. A conversion takes either
-// half of a register, where it is told as one.
+// Four values from their codes, in the order of bytes: of the lower two, then of the others. A conversion reads either
+// half of a register directly if the half is an operand of its own.
 __device__ __forceinline__ void from_e4m3x4(u32 codes, u32& low, u32& high) {
   u16 first, second;
   asm("mov.b32 {%0, %1}, %2;" : "=h"(first), "=h"(second) : "r"(codes));

@@ -11,7 +11,7 @@ __device__ __forceinline__ Vec4 load_stream(const Vec4* address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
   return v;
 }
-// The same, or zeros where `inside` is false; the address is not read then. It is asked for where it is written: ptxas
+// The same, or zeros where `inside` is false; the address is not read then. It is issued where it is written: ptxas
 // moves loads through .nc behind griddepcontrol.wait.
 __device__ __forceinline__ Vec4 load_stream_or_zero(const Vec4* address, bool inside) {
   Vec4 v;

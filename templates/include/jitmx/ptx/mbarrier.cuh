@@ -1,4 +1,4 @@
-// mbarriers in shared memory: arrivals, bytes of copies under way, and phases that threads wait for.
+// mbarriers in shared memory: arrivals, bytes of copies in flight, and phases that threads wait for.
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at an mbarrier of this block; what the thread wrote before is known to whoever has waited.
+// Arrives at an mbarrier of this block; earlier writes of the thread are visible to threads that have waited.
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       "}\n" :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// The same of a whole warp that goes on together: the compiler knows that it does (sm_90 and newer).
+// The same by a whole converged warp, which the compiler can then rely on (sm_90 and newer).
 __device__ __forceinline__ void mbarrier_wait_together(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"

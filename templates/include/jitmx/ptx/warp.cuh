@@ -1,4 +1,4 @@
-// What a warp does as one: an elected lane, and registers that warpgroups hand over (sm_90 and newer).
+// Operations of a whole warp: electing a lane, and setmaxnreg (sm_90 and newer).
 #pragma once
 #include "jitmx/types.cuh"
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ bool elected() {
   return chosen != 0u;
 }
 
-// Gives registers back to the block's pool, or takes them from it: a multiple of 8, all warps of a warpgroup alike.
+// Releases registers to the block's pool, or requests more: a multiple of 8, the same in all warps of a warpgroup.
 template <int Registers> __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(Registers));
 }

@@ -32,8 +32,8 @@ struct Choice {
   float weight;
 };
 
-// Lane l brings the logits of experts l n ... l n + n - 1, n = ceil(Experts / 32); those past the last expert are not
-// looked at. Equal logits go by ids. Weights are the softmax over the chosen K, or with OverAll over all experts.
+// Lane l has the logits of experts l n ... l n + n - 1, n = ceil(Experts / 32); those past the last expert are never
+// read. Equal logits go by ids. Weights are the softmax over the chosen K, or with OverAll over all experts.
 template <int Experts, int K, bool OverAll, int N = (Experts + 31) / 32>
 __device__ __forceinline__ Choice choose_experts(const float (&logits)[N], int lane) {
   static_assert(K <= 32 && 32 * N >= Experts, "a lane holds each choice, and lanes all logits");

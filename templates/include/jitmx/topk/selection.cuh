@@ -40,7 +40,7 @@ __device__ __forceinline__ void gather_ranks(Selection<Threads>& s, const u64 (&
 }
 
 // The list becomes those of all threads' ranks that reach a threshold which k of them reach, where there are so many.
-// For all threads of the block; begins and ends with a barrier. What was in the list before is lost.
+// For all threads of the block; begins and ends with a barrier. The previous list is overwritten.
 //
 // Args:
 //   floor: 1 or more; what is below it is not among the k greatest.

@@ -1,4 +1,4 @@
-"""`jitmx/moe/work_split.cuh` deals every tile once, evenly, and knows of which rows two blocks have a part."""
+"""`jitmx/moe/work_split.cuh` assigns every tile once, evenly, and says which rows two blocks share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ THREADS = 128
 KERNEL = """
 #include "jitmx/moe/work_split.cuh"
 using namespace jitmx;
-extern "C" __global__ void deal(Span* whole, Span* cut, Span* warps, u32* shared, int items, int rows, int tiles,
-                                int blocks, int parts) {
+extern "C" __global__ void split(Span* whole, Span* cut, Span* warps, u32* shared, int items, int rows, int tiles,
+                                 int blocks, int parts) {
   const ProductSplit<false> first(items, rows, tiles, blocks);
   const ProductSplit<true> second(items, rows, tiles, blocks);
   for (int b = threadIdx.x; b < blocks; b += blockDim.x) {
@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class Split:
     """Spans [blocks, 2], [blocks, 2] and [blocks, warps, 2], and rows [items * rows] that two blocks share."""
 
     whole: npt.NDArray[Any]
@@ -66,7 +66,7 @@ def compiled() -> str:
     return nvrtc.compile_ptx(KERNEL, nvrtc.options(arch.parse("sm_90")))
 
 
-def deal(work: Work) -> Dealt:
+def split(work: Work) -> Split:
     memory, rows = Memory(), work.items * work.rows
     sizes = (work.blocks * 8, work.blocks * 8, work.blocks * work.warps * 8, rows * 4)
     whole, cut, warps, shared = (memory.allocate(max(size, 4)) for size in sizes)
@@ -75,7 +75,7 @@ def deal(work: Work) -> Dealt:
     )
     simulate(compiled(), (1, 1, 1), (THREADS, 1, 1), arguments, memory)
     said = memory.download(shared, "u4", (rows,))
-    return Dealt(
+    return Split(
         memory.download(whole, "u4", (work.blocks, 2)), memory.download(cut, "u4", (work.blocks, 2)),
         memory.download(warps, "u4", (work.blocks, work.warps, 2)), said >> 1, said & 1,
     )  # fmt: skip
@@ -108,8 +108,8 @@ WORK = st.builds(
 @example(work=Work(1, 6, 1, 7, 16))  # fewer rows than blocks, which are not cut then
 @example(work=Work(1, 7, 1, 7, 16))
 @example(work=Work(3, 5, 4, 7, 2))
-def test_every_tile_is_dealt_once_and_shares_differ_by_one_at_most(work: Work) -> None:
-    found = deal(work)
+def test_every_tile_is_assigned_once_and_shares_differ_by_one_at_most(work: Work) -> None:
+    found = split(work)
     rows, size = work.items * work.rows, work.rows * work.tiles
     cut = rows >= work.blocks
     assert partitions(found.whole, 0, rows * work.tiles, work.tiles)
@@ -129,7 +129,7 @@ def test_every_tile_is_dealt_once_and_shares_differ_by_one_at_most(work: Work) -
 @example(work=Work(2, 9, 50, 18, 4))
 @example(work=Work(2, 9, 50, 17, 4))
 def test_a_row_is_said_to_be_shared_where_two_blocks_have_tiles_of_it(work: Work) -> None:
-    found = deal(work)
+    found = split(work)
     first = np.arange(work.items * work.rows)[:, None] * work.tiles
     parts = ((found.cut[:, 0] < first + work.tiles) & (found.cut[:, 1] > first)).astype(int)
     parts[:, found.cut[:, 0] == found.cut[:, 1]] = 0
