@@ -278,15 +278,16 @@ def _codes(variant: Variant, n: int, k: int, generator: np.random.Generator) -> 
     item = formats.get(getattr(knobs, "weight", "mxfp4"))
     centre = formats.SCALE_ONE - 4 - item.emax
     scales = generator.integers(centre - 3, centre + 4, (n, k // 32)).astype(np.uint8)
-    if knobs.scale_range == "full":
-        scales[0, 0], scales[-1, -1] = 0, formats.SCALE_NAN
+    full = knobs.scale_range == "full"
+    if full and n > 3:  # not the last row, where a NaN would hide what the edge of Y makes of it
+        scales[0, 0], scales[n - 3, -1] = 0, formats.SCALE_NAN
     if item.name == "mxfp4":
         codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
     else:
         codes = formats.encode(generator.standard_normal((n, k)) * 2.0**item.emax / 4, item)
     ends: list[int] = []
     if n > 16:
-        for byte, row in zip(scale_ends(variant), 1 + generator.permutation(n - 2), strict=False):
+        for byte, row in zip(scale_ends(variant), 1 + generator.permutation(n - (4 if full else 2)), strict=False):
             block = generator.integers(0, k // 32)
             kept = codes[row, 32 * block : 32 * block + 32].copy()
             codes[row] = 0
