@@ -65,6 +65,7 @@ VARIANTS = {
         "linear", "wgmma", "sm_90a", groups=2, tile_m=32, ring=3, stages=3, split_k=2, buffers=3, bias=True,
         residual="pair",
     ),
+    "more-wgmma-deep": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=32, ring=2, stages=8),
     "more-image": variant("linear", "wgmma", "sm_90a", groups=2, tile_m=32, ring=4, stages=2, x="image"),
     "more-pack": variant("pack", "pack", "sm_121a", encoding="nibble"),
     "more-quantize": variant("quantize", "quantize", "sm_121a", dtype="fp16", block=128, vectors=2),
@@ -77,6 +78,7 @@ MUTATIONS = catalogue(
     VARIANTS,
     {
         "more-gemv": (
+            ("whole packed tiles are one more", "tile_rows = (args.n + 15) / 16;", "tile_rows = (args.n + 16) / 16;"),
             ("values are cut off, not rounded", "cvt.rn.bf16.f32", "cvt.rz.bf16.f32"),
             (
                 "bias is added to what is rounded already",
@@ -164,6 +166,11 @@ MUTATIONS = catalogue(
             ),
         ),
         "more-slice": (
+            (
+                "sums that come round to a thread again are left out",
+                "i < mine * kSlot; i += kThreads",
+                "i < mine * kSlot; i += 2 * kThreads",
+            ),
             ("shares of sums are as of all warps", "i += parts * 32)", "i += kThreads)"),
             (
                 "the last tile is not read again but what lies past it",
@@ -185,6 +192,22 @@ MUTATIONS = catalogue(
             ),
         ),
         "more-tile": (
+            (
+                "a tile with a lone feature is none",
+                "tiles_n = (args.n + kTileN - 1) / kTileN",
+                "tiles_n = (args.n + kTileN - 2) / kTileN",
+            ),
+            (
+                "a tile with a lone token is none",
+                "tiles_m = (args.rows + kTileM - 1) / kTileM;",
+                "tiles_m = (args.rows + kTileM - 2) / kTileM;",
+            ),
+            (
+                "a packed tile with a lone feature is none",
+                "row_tiles = (args.n + 15) / 16",
+                "row_tiles = (args.n + 14) / 16",
+            ),
+            ("whole packed tiles are one more", "row_tiles = (args.n + 15) / 16", "row_tiles = (args.n + 16) / 16"),
             (
                 "no value of Y is NaN",
                 "return to_bf16x2(first, second);",
@@ -257,6 +280,12 @@ MUTATIONS = catalogue(
         ),
         "more-scaled": (
             (
+                "a tile with a lone feature is none",
+                "row_blocks = (args.n + kTileN - 1) / kTileN",
+                "row_blocks = (args.n + kTileN - 2) / kTileN",
+            ),
+            ("whole packed tiles are one more", "(args.n + 15) / 16, row,", "(args.n + 16) / 16, row,"),
+            (
                 "a group of tiles is as wide as all that are left",
                 "min(kGroup, column_blocks - group * kGroup)",
                 "(column_blocks - group * kGroup)",
@@ -278,6 +307,13 @@ MUTATIONS = catalogue(
             ("large scales lose their subnormal", "0x00400000u >> (scale - 240u)", "0x00800000u >> (scale - 240u)"),
         ),
         "more-splitk": (
+            (
+                "a tile with a lone token is none",
+                "(args.rows + kTokens - 1) / kTokens",
+                "(args.rows + kTokens - 2) / kTokens",
+            ),
+            ("a packed tile with a lone feature is none", "(args.n + 15) / 16 - 1)", "(args.n + 14) / 16 - 1)"),
+            ("whole packed tiles are one more", "(args.n + 15) / 16 - 1)", "(args.n + 16) / 16 - 1)"),
             (
                 "no value of Y is NaN",
                 "return to_bf16x2(first, second);",
@@ -306,7 +342,11 @@ MUTATIONS = catalogue(
                 "(args.rows + kTokens) / kTokens",
             ),
         ),
+        "more-wgmma-deep": (("a ring of many stages never begins anew", "if (full_ == end_) {", "if (false) {"),),
         "more-wgmma": (
+            ("a tile with a lone feature is none", "(args.n + kRows - 1) / kRows", "(args.n + kRows - 2) / kRows"),
+            ("a packed tile with a lone feature is none", "(args_.n + 15) / 16 - 1)", "(args_.n + 14) / 16 - 1)"),
+            ("whole packed tiles are one more", "(args_.n + 15) / 16 - 1)", "(args_.n + 16) / 16 - 1)"),
             (
                 "slots past the last tile are not counted",
                 "      else weights.load(i);\n",

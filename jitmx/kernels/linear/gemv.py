@@ -189,7 +189,8 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One row and many, a lone feature and a ragged last tile; slices of k that are one tile, whole chunks, and uneven.
+    """One row and many, a lone feature, whole tiles and a ragged last one; slices of k that are one tile, whole chunks,
+    and uneven.
 
     A worker takes up to three rows of tiles, so that its ring goes round however short they are.
     """
@@ -197,7 +198,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     workers, split = knobs.warps // knobs.split_k, knobs.split_k
     shapes = (
         (1, 1, split * TILE_K - 32, 1),
-        (knobs.m, 17, split * knobs.chunk * TILE_K, 2),
+        (knobs.m, 2 * TILE_ROWS, split * knobs.chunk * TILE_K, 2),
         (max(1, knobs.m - 1), (2 * workers + 1) * TILE_ROWS - 7, (split * (knobs.chunk + 1) + 1) * TILE_K - 32, 1),
     )
     for seed, (rows, n, k, grid) in enumerate(shapes):

@@ -309,14 +309,14 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One ragged tile; several of features and tokens, odd n and even; slices of k of one chunk, of many, uneven; more
-    tiles of tokens than take turns at a weight, all of them whole.
+    """A lone feature; whole packed tiles; several tiles of features and tokens, odd n and even; slices of k of one
+    chunk, of many, uneven; more tiles of tokens than take turns at a weight, all of them whole.
     """
     knobs = variant.knobs
     deep = CHUNK * knobs.split_k * TILE_K
     shapes = (
-        (1, 17, 32),
-        (knobs.tile_m, 24, 2 * deep),
+        (1, 1, 32),
+        (knobs.tile_m, 48, 2 * deep),
         (knobs.tile_m + 3, knobs.tile_n + 25, 3 * deep + TILE_K - 32),
         ((_GROUP + 1) * knobs.tile_m, 2 * knobs.tile_n, 32),
     )

@@ -212,7 +212,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     """A lone feature and row of X; ragged tiles, several rows of them; sums that go round all threads; all of k."""
     knobs = variant.knobs
     room = knobs.cluster * knobs.warps * knobs.tiles
-    around = -(-knobs.warps * 512 // slot_bytes(knobs)) + 1  # rows of tiles
+    around = knobs.cluster * (-(-knobs.warps * 512 // slot_bytes(knobs)) + 1)  # rows of tiles
     shapes = (
         (1, 1, knobs.cluster * TILE_K - 32, 1),
         (max(1, knobs.m - 1), (4 * knobs.cluster + 1) * TILE_ROWS - 7, max(knobs.cluster, room - 1) * TILE_K - 32, 2),

@@ -19,7 +19,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
-from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.layout import CODE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import tiles
 from jitmx.registry.case import Case
@@ -172,14 +172,17 @@ def _ranked(problem: LinearProblem, arch: Arch, multiprocessors: int) -> list[di
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; ragged tiles of rows and of features, a whole one; slices that go round the ring, uneven ones."""
+    """Two short rows, a lone value; ragged tiles of rows and of features, whole ones; slices that go round the ring,
+    uneven ones.
+    """
     knobs = variant.knobs
     features, split = knobs.groups * 64, knobs.split_k
     around = knobs.ring * knobs.chunk + 2
     shapes = (
         (2, 2, split * TILE_K - 32),
-        (knobs.tile_m + 3, features + 24, (split * 3 + split - 1) * TILE_K),
+        (knobs.tile_m + 1, features + TILE_ROWS, (split * 3 + split - 1) * TILE_K),
         (knobs.tile_m, 2 * features - 7, split * around * TILE_K - 32),
+        (1, 1, split * TILE_K),
     )
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 132), rows, n, k, seed)

@@ -240,7 +240,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         unit = knobs.chunk if knobs.whole else 1  # tiles of k that a row is a multiple of
         shapes = [
             (1, lone, unit * TILE_K - 32),
-            (max(1, knobs.m - 1), 17, (2 * unit if knobs.whole else knobs.chunk + 1) * TILE_K - 32),
+            (max(1, knobs.m - 1), 2 * TILE_ROWS, (2 * unit if knobs.whole else knobs.chunk + 1) * TILE_K - 32),
             (
                 knobs.m,
                 (4 * knobs.warps * knobs.tile_rows + 1) * TILE_ROWS - 7,

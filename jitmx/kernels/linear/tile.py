@@ -225,7 +225,7 @@ def _check_problem(problem: LinearProblem, variant: Variant) -> None:
 
 def _cases(variant: Variant) -> Iterator[Case]:
     """Two short rows of whole steps of k; ragged rows, features and k with rows of Y that start anywhere; a whole tile
-    of rows, of whole vectors over two tiles.
+    of rows, of whole packed tiles over two tiles; a lone feature, and a lone row in the last tile.
 
     The second of the short rows starts in the middle of a vector. The ring goes round in every slice of k of the third.
     Where few enough tiles of tokens take turns at a weight, there is one more, all of it whole tiles.
@@ -235,9 +235,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
     shapes: tuple[tuple[int, int, int], ...] = (
         (2, 4, knobs.split_k * knobs.tile_k),
         (2 * knobs.tile_m - 3, knobs.tile_n + 11, knobs.split_k * knobs.tile_k + 32),
-        (knobs.tile_m, 2 * knobs.tile_n - 8, around - 32),
+        (knobs.tile_m, 2 * knobs.tile_n - TILE_ROWS, around - 32),
+        (knobs.tile_m + 1, 1, knobs.split_k * knobs.tile_k),
     )
-    if knobs.group * knobs.tile_m <= 64:
+    if knobs.group * knobs.tile_m <= 128:
         shapes += (((knobs.group + 1) * knobs.tile_m, 2 * knobs.tile_n, knobs.split_k * knobs.tile_k),)
     for seed, (rows, n, k) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), 1), rows, n, k, seed)

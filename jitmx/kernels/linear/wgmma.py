@@ -22,7 +22,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups
 from jitmx.kernels.linear.arguments import ARGUMENTS, MAPPED, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
-from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
 from jitmx.registry.case import Case
@@ -244,16 +244,20 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; tiles ragged and whole, whole and broken groups of steps; blocks that take several tiles."""
+    """Two short rows, a lone value; tiles ragged and whole, whole and broken groups of steps; several
+    tiles a block; stages that go round.
+    """
     knobs = variant.knobs
     features, split, ring, rest = knobs.groups * 64, knobs.split_k, knobs.ring, knobs.schedule == "hybrid"
+    around = max(2, -(-knobs.stages // ring)) * ring + 1  # steps
     # Of four tiles' steps as many do not go into so many blocks, where those share them.
     blocks = 2 * split if knobs.schedule != "stream_k" else 5 if (ring + 1) % 5 else 3
     shapes = [
         (2, 4, split * TILE_K - 32, 132),
         (knobs.tile_m + 3, features + 24, split * (ring + 1) * TILE_K, blocks),
-        (knobs.tile_m, 2 * features - 7 + 64 * rest, split * (2 * ring + 1) * TILE_K - 32, 8 if rest else 132),
-        (2 * knobs.tile_m + 1, 40 + features * rest, split * (ring - 1) * TILE_K, split),
+        (knobs.tile_m, 2 * features - 7 + 64 * rest, split * around * TILE_K - 32, 8 if rest else 132),
+        (2 * knobs.tile_m + 1, 3 * TILE_ROWS + features * rest, split * (ring - 1) * TILE_K, split),
+        (1, 1, split * TILE_K, 132),
     ]
     if knobs.tile_m == 32:  # of so few rows it takes more steps until a warp arranges several units
         shapes.append((65, 40, split * 3 * ring * TILE_K, split))

@@ -18,7 +18,7 @@ from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear import warpgroups, wgmma
 from jitmx.kernels.linear.fp8_arguments import ARGUMENTS, far_cases, make_case
 from jitmx.kernels.linear.knobs import BF16, BIAS, ENCODING, NORMAL_SCALE_RANGE, RESIDUAL
-from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, packed_tiles
+from jitmx.kernels.linear.layout import TILE_BYTES, TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.linear.limits import require_plain
 from jitmx.kernels.linear.problem import LinearProblem
 from jitmx.kernels.linear.warpgroups import GROUP_ROWS, tiles
@@ -211,15 +211,18 @@ def _candidates(problem: LinearProblem, arch: Arch, multiprocessors: int) -> lis
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """Two short rows; tiles ragged and whole, whole and broken rings, odd tiles of k; blocks of several; far ones."""
+    """Two short rows, a lone value; tiles ragged and whole, whole and broken rings, odd tiles of k; blocks of several;
+    far ones.
+    """
     knobs = variant.knobs
     features, ring = knobs.groups * GROUP_ROWS, knobs.ring
     shapes = (
         (2, 4, 32, 132),
         (knobs.tile_m + 3, features + 24, (2 * ring - 1) * TILE_K, 2),
         (knobs.tile_m - 5, features - 7, (2 * ring + 1) * TILE_K - 32, 132),
-        (2 * knobs.tile_m + 1, 40, ring * TILE_K, 1),
+        (2 * knobs.tile_m + 1, 3 * TILE_ROWS, ring * TILE_K, 1),
         (knobs.tile_m, features + 40, (ring - 1) * TILE_K, 1),
+        (1, 1, 64, 132),
     )
     for seed, (rows, n, k, multiprocessors) in enumerate(shapes):
         yield make_case(variant, launch(knobs, LinearProblem(rows, n, k), multiprocessors), rows, n, k, seed)
