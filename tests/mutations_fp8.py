@@ -115,6 +115,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("X goes on where the first pass ended", "++pass, from = first)", "++pass)"),
     ),
     "rows-norm": (
+        ("whole lines are one more", "steps((k + 63) / 64)", "steps((k + 64) / 64)"),
         ("epsilon is left out", "args.inverse, args.epsilon)", "args.inverse, 0.f)"),
         ("the weight of the norm is left out", "values[i][j] * root * factors[j]", "values[i][j] * root"),
         ("huge squares make no zeros", "values[i][j] * root * factors[j]", "values[i][j] * factors[j] * root"),
@@ -143,6 +144,9 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the scale of a row is its block's", "args.scales[row] =", "args.scales[blockIdx.x] ="),
     ),
     "dense-fp8": (
+        ("the last feature has no bias", "high = first + 8 < args.n ?", "high = first + 9 < args.n ?"),
+        ("whole packed tiles are one more", "(args_.n + 15) / 16 - 1)", "(args_.n + 16) / 16 - 1)"),
+        ("a packed tile with a lone feature is none", "(args_.n + 15) / 16 - 1)", "(args_.n + 14) / 16 - 1)"),
         ("the second tile of a stage is multiplied by the first's k", "stages.matrix() + i % 2 * 4",
          "stages.matrix()"),
         ("a stage is not awaited", "    if (i % 2 == 0) stages.wait();\n", ""),

@@ -77,11 +77,12 @@ def fields(rows: int, hidden: int) -> dict[str, int | float]:
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One block of 32; full rows, of which a block has three; ragged ones of every kind; the last of very many."""
+    """One block of 32; a line; full rows, of which a block has three; ragged ones of every kind; the last of many."""
     knobs, generator = variant.knobs, np.random.default_rng(0)
     full = knobs.capacity
     ragged = full - (knobs.block * VALUES_A_VECTOR // 2 + 32)
-    for rows, hidden, blocks, epsilon in ((1, 32, 1, EPSILON), (13, full, 5, 0.25), (21, ragged, 21, EPSILON)):
+    some = (1, 32, 1, EPSILON), (13, full, 5, 0.25), (21, ragged, 21, EPSILON), (2, fp8_rows.LINE_K, 1, EPSILON)
+    for rows, hidden, blocks, epsilon in some:
         yield _case(knobs, _rows(rows, hidden, epsilon, generator), epsilon, blocks, generator)
     case = _case(knobs, _rows(1, 160, EPSILON, generator), EPSILON, 1, generator)
     before = (1 << 33) // 160 // 8 * 8  # of its lines the second is over 2^33 bytes
