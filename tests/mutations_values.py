@@ -140,6 +140,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "min(__byte_perm(bytes, 0u, 0x4040 + Index * 0x0101), 0x00850085u) * 128u + 120u"),
     ),
     "values-scaled": (
+        ("the last feature has the bias of the one before", "[min(feature + g, args.n - 1)]",
+         "[max(min(feature + g, args.n - 2), 0)]"),
         ("blocks of zeros are NaN", "bits == 0u ? 127u : byte", "bits == 0u ? 255u : byte"),
         ("a scale below the range wraps",
          "max(int((bits + kUp) >> 23) - Emax, 0)",
@@ -280,6 +282,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "return id < 128u ? id : id >> 31 ? 0u : kAbsent;"),
     ),
     "values-quantize": (
+        ("the least value counts as nothing", "bits == 0u ? 127u : byte", "bits <= 0x00010000u ? 127u : byte"),
         ("a NaN has the largest scale", "bits >= 0x7F800000u ? 255u", "bits > 0x7F800000u ? 254u"),
         ("an infinity is a number", "bits >= 0x7F800000u ? 255u", "bits > 0x7F800000u ? 255u"),
         ("blocks of zeros have scale byte 0", "bits == 0u ? 127u : byte", "byte"),
@@ -299,6 +302,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a NaN code is a number", "if (magnitude == 127u) v = bits_to_float(0x7FFFFFFFu);", ""),
     ),
     "values-pack": (
+        ("a bit of the last code of a block goes unseen", "& 0x77777777u) != 0u", "& 0x37777777u) != 0u"),
         ("a scale above the range goes unseen", "beyond |= value - 2u > 126u;", "beyond |= value < 2u;"),
         ("a scale below the range goes unseen", "beyond |= value - 2u > 126u;", "beyond |= value > 128u;"),
         ("the lowest scale counts as outside", "beyond |= value - 2u > 126u;", "beyond |= value - 3u > 125u;"),
@@ -306,6 +310,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a NaN scale goes unseen", "beyond |= value - 2u > 126u;", "beyond |= value - 2u > 126u && value != 255u;"),
     ),
     "values-pack-mxfp8": (
+        ("a bit of a code of a block goes unseen", "& 0x7F7F7F7Fu) != 0u);", "& 0x7F7F7D7Fu) != 0u);"),
         ("a scale above the range goes unseen", "beyond |= value - 10u > 124u;", "beyond |= value < 10u;"),
     ),
 })  # fmt: skip

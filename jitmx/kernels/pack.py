@@ -200,10 +200,12 @@ def _case(
     blocks = codes.reshape(experts, n, -1, formats.BLOCK)
     zeros = generator.choice(np.array([0, 1 << item.bits - 1], np.uint8), blocks.shape)
     blocks[:] = np.where(generator.random((*blocks.shape[:3], 1)) < 0.3, zeros, blocks)
-    # A single code of a block may be more than zero, whichever lane has it.
+    # A single bit of a block's magnitudes may be set, whichever it is and whichever lane has it.
     alone = generator.random(blocks.shape[:3]) < 0.2
     blocks[alone] = zeros[alone]
-    blocks[(*alone.nonzero(), generator.integers(0, formats.BLOCK, np.count_nonzero(alone)))] |= 1
+    some = np.count_nonzero(alone)
+    bits = (1 << generator.integers(0, item.bits - 1, some)).astype(np.uint8)
+    blocks[(*alone.nonzero(), generator.integers(0, formats.BLOCK, some))] |= bits
     bounds = (low, high + 1) if scales != "any" else (0, 256)
     given = generator.integers(*bounds, (experts, n, k // formats.BLOCK + apart)).astype(np.uint8)
     if scales == "any":

@@ -121,7 +121,8 @@ def _blocks_to_try(knobs: QuantizeKnobs | DequantizeKnobs) -> tuple[int, ...]:
 def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) -> npt.NDArray[Any]:
     """Blocks of six kinds in turn: values of many magnitudes, any bits, tiny values, zeros, ties, values again.
 
-    Of the last kind every second has an infinity, and no NaN; the others have the largest value that is finite.
+    Of the last kind every second has an infinity, and no NaN; the others have the largest value that is finite. Of
+    zeros every second has one value, the least of all.
     """
     dtype, item = np.dtype(_STORED[knobs.dtype]), formats.get(knobs.format)
     shape = (count, formats.BLOCK)
@@ -139,6 +140,8 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
     patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
     x = np.where(kinds == 1, patterns, x)
     x[5::12, 0], x[11::12, -1] = np.inf, -float(ml_dtypes.finfo(dtype).max)
+    least = np.arange(9, count, 12)
+    x[least, generator.integers(0, formats.BLOCK, len(least))] = ml_dtypes.finfo(dtype).smallest_subnormal
     return x
 
 
@@ -216,6 +219,7 @@ def _quantize_sides(x: npt.NDArray[Any], item: formats.Format, rule: str) -> dic
         **({"block of scale byte 0": bool((some & (scales == 0)).any())} if x.dtype != np.float16 else {}),
         "block that is not finite": bool((scales == formats.SCALE_NAN).any()),
         "infinity and no NaN": bool((most == np.inf).any()),
+        "least value alone": bool((most == float(ml_dtypes.finfo(x.dtype).smallest_subnormal)).any()),
         "largest finite value": bool((most == float(ml_dtypes.finfo(x.dtype).max)).any()),
     }
 
