@@ -16,6 +16,8 @@ VARIANTS = {
     "rows-norm": variant("norm", "rows", "sm_90a", block=128, vectors=2),
     "rows-plain": variant("norm", "rows", "sm_90a", norm=False, block=128, vectors=2),
     "dense-fp8": variant("linear", "wgmma_fp8", "sm_90a", bias=True, encoding="nibble", **DENSE),
+    # Of a ring of two, each turn of which waits for its products, no fragment is made twice a turn.
+    "dense-ring": variant("linear", "wgmma_fp8", "sm_90a", **DENSE | {"ring": 4}),
     "dense-promote": variant("linear", "wgmma_fp8", "sm_90a", residual="pair", promote=True, **DENSE),
     "dense-wide": variant("linear", "wgmma_fp8", "sm_90a", rows="wide", encoding="nibble", **DENSE),
     "scaled-e4m3": variant("linear", "scaled", "sm_89", atom="e4m3", tile_m=8, pdl=False),
@@ -143,6 +145,10 @@ MUTATIONS = catalogue(VARIANTS, {
         ("half a line is left out", "if (at >= to.steps * 16) break;", "if (at >= int(args.vectors)) break;"),
         ("the scale of a row is its block's", "args.scales[row] =", "args.scales[blockIdx.x] ="),
     ),
+    "dense-ring": (
+        ("a fragment is decoded while products read it", "      wgmma_wait<1>();\n      fence_operand",
+         "      fence_operand"),
+    ),
     "dense-fp8": (
         ("the last feature has no bias", "high = first + 8 < args.n ?", "high = first + 9 < args.n ?"),
         ("whole packed tiles are one more", "(args_.n + 15) / 16 - 1)", "(args_.n + 16) / 16 - 1)"),
@@ -151,8 +157,6 @@ MUTATIONS = catalogue(VARIANTS, {
          "stages.matrix()"),
         ("a stage is not awaited", "    if (i % 2 == 0) stages.wait();\n", ""),
         ("a stage is released with a tile of it under way", "    if (left % 2) stages.next();\n", ""),
-        ("a fragment is decoded while products read it", "      wgmma_wait<1>();\n      fence_operand",
-         "      fence_operand"),
         ("what is decoded is not fenced from the products", "    wgmma_fence();\n    wgmma_steps<E4M3, N, 2>",
          "    wgmma_steps<E4M3, N, 2>"),
         ("barriers are not shown to the copies", "    mbarrier_init_fence();\n  }\n  // The last tile",
