@@ -65,6 +65,7 @@ DTYPES = {
 _INTEGER_ROUNDINGS = {"rni": "rn", "rzi": "rz", "rmi": "rm", "rpi": "rp"}
 _ROUNDINGS = {"rn", "rna", "rz", "rm", "rp"}
 _FLAGS = {"ftz", "sat", "satfinite", "relu"}
+_SATURATING = {"e4m3", "e5m2", "e2m3", "e3m2", "e2m1"}  # results that take .rn.satfinite alone
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ def _narrow(values: npt.NDArray[np.float64], destination: str, rounding: str, fl
 def _packed(destination: str, source: str, rounding: str, flags: set[str]) -> Callable[..., Array]:
     """Conversions that pack two results: from two f32, or from the halves of one packed register."""
     name = destination[:-2]
+    if name in _SATURATING and (rounding, "satfinite" in flags) != ("rn", True):
+        raise SimulationError(f"cvt to {destination} is not a conversion of the PTX ISA but with .rn.satfinite")
     dtype, width = DTYPES[destination], 4 if name == "e2m1" else DTYPES[destination].itemsize * 4
 
     if source == "f32":

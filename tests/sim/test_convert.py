@@ -343,6 +343,12 @@ def test_ftz_flushes_results_to_zeros_of_their_sign() -> None:
     assert np.signbit(got).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("name", ["rn.e4m3x2.f32", "rz.satfinite.e4m3x2.f32", "rn.e2m1x2.f32", "rn.e2m3x2.f16x2"])
+def test_narrow_results_are_rounded_to_the_nearest_and_saturate(name: str) -> None:
+    with pytest.raises(SimulationError, match=r"but with \.rn\.satfinite"):
+        conversion(("cvt", *name.split(".")))
+
+
 @pytest.mark.parametrize(
     "name", ["rn.bf16.e9m9", "rs.f16x2.f32", "rn.f32.e4m3x2", "rn.satfinite.e4m3x2.s32", "wild.f32.f64"]
 )
