@@ -3,7 +3,9 @@
 Lanes are numbered block by block, `width` (a multiple of 32) to a block; those past the block's threads never run.
 Lanes at one basic block form a group. The scheduler runs the group with the lowest block index, so that lanes which
 took different ways meet again; groups that come to the same place merge. Lanes that poll memory step back until no
-other can run. Where nothing can run and lanes still wait, the error tells who waits where.
+other can run. What others may poll for is changed last, and by one warp after the other, between which they look: so
+who waits for a warp too few goes on without it. Where nothing can run and lanes still wait, the error tells who waits
+where.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ Array = npt.NDArray[Any]
 _KEPT = 16
 _kept: dict[int, Program] = {}
 _FILLER = 0xA5  # a byte of a register that nothing sets
+_LOOKS = 8  # blocks that lanes which poll may run before others go on
 
 
 class Machine:
@@ -242,7 +245,10 @@ class Machine:
         late, events = self._hold_back(), -1
         self.parked: dict[int, tuple[Array, int]] = {}
         polling = self.polling
+        looking, looks, again = self.alive, 0, False  # lanes that poll and go first, for so many steps, and once more
         blocks, runs, lane_runs = self.program.blocks, self.runs, self.lane_runs
+        signals = [block.signals and self.program.polls for block in blocks]
+        rank = [index + len(blocks) * last for index, last in enumerate(signals)]
         full, warps, masked = self.bound.full, self.bound.whole, self.bound.masked
         while True:
             if not groups:
@@ -266,9 +272,19 @@ class Machine:
                         "polls for ever: no thread makes progress" + self.waits(),
                     )
                 groups.update(released)
-            pc = min(groups) if len(groups) > 1 else next(iter(groups))
+            first = [pc for pc, (mask, _) in groups.items() if mask is None or (mask & looking).any()] if looks else []
+            if looks and not first and again:
+                looks, again = _LOOKS, False
+                for at, (woken, size) in polling.wake(looking).items():
+                    self.join(at, woken, size)
+                continue
+            looks = looks - 1 if first else 0
+            pc = min(first or groups, key=rank.__getitem__) if len(groups) > 1 else next(iter(groups))
             mask, n = groups.pop(pc)
             block = blocks[pc]
+            told = polling.watching() if signals[pc] else None
+            if told is not None and block.breadth == block.width == 32:
+                mask, n = self._first_warp(pc, mask, n)
             whole = mask is None or self._whole(mask, block)
             if block.members and (not whole or pc in self.parked):
                 mask, n = self._gather(pc, mask, n)
@@ -291,6 +307,10 @@ class Machine:
                 after = (warps[pc] or self._function(pc, "whole"))(self, mask, n)
             else:
                 after = (masked[pc] or self._function(pc, "masked"))(self, mask, n)
+            if told is not None:
+                looking, looks, again = told, _LOOKS, True  # a first look may find what was there before
+                for at, (woken, size) in polling.wake(told).items():
+                    self.join(at, woken, size)
             if type(after) is int:
                 if polling.now is not None:
                     if after >= 0:
@@ -331,6 +351,16 @@ class Machine:
         begin = self.alive & ~late
         self.groups[0] = begin, int(begin.sum())
         return late
+
+    def _first_warp(self, pc: int, mask: Array | None, n: int) -> tuple[Array | None, int]:
+        """The first warp of a group; the others stay where they are."""
+        here = self.alive if mask is None else mask
+        own = here & (self.lane_ids // 32 == int(here.argmax()) // 32)
+        k = int(np.count_nonzero(own))
+        if k == n:
+            return mask, n
+        self.join(pc, here & ~own, n - k)
+        return own, k
 
     def join(self, pc: int, mask: Array | None, n: int) -> None:
         """Add lanes to the group at `pc`."""

@@ -6,7 +6,7 @@ The order of an instruction travels as text, such as "acquire.gpu"; "" is weak, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WEAK, CTA, CLUSTER, GPU = range(4)
@@ -43,6 +43,22 @@ def spelled(parts: Iterable[str], default: str = "", scope: str = "gpu") -> str:
         return "relaxed.sys"
     semantics = next((name for name in SEMANTICS if name in named), default)
     return f"{semantics}.{next((name for name in SCOPES if name in named), scope)}" if semantics else ""
+
+
+def signals(opcode: Sequence[str]) -> bool:
+    """Whether an instruction changes global memory in a way that threads of other warps may poll for."""
+    verb, *parts = opcode
+    if any(part.partition("::")[0] in ("shared", "async") for part in parts):
+        return False
+    return verb in ("red", "atom") or (verb == "st" and spelled(parts) != "")
+
+
+def looks(opcode: Sequence[str]) -> bool:
+    """Whether an instruction tells its thread what others have made of global memory."""
+    verb, *parts = opcode
+    if any(part.partition("::")[0] == "shared" for part in parts):
+        return False
+    return verb == "atom" or (verb == "ld" and spelled(parts) != "")
 
 
 def refused(verb: str, parts: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ class Polling:
         self.held: dict[int, Group] = {}  # those that stepped back, by where they go on
         self.progress: Callable[[Array], Array] | None = None  # which of those that wait for an mbarrier may go on
         self._known = np.zeros(lanes, bool)  # those that wait for an mbarrier
+        self._woken = np.zeros(lanes, bool)  # those that go on and have not looked since
         self._idle, self._events = 0, -1
 
     def add(self, lanes: Array, *, known: bool = False) -> None:
@@ -34,6 +35,32 @@ class Polling:
             self.now = np.zeros(self.lanes, bool)
         self.now[lanes] = True
         self._known[lanes] = known
+        self._woken[lanes] = False
+
+    def watching(self) -> Array | None:
+        """Those that poll memory and have stepped back, or go on and have not looked yet; None if there are none.
+
+        No mbarrier will wake them.
+        """
+        found = self._woken.copy()
+        for mask, _ in self.held.values():
+            found |= True if mask is None else mask
+        found &= ~self._known
+        return found if found.any() else None
+
+    def wake(self, lanes: Array) -> dict[int, Group]:
+        """Lanes that have stepped back look again, by where they go on."""
+        self._woken[:] = False
+        out: dict[int, Group] = {}
+        for pc, (mask, n) in list(self.held.items()):
+            waking = lanes if mask is None else mask & lanes
+            k = int(np.count_nonzero(waking))
+            if k == n:
+                out[pc] = self.held.pop(pc)
+            elif k:
+                out[pc] = waking.copy(), k
+                self.held[pc] = (~lanes if mask is None else mask & ~lanes), n - k
+        return out
 
     def step_back(self, pc: int, mask: Array | None, n: int) -> Group:
         """Hold those of a group that have polled; the rest of it."""
@@ -57,6 +84,8 @@ class Polling:
         if self._idle > _ROUNDS:
             return None
         held, self.held = self.held, {}
+        for mask, _ in held.values():
+            self._woken |= True if mask is None else mask
         if self.progress is None or self._idle:
             return held
         out: dict[int, Group] = {}

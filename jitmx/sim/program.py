@@ -26,6 +26,7 @@ class Block:
     until: int = 0  # this and the blocks below that index run as one where only whole warps come
     breadth: int = 32  # lanes that the widest of them spans
     head: str = ""  # its first instruction
+    signals: bool = False  # whether it, or a run from it on, has what other warps may poll for in global memory
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Program:
     objects: dict[str, Any] = field(default_factory=dict)
     tracked: set[str] = field(default_factory=set)  # registers that may be read before they are set
     fillers: set[str] = field(default_factory=set)  # registers that nothing sets and only prmt reads: see flow.fillers
+    polls: bool = False  # whether threads look at memory in a short loop, until another thread has changed it
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
     bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machines, by their lanes

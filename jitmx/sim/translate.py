@@ -33,6 +33,7 @@ from jitmx.sim.emitter import Emitter
 from jitmx.sim.flight import Watch, emit_check, emit_checks, watches
 from jitmx.sim.flow import Access, doubtful, fillers, temporaries
 from jitmx.sim.hints import check_policy
+from jitmx.sim.order import looks, signals
 from jitmx.sim.program import EXIT, Block, Program
 from jitmx.sim.ptx import SIZES, Function, Immediate, Instruction, Module, Operand, Register, Symbol, is_barrier
 from jitmx.sim.schedule import batches
@@ -40,6 +41,15 @@ from jitmx.sim.schedule import batches
 Handler = Callable[["Translator", Instruction], None]
 
 _ENDS = ("bra", "ret", "exit", "trap")
+_SHORT = 6  # blocks of a loop that polls, at most
+
+
+def _repeats(block: int, successors: list[set[int]]) -> bool:
+    """Whether a block may follow itself after few others."""
+    seen = successors[block]
+    for _ in range(_SHORT):
+        seen = seen.union(*(successors[other] for other in seen))
+    return block in seen
 
 
 class Translator(Emitter):
@@ -87,8 +97,16 @@ class Translator(Emitter):
         self._view_of.clear()
         for block in blocks:
             self._members(block)
+        self.program.polls = any(
+            looks(ins.opcode) and _repeats(block.index, successors)
+            for block in blocks
+            for ins in self.entry.body[block.first : block.last]
+        )
+        for block in blocks:
+            block.signals = any(signals(ins.opcode) for ins in self.entry.body[block.first : block.last])
         for block in heads:
             block.breadth = max(b.width for b in blocks[block.index : block.until])
+            block.signals = any(b.signals for b in blocks[block.index : block.until])
         self.program.emit = self._emit
         return self.program
 

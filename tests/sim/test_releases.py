@@ -45,6 +45,66 @@ def test_a_release_tells_who_acquires_of_all_that_came_before(write: str, poll: 
     assert handed(write, poll) == 7
 
 
+# Four warps of block 0 write a word each and then count; thread 0 of block 1 waits for so many and reads the last word.
+COUNT = """mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; and.b32 r5, r0, 31; setp.ne.u32 p0, r5, 0; @p0 bra $end;
+setp.ne.u32 p1, r1, 0; @p1 bra $read;
+shr.u32 r6, r0, 3; cvt.u64.u32 d3, r6; add.u64 d4, q0, d3; mov.u32 r2, 7; st.global.u32 [d4], r2;
+{count} bra $end;
+$read: setp.ne.u32 p2, r0, 0; @p2 bra $end;
+$poll: ld.acquire.gpu.global.u32 r3, [q1]; setp.lt.u32 p3, r3, {wanted}; @p3 bra $poll;
+ld.global.u32 r4, [q0+12]; st.global.u32 [q2], r4;
+$end:"""
+
+
+@pytest.mark.parametrize(
+    "count", ["red.release.gpu.global.add.u32 [q1], 1;", "atom.release.gpu.global.add.u32 r3, [q1], 1;"]
+)
+@pytest.mark.parametrize("wanted", [1, 2, 3, 4])
+def test_who_waits_for_a_warp_too_few_goes_on_without_one(count: str, wanted: int) -> None:
+    """Though all of them come to the instruction at once."""
+
+    def found() -> int:
+        memory = Memory()
+        data, counter = memory.allocate(16), memory.upload(np.zeros(1, "u4"), writable=True)
+        out = memory.allocate(4)
+        text = COUNT.format(count=count, wanted=wanted)
+        launch(text, [data, counter, out], memory, grid=2, block=128)
+        return int(memory.download(out, "u4", (1,))[0])
+
+    if wanted == 4:
+        assert found() == 7
+        return
+    with pytest.raises(SimulationError, match=r"nothing between them|is uninitialised"):
+        found()
+
+
+# Warps 0 and 1 of block 0 write a word and then a flag each; thread 0 of block 1 waits for some flags and reads both.
+FLAGS = """mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; and.b32 r5, r0, 31; setp.ne.u32 p0, r5, 0; @p0 bra $end;
+setp.ne.u32 p1, r1, 0; @p1 bra $read;
+shr.u32 r6, r0, 3; cvt.u64.u32 d3, r6; add.u64 d4, q0, d3; mov.u32 r2, 7; st.global.u32 [d4], r2;
+add.u64 d5, q1, d3; mov.u32 r7, 1; st.release.gpu.global.u32 [d5], r7; bra $end;
+$read: setp.ne.u32 p2, r0, 0; @p2 bra $end;
+{polls}
+ld.global.u32 r4, [q0]; ld.global.u32 r5, [q0+4]; add.u32 r4, r4, r5; st.global.u32 [q2], r4;
+$end:"""
+
+
+@pytest.mark.parametrize("flags", [(0,), (1,), (0, 1), (1, 0)])
+def test_who_waits_for_one_flag_of_two_goes_on_without_the_other(flags: tuple[int, ...]) -> None:
+    polls = "\n".join(
+        f"$poll{i}: ld.acquire.gpu.global.u32 r3, [q1+{4 * i}]; setp.eq.u32 p3, r3, 0; @p3 bra $poll{i};" for i in flags
+    )
+    memory = Memory()
+    data, flag = memory.allocate(8), memory.upload(np.zeros(2, "u4"), writable=True)
+    out = memory.allocate(4)
+    if len(flags) == 2:
+        launch(FLAGS.format(polls=polls), [data, flag, out], memory, grid=2, block=64)
+        assert int(memory.download(out, "u4", (1,))[0]) == 14
+        return
+    with pytest.raises(SimulationError, match="nothing between them"):
+        launch(FLAGS.format(polls=polls), [data, flag, out], memory, grid=2, block=64)
+
+
 @pytest.mark.parametrize("scope", ["cta", "cluster", "gpu"])
 @pytest.mark.parametrize("reader", [1, 2])
 def test_scopes_of_both_sides_must_include_the_other(scope: str, reader: int) -> None:
