@@ -170,7 +170,7 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "more-gather": (
         ("one counter is not set back",
-         "threadIdx.x < 2) args.counters",
+         "threadIdx.x < kTileCounters) args.counters",
          "threadIdx.x < 1) args.counters"),
         ("rows of the tile start with the expert",
          "place = first - int(to.first) + row;",

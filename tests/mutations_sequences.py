@@ -168,12 +168,12 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "then-gather": (
         ("counters stay", "args.counters[threadIdx.x] = 0u;", ";"),
-        ("the counter of the second product stays", "threadIdx.x < 2) args.counters",
+        ("the counter of the second product stays", "threadIdx.x < kTileCounters) args.counters",
          "threadIdx.x < 1) args.counters"),
         ("counters are cleared before the wait",
          "  wait_for_previous();\n  launch_dependents();\n"
-         "  if (blockIdx.x == 0 && threadIdx.x < 2) args.counters[threadIdx.x] = 0u;",
-         "  if (blockIdx.x == 0 && threadIdx.x < 2) args.counters[threadIdx.x] = 0u;\n"
+         "  if (blockIdx.x == 0 && threadIdx.x < kTileCounters) args.counters[threadIdx.x] = 0u;",
+         "  if (blockIdx.x == 0 && threadIdx.x < kTileCounters) args.counters[threadIdx.x] = 0u;\n"
          "  wait_for_previous();\n  launch_dependents();"),
         ("the schedule is read before the wait", _WAIT + "  launch_dependents();\n",
          "  if (args.schedule[0] == -7) return;\n" + _WAIT + "  launch_dependents();\n"),

@@ -18,6 +18,7 @@ from jitmx.kernels.linear.layout import RESIDUALS, TILE_BYTES, TILE_K, TILE_ROWS
 from jitmx.kernels.moe import grouped
 from jitmx.kernels.moe.arguments import Routing, make_case
 from jitmx.kernels.moe.fp8_arguments import product_case as fp8_case
+from jitmx.kernels.moe.fused import case as fused_case
 from jitmx.kernels.moe.grouped_arguments import product_case as scaled_case
 from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MoeProblem
@@ -92,6 +93,8 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         return Work(bytes=0.0, cached=2.0 * hidden * (tensors * m + pairs), busy=busy)
     if name == "scaled":
         return _scaled(knobs, problem, multiprocessors)
+    if name == "fused":
+        return _fused(knobs, problem, multiprocessors)
     if name not in ("grouped", "wgmma", "wgmma_fp8"):
         return None
     by_groups, in_e4m3 = name != "grouped", name == "wgmma_fp8"
@@ -119,6 +122,27 @@ def work(variant: Variant, problem: MoeProblem, _rows: int, multiprocessors: int
         fills=int(by_groups),
         warps=knobs.tile_n / 16 if by_groups else 0.0,
         own_us=own,
+    )
+
+
+def _fused(knobs: Any, problem: MoeProblem, multiprocessors: int) -> Work:
+    """Of a launch of `moe.fused`: items of both products, one after another."""
+    pairs, sizes = problem.m * problem.top, [problem.sizes(product) for product in ("up", "down")]
+    tiles = tiles_of(problem, "up") + tiles_of(problem, "down")
+    filled, decoded = items(problem, knobs.grain) * knobs.grain, items(problem, knobs.tile_m)
+    across = sum(-(-n // knobs.tile_n) for n, _ in sizes)
+    weights = sum(n * k for n, k in sizes)
+    return Work(
+        bytes=hit(problem) * tiles * TILE_BYTES + 2.0 * pairs * (2 * problem.hidden + 2 * problem.intermediate),
+        flops=2.0 * filled * weights,
+        needed=2.0 * pairs * weights,
+        tensor="wgmma",
+        units=decoded * tiles,
+        blocks=multiprocessors,
+        busy=multiprocessors,
+        rounds=max(1.0, decoded * across / multiprocessors),
+        fills=1,
+        warps=knobs.tile_n / 16,
     )
 
 
@@ -157,6 +181,15 @@ def probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
     name, knobs = variant.spec.name, variant.knobs
     if name in _CASES:
         yield from _product_probes(variant, problem)
+    if name == "fused":
+        ids = np.zeros((_rows_of(variant, problem), 1), np.int32)
+        for times in (1, 2):
+            small = dataclasses.replace(
+                problem, m=len(ids), experts=1, top=1, hidden=times * 736, intermediate=1440, product="both"
+            )
+            launch = kernels.family("moe").launch(variant, small, 1)
+            counted = fused_case(variant, launch, small, Routing(ids), times)
+            yield Probe(counted, tiles_of(small, "up") + tiles_of(small, "down"))
     if name not in ("stream", "decode"):
         return
     for seed, inner in enumerate((576, 1152)):
@@ -190,6 +223,8 @@ def _product_probes(variant: Variant, problem: MoeProblem) -> Iterator[Probe]:
 
 def _counted(variant: Variant, problem: MoeProblem) -> tuple[int, ...]:
     """Of one product rows an expert and columns; of whole layers nothing: tiles are alike."""
+    if variant.spec.name == "fused":
+        return (_rows_of(variant, problem),)
     if variant.spec.name not in _CASES:
         return ()
     return _rows_of(variant, problem), problem.sizes(variant.knobs.product)[1]

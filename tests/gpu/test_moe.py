@@ -305,6 +305,30 @@ def test_tiles_of_every_size_are_within_the_gate(
         evidence(variant, found, "1100 rows to 3 of 6 experts")
 
 
+@collected_where(KERNELS["fused"].runs_on(CARD))
+@pytest.mark.parametrize("tile", [(64, 8, 192, 3, 4), (64, 16, 256, 2, 4), (128, 16, 192, 3, 3), (192, 32, 192, 3, 2)])
+@pytest.mark.parametrize("shape", [(64, 32, 4, 2880, 2880), (1100, 6, 3, 320, 352), (500, 1, 1, 256, 192)], ids=str)
+def test_both_products_in_one_launch_are_within_the_gate_and_have_the_bits_of_two(
+    tile: tuple[int, ...], shape: tuple[int, ...], environment: Callable[..., None], evidence: Evidence
+) -> None:
+    m, experts, top, hidden, intermediate = shape
+    names = ("tile_m", "grain", "tile_n", "stages", "depth")
+    knobs = ",".join(f"{name}={value}" for name, value in zip(names, tile, strict=True))
+    layer = Layer(experts, hidden, intermediate)
+    x, (ids, weights) = torch.randn(m, hidden, device="cuda").bfloat16(), routed(m, top, experts)
+    holes = torch.where(torch.rand(ids.shape, device="cuda") < 0.3, -1, ids).int()
+    for routing in ((ids, weights), (holes, weights)):
+        environment(JITMX_MOE_KNOBS=f"kernel=wgmma,{knobs}")
+        two = layer(x, routing)
+        environment(JITMX_MOE_KNOBS=f"kernel=fused,{knobs}")
+        found = error(layer(x, routing), layer.wanted(x, routing))
+        assert found <= GATE
+        for _ in range(100):
+            assert torch.equal(layer(x, routing), two)
+    for variant in launched(m, experts, top, hidden, intermediate, encoding=layer.packed[0].encoding):
+        evidence(variant, found, f"{shape} with holes")
+
+
 @pytest.mark.parametrize("m", [1, 7, 64, 200])
 def test_every_row_may_go_to_one_expert(small: Layer, m: int) -> None:
     x = torch.randn(m, 256, device="cuda").bfloat16()

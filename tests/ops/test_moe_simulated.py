@@ -66,6 +66,12 @@ def scores(*shape: int, seed: int = 0) -> torch.Tensor:
     return (torch.randperm(count, generator=generator).float() / count * 6 - 3).view(shape)
 
 
+def with_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers take this kernel."""
+    monkeypatch.setenv("JITMX_MOE_KNOBS", f"kernel={name}")
+    jitmx_settings.reload()
+
+
 BY_EXPERT = ["routing.sort", "moe.grouped", "moe.grouped", "moe.combine"]
 
 
@@ -94,6 +100,35 @@ def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(mapped: bool, ca
     y = layer(x, (ids.int(), weights), expert_map=to)
     assert card.kernels == ["routing.sort", "moe.gather", "moe.wgmma", "moe.wgmma", "moe.combine"]
     assert error(y, layer.wanted(x, ids if to is None else to[ids], weights)) <= GATE
+
+
+@pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_both_products_in_one_launch_have_the_bits_of_two(
+    mapped: bool, card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer(3, 96, 160, encoding="swizzle")
+    to = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if mapped else None
+    x, logits = layer.x(100), scores(100, 4 if mapped else 3)
+    chosen, ids = logits.topk(2)
+    routing = ids.int(), chosen.softmax(-1).contiguous()
+    two = layer(x, routing, expert_map=to, residual=x)
+    with_kernel("fused", monkeypatch)
+    y = layer(x, routing, expert_map=to, residual=x)
+    assert card.kernels[5:] == ["routing.sort", "moe.gather", "moe.fused", "moe.combine"]
+    assert torch.equal(y, two)
+
+
+@pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("kernel", ["wgmma", "fused"])
+def test_of_no_row_that_has_an_expert_there_is_the_residual(
+    kernel: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer(3, 96, 160, encoding="swizzle")
+    x, ids = layer.x(70), torch.full((70, 2), -1, dtype=torch.int32)
+    with_kernel(kernel, monkeypatch)
+    y = layer(x, (ids, torch.ones(70, 2)), residual=x)
+    assert torch.equal(y, x) and f"moe.{kernel}" in card.kernels
 
 
 def test_logits_of_every_type_and_scoring(card: Simulated) -> None:

@@ -73,7 +73,7 @@ def test_what_is_remembered_changes_no_kernel(
 ) -> None:
     found = kernels_of(name, target, tokens, **asked)
     monkeypatch.setattr(tactics.Row, "fits", fits)
-    for module, function in ((spec, "_variant"), (tiles, "_first_product"), (tiles, "_has_product")):
+    for module, function in ((spec, "_variant"), (tiles, "_first_product"), (tiles, "_fields_of")):
         # `choose._guess` stays: it was remembered before, and is cleared.
         monkeypatch.setattr(module, function, getattr(module, function).__wrapped__)
     assert kernels_of(name, target, tokens, **asked) == found

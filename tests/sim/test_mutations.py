@@ -13,6 +13,7 @@ import mutations_experts
 import mutations_experts_more
 import mutations_far
 import mutations_fp8
+import mutations_fused
 import mutations_linear_more
 import mutations_mlp
 import mutations_norm
@@ -44,6 +45,7 @@ _CATALOGUES = (
     mutations_experts_more,
     mutations_far,
     mutations_fp8,
+    mutations_fused,
     mutations_norm,
     mutations_order,
     mutations_sampling,
@@ -61,6 +63,7 @@ _NIGHTLY = (
     mutations_experts_more,
     mutations_far,
     mutations_fp8,
+    mutations_fused,
     mutations_linear_more,
     mutations_sequences,
     mutations_values,

@@ -8,6 +8,7 @@ Kernels, a module and a template each:
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
     gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
+    fused     the same, both products in one launch
     gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are;
                            with SiLU, which gives h no bound, h is in bf16 and the second product that of wgmma
     combine   the sum over the experts of each row, after any of these products
@@ -33,6 +34,7 @@ from jitmx.kernels.moe import (
     choice,
     combine,
     decode,
+    fused,
     gather,
     gather_fp8,
     grouped,
@@ -52,7 +54,7 @@ from jitmx.registry.spec import Variant
 
 __all__ = ["FAMILY", "KERNELS", "MoeProblem"]
 
-MODULES = token, stream, decode, grouped, scaled, gather, wgmma, gather_fp8, wgmma_fp8, combine
+MODULES = token, stream, decode, grouped, scaled, gather, wgmma, fused, gather_fp8, wgmma_fp8, combine
 KERNELS: dict[str, Kernel] = {module.KERNEL.spec.name: module.KERNEL for module in MODULES}
 TYPICAL_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (128, 256, 8192)
@@ -140,14 +142,14 @@ def _described(problem: MoeProblem) -> str:
     return f"{problem.experts} x [{problem.hidden}, {problem.intermediate}] top {problem.top}{product}"
 
 
-def _in_launches(problem: MoeProblem, kernel: str) -> bool:
-    """Whether it is a whole layer, which a kernel makes in several launches."""
+def _in_products(problem: MoeProblem, kernel: str) -> bool:
+    """Whether it is a whole layer, whose products a kernel makes in a launch each."""
     return problem.product == "layer" and tiles.makes_products(KERNELS[kernel].spec)
 
 
 def _second_product(problem: MoeProblem, kernel: str, knobs: Mapping[str, Any]) -> tuple[Follow, ...]:
     """The lists are of one tile: what the second product may be, the first has decided."""
-    if not _in_launches(problem, kernel):
+    if not _in_products(problem, kernel):
         return ()
     return (Follow(replace(problem, product="down"), {"tile_m": knobs["tile_m"]}),)
 
@@ -168,8 +170,8 @@ TUNING = Tuning(
     untimed=("residual", "routing", "scoring"),
     refused=("product",),
     follows=_second_product,
-    # The row of a layer in several launches is that of its first product too.
-    serves=lambda problem, kernel: (replace(problem, product="up"),) if _in_launches(problem, kernel) else (),
+    # The row of a layer in two products is that of the first too.
+    serves=lambda problem, kernel: (replace(problem, product="up"),) if _in_products(problem, kernel) else (),
     beside=("routing",),
 )
 

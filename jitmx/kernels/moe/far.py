@@ -24,7 +24,7 @@ from jitmx.kernels.moe.arguments import Routing
 from jitmx.kernels.moe.grouped_arguments import product_case
 from jitmx.kernels.moe.hidden import BLOCKS, CHUNK, chunk_bytes
 from jitmx.kernels.moe.problem import UNGATED, MoeProblem
-from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES
+from jitmx.kernels.moe.wgmma_arguments import COUNTERS, LINE_BYTES
 from jitmx.kernels.moe.wgmma_arguments import product_case as lines_case
 from jitmx.kernels.routing.knobs import MAX_TOKENS
 from jitmx.kernels.routing.problem import capacity
@@ -231,6 +231,10 @@ def far_gather(variant: Variant, case: Case, few: MoeProblem, launch: Any, line:
     values["y"] = _lines_at(values["y"], pairs * -(-k // line))
     if "x_scales" in values:
         values["x_scales"] = values["x_scales"].spread(pairs * 4, whole.m * top * 4)
+    if getattr(variant.knobs, "tile_counters", False):  # of blocks that run
+        at_tiles = np.concatenate([np.arange(COUNTERS + 1), COUNTERS + tiles - len(entries) + np.arange(len(entries))])
+        cleared = _with(values["counters"], np.empty(len(at_tiles), np.uint32))
+        values["counters"] = cleared.spread(at_tiles * 4, (COUNTERS + tiles) * 4)
     return dataclasses.replace(
         case,
         name=f"far: rows={whole.m} top={top} experts={whole.experts} k={k} grid={geometry.blocks}",
@@ -345,6 +349,66 @@ def _items(
         name=f"far: pairs={all_pairs} experts={whole.experts} n={n} k={k}" + " of one expert" * lone,
         values=values | {"n": n, "k": k, "tiles": tiles},
     )
+
+
+def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
+    """The last items of `moe.fused`: of many pairs, of many experts, and of an expert of many rows.
+
+    A block's first item has its number: of a grid with a block for each item, those of the last tile run.
+    """
+    knobs = variant.knobs
+    listed, few = np.array([[1, 0, 1, 1, 1]], np.int32), np.ones((1, 2), np.int32)
+    for before, ids in (
+        (Before(rows=2 * ROWS - 2, experts=1), listed),
+        (Before(0, EXPERTS - 2), few),
+        (Before(rows=ONE_EXPERT), few - 1),
+    ):
+        lone = not before.experts
+        some, whole = (
+            MoeProblem(rows, experts, ids.shape[1], 96, 64, knobs.activation, product="both")
+            for rows, experts in ((1, 2 - lone), (before.rows + 1, before.experts + 2 - lone))
+        )
+        small = case(variant, launch(knobs, whole, 1), some, Routing(ids), 9)
+        values: dict[str, Any] = dict(small.values)
+        pairs, all_pairs = before.rows * some.top, whole.m * some.top
+        if lone:  # one expert has all pairs, the last of which are a tile of their own
+            pairs = pairs // knobs.tile_m * knobs.tile_m
+            all_pairs = pairs + some.top
+        entries = _entries(values["schedule"].data, pairs, before.experts)
+        tiles, used = capacity(whole.m, whole.top, whole.experts, knobs.tile_m), len(entries)
+        values |= _lists(values, pairs, all_pairs, before.experts)
+        values["weights"] = values["weights"].spread(pairs * 4, all_pairs * 4)
+        steps = {"x": -(-some.hidden // TILE_K), "h": -(-some.intermediate // TILE_K)}
+        if lone:
+            values["offsets"] = _with(values["offsets"], np.array([0, all_pairs], np.int32))
+            entries[:, 1], entries[:, 3] = pairs, pairs // knobs.tile_m
+        for name, count in steps.items():
+            item = values[name]
+            values[name] = _steps_at(item, pairs, all_pairs, count) if lone else _lines_at(item, pairs * count)
+        seen = np.full((min(32, tiles), 4), -1, np.int32)  # a warp looks at so many for the last that is used
+        seen[len(seen) - used :] = entries
+        values["schedule"] = _with(values["schedule"], seen).spread((tiles - len(seen)) * 16, tiles * 16, fill=255)
+        for name, product in (("13", "up"), ("2", "down")):
+            n, _ = some.sizes(product)
+            for field in (f"w{name}", f"w{name}_scales"):
+                values[field] = experts_at(values[field], before, n)
+            if f"b{name}" in values:
+                values[f"b{name}"] = matrix_at(values[f"b{name}"], before.experts, 0, n)
+        values["y"] = matrix_at(values["y"], pairs, 0, some.hidden, all_pairs)
+        # Tiles that are not used come last in the small layer, and first in the large one.
+        counters = np.append(values["counters"].data[:COUNTERS], np.zeros(used, np.uint32))
+        at = np.append(np.arange(COUNTERS), COUNTERS + tiles - used + np.arange(used)) * 4
+        values["counters"] = _with(values["counters"], counters).spread(at, (COUNTERS + tiles) * 4)
+        across = [-(-some.sizes(product)[0] // knobs.tile_n) for product in ("up", "down")]
+        first = (tiles - used) * across[0], tiles * across[0] + (tiles - used) * across[1]
+        blocks = [begin + i for begin, wide in zip(first, across, strict=True) for i in range(used * wide)]
+        yield dataclasses.replace(
+            small,
+            name=f"far: pairs={all_pairs} experts={whole.experts} hidden={some.hidden}" + " of one expert" * lone,
+            launch=dataclasses.replace(small.launch, blocks=tiles * sum(across)),
+            values=values | {"tiles": tiles},
+            blocks=blocks,
+        )
 
 
 def _steps_at(item: Buffer, rows: int, all_rows: int, steps: int) -> Buffer:

@@ -34,6 +34,7 @@ class GatherKnobs(Knobs):
     spans: int = knob(5, low=1, high=32, doc="blocks that share a tile of the schedule")
     warps: int = knob(4, choices=(1, 2, 4), doc="a block, each with 16 rows at a time")
     at_once: int = knob(3, low=1, high=4, doc="steps of 64 k whose loads a warp has under way")
+    tile_counters: bool = knob(False, doc="clears a counter of each tile too, for moe.fused")
     pdl: bool = PDL
 
     @property
@@ -105,7 +106,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"tile_m": 64},
+    {"tile_m": 64, "tile_counters": True},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -26,7 +26,7 @@ REDUCTIONS = ("ordered", "atomic")
 MAX_TOP = 8
 MAX_ROWS = 64  # of a layer in one launch
 ROUTINGS = ("ids", "bf16", "fp16", "fp32")  # ids and weights, or router logits
-PRODUCTS = ("layer", "gather", "up", "down", "combine")
+PRODUCTS = ("layer", "gather", "up", "down", "both", "combine")
 
 
 @dataclass(frozen=True)

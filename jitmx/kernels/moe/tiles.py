@@ -19,15 +19,24 @@ _COLUMN = 8  # rows of x of an MMA
 _SUMS = 64  # accumulators a thread, where the tile allows so few
 
 
+def goes_by_expert(spec: KernelSpec) -> bool:
+    """Whether a kernel reads lists by expert, in tiles, and a layer takes several launches."""
+    return "tile_m" in _fields(spec)
+
+
 def makes_products(spec: KernelSpec) -> bool:
-    """Whether a kernel makes one of the two products, and a layer takes several launches."""
+    """Whether it makes one of the two products."""
+    return "product" in _fields(spec)
+
+
+def _fields(spec: KernelSpec) -> frozenset[str]:
     knobs: Any = spec.knobs
-    return _has_product(knobs)
+    return _fields_of(knobs)
 
 
 @functools.cache
-def _has_product(knobs: Any) -> bool:
-    return any(item.name == "product" for item in dataclasses.fields(knobs))
+def _fields_of(knobs: Any) -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(knobs))
 
 
 def first_product(problem: MoeProblem) -> MoeProblem:
@@ -68,12 +77,12 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
 def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tuple[Companion, ...]:
     """Beside the launch chosen for a layer: what chooses from logits where it does not, and what goes by expert.
 
-    That is, after the first product: its lists, made before, the second product on the same tiles, and the sum. Where
-    the second product adds to y itself, there is no sum.
+    That is, after the first product: its lists, made before, the second product on the same tiles, where one launch
+    does not make both, and the sum. Where the second product adds to y itself, there is no sum.
     """
     if problem.product != "layer":
         return ()
-    knobs, by_expert = variant.knobs, makes_products(variant.spec)
+    knobs, by_expert = variant.knobs, goes_by_expert(variant.spec)
     routing = choice.routing_before(problem, variant, knobs.tile_m if by_expert else 0)
     step = "" if problem.routing == "ids" else "routing"
     found = [Companion("routing", one, {}, {}, step) for one in routing]
@@ -81,6 +90,7 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         return tuple(found)
     problem = choice.launched(problem)
     otherwise = {} if tile is None else tile(knobs.tile_m, knobs.tile_n, None, None)
+    both = variant.spec.name == "fused"
     by_wgmma = variant.spec.name in ("wgmma", "wgmma_fp8")
     reads = "wgmma" if by_wgmma and problem.h_format == "bf16" else variant.spec.name
     share = {"kernel": reads, "tile_m": knobs.tile_m}  # what h looks like, and the lists
@@ -88,10 +98,12 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         share |= {name: getattr(knobs, name) for name in ("grain", "tile_n", "stages", "depth")}
     elif reads == "wgmma":
         share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True))
-    if by_wgmma:
+    if by_wgmma or both:
         gather = dataclasses.replace(problem, product="gather", residual=False)
-        found.append(Companion("moe", gather, {"tile_m": knobs.tile_m}, {}))
-    found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
+        counted = {"tile_counters": True} if both else {}
+        found.append(Companion("moe", gather, {"tile_m": knobs.tile_m, **counted}, {}))
+    if not both:
+        found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))
     if problem.reduction == "ordered":
         found.append(Companion("moe", dataclasses.replace(problem, product="combine"), {}, {}))
     return tuple(found)

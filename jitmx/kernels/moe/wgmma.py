@@ -66,13 +66,18 @@ class Tiled(Protocol):
     """Knobs that make a tile of features by rows."""
 
     @property
-    def product(self) -> str: ...
-    @property
     def tile_m(self) -> int: ...
     @property
     def grain(self) -> int: ...
     @property
     def tile_n(self) -> int: ...
+
+
+class OfProduct(Tiled, Protocol):
+    """Those of a kernel of one product."""
+
+    @property
+    def product(self) -> str: ...
 
 
 class Staged(Tiled, Protocol):
@@ -122,7 +127,7 @@ def frame_bytes(knobs: Staged, step_bytes: int, pitch: int, item: int) -> int:
     return -(-size // 1024) * 1024
 
 
-def turn(knobs: WgmmaKnobs) -> int:
+def turn(knobs: Staged) -> int:
     """Steps of 64 k that a loop of the template has: whole stages, which divide the 45 steps of gpt-oss."""
     return 4 if knobs.depth != 3 else 9 if knobs.tile_m == 64 else 3
 
@@ -180,12 +185,13 @@ SPEC = KernelSpec(
 
 def launch(knobs: WgmmaKnobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """A block a multiprocessor, or one for each item that there can be at most; tensor maps of W and its scales."""
-    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs), maps=maps(knobs, problem))
+    found = maps(knobs, problem, knobs.product)
+    return Launch(blocks(knobs, problem, multiprocessors), shared_bytes(knobs), maps=found)
 
 
-def maps(knobs: Staged, problem: MoeProblem) -> dict[str, TensorMap]:
+def maps(knobs: Staged, problem: MoeProblem, product: str) -> dict[str, TensorMap]:
     """Tensor maps of W and its scales: a copy has a stage's steps of all of a block's rows of tiles."""
-    n, k = problem.sizes(knobs.product)
+    n, k = problem.sizes(product)
     steps, row_tiles, tiles = -(-k // TILE_K), problem.experts * -(-n // TILE_ROWS), knobs.tile_n // TILE_ROWS
     return {
         name: TensorMap("bf16", (size // 2, steps, row_tiles), (size // 2, knobs.depth, tiles))
@@ -193,7 +199,7 @@ def maps(knobs: Staged, problem: MoeProblem) -> dict[str, TensorMap]:
     }
 
 
-def blocks(knobs: Tiled, problem: MoeProblem, multiprocessors: int) -> int:
+def blocks(knobs: OfProduct, problem: MoeProblem, multiprocessors: int) -> int:
     """Of a launch."""
     tiles = capacity(problem.m, problem.top, problem.experts, knobs.tile_m)
     items = tiles * -(-problem.sizes(knobs.product)[0] // knobs.tile_n)

@@ -147,7 +147,7 @@ class Lists:
 
     def gathering(
         self, launch: Launch, problem: MoeProblem, x: Array, outputs: dict[str, Any], wrong: Callable[[Any], float],
-        sides: dict[str, bool] | None = None,
+        sides: dict[str, bool] | None = None, counters: int = COUNTERS,
     ) -> Case:  # fmt: skip
         """The case of a gather, bit for bit, with counters that must be zero.
 
@@ -155,6 +155,7 @@ class Lists:
             outputs: fields that it writes.
             wrong: the share of wrong values in these.
             sides: of x.
+            counters: how many.
         """
 
         def check(outputs: Any) -> float:
@@ -167,7 +168,7 @@ class Lists:
             values={
                 "x": Buffer(x), "pairs": Buffer(self.pairs), "offsets": Buffer(self.offsets),
                 "schedule": Buffer(self.schedule), **outputs,
-                "counters": Buffer(np.empty(COUNTERS, np.uint32), output=True),
+                "counters": Buffer(np.empty(counters, np.uint32), output=True),
                 "alpha": ALPHA, "limit": LIMIT, "top": self.routing.ids.shape[1], "k": problem.hidden,
                 "tiles": len(self.schedule),
             },
@@ -242,7 +243,8 @@ def gather_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: 
     x = np.random.default_rng(seed).standard_normal((rows, problem.hidden)).astype(ml_dtypes.bfloat16)
     wanted = arrange(x[by_expert.there // top], by_expert.offsets).view(np.uint16)
     y = {"y": Buffer(np.empty(wanted.shape, np.uint16), output=True)}
-    return by_expert.gathering(launch, problem, x, y, lambda found: mismatches(found[0], wanted))
+    counters = COUNTERS + len(by_expert.schedule) * variant.knobs.tile_counters
+    return by_expert.gathering(launch, problem, x, y, lambda found: mismatches(found[0], wanted), counters=counters)
 
 
 def product_case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing, seed: int) -> Case:

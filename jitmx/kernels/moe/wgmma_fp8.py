@@ -86,7 +86,7 @@ SPEC = KernelSpec(
 def launch(knobs: WgmmaFp8Knobs, problem: MoeProblem, multiprocessors: int) -> Launch:
     """As of moe.wgmma."""
     blocks = wgmma.blocks(knobs, problem, multiprocessors)
-    return Launch(blocks, shared_bytes(knobs), maps=wgmma.maps(knobs, problem))
+    return Launch(blocks, shared_bytes(knobs), maps=wgmma.maps(knobs, problem, knobs.product))
 
 
 def _fixed(problem: MoeProblem) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from jitmx.kernels.moe.hidden import hidden_bytes
 from jitmx.kernels.moe.problem import MAX_ROWS, PRODUCTS
 from jitmx.kernels.moe.tiles import makes_products
 from jitmx.kernels.moe.wgmma_arguments import COUNTERS, rows_bytes
-from jitmx.kernels.routing.problem import MAX_EXPERTS
+from jitmx.kernels.routing.problem import MAX_EXPERTS, capacity
 from jitmx.ops.routing.calls import run_group
 from jitmx.ops.routing.plan import Routing
+from jitmx.registry.spec import Variant
 from jitmx.runtime.plan import Plan, Step
 
 if TYPE_CHECKING:
@@ -62,21 +63,9 @@ class GroupedPlan(Plan):
                 f"x has {problem.m} rows of {problem.hidden}, over {MOST_BYTES >> 30} GiB",
                 f"call moe with parts of at most {MOST_BYTES // row} rows",
             )
-        up, down = (choices[product].variant for product in ("up", "down"))
-        if up.knobs.tile_m != down.knobs.tile_m:
-            raise KnobError(
-                f"tile_m={up.knobs.tile_m} of the first product and tile_m={down.knobs.tile_m} of the "
-                "second: both read one schedule",
-                f"give the second tile_m={up.knobs.tile_m}",
-            )
-        reads = "wgmma" if up.spec.name == "wgmma_fp8" and problem.h_format == "bf16" else up.spec.name
-        if reads != down.spec.name:
-            raise KnobError(
-                f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads "
-                "h as its own kind writes it",
-                f"give the second kernel={reads}",
-            )
-        self.tile: int = up.knobs.tile_m
+        if "both" not in choices:
+            _check_products(problem, choices["up"].variant, choices["down"].variant)
+        self.tile: int = next(choices[name] for name in ("both", "up") if name in choices).variant.knobs.tile_m
         self._products = {product: _step(choices[product], device) for product in ORDER if product in choices}
         self.steps = tuple(self._products.values())
         self.adds = problem.adds
@@ -85,14 +74,21 @@ class GroupedPlan(Plan):
         parts = 0 if self.adds else pairs * problem.hidden * 2
         h = hidden_bytes(problem)
         self._in_e4m3, self._h_in_e4m3 = problem.x_format == "fp8", problem.h_format == "fp8"
-        if self._gathers:  # nobody reads the gathered rows once there are parts: these take their place
+        gathered, counters = 0, 0
+        if self._gathers:
             h_bytes, x_bytes = (fp8_rows.rows_bytes if form == "fp8" else rows_bytes for form in
                                 (problem.h_format, problem.x_format))  # fmt: skip
-            h, parts = h_bytes(pairs, problem.intermediate), max(parts, x_bytes(pairs, problem.hidden))
-        self._parts = _whole(h)
+            h, gathered = h_bytes(pairs, problem.intermediate), x_bytes(pairs, problem.hidden)
+            counters = 4 * COUNTERS
+        self._parts = self._gathered = _whole(h)
+        if "both" in choices:  # which makes parts while it reads gathered rows
+            self._parts = self._gathered + _whole(gathered)
+            counters += 4 * capacity(problem.m, problem.top, problem.experts, self.tile)
+        else:  # nobody reads the gathered rows once there are parts: these take their place
+            parts = max(parts, gathered)
         self._counters = self._parts + _whole(parts)
-        self._scales = self._counters + (_whole(4 * COUNTERS) if self._in_e4m3 else 0)
-        self.scratch = self._counters + (4 * COUNTERS if self._gathers else 0)
+        self._scales = self._counters + (_whole(counters) if self._in_e4m3 else 0)
+        self.scratch = self._counters + counters
         if self._in_e4m3:
             self.scratch = self._scales + 4 * pairs
 
@@ -111,7 +107,9 @@ class GroupedPlan(Plan):
         assert found.pairs is not None and found.offsets is not None
         # Nothing of it has to be zero or outlives the call: what is freed now is used again behind these launches.
         memory = torch.empty(self.scratch, dtype=torch.uint8, device=found.ids.device)
-        h, parts, counters = (memory.data_ptr() + offset for offset in (0, self._parts, self._counters))
+        h, gathered, parts, counters = (
+            memory.data_ptr() + offset for offset in (0, self._gathered, self._parts, self._counters)
+        )
         w13, scales13, w2, scales2 = call.weights
         lists = {
             "pairs": found.pairs.data_ptr(), "schedule": found.schedule.data_ptr(), "tiles": found.schedule.shape[0],
@@ -128,20 +126,46 @@ class GroupedPlan(Plan):
             if not self._h_in_e4m3:
                 second = {}
         if self._gathers:
-            self._products["gather"](x=call.x, y=parts, **lists, **own, **rounded)
-        x = parts if self._gathers else call.x
-        self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own, **first)
+            self._products["gather"](x=call.x, y=gathered, **lists, **own, **rounded)
+        x = gathered if self._gathers else call.x
         y = call.y if self.adds else parts
-        self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own, **second)
+        if "both" in self._products:
+            self._products["both"](
+                x=x, w13=w13, w13_scales=scales13, w2=w2, w2_scales=scales2, b13=call.b13, b2=call.b2, h=h, y=y,
+                **listed, **own,
+            )  # fmt: skip
+        else:
+            self._products["up"](x=x, weight=w13, scales=scales13, bias=call.b13, y=h, **listed, **own, **first)
+            self._products["down"](x=h, weight=w2, scales=scales2, bias=call.b2, y=y, **listed, **own, **second)
         if "combine" in self._products:
             self._products["combine"](x=parts, bias=call.residual, y=call.y, **ids)
+
+
+def _check_products(problem: MoeProblem, up: Variant, down: Variant) -> None:
+    """Raise KnobError where the second product cannot read what the first one writes."""
+    if up.knobs.tile_m != down.knobs.tile_m:
+        raise KnobError(
+            f"tile_m={up.knobs.tile_m} of the first product and tile_m={down.knobs.tile_m} of the "
+            "second: both read one schedule",
+            f"give the second tile_m={up.knobs.tile_m}",
+        )
+    reads = "wgmma" if up.spec.name == "wgmma_fp8" and problem.h_format == "bf16" else up.spec.name
+    if reads != down.spec.name:
+        raise KnobError(
+            f"the first product by {up.spec.name} and the second by {down.spec.name}: each reads "
+            "h as its own kind writes it",
+            f"give the second kernel={reads}",
+        )
 
 
 def _step(choice: Choice, device: int) -> Step:
     variant, problem = choice.variant, choice.problem
     assert isinstance(problem, MoeProblem)
     n, k = problem.sizes(variant.knobs.product) if makes_products(variant.spec) else (problem.hidden, problem.hidden)
-    sizes = {"rows": problem.m, "top": problem.top, "experts": problem.experts, "n": n, "k": k}
+    sizes = {
+        "rows": problem.m, "top": problem.top, "experts": problem.experts, "n": n, "k": k, "hidden": problem.hidden,
+        "intermediate": problem.intermediate,
+    }  # fmt: skip
     fixed = {name: size for name, size in sizes.items() if name in variant.arguments.fields}
     return Step(variant, device, FAMILY.launch(variant, problem, choice.multiprocessors), fixed)
 

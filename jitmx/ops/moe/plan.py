@@ -9,12 +9,13 @@ from typing import Any
 from jitmx import settings
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions
+from jitmx.errors import KnobError
 from jitmx.kernels.fp8_rows import ROW_RANGES
 from jitmx.kernels.moe import FAMILY, MoeProblem
 from jitmx.kernels.moe.choice import reads
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.kernels.moe.problem import BOUNDED
-from jitmx.kernels.moe.tiles import makes_products
+from jitmx.kernels.moe.tiles import goes_by_expert
 from jitmx.ops.moe.grouped import GroupedPlan, check_lists
 from jitmx.ops.moe.operand import Experts
 from jitmx.ops.routing.plan import Routing
@@ -147,11 +148,15 @@ _known = Plans()
 def _plan(problem: MoeProblem, device: int, knobs: Mapping[str, Any], down: Mapping[str, Any]) -> Plan:
     arch, count = card.arch(device), card.multiprocessors(device)
     choice = choose("moe", problem, arch, multiprocessors=count, knobs=dict(knobs))
-    if not makes_products(choice.variant.spec):
+    if not goes_by_expert(choice.variant.spec):
         return LayerPlan(problem, choice, device)
     check_lists(problem.experts, None)
-    choices = {"up": choice}
+    choices = {getattr(choice.variant.knobs, "product", "both"): choice}
     choices |= {one.problem.product: one for one in companions(choice) if isinstance(one.problem, MoeProblem)}
+    if down and "down" not in choices:
+        raise KnobError(
+            f"down={down}: {choice.variant.name} makes both products", "leave down out, or name kernel=wgmma"
+        )
     if down:
         choices["down"] = choose("moe", choices["down"].problem, arch, multiprocessors=count, knobs=dict(down))
     return GroupedPlan(problem, choices, device)

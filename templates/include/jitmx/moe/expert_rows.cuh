@@ -6,6 +6,10 @@ namespace jitmx {
 
 constexpr int kLineBytes = 128;  // 64 k of a row
 
+// Counters of the launches of a layer: items that blocks have taken, of either product; behind them, for a launch of
+// both products, warps that have stored their part of h of a tile of the schedule, by tile.
+constexpr int kTileCounters = 2;
+
 // Activations of all pairs, an expert after the other, those of one [steps of 64 k][rows][128 bytes], zero past k: the
 // rows of a tile are, step by step, one run of bytes. k is in the order that packed weights have
 // (docs/packed-layout.md), and lines are swizzled as wgmma reads them, from the expert's first row on.
