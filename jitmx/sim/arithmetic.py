@@ -1,7 +1,8 @@
 """Float instructions: f32, f64, f16, bf16 and packed pairs, with the rounding, flush and saturation they name.
 
 The approximate ones give a result within the error that PTX allows: of div, rsqrt and ex2 the correctly rounded one or
-a neighbour of it, as the operands say; of the others (rcp, lg2, sin, cos, tanh, …) the correctly rounded one.
+a neighbour of it, and of tanh one up to 2^-11 of it away, as the operands say; of the others (rcp, lg2, sin, cos, …)
+the correctly rounded one.
 """
 
 from __future__ import annotations
@@ -170,13 +171,25 @@ def _approximate(function: Any) -> Any:
 
     def run(form: Form, *values: Array) -> Array:
         bits = np.asarray(function(form, *values))
-        mixed = np.zeros((), "u4")
-        for value in values:
-            mixed = (mixed ^ np.ascontiguousarray(value, "f4").view("u4")) * np.uint32(0x9E3779B1)
-        moved = bits + (mixed >> np.uint32(16)) % np.uint32(3) - np.uint32(1)
+        moved = bits + _drawn(values) - np.uint32(1)
         return np.where(_normal(bits) & _normal(moved), moved, bits)
 
     return run
+
+
+def _drawn(values: tuple[Array, ...]) -> Array:
+    """0, 1 or 2, as f32 operands say."""
+    mixed = np.zeros((), "u4")
+    for value in values:
+        mixed = (mixed ^ np.ascontiguousarray(value, "f4").view("u4")) * np.uint32(0x9E3779B1)
+    return np.asarray((mixed >> np.uint32(16)) % np.uint32(3))
+
+
+def _tanh(form: Form, a: Array) -> Array:
+    """tanh.approx.f32, whose relative error PTX bounds by 2^-11."""
+    right = np.tanh(a.astype("f8"))
+    moved = right * (1 + (_drawn((a,)).astype("f8") - 1) * 0.999 * 2.0**-11)
+    return rounding.narrow(np.where(np.isinf(a), right, np.clip(moved, -1, 1)), form.element, form.rounding)
 
 
 _EXACT: dict[str, Any] = {
@@ -364,6 +377,9 @@ def _special(t: Translator, ins: Instruction) -> None:
     def run(form: Form, a: Array) -> Array:
         return rounding.narrow(function(a.astype("f8")), form.element, form.rounding)
 
+    if ins.opcode[0] == "tanh" and form.element == "f32":
+        _emit(t, form, _tanh, d, a)
+        return
     if ins.opcode[0] not in ("ex2", "rsqrt") or form.element != "f32" or "approx" not in form.flags:
         _emit(t, form, run, d, a)
         return

@@ -262,6 +262,15 @@ def test_approximations_lie_within_their_bound(name: str, function: Callable[[Ar
     assert (np.abs(got - want) <= ulps * np.spacing(np.abs(want).astype("f4"))).all()
 
 
+def test_an_approximate_tanh_has_eleven_bits() -> None:
+    a = np.concatenate([np.random.default_rng(6).uniform(-4, 4, 500), [0.0, 20.0, -20.0, np.inf, np.nan]]).astype("f4")
+    got = evaluate("tanh.approx.f32 z, a;", a, result="f4")
+    want = np.tanh(a.astype("f8"))
+    off = np.abs(got[:500] - want[:500]) / np.abs(want[:500])
+    assert (off <= 2.0**-11).all() and (off > 2.0**-12).sum() > 100
+    assert (np.abs(got[:-1]) <= 1).all() and got[500] == 0 and got[503] == 1 and np.isnan(got[504])
+
+
 @pytest.mark.parametrize("form", ["approx", "full", "approx.ftz"])
 def test_approximate_quotients_are_off_by_less_than_two_units_and_whole_ones_come_out_less(form: str) -> None:
     a = np.concatenate([np.exp2(np.random.default_rng(4).uniform(-6, 6, 500)), [6.0, 12.0, -9.0]]).astype("f4")
