@@ -48,8 +48,15 @@ VARIANTS = {
 _JOIN = "merged.join(shared.sinks[row % kGroup]);"
 _MASK = "bits &= __ldg(args.mask + (request.first + token) * 1LL + first / 32);"
 _CAUSAL = "    if (token - first < 31) bits &= token < first ? 0u : (2u << (token - first)) - 1u;\n"
+_CAPPED = "return cap * (1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f));"
+_LOW = " && (!kWindowed || token + key >= low[half]);"
+_JOINED = (
+    "column - kKeys, e);\n        const int key = column + lane % 4 * 2 + e;\n        return token + key < high[half]"
+    + _LOW
+)
 _WAIT = "          copy_wait<kStages - 2>();"
 _PART = "float* const to = partial_of(args, int(blockIdx.x), work.first) + row * kPitch;"
+_QUOTIENT = "return finite ? fmaf(-off, inverse_, near) : near;"
 _PAST = "    if (d >= Rotary) return;\n#pragma unroll\n    for (int i = 0; i < 4; ++i) {\n      const float a"
 
 _GRID = (
@@ -99,6 +106,9 @@ _CLUSTER = (
     ("what lies behind the rotary part is rotated", "    if (d >= Rotary) return;\n    const float sign",
      "    const float sign"),
     ("a position is one late", ": request.old + token;", ": request.old + token + 1;"),
+    ("the base never follows", "kSlack = 8.0f;", "kSlack = 200.0f;"),
+    ("new tokens go to heads that begin at 32 bits", "work.head * args.head_stride + task.d();",
+     "int(work.head * args.head_stride) + task.d();"),
 )  # fmt: skip
 
 _TREE = (
@@ -124,6 +134,12 @@ _TREE = (
     ("the mask is that of the first token", "__ldg(args.mask + (request.first + token)",
      "__ldg(args.mask + (request.first + 0)"),
     ("the mask does not count", _MASK, ""),
+    ("bits of the mask behind the request's tokens count", "u32 bits = there < 32 ? (1u << there) - 1u : ~0u;",
+     "u32 bits = ~0u;"),
+    ("quotients are products with a reciprocal", _QUOTIENT, "return near;"),
+    ("a quotient without end is no number", _QUOTIENT, "return fmaf(-off, inverse_, near);"),
+    ("heads of the cache begin at 32 bits", "work.head * args.head_stride * Format::kBytes",
+     "int(work.head * args.head_stride) * Format::kBytes"),
     ("all lanes have the bits of the first", "low[half]) >> lane % 4 * 2;", "low[half]);"),
     ("a window counts from the place in the request", "if (position_of(args, request, other) < low)",
      "if (request.old + other < low)"),
@@ -157,7 +173,16 @@ _WINDOW = (
      "return __fdividef(scale, sum);"),
     ("logits go to half the cap", "const Logit logit(args.scale * k_scale, args.soft_cap)",
      "const Logit logit(args.scale * k_scale, args.soft_cap * 0.5f)"),
-    ("the cap is of one side", "return cap * (1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f));",
+    ("the cap is a quotient of powers", _CAPPED,
+     "const float e = exp2_fast(inner * s);\n    return cap * __fdividef(e - 1.0f, e + 1.0f);"),
+    ("the window ends nowhere in the step that has new tokens", _JOINED, _JOINED.replace(_LOW, ";")),
+    ("the cap is an approximate tanh", _CAPPED,
+     'float y;\n    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(inner * s * 0.34657359f));\n    return cap * y;'),
+    ("a tile that lacks its last token is seen whole", "token + kKeys > request.old || (kWindowed",
+     "token + kKeys > request.old + 1 || (kWindowed"),
+    ("a tile whose first token has left the window is seen whole", "(kWindowed && token < lowest)",
+     "(kWindowed && token + 1 < lowest)"),
+    ("the cap is of one side", _CAPPED,
      "return cap * fmaxf(1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f), -0.5f);"),
     ("warps meet before they have written",
      "to[kD + 1] = sum;\n        }\n      }\n    }\n    __syncthreads();\n",
@@ -181,6 +206,7 @@ _PRESENT = (
      "kAppend ? request.old : request.old + token + 2;"),
     ("a token does not see itself", "high[half] = kAppend ? request.old : request.old + token + 1;",
      "high[half] = request.old + token;"),
+    ("pages are found past the last token", "step < steps_ && token < end_ ?", "step < steps_ ?"),
     ("a page is taken for its neighbour", "token < end_ ? __ldg(pages_ + token / kPage) : 0;",
      "token < end_ ? __ldg(pages_ + (token + 16) / kPage) : 0;"),
     ("sums are not rescaled", "        sum[m][half] *= factors[m][half];\n", ""),

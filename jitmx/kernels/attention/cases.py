@@ -121,8 +121,19 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
     if knobs.parts > 2:  # not all parts of a request, whose rows these do not divide
         some = ((2 * share + 5, new), (share + 1, most_queries), (share + step, 1))
         yield case(knobs, Asked("a part that has nothing", some, 1, window=3 * share), 10, on(7))
+    # With a cap that most logits are far beyond.
     others = ((step + 2, 1), (5, most_queries + 1), (7, 0), (-1, new), (4, new))
-    yield case(knobs, Asked("requests of other launches", others, 1, window, most_queries=most_queries), 11, on(7))
+    capped = Asked("requests of other launches", others, 1, window, most_queries=most_queries, soft_cap=0.02)
+    yield case(knobs, capped, 11, on(7))
+    # Tiles of which a row sees all old tokens but the last, or but the first; the last request fills the last page that
+    # the table has. Weights are about the same.
+    few, wide = min(new, 3), 3 * step
+    full = (-(-(wide + 17) // knobs.page_size) | 1) * knobs.page_size - 1  # and no more than half of a run of 32
+    edges = ((knobs.keys - 1, 1), (wide + 16, 1), (wide + 17 - few, few), (full, 1))
+    yield case(knobs, Asked("edges", edges, 1, window=wide, sinks=(0.0, -2.0), large=0.1), 12, on(7))
+    if knobs.windowed:  # which ends among the last old tokens that a second ring has
+        brief = Asked("a short window", ((29 - few, few), (28, 1)), 1, window=12, sinks=(0.0,), large=0.1)
+        yield case(knobs, brief, 14, on(7))
     if knobs.mask and knobs.windowed:
         tree = Asked(
             "a window within a tree", ((step + 2, new), (1, most_queries), (5, new)), 1, window=1, explicit=True
@@ -135,9 +146,12 @@ def decode_cases(knobs: Any, launch: Callable[[AttentionProblem, int], Launch], 
         yield case(
             knobs, Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True), 9, on(7)
         )
+        late = ((2 * step, new), (2 * step - 1, new))  # of a step of every ring, and another
+        still = Asked("rows that rise beside others", late, 1, window=1 << 16, soft_cap=1e4, large=16.0, still=True)
+        yield case(knobs, still, 13, on(7))
     far = ((knobs.page_size + 1 + (FAR_TOKENS if knobs.windowed else 0), 1), (3, 1))
     yield case(
-        knobs, Asked("pages far apart, slots are given", far, window=9, explicit=True, far=True, large=0.1), 5, on(7)
+        knobs, Asked("pages far apart, slots are given", far, 2, 9, explicit=True, far=True, large=0.1), 5, on(7)
     )
     yield case(knobs, Asked("pages far apart", far[:1], window=9, far=True, large=0.1), 6, on(7))
     if knobs.reduction == "global":
@@ -162,7 +176,7 @@ def append_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> It
     yield append_case(knobs, Asked("positions are given", behind, 1, placed=True, first=True), 4, launch)
     many = tuple((i % 3 * 7, int(i % 5 == 0) + int(i == 69)) for i in range(75))  # of which most have nothing new
     yield append_case(knobs, Asked("many requests", many, 1), 6, launch)
-    yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 1, far=True), 3, launch)
+    yield append_case(knobs, Asked("pages far apart", ((0, 2), (page + 1, 1)), 2, far=True), 3, launch)
     given = Asked("pages far apart, slots and positions are given", ((0, 2), (page + 1, 1)), 2, explicit=True, far=True)
     yield append_case(knobs, given, 5, launch)
 
@@ -197,7 +211,9 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         sunk = ((2 * keys + 5, tokens), (3, 2))
         low = Asked("low logits", sunk, 1, window=window, soft_cap=1e3, sinks=(-np.inf,), sunk=True)
         yield case(knobs, low, 8, launch)
-        rising = ((2 * keys, tokens), (3 * keys, 2), (keys * (3 * knobs.stages + 1) + 5, 1))  # rings go round thrice
+        # Rings go round thrice, and the last request fills the last page that the table has.
+        full = -(-(keys * (3 * knobs.stages + 1) + 6) // knobs.page_size) * knobs.page_size - 1
+        rising = ((2 * keys, tokens), (3 * keys, 2), (full, 1))
         still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
     page = knobs.page_size
@@ -211,10 +227,11 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     )  # fmt: skip
     # Of the third the last row's keys begin tiles behind the first's.
     one = ((keys + 2, 1), (0, 3), (20, tokens + 1), (5, 8 * tokens + 3))
-    yield case(knobs, Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True), 2, launch)
+    alone = Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True, soft_cap=0.02)
+    yield case(knobs, alone, 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
     far = keys + 15 + (FAR_TOKENS if knobs.windowed else 0)
-    yield case(knobs, Asked("pages far apart", ((far, 2),), 1, window=keys, far=True), 3, launch)
+    yield case(knobs, Asked("pages far apart", ((far, 2),), 2, window=keys, far=True), 3, launch)
     given = Asked("pages far apart, positions are given", ((far, 2),), 2, window=keys, explicit=True, far=True)
     yield case(knobs, given, 9, launch)

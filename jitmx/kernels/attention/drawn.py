@@ -14,13 +14,16 @@ from jitmx.registry.case import Buffer
 LEFT = 3.0  # what lies in rows of the output that a launch leaves to another
 NOWHERE = 1 << 30  # a page that is read only by mistake
 # Of far buffers: elements from a page to the next, and the first page, beyond 2^32 bytes whatever a value's size;
-# elements from a row of q, k, v or out to the next; where positions that are given begin; old tokens before a window.
-FAR, FAR_PAGE = (1 << 16) + (1 << 6), 70001
+# from a head to the next, where these do not lie within a token; elements from a row of q, k, v or out to the next;
+# where positions that are given begin; old tokens before a window.
+FAR, FAR_PAGE, FAR_HEAD = (1 << 16) + (1 << 6), 70001, (1 << 32) + (1 << 6)
 FAR_ROW, FAR_POSITION, FAR_TOKENS = (1 << 32) + (1 << 6), (1 << 25) + 1, 70000
 PADS = {"q": 8, "k": 16, "v": 24}  # elements between rows, which are NaN: rows lie in larger ones, of others
 FP16_MAX = 65504.0
 SHIFT = 3  # of positions that are given: they need not count from a request's first token
 _BRIGHT = 8  # last values of a head that make a key's weight large
+# A scale, and what it divides into halfway points of E4M3, which a product with its reciprocal lies above.
+HALVED, HALFWAY = 0.875, (1.5625, 1.8125)
 SCALE = 0.3  # larger than 1 / sqrt(head_dim): weights of a few keys count
 
 
@@ -41,15 +44,16 @@ class Asked:
         first: whether the first page is that of a request without old tokens, if there is one, instead of nobody's.
         large: factor of q: logits far apart.
         least_queries: new tokens of a request that is not left to another launch; most_queries: at most.
-        far: whether pages of the cache, rows, and positions that are given lie so far apart that offsets pass 2^32
-            bytes; all heads have one scale then.
+        far: whether pages of the cache, its heads where a head's tokens lie side by side, rows, and positions that are
+            given lie so far apart that offsets pass 2^32 bytes; all heads have one scale then.
         beyond: whether a value of the first token's q is beyond the range of fp16.
         bright: whether the first key in a token's window has a large weight, and would have it in the next one's.
         still: of each 16 rows, tokens x group, of a request in turn the first eight or the others have no preference
             among keys; those of the others rise by so much that their powers are beyond fp32.
         sunk: whether all logits are so low that powers of them are 0, and only their differences count.
         rising: whether the last sixth of a request's old keys has logits twice as large as all before.
-        loud: whether the first value of new keys, which no query looks at, and of new values is beyond E4M3.
+        loud: whether the first value of new keys, which no query looks at, and of new values is beyond E4M3, of every
+            second token without end, and the next two of new values lie halfway between two of E4M3.
     """
 
     name: str
@@ -115,6 +119,8 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     pages = requests * wide + 2
     shape = (pages, page, kv_heads, head_dim)
     scales = [generator.uniform(0.5, 2.0, 1 if asked.far else kv_heads).astype(np.float32) for _ in "kv"]
+    if asked.loud:
+        scales = [np.full_like(scale, HALVED) for scale in scales]
     caches = [generator.standard_normal(shape) for _ in "kv"]
     if asked.sunk:
         caches[0][..., -_BRIGHT:] = 4
@@ -144,8 +150,10 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         q[..., -_BRIGHT:], k[..., -_BRIGHT:] = -24, 4
     if asked.loud and knobs.cache == "e4m3":
         q[..., [0, 1, knobs.rotary // 2]] = 0
-        k[..., 0] = 1000 * np.sign(k[..., 0].astype(np.float32))
-        v[..., 0] = 1000 * np.sign(v[..., 0].astype(np.float32))
+        beyond = np.where(np.arange(tokens) % 2 == 0, 1000, np.inf)[:, None]
+        for x in (k, v):
+            x[..., 0] = beyond * np.sign(x[..., 0].astype(np.float32))
+        v[..., 1:3] = HALVED * np.asarray(HALFWAY) * np.sign(v[..., 1:3].astype(np.float32))
     sinks = np.resize(np.asarray(asked.sinks), heads)
     sink_type = knobs.sinks.removeprefix("sinks_")
     rounded_sinks = None
@@ -197,8 +205,9 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
             edge = slot[max(old - window, 0) : max(old + new - window + 1, 0)]
             caches[0].reshape(-1, kv_heads, head_dim)[edge, :, -_BRIGHT:] = 3
         if asked.still:
-            late = caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]]
-            caches[0].reshape(-1, kv_heads, head_dim)[slot[len(slot) // 2 :]] = late.astype(np.float32) * 4
+            for keys_there in (caches[0].reshape(-1, kv_heads, head_dim), after[0].reshape(-1, kv_heads, head_dim)):
+                late = slot[len(slot) // 2 :]
+                keys_there[late] = keys_there[late].astype(np.float32) * 4
             group_rows = np.arange(new)[:, None] * knobs.group + np.arange(heads)[None] % knobs.group
             q[rows][group_rows // 8 % 2 == r % 2] = 0
         kept = [cache.reshape(-1, kv_heads, head_dim) for cache in after]
@@ -249,7 +258,7 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
     table = np.stack([np.roll(row, without // page) for row, without in zip(table, gone, strict=True)])
     # Odd seeds have the tokens of a head side by side in a page, even ones the heads of a token.
     grouped = seed % 2 == 1
-    strides = {"token_stride": head_dim, "head_stride": page * head_dim} if grouped else {
+    strides = {"token_stride": head_dim, "head_stride": FAR_HEAD if asked.far else page * head_dim} if grouped else {
         "token_stride": kv_heads * head_dim, "head_stride": head_dim,
     }  # fmt: skip
     named: dict[str, Any] = _apart({"q": q, "k": k, "v": v} if knobs.append else {"q": q}, asked.far)
@@ -260,7 +269,9 @@ def drawn(knobs: Any, asked: Asked, seed: int) -> Drawn:
         if asked.far:
             far = FAR * before.itemsize
             at = (FAR_PAGE + np.arange(pages)) * far
-            named[name] = named[name].spread(at, int(at[-1]) + far)
+            if grouped:
+                at = at[:, None] + np.arange(kv_heads) * (FAR_HEAD * before.itemsize)
+            named[name] = named[name].spread(at, int(at.max()) + far)
         kept_by[name] = right
     if asked.explicit or asked.null_slots:
         named["slots"] = Buffer(slots, constant=True)
@@ -316,8 +327,12 @@ def _seen(
             if asked.explicit:
                 at = old + depth
             bits = (own[:, :, None].astype(np.uint64) << (np.arange(new) % 32).astype(np.uint64)[None, :, None])[..., 0]
+            # Bits behind a request's tokens say nothing.
+            others = generator.integers(1 << 32, size=(new, knobs.mask // 32), dtype=np.uint32)
             for w in range(knobs.mask // 32):
-                mask_words[rows, w] = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
+                there = np.uint32((1 << min(max(new - 32 * w, 0), 32)) - 1)
+                own_bits = bits[:, 32 * w : 32 * w + 32].sum(axis=1).astype(np.uint32)
+                mask_words[rows, w] = own_bits | others[:, w] & ~there
         positions[rows] = at + ((FAR_POSITION if asked.far else SHIFT) if moved else 0)
         seen.append(own)
     return seen, positions
