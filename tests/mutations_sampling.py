@@ -75,6 +75,8 @@ _CLUSTER = (
      "shared_address(slots + part * kWarps + warp)"),
     ("blocks share their slots", "slots + part * kWarps + warp", "slots + warp"),
     ("slots of the last block are missed", "filled = kWarps << shift", "filled = (kWarps << shift) - kWarps"),
+    ("parts are as long as each other", "end = u32(u64(all) * (part + 1) >> shift)",
+     "end = u32((u64(all) >> shift) * (part + 1))"),
     ("logits are read before they are there", "  wait_for_previous();\n", ""),
 )  # fmt: skip
 

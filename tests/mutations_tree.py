@@ -70,6 +70,8 @@ _PARTS = (
     ("a block is done before its ranks are there",
      "      if (thread == 0 && k < each) found[k] = 0;\n      __syncthreads();\n",
      "      if (thread == 0 && k < each) found[k] = 0;\n"),
+    ("parts are as long as each other", "end = u32(u64(all) * (part + 1) >> shift)",
+     "end = u32((u64(all) >> shift) * (part + 1))"),
 )  # fmt: skip
 
 _PATHS = (
@@ -145,6 +147,8 @@ MUTATIONS = catalogue(VARIANTS, {
         _WAIT, _SELECT[0], *_SELECT[5:8], *_PLAN[:2],
         ("scores of nothing are taken", "ranks[j] = score > bits_to_float(0xFF800000u) ? ranked(score, i) : 0ull;",
          "ranks[j] = i < args.candidates_each ? ranked(score, i) : 0ull;"),
+        ("a score that is no number is one", "ranks[j] = score > bits_to_float(0xFF800000u) ?",
+         "ranks[j] = !(score <= bits_to_float(0xFF800000u)) ?"),
         ("nodes go by their scores", "node += chosen[i] < own;", "node += i < place;"),
         ("a parent is one node late", "parent += chosen[i] < u32(above);", "parent += chosen[i] <= u32(above);"),
         ("a candidate without its parent follows the root", "there ? int(parent) : -1;", "there ? int(parent) : 0;"),
@@ -248,6 +252,9 @@ MUTATIONS = catalogue(VARIANTS, {
         ("heads follow one another", "u64(i / args.vectors) * args.head_stride + i % args.vectors", "i"),
         ("places are found in 32 bits", "from[d] = page * args.page_stride +",
          "from[d] = u32(page * args.page_stride) +"),
+        ("places to go to are found in 32 bits", "to[d] = there * args.page_stride +",
+         "to[d] = u32(there * args.page_stride) +"),
+        ("pages have 16 bits", "u64(u32(table[pages[0]]))", "u64(u32(table[pages[0]]) & 0xFFFFu)"),
         ("caches share their first", "blockIdx.x % args.caches;", "blockIdx.x % args.caches / 2u * 2u;"),
         ("only 32 nodes have a place", "from[64], to[64];", "from[64], to[32];"),
         ("the first token of all does not move", "threadIdx.x < count && start >= 0)",

@@ -270,10 +270,10 @@ def _cases(variant: Variant) -> Iterator[Case]:
     yield _case(variant, several, rounds + 40 * width + 1, 3, counted=False, multiprocessors=1, seed=3)
     if knobs.parts > 1:
         for seed, parts in enumerate((min(knobs.parts, 16), 2), 4):
-            card = -(-3 * parts // max(_RESIDENT // knobs.block, 1))
+            card = -(-4 * parts // max(_RESIDENT // knobs.block, 1))
             yield _case(
-                variant, ("tie of blocks", "infinite", "NaN"), parts * whole + 2 * width + 1, width - 1,
-                counted=bool(seed % 2), multiprocessors=card, seed=seed, then=("late", "negative", "nothing"),
+                variant, ("behind", "tie of blocks", "infinite", "NaN"), parts * whole + 2 * width + 1, width - 1,
+                counted=bool(seed % 2), multiprocessors=card, seed=seed, then=("late", "negative", "nothing", "behind"),
             )  # fmt: skip
     yield _far(variant)
 

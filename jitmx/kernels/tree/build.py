@@ -98,7 +98,8 @@ def _case(
         scores[:] = -2
         scores[:, best] = generator.permutation(len(best)) / len(best)
     if spoiled:
-        scores[0] = np.where(np.arange(scores.shape[1]) < 3, scores[0], -np.inf)  # fewer than there are nodes
+        nothing = np.where(np.arange(scores.shape[1]) % 2 == 0, -np.inf, np.nan)
+        scores[0] = np.where(np.arange(scores.shape[1]) < 3, scores[0], nothing)  # fewer than there are nodes
         scores[1:][generator.random(scores[1:].shape) < 0.2] = np.nan
         lifted = generator.random(scores[1:].shape) < 0.1
         scores[1:][lifted] = 0

@@ -124,8 +124,8 @@ def cases(variant: Variant) -> Iterator[Case]:
 
 
 def _far() -> Case:
-    """Pages that lie far apart."""
-    page, vectors, stride = 16, 8, (1 << 31) + 8
+    """Pages that lie far behind the first."""
+    page, vectors, stride, first = 16, 8, (1 << 16) + 8, 70001  # all of them lie beyond 2^32 vectors
     generator = np.random.default_rng(4)
     before = generator.integers(0, 256, (3, page, 1, vectors, 16), np.uint8)
     after = before.copy()
@@ -133,13 +133,13 @@ def _far() -> Case:
     _, check = exact({"cache0": after})
     values: dict[str, Any] = {
         "cache0": Buffer(before, output=True, scratch=True).spread(
-            np.arange(3) * stride * 16, 2 * stride * 16 + before[0].nbytes
+            (first + np.arange(3)) * stride * 16, (first + 2) * stride * 16 + before[0].nbytes
         ),
         "path": Buffer(np.array([[0, 3, 18]], np.int32)), "accepted": Buffer(np.array([2], np.int32)),
-        "starts": Buffer(np.array([16], np.int32)), "block_table": Buffer(np.array([[0, 1, 2]], np.int32)),
+        "starts": Buffer(np.array([16], np.int32)), "block_table": Buffer((first + np.arange(3, dtype=np.int32))[None]),
         "page_stride": stride, "token_stride": vectors, "head_stride": vectors, "table_stride": 3, "pages": 3,
         "page_size": page, "heads": 1, "vectors": vectors, "width": 3, "caches": 1,
     }  # fmt: skip
     return Case(
-        name=f"pages {stride} vectors apart", launch=Launch(1), values=values, check=check, gate=0.0, fixed=FIXED
+        name=f"pages from number {first} on", launch=Launch(1), values=values, check=check, gate=0.0, fixed=FIXED
     )
