@@ -501,6 +501,13 @@ def _astray(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
+def _apart(x: torch.Tensor, stride: int) -> torch.Tensor:
+    """As `x`, with tokens of a page so many elements apart, in memory that nobody touches."""
+    _, tokens, heads, values = x.shape
+    memory = torch.empty(stride * tokens, dtype=x.dtype)
+    return memory.as_strided(x.shape, (heads * values, stride, values, 1))
+
+
 def _halves(**changed: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def change(given: dict[str, Any]) -> dict[str, Any]:
         own = {name: given[name].to(FP16) for name in ("q", "k_new", "v_new")}
@@ -540,6 +547,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
         _cut(k_cache=lambda x: torch.zeros(*x.shape[:3], 68, dtype=BF16)[..., :64],
              v_cache=lambda x: torch.zeros(*x.shape[:3], 68, dtype=BF16)[..., :64]),
         "k_cache has strides .*each must be a multiple of 8 elements, 16 bytes",
+    ),
+    "tokens of a page far apart": (
+        _cut(k_cache=lambda x: _apart(x, (1 << 26) + 8), v_cache=lambda x: _apart(x, (1 << 26) + 8)),
+        "k_cache has strides .*16 tokens of a page must lie within 2 GiB",
     ),
     "an expanded cache": (
         _cut(k_cache=lambda x: x[:1, :, :, :].expand(9, -1, -1, -1), v_cache=lambda x: x[:1].expand(9, -1, -1, -1)),

@@ -197,6 +197,11 @@ def _check_cache(given: Tensors, place: torch.device) -> torch.Tensor:
                 f"{name} has strides {list(cache.stride())}; values of a head must follow one another",
                 "pass a cache whose last dimension is contiguous",
             )
+        if cache.stride(1) * cache.element_size() * 16 > 2 << 30:  # which kernels that count in 32 bits rely on
+            raise InputError(
+                f"{name} has strides {list(cache.stride())}; 16 tokens of a page must lie within 2 GiB",
+                "pass a cache that has the tokens of a page, or its heads, side by side",
+            )
         for size, stride in zip(cache.shape[:3], cache.stride()[:3], strict=True):
             if size > 1 and stride * cache.element_size() % 16:
                 raise InputError(
