@@ -20,6 +20,10 @@ VARIANTS = {
         "attention", "prefill", "sm_121a", sinks="sinks_fp32", windowed=True, rope="interleaved", rotary=64, rows=64,
         tiles=2, keys=48, group=1, page_size=32,
     ),
+    "prompt-tokens": variant(
+        "attention", "prefill", "sm_121a", sinks="sinks_bf16", windowed=True, rope="neox", rotary=64, rows=128, tiles=2,
+        keys=32, group=8,
+    ),
     "prompt-e4m3": variant(
         "attention", "prefill", "sm_120a", cache="e4m3", head_dim=96, rows=32, keys=48, stages=3, group=4
     ),
@@ -273,6 +277,15 @@ _MMA = (
      "  launch_dependents();\n"),
 )  # fmt: skip
 
+_TOKENS = (
+    ("a warp sees the tiles that its last token but one does", "tile.position(warp * kOwn + kOwn - 1);",
+     "tile.position(warp * kOwn + kOwn - 9);"),
+    ("a warp's tiles are masked as its second token is", "lowest = tile.position(warp * kOwn),",
+     "lowest = tile.position(warp * kOwn + 8),"),
+    ("a tile that lacks its last key is seen whole", "bool masked = after - 1 > lowest,",
+     "bool masked = after - 2 > lowest,"),
+)  # fmt: skip
+
 _E4M3 = (
     ("logits lack the scale of keys", "args.scale * k_scale, args.soft_cap", "args.scale, args.soft_cap"),
     ("results lack the scale of values",
@@ -372,6 +385,7 @@ _FAULTS = {
     "prompt-codes": _CODES,
     "prompt-alone": _ALONE,
     "prompt-mma": _MMA,
+    "prompt-tokens": _TOKENS,
     "prompt-e4m3": _E4M3,
     "append-keys": _APPEND,
     "append-e4m3": _APPEND_E4M3,

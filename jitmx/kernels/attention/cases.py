@@ -191,11 +191,13 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     window = keys * knobs.stages + keys // 2 + 5
     # Beside requests as they come: tiles of which a row sees all keys but the last or but the first, or the last alone.
     ragged = ((0, 1), (3, tokens + 2), (-1, 2), (2 * keys - 1, 1), (window - 1, 1))
-    # The last: tokens of the first tile of rows fill a page, and there is one more behind them.
+    # The last but one: tokens of the first tile of rows fill a page, and there is one more behind them. The last: of a
+    # warp's tokens the last alone sees a tile.
     old = -tokens % 16 + (16 if (tokens + -tokens % 16) % keys == 0 else 0)
+    alone = max(16 * getattr(knobs, "tiles", 1) // knobs.group, 1)
     edges = (
         (2 * keys - 2, 2), (window + 15, 2), (window + 14, tokens + 1), (window + 62, 2), (window + 1, tokens),
-        (old, tokens + 1),
+        (old, tokens + 1), (2 * keys + 1 - alone, alone),
     )  # fmt: skip
     yield case(
         knobs,
@@ -227,8 +229,8 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
     )  # fmt: skip
     # Of the third the last row's keys begin tiles behind the first's.
     one = ((keys + 2, 1), (0, 3), (20, tokens + 1), (5, 8 * tokens + 3))
-    alone = Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True, soft_cap=0.02)
-    yield case(knobs, alone, 2, launch)
+    capped = Asked("a window of one", one, 1, window=1, sinks=(-np.inf,), first=True, soft_cap=0.02)
+    yield case(knobs, capped, 2, launch)
     if knobs.cache == "e4m3" and knobs.dtype == "bf16":
         yield case(knobs, Asked("q beyond fp16", ((5, 2),), 1, window=window, beyond=True), 4, launch)
     far = keys + 15 + (FAR_TOKENS if knobs.windowed else 0)
