@@ -152,6 +152,8 @@ _WINDOW = (
      "max(request.old + token(0) - window + 2, 0)"),
     ("keys begin where those of the last row do", "max(request.old + token(0) - window + 1, 0)",
      "max(position(Rows - 1) - window + 1, 0)"),
+    ("a quarter of the values is not scaled", "for (int e = 0; e < 4; ++e) out[m][j][e] *=",
+     "for (int e = 1; e < 4; ++e) out[m][j][e] *="),
     ("the cap is a quotient of powers", "return cap * (1.0f - __fdividef(2.0f, exp2_fast(inner * s) + 1.0f));",
      "const float e = exp2_fast(inner * s);\n    return cap * __fdividef(e - 1.0f, e + 1.0f);"),
     ("the cap's scale is forgotten", "inner(2.0f * kLog2E * scale / cap)", "inner(2.0f * kLog2E / cap)"),

@@ -216,7 +216,7 @@ def prefill_cases(knobs: Any, launch: Callable[[AttentionProblem], Launch]) -> I
         # Rings go round thrice, and the last request fills the last page that the table has.
         full = -(-(keys * (3 * knobs.stages + 1) + 6) // knobs.page_size) * knobs.page_size - 1
         rising = ((2 * keys, tokens), (3 * keys, 2), (full, 1))
-        still = Asked("rows that rise beside others", rising, 1, window=1 << 16, large=16.0, still=True)
+        still = Asked("rows that rise beside others", rising, 1, window=1 << 16, soft_cap=1e4, large=16.0, still=True)
         yield case(knobs, still, 7, launch)
     page = knobs.page_size
     chunk = ((page * 2 + keys + 1, tokens), (window, 3), (5, 2), (-1, 3), (keys - 3, 3), (page, 4))
