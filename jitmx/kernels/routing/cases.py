@@ -123,7 +123,9 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
         ]
     threads = knobs.cluster * 32 * knobs.warps
     many = 3 * threads // knobs.k - 4  # three rounds of a warp, of the last warp too
-    shapes = [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (many, 8, "few experts")]
+    # A few pairs more than threads are, whose warps take two rounds: some of them have none.
+    over = threads // knobs.k + 1
+    shapes = [(0, 8, "plain"), (1, 8, "plain"), (7, 8, "strangers"), (over, 8, "plain"), (many, 8, "few experts")]
     if threads * knobs.tile <= 8192:  # more tiles than threads
         shapes.append((threads * knobs.tile // knobs.k + 3, 8, "plain"))
     return shapes
