@@ -70,7 +70,7 @@ class Machine:
 
         order: where blocks lie in the grid by their numbers; None: the same.
         slow: the cluster of these, counted from the first, or if negative from the last, none of whose threads begins
-            before all others wait.
+            before all others wait. The first finds at its first look what they have written.
         """
         self.order, self.slow = order, slow
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
@@ -348,6 +348,8 @@ class Machine:
         if self.slow is None or count < 2:
             return None
         late: Array = self.alive & (self.lane_ids // width == self.slow % count)
+        if self.slow == 0:
+            self.races.sequential |= late  # any other cluster that is late may find what is old
         begin = self.alive & ~late
         self.groups[0] = begin, int(begin.sum())
         return late

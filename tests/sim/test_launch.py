@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from assembly import kernel, launch
@@ -113,3 +114,16 @@ def test_a_reader_of_any_warp_is_remembered() -> None:
     setp.eq.u32 p2, r0, 40; @p2 st.shared.u32 [tile], r0; $end:"""
     with pytest.raises(SimulationError, match=r"thread 40: writes shared memory .* has read"):
         launch(body, [], Memory(), block=1024, declare=".shared .align 4 .b8 tile[4];")
+
+
+@pytest.mark.parametrize(("late", "found"), [(0, 7), (1, 0)])
+def test_the_first_block_if_it_is_late_finds_nothing_old_and_any_other_may(late: int, found: int) -> None:
+    memory = Memory()
+    word, out = memory.upload(np.zeros(1, np.uint32), writable=True), memory.allocate(4)
+    body = f"""mov.u32 r0, %ctaid.x; setp.eq.u32 p0, r0, {late};
+    @p0 bra $late;
+    mov.u32 r1, 7; st.relaxed.gpu.global.u32 [q0], r1; bra $end;
+    $late: ld.relaxed.gpu.global.u32 r1, [q0]; st.global.u32 [q1], r1;
+    $end:"""
+    launch(body, [word, out], memory, grid=2, block=1, slow=late)
+    assert memory.download(out, "u4", (1,)).tolist() == [found]
