@@ -32,7 +32,7 @@ from jitmx.errors import KnobError
 from jitmx.formats import BLOCK
 from jitmx.kernels.kernel import Kernel
 from jitmx.kernels.linear.knobs import ENCODING, SCALE_RANGE
-from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS
+from jitmx.kernels.linear.layout import TILE_K, TILE_ROWS, packed_tiles
 from jitmx.kernels.moe import far, layer
 from jitmx.kernels.moe.arguments import ARGUMENTS, Routing, make_case
 from jitmx.kernels.moe.choice import LOGITS, ROUTING, SCORING, check_choice, choice_of, routings_of
@@ -160,7 +160,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 def _cases(variant: Variant) -> Iterator[Case]:
     """All slots with an expert, one twice; ids that are no expert's; a map, counts, one below zero; no expert at all.
 
-    Rows of y are shared by two blocks or by many, rows of tiles by warps; of a small layer some have nothing to do.
+    Rows of y are shared by two blocks or, where a launch can be so wide, by more; rows of tiles by warps; of a small
+    layer some have nothing to do.
     """
     knobs = variant.knobs
     slots = np.arange(knobs.top, dtype=np.int32)[None]
@@ -177,6 +178,13 @@ def _cases(variant: Variant) -> Iterator[Case]:
         resident = LARGE_GRID  # few blocks have no room for so many rows
         routings = [routings[0], *routings[3:]] if knobs.routing == "ids" else [*routings[:2], routings[-1]]
         grids = (resident,) * len(routings)
+    elif resident > (pairs := packed_tiles(knobs.hidden, 1)[0] * knobs.top) // 2:
+        # Some blocks have one pair of a row and a slot: the block that begins a row takes ends of several. Where it is
+        # late, and only the last slot has an expert, of whose h it makes nothing, it finds all of them there.
+        last = Routing(np.where(slots < knobs.top - 1, -1, 1).astype(np.int32))
+        wide = [last, Routing(slots % 2)] if knobs.routing == "ids" else routings[:1]
+        routings = [*routings[: len(grids)], *wide]
+        grids = (*grids[: len(routings) - len(wide)], *(min(resident, 3 * pairs // 4) for _ in wide))
     problem = MoeProblem(1, 2, knobs.top, knobs.hidden, knobs.intermediate)
     for seed, (routing, blocks) in enumerate(zip(routings, grids, strict=False)):
         geometry = launch(knobs, problem, min(blocks, resident))
