@@ -197,7 +197,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     crowded = np.zeros((33, 1), np.int32)  # of five items of eight rows the second of three blocks has parts of three
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
-        (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 3),
+        (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 7),  # the last of h is another block's
         (3, 160, 160, Routing(many), 3),
         (3, 96, 96, Routing(often), 4),
         (3, 96, 96, Routing(often, MAPPED, len(often) - 1), 4),
