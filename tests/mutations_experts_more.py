@@ -276,7 +276,7 @@ MUTATIONS = catalogue(VARIANTS, {
          "((count + Blocks * warps - 1) / (Blocks * warps) + 31) / 32 * 32",
          "(max(count, Blocks * warps) / (Blocks * warps) + 31) / 32 * 32"),
         ("counts of few warps are cleared where more have pairs",
-         "(count - rank * warps * span + span - 1) / span : 0;", "(count - rank * warps * span + span - 1) % span : 0;"),
+         "warps * span + span - 1) / span : 0;", "warps * span + span - 1) % span : 0;"),
         ("a warp's pairs past 64 are left out",
          "for (int p = start + lane + 32; p < end; p += 32) {",
          "if (int p = start + lane + 32; p < end) {"),
