@@ -23,6 +23,9 @@ VARIANTS = {
         inputs=3,
         pdl=False,
     ),
+    "more-decode-cluster": variant(
+        "moe", "decode", "sm_90a", columns=2, residual=True, cluster=2, warps=4, chunk=2, stages=2, inputs=3
+    ),
     "more-stream": variant("moe", "stream", "sm_90a"),
     "more-grouped-up": variant("moe", "grouped", "sm_121a", encoding="nibble", tile_m=128, warps_m=2),
     "more-grouped-down": variant("moe", "grouped", "sm_121a", product="down", encoding="nibble", tile_m=128, warps_m=2),
@@ -167,6 +170,12 @@ MUTATIONS = catalogue(VARIANTS, {
         ("pairs are those of the expert's first tile",
          "args.pairs[rows.first + first + min(i, count - 1)];",
          "args.pairs[rows.first + min(i, count - 1)];"),
+    ),
+    "more-decode-cluster": (
+        ("the residual of a thread's later values is its first's",
+         "residual = carried(args, owned, i + kThreads);", ""),
+        ("the sums of the other block are not awaited",
+         "  mbarrier_wait(shared_address(&shared.sums_full), 0);\n", ""),
     ),
     "more-gather": (
         ("one counter is not set back",

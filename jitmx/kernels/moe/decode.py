@@ -166,7 +166,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
         (3, 160, 96, Routing(many), 3),
         (3, max(whole - TILE_K, 32), 32, Routing(many[-3:], MAPPED, 2), 8),
         (2, over, 64, Routing(np.array([[1], [1]], np.int32)), 8),
-        (2, 32, 32, Routing(np.full((crowded, 1), -1, np.int32), count=crowded + 1), 1),
+        (2, 32 * knobs.cluster, 32, Routing(np.full((crowded, 1), -1, np.int32), count=crowded + 1), 1),
         (3, 32, 32, Routing(np.resize(many, (4, 3)), count=layer.below(3)), 1),
         *(() if knobs.columns == 2 else ((layer.CROWD, 32, 32, Routing(layer.crowd(crowded)), 3),)),
     )
