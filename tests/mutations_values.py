@@ -220,6 +220,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("weights have no sign", "item.factor[i] = args.weights[pair];", "item.factor[i] = fabsf(args.weights[pair]);"),
     ),
     "values-gather": (
+        ("a warp's items of a second unit of rows are left out", "  while (item < end) {", "  if (item < end) {"),
         ("rows are their neighbours",
          "args.pairs[first + min(row + 4 * i, count - 1)];",
          "args.pairs[first + min(row + 4 * i, count - 1)] ^ 2;"),

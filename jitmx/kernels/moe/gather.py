@@ -89,13 +89,18 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
 
 
 def _cases(variant: Variant) -> Iterator[Case]:
-    """One row of one step; experts of several tiles, of none, ids of none, and slices that are unlike."""
+    """One row of one step; experts of several tiles, of none, ids of none, and slices that are unlike; warps with items
+    of two units of rows.
+    """
     knobs, generator = variant.knobs, np.random.default_rng(11)
     spread = generator.choice([-1, *[0] * 6, 1, 3, 4], (knobs.tile_m, 2)).astype(np.int32)
     first = np.flatnonzero(spread == 0)
     spread.flat[first[: (len(first) - 1) % 16]] = -1  # the last warp has one row
     wide = (2 * knobs.spans + knobs.at_once) * TILE_K - 32
-    for seed, (ids, experts, hidden) in enumerate(((np.zeros((1, 1), np.int32), 1, TILE_K), (spread, 4, wide))):
+    # Of three units, warps have two items and more, and where one ends another's are some of a warp's.
+    three, long = np.zeros((33, 1), np.int32), (2 * knobs.spans * knobs.warps // 3 + 1) * knobs.at_once * TILE_K - 32
+    shapes = (np.zeros((1, 1), np.int32), 1, TILE_K), (spread, 4, wide), (three, 1, long)
+    for seed, (ids, experts, hidden) in enumerate(shapes):
         problem = MoeProblem(len(ids), experts, ids.shape[1], hidden, 32, product="gather")
         yield gather_case(variant, launch(knobs, problem, 1), problem, Routing(ids), seed)
     # Vectors of x are over 2^32, of lines over 2^33.
