@@ -198,6 +198,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     shapes = (
         (1, 32, 32, Routing(np.zeros((1, 1), np.int32)), 5),
         (3, 96, 160, Routing(np.array([[2, 0, 1, 2]], np.int32)), 7),  # the last of h is another block's
+        (3, 32, 32, Routing(np.array([[2, 0, 1, 2]], np.int32)), 1),  # one row, of which a block has all items
         (3, 160, 160, Routing(many), 3),
         (3, 96, 96, Routing(often), 4),
         (3, 96, 96, Routing(often, MAPPED, len(often) - 1), 4),
