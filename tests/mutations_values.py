@@ -260,6 +260,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("epsilon is a constant",
          "__fdiv_rn(square, float(args.h)) + args.epsilon",
          "__fdiv_rn(square, float(args.h)) + 1e-5f"),
+        ("what is normalized in a second round by warps without a token is left out",
+         "(kWarps > tokens ? kWarps - tokens : kWarps) * 32", "(kWarps > tokens ? kWarps + tokens : kWarps) * 32"),
     ),
     "values-topk": (
         ("of equal logits the last wins", "__reduce_min_sync(kFullWarp, best == most ? u32(lane * N + at) : kFullWarp)",

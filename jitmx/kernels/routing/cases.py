@@ -108,6 +108,11 @@ def _shapes(variant: Variant) -> list[tuple[int, int, str]]:
         if knobs.tile:
             few = 32 // knobs.k + 1
             shapes.append((few if knobs.cluster else max(3 * knobs.tokens + 1, few), 40, "plain"))
+        warps = variant.threads // 32
+        if knobs.normalized and warps > 1:
+            # Of more warps than tokens those without one write what is normalized, in two rounds.
+            most = min(knobs.tokens, 8, warps - 1)
+            shapes.append((most, ((warps - most) * 32 // most + 1) * 8, "plain"))
         return shapes
     if variant.spec.name == "many":
         ring = 64 * knobs.splits * (knobs.stages + 1)  # a stage of each block is taken again
