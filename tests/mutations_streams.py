@@ -244,6 +244,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the largest finite value counts as infinite", "return bits >= 0x7F800000u ?", "return bits >= 0x7F7FFFFFu ?"),
     ),
     "quantize-mxfp6": (
+        ("a value next to a power of two has the power's scale", "(bits + 0x007FFFFFu) >> 23",
+         "(bits + 0x007FDFFFu) >> 23"),
         ("the scale is rounded down", "(bits + 0x007FFFFFu) >> 23", "bits >> 23"),
         ("the scale is rounded up at powers of two", "(bits + 0x007FFFFFu) >> 23", "(bits + 0x00800000u) >> 23"),
         ("signs lie a bit low", "(__float_as_uint(x[j]) >> 31) << 5", "(__float_as_uint(x[j]) >> 31) << 4"),

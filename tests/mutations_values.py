@@ -293,6 +293,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a tiny block's scale wraps", "max(exponent - 8, 0)", "(exponent - 8) & 255"),
     ),
     "values-quantize-even": (
+        ("the scale goes up a value early", "(bits + (1u << 19)) >> 23", "(bits + (1u << 19) + 1u) >> 23"),
+        ("the scale goes up a value late", "(bits + (1u << 19)) >> 23", "(bits + (1u << 19) - 1u) >> 23"),
         ("the scale is taken by the rule floor", "(bits + (1u << 19)) >> 23", "bits >> 23"),
         ("the scale rounds a bit too early", "(bits + (1u << 19)) >> 23", "(bits + (1u << 20)) >> 23"),
         ("subnormal codes are cut off", "return bits < (u32(128 - Bias) << 23) ? subnormal : normal;",

@@ -122,7 +122,8 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
     """Blocks of six kinds in turn: values of many magnitudes, any bits, tiny values, zeros, ties, values again.
 
     Of the last kind every second has an infinity, and no NaN; the others have the largest value that is finite. Of
-    zeros every second has one value, the least of all.
+    zeros every second has one value, the least of all. Of the first kind every second has a largest value where the
+    scale goes up, or next to that.
     """
     dtype, item = np.dtype(_STORED[knobs.dtype]), formats.get(knobs.format)
     shape = (count, formats.BLOCK)
@@ -140,6 +141,14 @@ def _values(knobs: QuantizeKnobs, count: int, generator: np.random.Generator) ->
     patterns = generator.integers(0, 256, (count, formats.BLOCK * dtype.itemsize), np.uint8).view(dtype)
     x = np.where(kinds == 1, patterns, x)
     x[5::12, 0], x[11::12, -1] = np.inf, -float(ml_dtypes.finfo(dtype).max)
+    # The largest is a power of two, and where the rule "even" takes the next scale, or next to these.
+    up = dtype.type(2 - 2.0 ** -(item.mantissa_bits + 1))
+    one, two, none = dtype.type(1), dtype.type(2), dtype.type(0)
+    edges = np.array([one, np.nextafter(one, two), up, np.nextafter(up, none)], dtype).astype(np.float64)
+    on = np.arange(6, count, 12)
+    beside = generator.uniform(-0.9, 0.9, (len(on), formats.BLOCK))
+    beside[:, 7] = edges[(np.arange(len(on)) + count) % len(edges)]
+    x[on] = (beside * np.exp2(generator.integers(-5, 5, (len(on), 1)))).astype(dtype)
     least = np.arange(9, count, 12)
     x[least, generator.integers(0, formats.BLOCK, len(least))] = ml_dtypes.finfo(dtype).smallest_subnormal
     return x
