@@ -173,7 +173,7 @@ MUTATIONS = catalogue(VARIANTS, {
     ),
     "more-decode-cluster": (
         ("the residual of a thread's later values is its first's",
-         "residual = carried(args, owned, i + kThreads);", ""),
+         "residual = load_residual(args, owned, i + kThreads);", ""),
         ("the sums of the other block are not awaited",
          "  mbarrier_wait(shared_address(&shared.sums_full), 0);\n", ""),
     ),

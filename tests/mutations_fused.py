@@ -11,7 +11,6 @@ VARIANTS = {
 }
 _STORED = "      if (lane == 0) add_release(args.counters + kTileCounters + item.tile, 1u);\n"
 _HIDDEN = "      store_hidden(args, sums, item, item.count, shared.y[warp / 4], warp / 4);\n      __syncwarp();\n"
-_TAKEN = "      if (lane == 0) number = int(gridDim.x + atomicAdd(args.counters, 1u));\n"
 
 MUTATIONS = catalogue(VARIANTS, {
     "moe-fused": (
@@ -30,28 +29,15 @@ MUTATIONS = catalogue(VARIANTS, {
         ("a warp fewer is waited for", "< u32(across13) * kWarps) {}", "< u32(across13) * kWarps - 1u) {}"),
         ("h of the tile before is waited for", "load_acquire(args.counters + kTileCounters + tile) <",
          "load_acquire(args.counters + kTileCounters + max(tile - 1, 0)) <"),
-        ("h is not waited for", "    if (count > 0 && down) {", "    if (false) {"),
+        ("h is not waited for", "    if (count > 0 && down)\n", "    if (false)\n"),
+        ("two blocks take one item", "number = int(atomicAdd(args.counters + 0, 1u));",
+         "number = int(*args.counters), *args.counters = u32(number + 1);"),
+        ("counters are taken before they are cleared", "  wait_for_previous();\n  launch_dependents();",
+         "  launch_dependents();"),
+        ("weights of rows are those of the first product's items alone", "int i = down ? lane : kTokens;",
+         "int i = down ? kTokens : lane;"),
         ("the counter of items is that of the first tile", "constexpr int kTileCounters = 2;",
          "constexpr int kTileCounters = 0;"),
-        ("a block's first item is another's too", "number = int(gridDim.x + atomicAdd(args.counters, 1u));",
-         "number = int(atomicAdd(args.counters, 1u));"),
-        ("a block takes its first item again", "    first = false;\n    // Features vary",
-         "    // Features vary"),
-        ("a counter is taken before it is cleared",
-         "      if (!waited) wait_for_previous();\n      waited = true;\n" + _TAKEN, _TAKEN),
-        ("a tile's counter is read before it is cleared",
-         "      if (!waited) wait_for_previous();\n      waited = true;\n      while", "      while"),
-        ("a block without items ends before the kernel in front of it",
-         "    wait_for_previous();  // as rows of X do", "    // as rows of X do"),
-        ("X is copied before it is gathered", "      wait_for_previous();\n      first = false;",
-         "      first = false;"),
-        ("W is asked for twice", "        --asked;\n", "        --asked;\n        ask_weights(shared, codes_map, "
-         "scales_map, state.stage, line, lines, row_tile, bytes);\n"),
-        ("W of the first stage is asked for early in all", "asked, asked * kDepth, lines, row_tile, bytes);",
-         "asked, 0, lines, row_tile, bytes);"),
-        ("more W is asked for early than there is", "asked < kStages && asked * kDepth < lines;", "asked < kStages;"),
-        ("more W is asked for early than stages hold", "asked < kStages && asked * kDepth < lines;",
-         "asked <= kStages && asked * kDepth < lines;"),
         ("the first product reads W of the second", "down ? args.w2_codes_map : args.w13_codes_map;",
          "args.w2_codes_map;"),
         ("the second product reads scales of the first", "down ? args.w2_scales_map : args.w13_scales_map;",

@@ -146,11 +146,16 @@ def bench_moe(
         problem = moe_plan.problem_of(*weights[0], m, shape.top, bias=shape.bias, **shape.recipe)
         plan = moe_plan.launches(problem, weights[0][0].device.index)
         spent = chain.seconds(plan) * 1e6
-        row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": str(plan.variants[0].spec.name), "us": spent}
+        row: dict[str, Any] = {"m": m, "hit": chain.hit, "kernel": _multiplies(plan), "us": spent}
         row |= limits.floors(shape.bytes(m, chain.hit), shape.flops(m))
         row["peers"] = {name: time_peer(chain, other) for name, other in others.items()}
         out.append(row)
     return out
+
+
+def _multiplies(plan: moe_plan.Plan) -> str:
+    """The kernel that a layer is named by: the first that multiplies."""
+    return next(one.spec.name for one in plan.variants if not one.spec.name.startswith("gather"))
 
 
 def time_peer(chain: Chain, other: moe_peers.Layer | str) -> dict[str, Any]:

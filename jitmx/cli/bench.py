@@ -13,7 +13,7 @@ import click
 
 from jitmx import models
 from jitmx.cli import output, shapes, targets
-from jitmx.cli.options import Count, FieldLetters, json_option
+from jitmx.cli.options import Count, FieldLetters, NamedPath, json_option
 from jitmx.errors import KnobError
 from jitmx.quoting import short
 
@@ -77,7 +77,7 @@ Read, copy and matmul rates are measured in the same run.
     "--seed", type=Count(0, (1 << 63) - 1), default=0, show_default=True, help="Of what is random in a benchmark."
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path),
+    "--plot", type=NamedPath(dir_okay=False, path_type=Path),
     help="Draw what can be drawn under the roofline into this PNG; of several, the others into PNGs beside it.",
 )  # fmt: skip
 @json_option

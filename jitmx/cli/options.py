@@ -69,6 +69,15 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _MOST_BYTES, _MOST_SECONDS = 1 << 60, 1e10
 
 
+class NamedPath(click.Path):
+    """A path that is not empty, which Python would take for the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("a path is empty; name a file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Count(click.IntRange):
     """A whole number within limits, whatever number of digits is passed."""
 
@@ -202,7 +211,7 @@ def keys_option(function: _F) -> _F:
         "--keys",
         "key_places",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=NamedPath(path_type=Path),
         metavar="PATH",
         help="A public key (PEM), or a directory of them, one of which must have signed; instead of JITMX_BUNDLE_KEYS.",
     )(function)

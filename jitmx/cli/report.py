@@ -12,7 +12,7 @@ import click
 
 from jitmx import settings
 from jitmx.cli import output, targets
-from jitmx.cli.options import arch_option, family_option, json_option
+from jitmx.cli.options import NamedPath, arch_option, family_option, json_option
 from jitmx.errors import CacheError
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ a header. It shows paths, settings and versions of this machine: look it over be
 """,
 )
 @click.option(
-    "-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), help="The file to write: required "
+    "-o", "--output", "path", type=NamedPath(dir_okay=False, path_type=Path), help="The file to write: required "
     "without --json."
 )  # fmt: skip
 @arch_option()

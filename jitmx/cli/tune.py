@@ -13,7 +13,7 @@ import click
 from jitmx import settings
 from jitmx.cli import output, shapes, targets, tune_compile
 from jitmx.cli.group import INTERRUPTED
-from jitmx.cli.options import FieldLetters, arch_option, jobs_option, json_option, quiet_option, span
+from jitmx.cli.options import FieldLetters, NamedPath, arch_option, jobs_option, json_option, quiet_option, span
 from jitmx.cli.progress import Progress
 from jitmx.quoting import short
 
@@ -69,12 +69,12 @@ Exit codes: 0 the table is written; 1 it cannot be, or nothing could be timed; 2
 @click.argument("field", nargs=-1, metavar="[FIELD=VALUE]...")
 @click.option("--model", help="The layers of a model, gpt-oss-120b say, instead of sizes.")
 @click.option(
-    "--out", "--output", "-o", "out", type=click.Path(dir_okay=False, path_type=Path),
+    "--out", "--output", "-o", "out", type=NamedPath(dir_okay=False, path_type=Path),
     help="The table (default: <arch>/<op>.json under JITMX_TACTICS). Rows for other shapes stay in it.",
 )  # fmt: skip
 @click.option("--seconds", callback=span, metavar="SECONDS", help="Time for the whole run, compiling included.")
 @click.option(
-    "--timings", type=click.Path(dir_okay=False, path_type=Path),
+    "--timings", type=NamedPath(dir_okay=False, path_type=Path),
     help="Keep the time of every candidate in this file, as JSON lines.",
 )  # fmt: skip
 @click.option(

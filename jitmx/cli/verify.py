@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitmx.cli import output, targets
-from jitmx.cli.options import arch_option, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import NamedPath, arch_option, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ Exit codes: 0 all pass, 1 a kernel fails, 130 interrupted.
 @click.option(
     "--ledger",
     "path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="Where to note what passed (default: ledger.json in the cache directory).",
 )
 @jobs_option

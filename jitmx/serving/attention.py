@@ -106,7 +106,8 @@ def _rows(layer: AttentionProblem, tokens: int) -> Iterator[list[AttentionProble
     # How long a context is decides among the kernels of few tokens only, to which short requests are left.
     yield from (row(batches[1:], context, queries) for context in contexts[:-1] for queries in many[:1])
     yield from (row(batches, contexts[-1], queries) for queries in (*many[:1], *many[1::2]))
-    yield row(_captured(layer.batch), min(contexts[-1], GRAPH_CONTEXT), 1)
+    longest = 1 << layer.window.bit_length() if layer.window else GRAPH_CONTEXT
+    yield row(_captured(layer.batch), min(contexts[-1], GRAPH_CONTEXT, longest), 1)
 
 
 def _upwards(most: int) -> Iterator[int]:

@@ -307,7 +307,7 @@ class Machine:
                 after = (warps[pc] or self._function(pc, "whole"))(self, mask, n)
             else:
                 after = (masked[pc] or self._function(pc, "masked"))(self, mask, n)
-            if told is not None:
+            if told is not None and not first:
                 looking, looks, again = told, _LOOKS, True  # a first look may find what was there before
                 for at, (woken, size) in polling.wake(told).items():
                     self.join(at, woken, size)

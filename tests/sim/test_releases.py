@@ -78,6 +78,25 @@ def test_who_waits_for_a_warp_too_few_goes_on_without_one(count: str, wanted: in
         found()
 
 
+# Block 0 has a lock and lets it go; the others take it by atom.cas and let it go, one after another.
+LOCK = """mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; setp.ne.u32 p0, r0, 0; @p0 bra $end;
+setp.eq.u32 p1, r1, 0; @p1 bra $go;
+$poll: atom.acquire.gpu.global.cas.b32 r3, [q1], 0, 1; setp.ne.u32 p3, r3, 0; @p3 bra $poll;
+$go: mov.u32 r5, 0;
+$work: add.u32 r5, r5, 1; setp.lt.u32 p2, r5, 5; @p2 bra $work;
+ld.global.u32 r4, [q0]; add.u32 r4, r4, 1; st.global.u32 [q0], r4;
+red.release.gpu.global.add.u32 [q1], 4294967295;
+$end:"""
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_who_polls_by_atomics_does_not_keep_the_holder_of_a_lock_from_going_on(blocks: int) -> None:
+    memory = Memory()
+    count, lock = (memory.upload(np.full(1, value, "u4"), writable=True) for value in (0, 1))
+    launch(LOCK, [count, lock], memory, grid=blocks, block=32)
+    assert int(memory.download(count, "u4", (1,))[0]) == blocks
+
+
 # Warps 0 and 1 of block 0 write a word and then a flag each; thread 0 of block 1 waits for some flags and reads both.
 FLAGS = """mov.u32 r0, %tid.x; mov.u32 r1, %ctaid.x; and.b32 r5, r0, 31; setp.ne.u32 p0, r5, 0; @p0 bra $end;
 setp.ne.u32 p1, r1, 0; @p1 bra $read;

@@ -6,7 +6,7 @@ Kernels, a module and a template each:
     decode    the same of at most 64 rows, on any target: a stream a block
     grouped   any number of rows, by expert: one of the two products
     scaled    the same, with x and h quantized to an MX format; block-scaled MMA on sm_12x
-    gather    on sm_90a, for wgmma: the rows of x by expert, in the order in which it multiplies by them
+    gather    on sm_90a, for wgmma and fused: the rows of x by expert, in the order in which it multiplies by them
     wgmma     on sm_90a, many rows an expert: one of the two products
     fused     the same, both products in one launch
     gather_fp8, wgmma_fp8  on sm_90a, with x and h in E4M3 and a scale a row: the same two, however many rows there are;
@@ -84,6 +84,8 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
         name = problem.product
     elif problem.product == "gather":
         name = "gather_fp8"
+    elif problem.product == "both":
+        name = "fused"
     elif whole := in_one_launch(problem, arch, multiprocessors):
         name = whole
     elif wgmma.serves_best(problem, arch) and "wgmma" in FAMILY.serving(problem, arch):

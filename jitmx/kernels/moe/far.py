@@ -352,9 +352,9 @@ def _items(
 
 
 def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
-    """The last items of `moe.fused`: of many pairs, of many experts, and of an expert of many rows.
+    """`moe.fused` of the last of many pairs, of many experts, and of an expert of many rows.
 
-    A block's first item has its number: of a grid with a block for each item, those of the last tile run.
+    The schedule has the last tiles alone: of a launch they are few.
     """
     knobs = variant.knobs
     listed, few = np.array([[1, 0, 1, 1, 1]], np.int32), np.ones((1, 2), np.int32)
@@ -368,26 +368,27 @@ def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
             MoeProblem(rows, experts, ids.shape[1], 96, 64, knobs.activation, product="both")
             for rows, experts in ((1, 2 - lone), (before.rows + 1, before.experts + 2 - lone))
         )
-        small = case(variant, launch(knobs, whole, 1), some, Routing(ids), 9)
+        geometry = dataclasses.replace(launch(knobs, some, 2), maps=launch(knobs, whole, 2).maps)
+        small = case(variant, geometry, some, Routing(ids), 9)
         values: dict[str, Any] = dict(small.values)
         pairs, all_pairs = before.rows * some.top, whole.m * some.top
         if lone:  # one expert has all pairs, the last of which are a tile of their own
             pairs = pairs // knobs.tile_m * knobs.tile_m
             all_pairs = pairs + some.top
-        entries = _entries(values["schedule"].data, pairs, before.experts)
-        tiles, used = capacity(whole.m, whole.top, whole.experts, knobs.tile_m), len(entries)
+        schedule = values["schedule"].data.copy()
+        there = schedule[:, 0] >= 0
+        schedule[there, 0] += before.experts
+        schedule[there, 1] += pairs
+        if lone:
+            schedule[there, 3] = pairs // knobs.tile_m
+        values["schedule"] = _with(values["schedule"], schedule)
         values |= _lists(values, pairs, all_pairs, before.experts)
         values["weights"] = values["weights"].spread(pairs * 4, all_pairs * 4)
-        steps = {"x": -(-some.hidden // TILE_K), "h": -(-some.intermediate // TILE_K)}
         if lone:
             values["offsets"] = _with(values["offsets"], np.array([0, all_pairs], np.int32))
-            entries[:, 1], entries[:, 3] = pairs, pairs // knobs.tile_m
-        for name, count in steps.items():
-            item = values[name]
-            values[name] = _steps_at(item, pairs, all_pairs, count) if lone else _lines_at(item, pairs * count)
-        seen = np.full((min(32, tiles), 4), -1, np.int32)  # a warp looks at so many for the last that is used
-        seen[len(seen) - used :] = entries
-        values["schedule"] = _with(values["schedule"], seen).spread((tiles - len(seen)) * 16, tiles * 16, fill=255)
+        for name, k in (("x", some.hidden), ("h", some.intermediate)):
+            item, steps = values[name], -(-k // TILE_K)
+            values[name] = _steps_at(item, pairs, all_pairs, steps) if lone else _lines_at(item, pairs * steps)
         for name, product in (("13", "up"), ("2", "down")):
             n, _ = some.sizes(product)
             for field in (f"w{name}", f"w{name}_scales"):
@@ -395,20 +396,8 @@ def far_both(variant: Variant, launch: Any, case: Any) -> Iterator[Case]:
             if f"b{name}" in values:
                 values[f"b{name}"] = matrix_at(values[f"b{name}"], before.experts, 0, n)
         values["y"] = matrix_at(values["y"], pairs, 0, some.hidden, all_pairs)
-        # Tiles that are not used come last in the small layer, and first in the large one.
-        counters = np.append(values["counters"].data[:COUNTERS], np.zeros(used, np.uint32))
-        at = np.append(np.arange(COUNTERS), COUNTERS + tiles - used + np.arange(used)) * 4
-        values["counters"] = _with(values["counters"], counters).spread(at, (COUNTERS + tiles) * 4)
-        across = [-(-some.sizes(product)[0] // knobs.tile_n) for product in ("up", "down")]
-        first = (tiles - used) * across[0], tiles * across[0] + (tiles - used) * across[1]
-        blocks = [begin + i for begin, wide in zip(first, across, strict=True) for i in range(used * wide)]
-        yield dataclasses.replace(
-            small,
-            name=f"far: pairs={all_pairs} experts={whole.experts} hidden={some.hidden}" + " of one expert" * lone,
-            launch=dataclasses.replace(small.launch, blocks=tiles * sum(across)),
-            values=values | {"tiles": tiles},
-            blocks=blocks,
-        )
+        name = f"far: pairs={all_pairs} experts={whole.experts} hidden={some.hidden}" + " of one expert" * lone
+        yield dataclasses.replace(small, name=name, values=values)
 
 
 def _steps_at(item: Buffer, rows: int, all_rows: int, steps: int) -> Buffer:

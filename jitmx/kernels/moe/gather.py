@@ -1,4 +1,4 @@
-"""`moe.gather`: the rows of x that each expert was given, in the order in which `moe.wgmma` multiplies by them."""
+"""`moe.gather`: rows of x that each expert gets, in the order in which `moe.wgmma` and `fused` multiply by them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class MoeProblem(Problem):
         doc="of fp8: whether the scales of every row of W are at most eleven binades apart, or of some further",
     )
 
-    product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows one of its launches")
+    product: str = knob("layer", choices=PRODUCTS, doc="all of it, or of many rows what one launch makes")
     x_format: str = knob("bf16", choices=X_FORMATS, doc="format that x and h are quantized to, or bf16")
     scale_rule: str = knob("floor", choices=formats.SCALE_RULES, doc="how the exponent of a quantized block is taken")
     weight_on: str = knob("output", choices=WEIGHT_ON, doc="where the router's weight multiplies: W2 h + b2, or x")

@@ -71,6 +71,9 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
         "tile_m": m, "tile_n": n, "tile_k": k, "warps_n": warps_n, "warps_m": warps_m, "blocks_per_sm": 1,
         "stages": stages or (6 if m < 64 else 4),
     }  # fmt: skip
+    if "depth" in names and m in STAGED:
+        grain, usual, depth = STAGED[m]
+        wanted |= {"grain": grain, "depth": depth, "stages": stages or usual}
     return {name: value for name, value in wanted.items() if name in names and value is not None}
 
 
@@ -100,7 +103,7 @@ def companions(problem: MoeProblem, variant: Variant, tile: Tile | None) -> tupl
         share |= dict(zip(("grain", "stages", "depth"), STAGED[knobs.tile_m], strict=True))
     if by_wgmma or both:
         gather = dataclasses.replace(problem, product="gather", residual=False)
-        counted = {"tile_counters": True} if both else {}
+        counted = {"tile_counters": both} if problem.x_format == "bf16" else {}
         found.append(Companion("moe", gather, {"tile_m": knobs.tile_m, **counted}, {}))
     if not both:
         found.append(Companion("moe", dataclasses.replace(problem, product="down", residual=False), share, otherwise))

@@ -69,11 +69,12 @@ def moe(
     under `torch.compile`, where it is the operator `torch.ops.jitmx.moe`.
 
     Few rows are one launch (on sm_90a 512 / top at most, elsewhere 64), unless a table or the environment has them go
-    by expert, or experts have so many of them that it would read weights more than once. More are four: lists by
-    expert, the two products, and the sum over a row's experts in the order of its slots; each expert's part is then
-    rounded to bf16. So are fewer rows of what the one launch does not make: another `x_format`, `weight_on` or
-    `reduction`, experts without gates, and layers that it has no shared memory for. From logits, the choice of experts
-    is one launch before them; of one row, where all experts are local, it is part of the one launch.
+    by expert, or experts have so many of them that it would read weights more than once. More are four or five: lists
+    by expert, on sm_90a the rows by expert, the two products, and the sum over a row's experts in the order of its
+    slots; each expert's part is then rounded to bf16. So are fewer rows of what the one launch does not make: another
+    `x_format`, `weight_on` or `reduction`, experts without gates, and layers that it has no shared memory for. From
+    logits, the choice of experts is one launch before them; of one row, where all experts are local, it is part of the
+    one launch.
 
     The launch for few rows takes all multiprocessors, and its blocks wait for one another: do not run two, or one and a
     `jitmx.linear` of many rows, at a time on two streams.
