@@ -159,8 +159,8 @@ def simulate(
             card: some of them, where their thread looks for the first time.
         blocks: which blocks of the grid run, in this order, whole clusters of them; by default all.
         slow: the cluster, of those that run side by side, that begins when all others wait or are done; counted from
-            the first, or if negative from the last. The first finds nothing old: what is asked for once, before it is
-            waited for, is there.
+            the first, or if negative from the last. The first finds nothing old but where it polls: what is asked for
+            once, before it is waited for, is there.
 
     Raises:
         SimulationError: a fault of the kernel; the message names kernel, PTX line, block, thread and address.

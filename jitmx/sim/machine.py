@@ -70,7 +70,7 @@ class Machine:
 
         order: where blocks lie in the grid by their numbers; None: the same.
         slow: the cluster of these, counted from the first, or if negative from the last, none of whose threads begins
-            before all others wait. The first finds at its first look what they have written.
+            before all others wait. The first finds at once what they have written, where it does not poll.
         """
         self.order, self.slow = order, slow
         self.program, self.memory, self.grid, self.block = program, memory, grid, block
@@ -247,7 +247,7 @@ class Machine:
         polling = self.polling
         looking, looks, again = self.alive, 0, False  # lanes that poll and go first, for so many steps, and once more
         blocks, runs, lane_runs = self.program.blocks, self.runs, self.lane_runs
-        signals = [block.signals and self.program.polls for block in blocks]
+        signals = [block.signals and bool(self.program.polled) for block in blocks]
         rank = [index + len(blocks) * last for index, last in enumerate(signals)]
         full, warps, masked = self.bound.full, self.bound.whole, self.bound.masked
         while True:
@@ -349,7 +349,7 @@ class Machine:
             return None
         late: Array = self.alive & (self.lane_ids // width == self.slow % count)
         if self.slow == 0:
-            self.races.sequential |= late  # any other cluster that is late may find what is old
+            self.races.prompt = late  # any other cluster that is late may find what is old
         begin = self.alive & ~late
         self.groups[0] = begin, int(begin.sum())
         return late

@@ -42,7 +42,9 @@ class Program:
     objects: dict[str, Any] = field(default_factory=dict)
     tracked: set[str] = field(default_factory=set)  # registers that may be read before they are set
     fillers: set[str] = field(default_factory=set)  # registers that nothing sets and only prmt reads: see flow.fillers
-    polls: bool = False  # whether threads look at memory in a short loop, until another thread has changed it
+    polled: frozenset[int] = (
+        frozenset()
+    )  # lines that look at memory in a short loop, until another thread has changed it
     granules: dict[str, int] = field(default_factory=dict)
     globals: dict[str, int] = field(default_factory=dict)  # addresses of module variables
     bound: dict[int, Any] = field(default_factory=dict)  # registers and functions of the last machines, by their lanes

@@ -54,6 +54,7 @@ class Races:
         self.initialised = np.zeros(lanes, np.int64)  # time of each lane's last fence that is for mbarriers
         self.looked: set[tuple[int, int, int]] = set()  # warps that have found something old, by place and its time
         self.sequential = np.zeros(lanes, bool)  # who has run a fence.sc, and reads nothing that is old
+        self.prompt = np.zeros(lanes, bool)  # who reads nothing that is old but in loops that poll
         self.spoke = np.zeros(lanes, np.int64)  # time of its last strong write, for messages
         self.releases = Releases(self)
         self.waited = np.zeros(lanes, bool)  # which are known to come after the previous kernel
@@ -98,7 +99,8 @@ class Races:
         words = self.ids.take(each) | now
         stale = None
         if order.scope and space.spread is None:
-            stale = self._stale(shadow, cells, last, at, each, words, size // item)
+            prompt = self.sequential if line in m.program.polled else self.sequential | self.prompt
+            stale = self._stale(shadow, cells, last, at, each, words, size // item, prompt)
         cells.read(slot, words, self.settled(space))
         if space.spread is None:
             # Blocks share the slots of their warps, where the writer's own would hide those of others.
@@ -120,7 +122,8 @@ class Races:
         return stale
 
     def _stale(
-        self, shadow: Shadow, cells: Cells, last: Array, where: Array, lanes: Array, words: Array, count: int
+        self, shadow: Shadow, cells: Cells, last: Array, where: Array, lanes: Array, words: Array, count: int,
+        prompt: Array,
     ) -> Array | None:  # fmt: skip
         """Which parts of strong reads may find what was there before the launch, and are to.
 
@@ -129,7 +132,7 @@ class Races:
         where less was written. Of several parts every second look finds one old, the others about half of them.
         """
         written = last >> 32
-        late = (last >> SCOPE & 3 > 0) & ((last ^ words[:, None]) & WHO != 0) & ~self.sequential[lanes][:, None]
+        late = (last >> SCOPE & 3 > 0) & ((last ^ words[:, None]) & WHO != 0) & ~prompt[lanes][:, None]
         if not np.count_nonzero(late):
             return None
         for read in cells.readers(0):

@@ -97,10 +97,12 @@ class Translator(Emitter):
         self._view_of.clear()
         for block in blocks:
             self._members(block)
-        self.program.polls = any(
-            looks(ins.opcode) and _repeats(block.index, successors)
+        self.program.polled = frozenset(
+            ins.line
             for block in blocks
+            if _repeats(block.index, successors)
             for ins in self.entry.body[block.first : block.last]
+            if looks(ins.opcode)
         )
         for block in blocks:
             block.signals = any(signals(ins.opcode) for ins in self.entry.body[block.first : block.last])

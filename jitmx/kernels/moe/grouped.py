@@ -135,7 +135,7 @@ def launch(knobs: GroupedKnobs, problem: MoeProblem, multiprocessors: int) -> La
 def product_of(problem: MoeProblem) -> str:
     """The product that answers a problem: of a whole layer the first."""
     if problem.product not in ("layer", "up", "down"):
-        said = f"it makes one product, and not product={problem.product}"
+        said = f"moe.grouped makes one product, and not product={problem.product}"
         raise KnobError(said, "use product='up' or product='down'")
     return "down" if problem.product == "down" else "up"
 

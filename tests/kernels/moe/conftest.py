@@ -21,7 +21,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[None]]:
 
     def each() -> Iterator[None]:
         generator = random.Random(0)
-        for order in (min, max, lambda groups: generator.choice(sorted(groups))):
+        for order in (min, max, lambda groups, **_: generator.choice(sorted(groups))):
             monkeypatch.setattr(machine, "min", order, raising=False)
             yield
 
