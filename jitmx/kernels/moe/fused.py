@@ -253,7 +253,7 @@ KERNEL = Kernel(
     cases=cases,
     candidates=_candidates,
     runs_on=runs_on,
-    tile=tiles.maker(SPEC),
+    tile=tiles.maker(SPEC, STAGED),
     asked=asked,
     rarer=_RARER,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from jitmx.errors import KnobError
@@ -49,12 +50,19 @@ def _first_product(problem: MoeProblem) -> MoeProblem:
     return dataclasses.replace(problem, product="up")
 
 
-def maker(spec: KernelSpec) -> Tile:
-    """What gives knobs of a kernel for a tile of M rows of x by N rows of W."""
-    return functools.partial(_knobs, spec, {item.name for item in dataclasses.fields(spec.knobs)})
+def maker(spec: KernelSpec, staged: Mapping[int, tuple[int, int, int]] | None = None) -> Tile:
+    """What gives knobs of a kernel for a tile of M rows of x by N rows of W.
+
+    Args:
+        staged: of a kernel that has them, by rows of a tile: grain, stages and depth.
+    """
+    return functools.partial(_knobs, spec, {item.name for item in dataclasses.fields(spec.knobs)}, staged or {})
 
 
-def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, stages: int | None) -> dict[str, Any]:
+def _knobs(
+    spec: KernelSpec, names: set[str], staged: Mapping[int, tuple[int, int, int]], m: int, n: int, k: int | None,
+    stages: int | None,
+) -> dict[str, Any]:  # fmt: skip
     """Warps of at least 16 rows of W, and as few beside each other over rows of x as their sums let."""
     if k is not None and "tile_k" not in names and k != TILE_K:
         raise KnobError(
@@ -71,8 +79,8 @@ def _knobs(spec: KernelSpec, names: set[str], m: int, n: int, k: int | None, sta
         "tile_m": m, "tile_n": n, "tile_k": k, "warps_n": warps_n, "warps_m": warps_m, "blocks_per_sm": 1,
         "stages": stages or (6 if m < 64 else 4),
     }  # fmt: skip
-    if "depth" in names and m in STAGED:
-        grain, usual, depth = STAGED[m]
+    if m in staged:
+        grain, usual, depth = staged[m]
         wanted |= {"grain": grain, "depth": depth, "stages": stages or usual}
     return {name: value for name, value in wanted.items() if name in names and value is not None}
 

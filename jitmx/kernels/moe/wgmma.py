@@ -325,7 +325,7 @@ KERNEL = Kernel(
     cases=lambda variant: cases(variant, launch, turn(variant.knobs)),
     candidates=_candidates,
     runs_on=runs_on,
-    tile=tiles.maker(SPEC),
+    tile=tiles.maker(SPEC, STAGED),
     asked=tiles.first_product,
     rarer=_RARER,
 )

@@ -145,7 +145,7 @@ KERNEL = Kernel(
     ),
     candidates=_candidates,
     runs_on=runs_on,
-    tile=tiles.maker(SPEC),
+    tile=tiles.maker(SPEC, _STAGED),
     asked=tiles.first_product,
     rarer=_RARER,
 )
