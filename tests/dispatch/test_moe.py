@@ -37,6 +37,17 @@ def set_tile(monkeypatch: pytest.MonkeyPatch, text: str, name: str = NAMES[0]) -
     settings.reload()
 
 
+@pytest.mark.parametrize(("kernel", "x_format"), [("wgmma", "bf16"), ("fused", "bf16"), ("wgmma_fp8", "fp8")])
+@pytest.mark.parametrize("tile", ["64x128", "64x192", "128x128", "128x192", "192x128", "192x192", "256x128"])
+def test_tiles_that_registers_allow_fit_with_the_stages_of_their_rows(
+    tile: str, kernel: str, x_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_MOE_KNOBS", f"kernel={kernel}")
+    set_tile(monkeypatch, tile)
+    found = layer(SM_90, 2048, x_format=x_format).variant
+    assert (found.spec.name, f"{found.knobs.tile_m}x{found.knobs.tile_n}") == (kernel, tile)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("text", "tile", "stages"),
