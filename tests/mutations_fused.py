@@ -9,27 +9,30 @@ VARIANTS = {
     "moe-fused": variant("moe", "fused", "sm_90a", **_SMALL),
     "moe-gather-tiles": variant("moe", "gather", "sm_90a", tile_m=64, tile_counters=True),
 }
-_STORED = "      if (lane == 0) add_release(args.counters + kTileCounters + item.tile, 1u);\n"
-_HIDDEN = "      store_hidden(args, sums, item, item.count, shared.y[warp / 4], warp / 4);\n      __syncwarp();\n"
+_COUNTED = "    add_release(args.counters + kTileCounters + tile, 1u);\n"
+_WAITED = "    mbarrier_wait(shared_address(shared.done + turn.stage), turn.parity());\n"
+_KNOWN = "    mbarrier_arrive(shared_address(shared.done + turn.stage));\n    if (down) continue;\n"
 
 MUTATIONS = catalogue(VARIANTS, {
     "moe-fused": (
-        ("a warp counts before its lanes have stored", "warp / 4);\n      __syncwarp();\n" + _STORED,
-         "warp / 4);\n" + _STORED),
-        ("a warp counts before it has stored",
-         _HIDDEN + _STORED, _STORED + _HIDDEN),
-        ("what a warp has stored is not released", '"red.release.gpu.global.add.u32 [%0], %1;"',
+        ("a warp has stored before its lanes have", "warp / 4);\n    __syncwarp();\n", "warp / 4);\n"),
+        ("an item is counted before h is stored", _WAITED + _COUNTED, _COUNTED),
+        ("an item is counted once the one before is stored", _WAITED + _COUNTED, _WAITED.replace("turn.parity()",
+         "turn.parity() ^ 1u") + _COUNTED),
+        ("a warp that counts may come a round late", _KNOWN, "    if (!down) mbarrier_arrive(shared_address(shared.done "
+         "+ turn.stage));\n    if (down) continue;\n"),
+        ("items of the second product are counted too", "    if (down) continue;\n", ""),
+        ("what is stored is not released", '"red.release.gpu.global.add.u32 [%0], %1;"',
          '"red.relaxed.gpu.global.add.u32 [%0], %1;"'),
-        ("what warps have stored is not acquired", '"ld.acquire.gpu.global.u32 %0, [%1];"',
+        ("what is stored is not acquired", '"ld.acquire.gpu.global.u32 %0, [%1];"',
          '"ld.relaxed.gpu.global.u32 %0, [%1];"'),
-        ("what warps have stored is known to their cluster alone", '"red.release.gpu.global.add.u32 [%0], %1;"',
+        ("what is stored is known to their cluster alone", '"red.release.gpu.global.add.u32 [%0], %1;"',
          '"red.release.cluster.global.add.u32 [%0], %1;"'),
         ("h is copied before the proxy of copies knows of it", "    if (down) async_proxy_fence();", "    "),
-        ("a row of W fewer is waited for", "< u32(across13) * kWarps) {}", "< u32(across13 - 1) * kWarps) {}"),
-        ("a warp fewer is waited for", "< u32(across13) * kWarps) {}", "< u32(across13) * kWarps - 1u) {}"),
+        ("an item fewer is waited for", "< u32(across13)) {}", "< u32(across13 - 1)) {}"),
         ("h of the tile before is waited for", "load_acquire(args.counters + kTileCounters + tile) <",
          "load_acquire(args.counters + kTileCounters + max(tile - 1, 0)) <"),
-        ("h is not waited for", "    if (count > 0 && down)\n", "    if (false)\n"),
+        ("h is not waited for", "    if (count > 0 && down)  // all", "    if (false)  // all"),
         ("two blocks take one item", "number = int(atomicAdd(args.counters + 0, 1u));",
          "number = int(*args.counters), *args.counters = u32(number + 1);"),
         ("counters are taken before they are cleared", "  wait_for_previous();\n  launch_dependents();",
@@ -65,8 +68,8 @@ MUTATIONS = catalogue(VARIANTS, {
          "u64(u32(item.place[chunk + row]) * args.hidden)"),
         ("rows of h lie where those of X do", "static_cast<const u8*>(down ? args.h : args.x) + item.rows.line(0, ",
          "static_cast<const u8*>(down ? args.h : args.x) + u32(item.rows.line(0, 0)) + kLineBytes * ("),
-        ("items of the second product are stored as those of the first", "    if (down) {\n      store_output",
-         "    if (false) {\n      store_output"),
+        ("items of the second product are stored as those of the first", "    if (down)\n      store_output",
+         "    if (false)\n      store_output"),
     ),
     "moe-gather-tiles": (
         ("no tile's counter is cleared", "blockIdx.x % kSpans == 0 && threadIdx.x == 0", "false"),

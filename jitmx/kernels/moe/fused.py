@@ -1,8 +1,8 @@
 """`moe.fused`: many rows an expert on sm_90a; both products of `moe.wgmma` in one launch.
 
-Items of the second product wait for h of their tile alone, which warps of the first count: two rounds of items that end
-with idle multiprocessors become one, and one launch has its start and its end. Results are for `moe.combine` to add up;
-unlike with two launches, they do not lie in the memory of the gathered rows.
+Items of the second product wait for h of their tile alone, of which items of the first are counted: two rounds of items
+that end with idle multiprocessors become one, and one launch has its start and its end. Results are for `moe.combine` to
+add up; unlike with two launches, they do not lie in the memory of the gathered rows.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ ARGUMENTS = Arguments(
     writes("h", "ExpertRows of intermediate columns"),
     writes("y", "[pairs, hidden], by row and slot"),
     writes(
-        "counters", "[2 + tiles], cleared by moe.gather: items that blocks have taken, one unused, by tile warps that "
-        "have stored their part of h", "unsigned int",
+        "counters", "[2 + tiles], cleared by moe.gather: items that blocks have taken, one unused, by tile items whose h is "
+        "stored", "unsigned int",
     ),
     number("alpha", "float", "of swiglu_oai"),
     number("limit", "float", "of swiglu_oai"),
@@ -179,8 +179,8 @@ def case(variant: Variant, launch: Launch, problem: MoeProblem, routing: Routing
     usual = np.setdiff1d(np.arange(hidden), ends)
     used = int((by_expert.schedule[:, 0] >= 0).sum())
     across13, across2 = (-(-n // knobs.tile_n) for n in (2 * inner, hidden))
-    stored = np.zeros(len(by_expert.schedule), np.uint32)  # by warps, of each tile that is used
-    stored[:used] = across13 * knobs.tile_n // 16
+    stored = np.zeros(len(by_expert.schedule), np.uint32)  # items of each tile that is used
+    stored[:used] = across13
 
     def check(outputs: Any) -> float:
         _, found, counters = outputs
