@@ -144,7 +144,7 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the root is a child of the node before it", "if (found.parent[h] >= 0) atomicOr", "atomicOr"),
     ),
     "tree-build": (
-        _WAIT, _SELECT[0], *_SELECT[5:8], *_PLAN[:2],
+        _WAIT, _SELECT[0], *_SELECT[5:7], *_PLAN[:2],
         ("scores of nothing are taken", "ranks[j] = score > bits_to_float(0xFF800000u) ? ranked(score, i) : 0ull;",
          "ranks[j] = i < args.candidates_each ? ranked(score, i) : 0ull;"),
         ("a score that is no number is one", "ranks[j] = score > bits_to_float(0xFF800000u) ?",

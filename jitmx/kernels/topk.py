@@ -128,10 +128,13 @@ _KINDS = (
 )  # fmt: skip
 
 
+_FULL = ("one too many", "one too many later", "all of the first stay")
+
+
 def _row(kind: str, vocab: int, knobs: SelectKnobs, generator: np.random.Generator) -> Array:
     """Values of one row."""
-    if kind.startswith("one too many"):
-        return _one_too_many(knobs, vocab, later=kind.endswith("later"))
+    if kind in _FULL:
+        return _one_too_many(knobs, vocab, kind)
     row = generator.standard_normal(vocab) * 4
     at = np.arange(vocab)
     match kind:
@@ -155,11 +158,12 @@ def _row(kind: str, vocab: int, knobs: SelectKnobs, generator: np.random.Generat
     return row
 
 
-def _one_too_many(knobs: SelectKnobs, vocab: int, later: bool) -> Array:
+def _one_too_many(knobs: SelectKnobs, vocab: int, kind: str) -> Array:
     """A row of which one value more than the list holds reaches the threshold: in the first round, or in a later one.
 
     Groups are those of topk/selection.cuh: MAX_K of them have large values, and the least of their largest is the first
-    threshold. Later threads have larger ones, so that what finds no room is among the k.
+    threshold. Later threads have larger ones, so that what finds no room is among the k; or all others of the first
+    round stay among them.
     """
     width = 16 // _SIZES[knobs.dtype]
     thread = np.arange(vocab) // width % knobs.block
@@ -168,9 +172,9 @@ def _one_too_many(knobs: SelectKnobs, vocab: int, later: bool) -> Array:
     first = np.arange(vocab) < knobs.block * knobs.vectors * width
     row = np.zeros(vocab)
     lone = [int(np.flatnonzero(first & (group == g))[0]) for g in range(MAX_K)]
-    row[lone] = 1 if later else 2
+    row[lone] = dict(zip(_FULL, (2, 1, 1000), strict=True))[kind]
     row[lone[0]] = 1
-    rest = np.flatnonzero(~first if later else first & (group > 0) & (group < MAX_K) & (row == 0))
+    rest = np.flatnonzero(first & (group > 0) & (group < MAX_K) & (row == 0) if kind == _FULL[0] else ~first)
     rest = rest[np.argsort(thread[rest], kind="stable")][MAX_K - 1 - min(knobs.block, 512) :]
     row[rest] = 3 + np.arange(len(rest)) // 4
     return row
@@ -217,8 +221,10 @@ def _case(
         "stride": vocab + padding, **numbers,
     }  # fmt: skip
     if geometry.workspace:
-        values["workspace"] = Buffer(np.zeros(geometry.workspace, np.uint8), scratch=True)
-
+        # Counters are zero; ranks are what another call left.
+        workspace = np.full(geometry.workspace, 255, np.uint8)
+        workspace[: 16 * rows] = 0
+        values["workspace"] = Buffer(workspace, scratch=True)
     return Case(
         name=f"{k} of [{rows}, {vocab}] by {1 << numbers['shift']} blocks a row",
         launch=geometry,
@@ -253,7 +259,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
     longer = shares * (2 * whole + max(3000 - whole, 0)) - 3 * width + 1
     yield _case(variant, rows, longer, MAX_K, 3, multiprocessors=1, seed=3)
     yield _case(variant, ("crowd", "flat"), whole - 5, 33, 1, multiprocessors=1, seed=4)
-    full = ("one too many", "one too many later") * max(_RESIDENT // knobs.block // 2, 1)
+    full = (*_FULL[:2] * max(_RESIDENT // knobs.block // 2, 1), _FULL[2])
     yield _case(variant, full, whole + min(whole, 1024), MAX_K, 0, multiprocessors=1, seed=7)
     if knobs.parts > 1:
         for seed, parts, k, kind in ((5, min(knobs.parts, 4), MAX_K, "ascending"), (6, 2, 5, "few values")):

@@ -77,13 +77,14 @@ def beams(batch: int, width: int, depth: int, generator: np.random.Generator) ->
 
 def _case(
     batch: int, width: int, depth: int, nodes: int, levels: int, wide: int, seed: int, *, spoiled: bool = False,
-    placed: bool = True, flat: int = 0, edges: bool = False,
+    placed: bool = True, flat: int = 0, edges: bool = False, led: int = 0,
 ) -> Case:  # fmt: skip
     """Candidates of a draft.
 
     Args:
         spoiled: some have no score, and some one above that of their parent, or a parent behind them.
         flat: candidates of the root alone, whose scores are the same but for those of one thread in four.
+        led: of these the best by far, fewer than there are nodes.
         edges: of these the best are the first and the last that all threads take at once, and some between.
     """
     generator = np.random.default_rng(seed)
@@ -91,6 +92,7 @@ def _case(
     if flat:
         scores = np.full((batch, flat), -2, np.float32)
         scores[:, np.arange(flat) % 256 < 64] = -1
+        scores[:, 3 * np.arange(led)] = 5 + np.arange(led)
         parents = np.full((batch, flat), -1, np.int32)
     if edges:
         first = np.arange(0, flat, 256)
@@ -142,6 +144,7 @@ def cases(variant: Variant) -> Iterator[Case]:
     yield _case(1, 1, 1, 2, 2, 4, 4)
     yield _case(1, 1, 1, 40, 2, 2, 5, flat=4096)
     yield _case(1, 1, 1, 49, 2, 2, 6, flat=4096, edges=True)
+    yield _case(1, 1, 1, 40, 2, 2, 7, flat=4096, led=20)
     yield _far()
 
 
