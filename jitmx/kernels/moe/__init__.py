@@ -86,10 +86,11 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> tuple[s
         name = "gather_fp8"
     elif problem.product == "both":
         name = "fused"
-    elif whole := in_one_launch(problem, arch, multiprocessors):
-        name = whole
-    elif wgmma.serves_best(problem, arch) and "wgmma" in FAMILY.serving(problem, arch):
-        name = "wgmma"
+    else:
+        whole = in_one_launch(problem, arch, multiprocessors)
+        name = whole or name
+        if wgmma.serves_best(problem, arch, whole is not None) and "wgmma" in FAMILY.serving(problem, arch):
+            name = "fused" if problem.product == "layer" else "wgmma"
     return name, FAMILY.tuned(problem, arch, multiprocessors, name)
 
 

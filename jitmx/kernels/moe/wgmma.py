@@ -33,10 +33,12 @@ from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, Variant, knob
 from jitmx.registry.tensor_map import TensorMap
 
-# Rows of an expert, on average, from which decoding a weight once for all of them takes less than the other kernel's
-# products: on an H200 529 us with 4 rows and 556 with 8, where moe.grouped takes 531 and 611. Up to the second, tiles
-# of 64 rows are quicker; up to the third, of 128.
-MANY_ROWS, FEW_ROWS, _SOME_ROWS = 5, 48, 160
+# Rows of an expert, on average, from which decoding a weight once for all of them takes less: than moe.grouped (on an
+# H200 1475 us with 2.3 of DeepSeek-V3's where that takes 1500, 1667 with 4.1 and 1915), and than one launch for a layer
+# (475 us with 3.2 of gpt-oss-120b's where that takes 475, 493 with 4.1 and 506). Up to FEW_ROWS, tiles of 64 rows are
+# quicker; up to _SOME_ROWS, of 128.
+LEAST_ROWS, MANY_ROWS = 2, 4
+FEW_ROWS, _SOME_ROWS = 48, 160
 _TILES_N = (192, 256, 128)
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
@@ -227,9 +229,14 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
     return {"product": product, "activation": activation, **problem.pick("bias", "encoding", "scale_range")}
 
 
-def serves_best(problem: MoeProblem, arch: Arch) -> bool:
-    """Whether this kernel is the choice for a product: many rows an expert, where it runs at all."""
-    return runs_on(arch) and problem.rows_an_expert >= MANY_ROWS and problem.scale_range == "normal"
+def serves_best(problem: MoeProblem, arch: Arch, in_one_launch: bool) -> bool:
+    """Whether products by wgmma are the choice: enough rows an expert, where they run at all.
+
+    Args:
+        in_one_launch: whether a kernel could make the layer in one launch.
+    """
+    least = MANY_ROWS if in_one_launch else LEAST_ROWS
+    return runs_on(arch) and problem.rows_an_expert >= least and problem.scale_range == "normal"
 
 
 def _rows_in_turn(problem: MoeProblem, tile_m: int, tile_n: int, multiprocessors: int) -> int:
