@@ -91,14 +91,20 @@ def test_a_layer_from_logits_is_that_of_torch_topk_and_softmax(m: int, card: Sim
 
 @pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize("mapped", [False, True])
-def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(mapped: bool, card: Simulated) -> None:
+@pytest.mark.parametrize("kernel", ["wgmma", None])
+def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(
+    kernel: str | None, mapped: bool, card: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel:
+        with_kernel(kernel, monkeypatch)
     layer = Layer(3, 96, 160, encoding="swizzle")
     to = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if mapped else None
     x, logits = layer.x(100), scores(100, 4 if mapped else 3)
     chosen, ids = logits.topk(2)
     weights = chosen.softmax(-1).contiguous()
     y = layer(x, (ids.int(), weights), expert_map=to)
-    assert card.kernels == ["routing.sort", "moe.gather", "moe.wgmma", "moe.wgmma", "moe.combine"]
+    products = ["moe.fused"] if kernel is None else ["moe.wgmma", "moe.wgmma"]
+    assert card.kernels == ["routing.sort", "moe.gather", *products, "moe.combine"]
     assert error(y, layer.wanted(x, ids if to is None else to[ids], weights)) <= GATE
 
 
@@ -112,6 +118,7 @@ def test_both_products_in_one_launch_have_the_bits_of_two(
     x, logits = layer.x(100), scores(100, 4 if mapped else 3)
     chosen, ids = logits.topk(2)
     routing = ids.int(), chosen.softmax(-1).contiguous()
+    with_kernel("wgmma", monkeypatch)
     two = layer(x, routing, expert_map=to, residual=x)
     with_kernel("fused", monkeypatch)
     y = layer(x, routing, expert_map=to, residual=x)

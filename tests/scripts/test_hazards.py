@@ -185,7 +185,7 @@ def test_no_ring_turns_in_the_smallest_case_of_moe_decode() -> None:
     assert 1 < rows + 1 <= way.knobs.stages  # of a block, and the step that ends them
 
 
-WGMMA = ("moe.wgmma", "moe.wgmma-activation", "moe.wgmma_fp8", "moe.wgmma_fp8-activation")
+WGMMA = ("moe.fused", "moe.wgmma", "moe.wgmma_fp8", "moe.wgmma_fp8-activation")
 
 
 @pytest.mark.parametrize("way", WGMMA)
@@ -197,4 +197,6 @@ def test_no_place_of_an_item_is_taken_twice_in_the_smallest_case_of_moe_wgmma(wa
     ((variant, case),) = launches.chosen(arch.parse("sm_90a"), [way], smallest=True)
     shape = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", case.name)}
     assert shape["rows"] * shape["top"] <= variant.knobs.tile_m and shape["experts"] == 1  # a tile of rows
-    assert 1 < -(-shape["n"] // variant.knobs.tile_n) + 1 <= wgmma._ITEMS  # with the item that ends a block
+    sizes = [shape["n"]] if "n" in shape else [2 * shape["intermediate"], shape["hidden"]]
+    items = sum(-(-n // variant.knobs.tile_n) for n in sizes)
+    assert 1 < items + 1 <= wgmma._ITEMS  # with the item that ends a block

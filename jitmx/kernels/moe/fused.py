@@ -229,6 +229,7 @@ def cases(variant: Variant) -> Iterator[Case]:
             (ids, len(counts), 32, knobs.tile_n // 2 + 64, 2),  # more items than are known at once
             (ids, len(counts), 3 * turn - TILE_K - 32, 96, 3),
             (lone - 1, 2, 64, 64, 2),  # of no row
+            (lone, 1, 64, 64, 1),  # an item of each product, and no place of one taken twice
             (one, 40, 64, 32, 2),  # of more tiles that are not used than a warp has lanes
             (full, 1, 64, knobs.tile_n, 3),  # a block waits for both others, every warp of which stores
             (lone, 1, 64, 3 * turn - TILE_K - 32, 1),

@@ -320,6 +320,7 @@ def cases(
 
 
 _RARER: tuple[dict[str, Any], ...] = (
+    {"tile_m": 64, "grain": 8, "stages": 3, "depth": 4},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 2, "activation": "silu", "bias": False},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "bias": False},
 )  # fmt: skip

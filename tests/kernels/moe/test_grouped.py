@@ -265,6 +265,6 @@ def test_few_rows_go_by_expert_where_one_launch_has_no_room(layer: tuple[int, in
             kinds.add(variant.spec.name)
     # A table may know better than the heuristic for one row.
     large = ["stream", "token"] if chip.shared_bytes >= 200 << 10 else []
-    assert kinds <= {"decode", "grouped", *large, *(["wgmma"] if "wgmma" in chip.features else [])}
+    assert kinds <= {"decode", "grouped", *large, *(["fused"] if "wgmma" in chip.features else [])}
     if chip.shared_bytes <= 101_376:  # some rows go by expert, too, where experts have many
         assert kinds == {"grouped"} if intermediate > 10_000 else "decode" in kinds

@@ -54,17 +54,19 @@ def test_gpt_oss_120b_takes_up_to_64_rows_in_one_launch_with_what_was_tuned(targ
 @pytest.mark.parametrize(
     ("rows", "shape", "kernel"),
     [
-        (64, EIGHT, "wgmma"),  # 16 rows an expert
-        (16, EIGHT, "grouped"),  # 4, but two rows an item is what shared memory holds
+        (64, EIGHT, "fused"),  # 16 rows an expert
+        (8, EIGHT, "fused"),  # 2, and two rows an item is what shared memory holds
         (4, EIGHT, "stream"),
-        (64, {"experts": 32}, "wgmma"),  # 8
-        (32, {"experts": 32}, "stream"),
-        (64, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
-        (256, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "wgmma"),
-        (64, {"experts": 256, "top": 8, "hidden": 7168, "intermediate": 2048}, "grouped"),
-        (128, {}, "stream"),  # 512 pairs
-        (129, {}, "grouped"),
-        (384, {}, "wgmma"),
+        (64, {"experts": 32}, "fused"),  # 8
+        (33, {"experts": 32}, "fused"),
+        (32, {"experts": 32}, "stream"),  # by a table
+        (64, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "fused"),
+        (48, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "stream"),
+        (256, {"experts": 128, "top": 8, "hidden": 2048, "intermediate": 768}, "fused"),
+        (64, {"experts": 256, "top": 8, "hidden": 7168, "intermediate": 2048}, "fused"),
+        (125, {}, "stream"),
+        (126, {}, "fused"),  # 4
+        (384, {}, "fused"),
         (64, EIGHT | {"scale_range": "full"}, "grouped"),
         (64, {"experts": 513, "top": 8, "hidden": 4096, "intermediate": 14336}, "stream"),  # lists have 512 at most
     ],
@@ -72,9 +74,9 @@ def test_gpt_oss_120b_takes_up_to_64_rows_in_one_launch_with_what_was_tuned(targ
 def test_experts_of_many_rows_read_their_weights_once(rows: int, shape: dict[str, Any], kernel: str) -> None:
     found = choose("moe", MoeProblem(rows, **shape), HOPPER)
     assert found.variant.spec.name == kernel
-    if kernel in ("grouped", "wgmma"):  # with the launches that go with it
+    if kernel in ("grouped", "fused"):  # with the launches that go with it
         names = [one.variant.spec.name for one in companions(found)]
-        assert names[-2:] == [kernel, "combine"] and ("gather" in names) == (kernel == "wgmma")
+        assert names[1:] == (["gather", "combine"] if kernel == "fused" else ["grouped", "combine"])
 
 
 @given(

@@ -24,6 +24,7 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import MOST_READS, MoeProblem, layer
 from jitmx.kernels.moe.arguments import GATE, Routing, make_case
 from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, held_rows, most_items, shared_bytes
+from jitmx.kernels.moe.wgmma import MANY_ROWS
 from jitmx.kernels.routing.knobs import MAX_EXPERTS
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
@@ -300,6 +301,7 @@ def test_a_layer_in_one_launch_fits_shared_memory_and_goes_to_stream_where_that_
         # Chosen for no more multiprocessors than a check of the knobs assumes, and where weights are read about once.
         fits = FAMILY.launch(usual, problem, min(count, target.multiprocessors)).shared_bytes <= target.shared_bytes
         once = problem.experts > MAX_EXPERTS or layer.reads(problem, knobs["columns"]) <= MOST_READS
+        once &= not ("fused" in FAMILY.serving(problem, target) and problem.rows_an_expert >= MANY_ROWS)
         assert (chosen.spec is SPEC) == (fits and once and target in LARGE)
 
 
@@ -315,8 +317,9 @@ def test_layers_of_known_models_are_served_where_blocks_have_much_shared_memory(
     measured = target == HOPPER and model == "gpt-oss-120b"  # by a table
     if target in LARGE and m > 1 and not measured:
         columns = FAMILY.tuned(problem, target, target.multiprocessors, "stream")["columns"]
-        if layer.reads(problem, columns) > MOST_READS:
-            assert chosen.spec.name in ("grouped", "wgmma")
+        if layer.reads(problem, columns) > MOST_READS or chosen.spec.name == "fused":
+            assert chosen.spec.name == ("fused" if "wgmma" in target.features else "grouped")
+            assert problem.rows_an_expert >= (MANY_ROWS if layer.reads(problem, columns) <= MOST_READS else 2)
             return
     assert measured or (chosen.spec.name == ("token" if m == 1 else "stream")) == (target in LARGE)
     if target in LARGE and not measured and m > 1:

@@ -79,11 +79,11 @@ def test_all_launches_of_a_layer_take_the_same_tiles_of_rows(problem: MoeProblem
 @pytest.mark.parametrize(
     ("target", "problem", "kernel"),
     [
-        ("sm_90", {"m": 160}, "wgmma"),
-        ("sm_90", {"m": 156}, "grouped"),
-        ("sm_90", {"m": 8192, "product": "layer"}, "wgmma"),
+        ("sm_90", {"m": 56}, "wgmma"),
+        ("sm_90", {"m": 48}, "grouped"),
+        ("sm_90", {"m": 8192, "product": "layer"}, "fused"),
         ("sm_90", {"m": 65, "experts": 8}, "wgmma"),
-        ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "wgmma"),
+        ("sm_90", {"m": 64, "experts": 8, "product": "layer"}, "fused"),
         ("sm_90", {"m": 64, "product": "layer"}, "stream"),
         ("sm_90", {"m": 8192, "scale_range": "full"}, "grouped"),
         ("sm_80", {"m": 8192}, "grouped"),
