@@ -19,8 +19,8 @@ MUTATIONS = catalogue(VARIANTS, {
         ("an item is counted before h is stored", _WAITED + _COUNTED, _COUNTED),
         ("an item is counted once the one before is stored", _WAITED + _COUNTED, _WAITED.replace("turn.parity()",
          "turn.parity() ^ 1u") + _COUNTED),
-        ("a warp that counts may come a round late", _KNOWN, "    if (!down) mbarrier_arrive(shared_address(shared.done "
-         "+ turn.stage));\n    if (down) continue;\n"),
+        ("a warp that counts may come a round late", _KNOWN, "    if (!down) mbarrier_arrive(shared_address(shared."
+         "done + turn.stage));\n    if (down) continue;\n"),
         ("items of the second product are counted too", "    if (down) continue;\n", ""),
         ("what is stored is not released", '"red.release.gpu.global.add.u32 [%0], %1;"',
          '"red.relaxed.gpu.global.add.u32 [%0], %1;"'),

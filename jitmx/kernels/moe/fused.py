@@ -1,8 +1,8 @@
 """`moe.fused`: many rows an expert on sm_90a; both products of `moe.wgmma` in one launch.
 
 Items of the second product wait for h of their tile alone, of which items of the first are counted: two rounds of items
-that end with idle multiprocessors become one, and one launch has its start and its end. Results are for `moe.combine` to
-add up; unlike with two launches, they do not lie in the memory of the gathered rows.
+that end with idle multiprocessors become one, and one launch has its start and its end. Results are for `moe.combine`
+to add up; unlike with two launches, they do not lie in the memory of the gathered rows.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ ARGUMENTS = Arguments(
     writes("h", "ExpertRows of intermediate columns"),
     writes("y", "[pairs, hidden], by row and slot"),
     writes(
-        "counters", "[2 + tiles], cleared by moe.gather: items that blocks have taken, one unused, by tile items whose h is "
-        "stored", "unsigned int",
+        "counters", "[2 + tiles], cleared by moe.gather: items that blocks have taken, one unused, by tile items whose "
+        "h is stored", "unsigned int",
     ),
     number("alpha", "float", "of swiglu_oai"),
     number("limit", "float", "of swiglu_oai"),
