@@ -77,19 +77,19 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     kinds = {tuple(name.split(".")[:2]) for name in names(LAYER)}
     assert kinds == {
         ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "stream"),
-        ("moe", "token"), ("moe", "grouped"), ("moe", "gather"), ("moe", "wgmma"), ("moe", "combine"),
+        ("moe", "token"), ("moe", "gather"), ("moe", "fused"), ("moe", "combine"),
     }  # fmt: skip
     for routing, first in (("hidden", "route"), ("logits", "topk")):
         few = names(replace(LAYER, rows=64, routing=routing))
         assert {name.split(".")[1] for name in few} == {first, "stream", "token"}
     assert {name.split(".")[1] for name in names(replace(LAYER, routing="ids"))} == {
-        "sort", "stream", "token", "grouped", "gather", "wgmma", "combine"
+        "sort", "stream", "token", "gather", "fused", "combine"
     }  # fmt: skip
     scaled = names(replace(LAYER, arch="sm_121a", encoding="nibble", rows=64, x_format="mxfp8"))
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
     rounded = replace(LAYER, encoding="nibble", x_format="fp8")  # few rows an expert are not
     assert {name.split(".")[1] for name in names(rounded)} == {
-        "route", "topk", "sort", "token", "stream", "grouped", "gather", "wgmma", "gather_fp8", "wgmma_fp8", "combine"
+        "route", "topk", "sort", "token", "stream", "gather", "fused", "gather_fp8", "wgmma_fp8", "combine"
     }  # fmt: skip
     mapped = replace(LAYER, local=64, mapped=True, routing="ids")
     assert all("mapped" in name for name in names(mapped) if ".sort" in name)
