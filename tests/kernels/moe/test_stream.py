@@ -24,7 +24,7 @@ from jitmx.kernels.linear.layout import TILE_K
 from jitmx.kernels.moe import MOST_READS, MoeProblem, layer
 from jitmx.kernels.moe.arguments import GATE, Routing, make_case
 from jitmx.kernels.moe.stream import COLUMNS, HANDSHAKES, KERNEL, SCALINGS, SPEC, held_rows, most_items, shared_bytes
-from jitmx.kernels.moe.wgmma import MANY_ROWS
+from jitmx.kernels.moe.wgmma import LEAST_ROWS, MANY_ROWS
 from jitmx.kernels.routing.knobs import MAX_EXPERTS
 from jitmx.registry.case import Case
 from jitmx.registry.render import render
@@ -319,7 +319,7 @@ def test_layers_of_known_models_are_served_where_blocks_have_much_shared_memory(
         columns = FAMILY.tuned(problem, target, target.multiprocessors, "stream")["columns"]
         if layer.reads(problem, columns) > MOST_READS or chosen.spec.name == "fused":
             assert chosen.spec.name == ("fused" if "wgmma" in target.features else "grouped")
-            assert problem.rows_an_expert >= (MANY_ROWS if layer.reads(problem, columns) <= MOST_READS else 2)
+            assert problem.rows_an_expert >= (MANY_ROWS if layer.reads(problem, columns) <= MOST_READS else LEAST_ROWS)
             return
     assert measured or (chosen.spec.name == ("token" if m == 1 else "stream")) == (target in LARGE)
     if target in LARGE and not measured and m > 1:
