@@ -19,6 +19,16 @@ from jitmx.serving.linear import Packer
 from jitmx.serving.needed import Needed, chosen
 from jitmx.serving.rounded_inputs import x_format_of
 
+_ROUTED_ROWS = 512
+
+
+def routed_rows(arch: Arch) -> int:
+    """Tokens up to which a router's product and the choice are one launch; of more, the product is a library's.
+
+    On an H200 it takes half of what cuBLAS, which splits k, and a top-k behind it take; elsewhere that is not measured.
+    """
+    return _ROUTED_ROWS if "wgmma" in arch.features else FEW_TOKENS
+
 
 @dataclass(frozen=True)
 class Experts(Needed):
@@ -72,14 +82,14 @@ class Experts(Needed):
             else:
                 yield Launch(choice)
                 chooses = chooses or reads(choice.variant) != "ids"
-        for problem in () if chooses else self._routing(m, tile):
+        for problem in () if chooses else self._routing(m, tile, routed_rows(arch)):
             yield chosen("routing", problem, arch, multiprocessors)
 
-    def _routing(self, m: int, tile: int) -> Iterator[RoutingProblem]:
+    def _routing(self, m: int, tile: int, routed: int) -> Iterator[RoutingProblem]:
         """The launches that choose experts for m tokens, and list the tokens of each in tiles."""
         mapped = self.mapped and tile > 0
         given = RoutingProblem(m, self.experts, self.top, 8, scoring=self.scoring)
-        if self.routing == "logits" or (self.routing == "hidden" and m > FEW_TOKENS):
+        if self.routing == "logits" or (self.routing == "hidden" and m > routed):
             yield from parts(replace(given, source="logits", mapped=mapped, tile=tile))
             return
         if self.routing == "hidden":

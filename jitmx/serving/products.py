@@ -15,7 +15,6 @@ from jitmx import settings
 from jitmx.arch import Arch
 from jitmx.kernels.linear import LinearProblem
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
-from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.ops import custom, moe
 from jitmx.ops import linear as product
 from jitmx.ops.linear import compose, operand
@@ -28,6 +27,7 @@ from jitmx.ops.routing import calls as routing_calls
 from jitmx.runtime import card
 from jitmx.serving import linear as linear_kernels
 from jitmx.serving import rounded_inputs
+from jitmx.serving.experts import routed_rows
 
 
 def run_linear(
@@ -143,7 +143,7 @@ def run_experts(
     weights: torch.Tensor | None = None
     fuses = 0 < x.shape[0] <= linear_kernels.NORMED_ROWS
     seen = x if fuses else compose.rms_norm(x, norm, epsilon)
-    if 0 < x.shape[0] <= FEW_TOKENS:
+    if 0 < x.shape[0] <= routed_rows(card.arch(x.get_device())):
         found = routing_calls.run_route(
             seen, router, router_bias, norm if fuses else None, None, top, scoring, epsilon, None, None,
             normalized=fuses,

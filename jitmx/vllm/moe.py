@@ -17,10 +17,9 @@ from jitmx import formats
 from jitmx.arch import Arch
 from jitmx.errors import InputError
 from jitmx.kernels.linear.layout import NORMAL_SCALES, preferred_encoding
-from jitmx.kernels.routing.problem import FEW_TOKENS
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.experts import PackedExperts
-from jitmx.serving.experts import Experts, of_experts
+from jitmx.serving.experts import Experts, of_experts, routed_rows
 from jitmx.serving.linear import Packer
 from jitmx.serving.rounded_inputs import x_format_of
 from jitmx.vllm import ahead, compiled, facts, monitor, warmup
@@ -193,7 +192,7 @@ class JitmxMoEMethod(GptOssMxfp4MoEMethod):  # type: ignore[misc]
         gate = self.gate
         if gate is None:
             return self._serve(layer, x, router_logits.contiguous(), scoring)
-        if x.shape[0] > FEW_TOKENS:  # a product for tensor cores
+        if x.shape[0] > routed_rows(_arch()):  # a product for tensor cores
             return self._serve(layer, x, gate.logits(x), scoring)
         return self._serve(layer, x, jitmx.route(x, gate.weight, gate.bias, k=layer.top_k, scoring=scoring), scoring)
 

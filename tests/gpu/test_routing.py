@@ -67,7 +67,7 @@ def check_choice(found: Routing, logits: np.ndarray, k: int, scoring: str = "sof
     return error
 
 
-@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 64, 65, 300, 2049])
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 64, 65, 97, 200, 300, 2049])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_choice_and_the_lists_are_right_at_every_number_of_tokens(shape: str, m: int, evidence: Evidence) -> None:
     experts, k, h = SHAPES[shape]

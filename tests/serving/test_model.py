@@ -20,7 +20,7 @@ from jitmx.kernels.moe import MoeProblem, tiles
 from jitmx.kernels.moe.problem import X_FORMATS
 from jitmx.models import GPT_OSS_120B, NAMED
 from jitmx.registry import spec
-from jitmx.serving.experts import Experts
+from jitmx.serving.experts import Experts, routed_rows
 from jitmx.serving.linear import Linear, Packer, Quantizer
 from jitmx.serving.model import of_model
 from jitmx.serving.needed import Needed, variants
@@ -207,3 +207,16 @@ def test_a_choice_without_experts_or_for_stock_kernels_asks_for_none() -> None:
         assert [type(item) for item in found] == [Quantizer, Packer] + [Linear] * 3
     assert of_model(GPT_OSS_120B, target, {}, tokens=64) == []
     assert len(of_model(GPT_OSS_120B, target, requested({"mxfp4_layers": "all"}).served(), tokens=64)) == 6
+
+
+@pytest.mark.parametrize(("target", "rows"), [("sm_90a", 512), ("sm_121a", 64), ("sm_80", 64)])
+def test_of_few_tokens_the_routers_product_and_the_choice_are_one_launch(target: str, rows: int) -> None:
+    arch = arches.parse(target)
+    layer = Experts(
+        target, None, 4096, 128, 128, False, 4, 2880, 2880, True, "rotated", "normal", "softmax_topk", "hidden", True
+    )
+    assert routed_rows(arch) == rows
+    for m, own in ((1, True), (65, rows > 64), (rows, True), (rows + 1, False)):
+        names = {launch.choice.variant.spec.name for launch in layer.made(m, arch, arch.multiprocessors)}
+        assert ("topk" in names) is not own, m
+        assert bool(names & {"route", "many"}) is own, m

@@ -231,7 +231,7 @@ def test_many_tokens_are_normalised_once_and_take_the_kernels_that_they_would_al
     assert seen == ["norm.rms", qkv, o, "norm.rms", *experts] * 2
     assert qkv.startswith("linear.") and "norm" not in " ".join((qkv, o, *experts))
     assert [name for name in seen if "pair" in name] == [o, "moe.combine+pair"] * 2
-    assert experts[0] == "routing.topk" and experts[-1] == "moe.combine+pair"
+    assert experts[0] == "routing.route" and experts[-1] == "moe.combine+pair"
     assert error(found, wanted) < 0.03
 
 
@@ -252,6 +252,7 @@ def test_blocks_compile_whole_for_any_number_of_tokens(
     monkeypatch.setattr(products.moe, "run", lambda x, *rest: calls.append((len(x), rest[-1].dim())) or rest[-1] * 2)
     with simulated_card.on_cpu("sm_90a"):
         first, last = build(host).model.layers
+    monkeypatch.setattr(products.card, "arch", lambda device: arch.parse("sm_90a"))
 
     def both(x: torch.Tensor, positions: torch.Tensor) -> Any:
         return last(*shuffled(first(x, positions, None), positions))

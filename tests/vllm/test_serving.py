@@ -98,7 +98,7 @@ def test_ranks_with_some_of_the_experts_add_up_to_the_layer(
 
 
 def test_many_tokens_give_the_experts_logits(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, seen = host.build(load=True), hidden(65), []
+    model, x, seen = host.build(load=True), hidden(513), []
 
     def moe(x: torch.Tensor, routing: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         seen.append((routing, options))
