@@ -69,7 +69,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         if format not in WEIGHTS:
             raise InputError(f"format={format!r} is not one of {', '.join(WEIGHTS)}")
         self.in_features, self.out_features = in_features, out_features
-        self.format, self.encoding, self.scale_range = format, "swizzle", "normal"
+        self.format, self.encoding, self.scale_range = format, "rotated", "normal"
         rows, tiles = packed_tiles(out_features, in_features)
         lanes = (32, 4) if format == "mxfp4" else (2, 32, 4)
         ones = int.from_bytes(bytes([formats.SCALE_ONE] * 4), "little")
@@ -169,7 +169,7 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         ):
             raise InputError(
                 f"the state dict says {state!r} of how its weight is packed, which is nothing that jitmx packs",
-                "save a state dict of a module of jitmx",
+                "save a state dict of a module that this jitmx packed",
             )
         self.encoding, self.scale_range = found["encoding"], found["scale_range"]
         self._changed()

@@ -9,7 +9,7 @@ DENSE = {"groups": 2, "tile_m": 32, "stages": 2, "ring": 2}
 VARIANTS = {
     "gather-fp8": variant("moe", "gather_fp8", "sm_90a", tile_m=64, rows=8, warps=4),
     "fp8-up": variant("moe", "wgmma_fp8", "sm_90a", encoding="nibble", depth=4, **SMALL),
-    "fp8-swizzle": variant("moe", "wgmma_fp8", "sm_90a", encoding="swizzle", **SMALL),
+    "fp8-rotated": variant("moe", "wgmma_fp8", "sm_90a", encoding="rotated", **SMALL),
     "fp8-silu": variant("moe", "wgmma_fp8", "sm_90a", encoding="nibble", activation="silu", **SMALL),
     "fp8-down": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", **SMALL),
     "fp8-wide": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", rows="wide", **SMALL),
@@ -69,10 +69,10 @@ MUTATIONS = catalogue(VARIANTS, {
         ("the last line keeps what lay there", "rest < 8; rest += 2", "rest < 8 - 2; rest += 2"),
         ("h may overflow", "(limit + 1.f) * fmaxf", "limit * fmaxf"),
     ),
-    "fp8-swizzle": (
-        ("pair 2 is taken for pair 3", "codes |= w << 8 & 0x07000700u;", "codes |= w >> 1 & 0x07000700u;"),
-        ("signs of pairs 2 and 3 change places", "permute(w << 1, w << 2, 0xFBD9u)",
-         "permute(w << 2, w << 1, 0xFBD9u)"),
+    "fp8-rotated": (
+        ("pair 2 is taken for pair 3", "__funnelshift_l(w, w, 12)", "__funnelshift_l(w, w, 16)"),
+        ("signs of pairs 2 and 3 change places", "permute(p[2], p[3], 0xFBD9u)",
+         "permute(p[3], p[2], 0xFBD9u)"),
         ("signs of odd k are those of even k", "permute(first, second, 0x7632u)", "permute(first, second, 0x5410u)"),
     ),
     "fp8-silu": (

@@ -56,7 +56,7 @@ VARIANTS = {
         warps_n=4, warps_m=1, split_k=3, bias=True,
     ),
     "more-twin": variant(
-        "linear", "scaled", "sm_80", encoding="swizzle", activation="mxfp4", atom="twin", residual=True, pdl=False,
+        "linear", "scaled", "sm_80", encoding="rotated", activation="mxfp4", atom="twin", residual=True, pdl=False,
     ),
     "more-splitk": variant(
         "linear", "splitk", "sm_90a", groups=2, tile_m=16, chunk=2, ring=2, split_k=3, bias=True, residual="pair",

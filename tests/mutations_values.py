@@ -24,17 +24,17 @@ VARIANTS = {
     "values-tile": variant("linear", "tile", "sm_121a", bias=True, **_TILE),
     "values-tile-mxfp8": variant("linear", "tile", "sm_121a", weight="mxfp8", **_TILE),
     "values-scaled": variant(
-        "linear", "scaled", "sm_80", bias=True, encoding="swizzle", tile_n=64, tile_m=16, pdl=False
+        "linear", "scaled", "sm_80", bias=True, encoding="rotated", tile_n=64, tile_m=16, pdl=False
     ),
     "values-scaled-mxfp4": variant(
-        "linear", "scaled", "sm_80", bias=True, encoding="swizzle", activation="mxfp4", tile_n=64, tile_m=16, pdl=False
+        "linear", "scaled", "sm_80", bias=True, encoding="rotated", activation="mxfp4", tile_n=64, tile_m=16, pdl=False
     ),
     "values-decode": variant("moe", "decode", "sm_121a", columns=2, encoding="nibble"),
     "values-decode-silu": variant("moe", "decode", "sm_121a", columns=2, encoding="nibble", activation="silu"),
     "values-grouped": variant("moe", "grouped", "sm_121a", **_TILE),
     "values-grouped-relu2": variant("moe", "grouped", "sm_121a", activation="relu2", weight_on="input", **_TILE),
     "values-grouped-down": variant("moe", "grouped", "sm_121a", product="down", **_TILE),
-    "values-moe-scaled": variant("moe", "scaled", "sm_80", encoding="swizzle", tile_m=8, pdl=False),
+    "values-moe-scaled": variant("moe", "scaled", "sm_80", encoding="rotated", tile_m=8, pdl=False),
     "values-token": variant("moe", "token", "sm_90a", hidden_blocks=5, inner_blocks=3, warps=4, chunk=3),
     "values-moe-stream": variant("moe", "stream", "sm_90a", columns=2, warps=4, chunk=3),
     "values-moe-wgmma": variant("moe", "wgmma", "sm_90a", tile_m=128, grain=16, tile_n=128, stages=2, depth=2),

@@ -44,7 +44,7 @@ SMALL_LAYERS = st.builds(
     intermediate=_SIZES,
     activation=st.sampled_from(["swiglu_oai", "silu"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
 
@@ -58,7 +58,7 @@ def linear_problems(max_rows: int) -> st.SearchStrategy[LinearProblem]:
         k=st.integers(1, 512).map(lambda blocks: 32 * blocks),
         bias=st.booleans(),
         residual=st.sampled_from(RESIDUALS),
-        encoding=st.sampled_from(["swizzle", "nibble"]),
+        encoding=st.sampled_from(["rotated", "nibble"]),
     )
 
 

@@ -60,13 +60,13 @@ class PackKnobs(Knobs):
     """Compile-time choices of `pack.pack`."""
 
     format: str = knob("mxfp4", choices=WEIGHTS, doc="element format")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
+    encoding: str = knob("rotated", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
     block: int = knob(256, choices=(256, 512), doc="threads a block")
 
 
 def _check(knobs: PackKnobs, arch: Arch) -> None:
-    if knobs.format != "mxfp4" and knobs.encoding != "swizzle":
-        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 words; {knobs.format} has one layout: 'swizzle'")
+    if knobs.format != "mxfp4" and knobs.encoding != "rotated":
+        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 words; {knobs.format} has one layout: 'rotated'")
 
 
 PACK = KernelSpec(
@@ -272,7 +272,7 @@ class PackProblem(Problem):
     """One weight to be packed; its shape makes no difference to the kernel."""
 
     format: str = knob("mxfp4", choices=WEIGHTS, doc="element format")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
+    encoding: str = knob("rotated", choices=ENCODINGS, doc="order of bits in a word of mxfp4")
 
     @classmethod
     def on(cls, arch: Arch, **shape: Any) -> PackProblem:
@@ -283,7 +283,7 @@ class PackProblem(Problem):
 
 def encoding_on(arch: Arch, format: str) -> str:
     """The encoding that weights of a format have on a target."""
-    return layout.preferred_encoding(arch) if format == "mxfp4" else "swizzle"
+    return layout.preferred_encoding(arch) if format == "mxfp4" else "rotated"
 
 
 FAMILY = Family(

@@ -59,7 +59,7 @@ def pack_layer(layer: Any, name: str, encoding: str) -> PackedExperts:
     Args:
         layer: with codes uint8 [experts, n, k / 2] and scales uint8 [experts, n, k / 32], on any device.
         name: "w13" or "w2".
-        encoding: "swizzle" or "nibble".
+        encoding: "rotated" or "nibble".
 
     Raises:
         InputError: parameters that are no MXFP4 weight.

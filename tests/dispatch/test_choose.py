@@ -132,7 +132,7 @@ def test_the_first_row_that_fits_decides(write: Callable[..., Path]) -> None:
         ({"m": 8}, "m", 8, 1),
         ({"dtype": "fp16"}, "dtype", "'fp16'", "'bf16'"),
         ({"bias": True}, "bias", True, False),
-        ({"encoding": "nibble"}, "encoding", "'nibble'", "'swizzle'"),
+        ({"encoding": "nibble"}, "encoding", "'nibble'", "'rotated'"),
         ({"scale_range": "full"}, "scale_range", "'full'", "'normal'"),
     ],
 )

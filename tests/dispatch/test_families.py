@@ -88,7 +88,7 @@ def test_explain_on_sm_90_names_card_date_and_time() -> None:
 
 def test_a_problem_explained_without_an_encoding_is_that_of_a_weight_packed_there() -> None:
     assert explain("linear", SM_121, n=5120, k=2880).choice.variant.knobs.encoding == "nibble"
-    assert explain("linear", SM_90, n=5120, k=2880).choice.variant.knobs.encoding == "swizzle"
+    assert explain("linear", SM_90, n=5120, k=2880).choice.variant.knobs.encoding == "rotated"
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)

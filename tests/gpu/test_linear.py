@@ -85,7 +85,7 @@ def test_gpt_oss_shapes_are_within_the_gate_eagerly_and_replayed_from_a_graph(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("engine", ["fma", "mma"])
-@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("encoding", ["rotated", "nibble"])
 @pytest.mark.parametrize("copying", ["bulk", "async"])
 def test_every_engine_encoding_and_copy_agrees_with_float64_on_ragged_shapes(
     copying: str, encoding: str, engine: str, dtype: torch.dtype, environment: Environment, evidence: Evidence

@@ -75,7 +75,7 @@ def hold(layer: Rounded, m: int, top: int, activation: str = "swiglu_oai") -> fl
 if SERVED:
 
     @pytest.mark.parametrize("shape", ["gpt-oss-20b", "half tiles"])
-    @pytest.mark.parametrize("encoding", ["nibble", "swizzle"])
+    @pytest.mark.parametrize("encoding", ["nibble", "rotated"])
     def test_experts_with_a_scale_a_row_are_within_both_gates(shape: str, encoding: str, evidence: Evidence) -> None:
         experts, top, hidden, intermediate = SHAPES[shape]
         layer = Rounded(experts, hidden, intermediate, encoding=encoding)

@@ -19,7 +19,7 @@ from jitmx.ops.pack import reference as pack_torch
 from jitmx.runtime import card, load
 
 CUDA = torch.device("cuda:0")
-LAYOUTS = [("mxfp4", "swizzle"), ("mxfp4", "nibble"), ("mxfp8", "swizzle")]
+LAYOUTS = [("mxfp4", "rotated"), ("mxfp4", "nibble"), ("mxfp8", "rotated")]
 # gpt-oss-120b, a shard of one of its four ranks, and ragged shapes; experts, n, k.
 SHAPES = [(8, 5760, 2880), (8, 2880, 2880), (8, 2880, 736), (1, 5120, 2880), (1, 2880, 4096), (3, 33, 96), (2, 1, 32),
           (1, 40, 32800)]  # fmt: skip
@@ -69,7 +69,7 @@ def test_scales_are_watched_at_both_ends(format: str, encoding: str) -> None:
 
 def test_a_layer_is_packed_into_its_own_memory_with_none_beside_it() -> None:
     codes, scales = weights(16, 2880, 2880, "mxfp4", low=120)
-    wanted = pack_torch.pack(codes, scales, "mxfp4", "swizzle")
+    wanted = pack_torch.pack(codes, scales, "mxfp4", "rotated")
     words = codes.view(-1).view(torch.int32).view(wanted[0].shape)
     packed = scales.view(-1).view(torch.int32).view(wanted[1].shape)
     assert in_place(codes, scales, words, packed, "mxfp4")
@@ -77,7 +77,7 @@ def test_a_layer_is_packed_into_its_own_memory_with_none_beside_it() -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+    into(codes, scales, words, packed, seen, "mxfp4", "rotated")
     assert scale_range(seen) == "full" and torch.cuda.max_memory_allocated() == before
     assert torch.equal(words, wanted[0]) and torch.equal(packed, wanted[1])
 
@@ -115,11 +115,11 @@ def test_experts_are_packed_in_place_at_80_percent_of_a_copy(low: int, high: int
     words = codes.view(-1).view(torch.int32).view(128, 360, 45, 32, 4)
     packed = scales.view(-1).view(torch.int32).view(128, 360, 45, 8)
     seen, calls = watch(CUDA), 8  # behind one another, so that the host is not timed
-    into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+    into(codes, scales, words, packed, seen, "mxfp4", "rotated")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(calls):
-        into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+        into(codes, scales, words, packed, seen, "mxfp4", "rotated")
     end.record()
     torch.cuda.synchronize()
     moved = 2 * (codes.numel() + scales.numel()) * calls

@@ -45,7 +45,7 @@ class Weight:
         self.n, self.k = n, k
         self.packed = {
             encoding: tuple(torch.from_numpy(part.view(np.int32)).cuda() for part in pack(codes, scales, encoding))
-            for encoding in ("nibble", "swizzle")
+            for encoding in ("nibble", "rotated")
         }
         self.values = torch.from_numpy(formats.dequantize(codes, scales, formats.get("mxfp4"))).cuda()
 
@@ -92,7 +92,7 @@ def test_every_tile_agrees_with_float64_on_ragged_shapes(
 ) -> None:
     i = TWIN.index(shape)
     tile_n, tile_m, warps_n, warps_m = shape
-    dtype, rule, encoding = ("bf16", "fp16")[i % 2], formats.SCALE_RULES[i % 3], ("nibble", "swizzle")[i // 2 % 2]
+    dtype, rule, encoding = ("bf16", "fp16")[i % 2], formats.SCALE_RULES[i % 3], ("nibble", "rotated")[i // 2 % 2]
     worst = 0.0
     for n, k in ((1, 32), (17, 96), (129, 2880), (1000, 4096)):
         weight, x = Weight(n, k), torch.randn(300, k, device="cuda").to(DTYPES[dtype])

@@ -51,7 +51,7 @@ FEWER_ROWS: tuple[dict[tuple[int, int], int], ...] = (
 class Weight:
     """A random MXFP4 weight [n, k], packed, and its values in float64."""
 
-    def __init__(self, n: int, k: int, encoding: str = "swizzle", scales: tuple[int, int] = (117, 124)) -> None:
+    def __init__(self, n: int, k: int, encoding: str = "rotated", scales: tuple[int, int] = (117, 124)) -> None:
         generator = np.random.default_rng(n * k)
         codes = generator.integers(0, 16, (n, k)).astype(np.uint8)
         bytes_ = generator.integers(*scales, (n, k // 32)).astype(np.uint8)
@@ -162,7 +162,7 @@ def test_every_number_of_rows_is_within_the_gate(way: dict[str, Any], evidence: 
     skip_unless(shown)
 
 
-@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("encoding", ["rotated", "nibble"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("addends", [{"bias": True}, {"residual": True}], ids=str)
 def test_ragged_features_and_k_agree_with_float64(
@@ -207,7 +207,7 @@ def test_argmax_takes_the_lowest_of_equal_values_and_no_nan_run_after_run(way: d
     variant = served(way, 4, n, k, argmax=True, bias=True) or skip_unless(0)
     weight, codes = Weight(n, k), np.zeros((n, k), np.uint8)
     codes[[4999, 777, 2500, 778]] = 7
-    words, packed = pack(codes, np.full((n, k // 32), 127, np.uint8), "swizzle")
+    words, packed = pack(codes, np.full((n, k // 32), 127, np.uint8), "rotated")
     weight.words, weight.scales = (torch.from_numpy(a.view(np.int32)).cuda() for a in (words, packed))
     bias = torch.zeros(n, device="cuda").bfloat16()
     bias[[0, 778]] = torch.nan
@@ -281,7 +281,7 @@ def test_tensor_cores_count_subnormal_bf16_operands_wherever_the_kernel_relies_o
         assert target().name != "sm_90a"
         return
     weight = Weight(64, 64)
-    words, packed = pack(np.full((64, 64), 1, np.uint8), np.full((64, 2), 127, np.uint8), "swizzle")
+    words, packed = pack(np.full((64, 64), 1, np.uint8), np.full((64, 2), 127, np.uint8), "rotated")
     weight.words, weight.scales = (torch.from_numpy(a.view(np.int32)).cuda() for a in (words, packed))
     y = multiply(variant, torch.ones(1, 64, device="cuda").bfloat16(), weight)
     assert torch.equal(y, torch.full_like(y, 32.0))

@@ -31,7 +31,7 @@ class Weight:
     """A random weight [n, k] in a packed layout, and its values in float64."""
 
     def __init__(
-        self, n: int, k: int, format: str = "mxfp4", encoding: str = "swizzle", scales: tuple[int, int] = (117, 124)
+        self, n: int, k: int, format: str = "mxfp4", encoding: str = "rotated", scales: tuple[int, int] = (117, 124)
     ) -> None:
         generator = np.random.default_rng(n * k)
         item = formats.get(format)
@@ -131,10 +131,10 @@ def test_clusters_agree_with_float64_and_bit_for_bit_with_themselves(knobs: dict
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("encoding", ["rotated", "nibble"])
 def test_ragged_features_and_k_agree_with_float64(encoding: str, dtype: str, format: str, evidence: Evidence) -> None:
     if format == "mxfp8" and encoding == "nibble":
-        encoding = "swizzle"  # MXFP8 words have one order; the other half of the cases takes odd addends
+        encoding = "rotated"  # MXFP8 words have one order; the other half of the cases takes odd addends
         addends = {"bias": True, "residual": True}
     else:
         addends = {"bias": encoding == "nibble", "residual": dtype == "fp16"}
@@ -165,7 +165,7 @@ def test_a_nan_scale_makes_its_feature_nan_and_no_other() -> None:
     codes, scales = np.full((40, 128), 2, np.uint8), np.full((40, 4), 120, np.uint8)
     scales[21, 2] = 255
     weight = Weight(40, 128)
-    words, packed = pack(codes, scales, "swizzle")
+    words, packed = pack(codes, scales, "rotated")
     weight.words, weight.scales = (torch.from_numpy(a.view(np.int32)).cuda() for a in (words, packed))
     x = torch.randn(20, 128, device="cuda").bfloat16()
     y = Product(made(scale_range="full", tile_m=64, warps_m=1), 20, 40, 128)(x, weight)
@@ -210,7 +210,7 @@ def test_calls_that_feed_one_another_wait_for_one_another() -> None:
 def test_what_the_heuristic_picks_is_within_the_gate_and_its_contract(format: str, m: int, evidence: Evidence) -> None:
     chip, multiprocessors = card.arch(0), card.multiprocessors(0)
     for n, k in ((5120, 2880), (2880, 4096)):
-        problem = LinearProblem(m, n, k, "bf16", weight=format, encoding="swizzle", bias=True)
+        problem = LinearProblem(m, n, k, "bf16", weight=format, encoding="rotated", bias=True)
         variant = made(**KERNEL.fixed(problem), **KERNEL.heuristic(problem, chip, multiprocessors))
         assert build.obtain(variant, strict=True).breaches == ()
         found = checked(variant, weight_of(n, k, format), m)

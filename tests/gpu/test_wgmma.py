@@ -26,7 +26,7 @@ Evidence = Callable[[Variant, float | None, str], None]
 class Weight:
     """A random MXFP4 weight [n, k], packed, and its values in float64."""
 
-    def __init__(self, n: int, k: int, encoding: str = "swizzle") -> None:
+    def __init__(self, n: int, k: int, encoding: str = "rotated") -> None:
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
         scales = torch.randint(117, 124, (n, k // 32), device="cuda").to(torch.uint8)
         self.packed = jitmx.pack_weight(jitmx.MXTensor(codes, scales), encoding=encoding)

@@ -205,8 +205,8 @@ def test_operators_take_a_weight_apart_and_find_it_again_by_where_it_lies(weight
     ("change", "said"),
     [
         ({"layout": "mxfp4"}, "layout='mxfp4' is not format/encoding/scale range"),
-        ({"layout": "mxfp5/swizzle/normal"}, "format='mxfp5' of a packed weight is not one of"),
-        ({"layout": "mxfp4/zigzag/normal"}, "encoding='zigzag' must be swizzle or nibble"),
+        ({"layout": "mxfp5/rotated/normal"}, "format='mxfp5' of a packed weight is not one of"),
+        ({"layout": "mxfp4/zigzag/normal"}, "encoding='zigzag' must be rotated or nibble"),
         ({"n": 64}, r"words of a packed weight \[64, 96\] must be int32"),
         ({"k": 192}, r"words of a packed weight \[48, 192\] must be int32"),
     ],
@@ -214,7 +214,7 @@ def test_operators_take_a_weight_apart_and_find_it_again_by_where_it_lies(weight
 def test_what_is_no_packed_weight_is_refused_with_the_reason(
     change: dict[str, Any], said: str, weight: PackedWeight
 ) -> None:
-    asked = {"n": 48, "k": 96, "layout": "mxfp4/swizzle/normal"} | change
+    asked = {"n": 48, "k": 96, "layout": "mxfp4/rotated/normal"} | change
     with pytest.raises(InputError, match=said):
         operand.find(weight.words, weight.scales, **asked)
 
@@ -234,5 +234,5 @@ def test_what_is_remembered_of_weights_is_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(operand, "_MOST", 3)
     kept = [weight.words.clone() for _ in range(5)]
     for words in kept:
-        operand.find(words, weight.scales, 48, 96, "mxfp4/swizzle/normal")
+        operand.find(words, weight.scales, 48, 96, "mxfp4/rotated/normal")
     assert [key[0] for key in operand._known] == [words.data_ptr() for words in kept[2:]]

@@ -232,7 +232,7 @@ def test_operators_find_experts_again_by_where_they_lie() -> None:
     assert expert_operand.find(W13.words.clone(), W13.scales, 2 * INNER, HIDDEN, layout) is not found
     for change, said in (
         ({"n": 64}, r"words of packed experts \[6, 64, 96\] must be int32"),
-        ({"layout": "mxfp8/swizzle/normal"}, "format='mxfp8' of packed experts is not mxfp4"),
+        ({"layout": "mxfp8/rotated/normal"}, "format='mxfp8' of packed experts is not mxfp4"),
         ({"layout": "mxfp4"}, "layout='mxfp4' is not format/encoding/scale range"),
     ):
         with pytest.raises(InputError, match=said):

@@ -332,7 +332,7 @@ def test_a_next_weight_that_is_not_packed_is_refused(prefetch: Any, weight: Pack
 
 
 def test_a_next_weight_elsewhere_is_refused(weight: PackedWeight) -> None:
-    far = PackedWeight(*(t.to("meta") for t in (weight.words, weight.scales)), N, K, "swizzle", "normal")
+    far = PackedWeight(*(t.to("meta") for t in (weight.words, weight.scales)), N, K, "rotated", "normal")
     with pytest.raises(InputError, match="prefetch is on meta and x on cpu; put both on one GPU"):
         jitmx.linear(inputs(1)["x"], weight, prefetch=far)
 

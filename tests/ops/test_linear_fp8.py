@@ -20,7 +20,7 @@ COST, ALIKE = 0.05, 0.006  # relative L2 against float64, and against the same i
 class Product:
     """A weight [n, k] with its values, where asked with a row whose scales are further apart than a pass takes."""
 
-    def __init__(self, n: int, k: int, encoding: str = "swizzle", apart: int = 0) -> None:
+    def __init__(self, n: int, k: int, encoding: str = "rotated", apart: int = 0) -> None:
         generator = torch.Generator().manual_seed(n + k + apart)
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
         scales = torch.randint(118, 123, (n, k // 32), dtype=torch.uint8, generator=generator)
@@ -54,7 +54,7 @@ def error(y: torch.Tensor, wanted: np.ndarray) -> float:
 
 @pytest.mark.parametrize("card", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize(
-    ("rows", "norm", "encoding"), [(1, True, "swizzle"), (70, False, "nibble"), (9, True, "nibble")]
+    ("rows", "norm", "encoding"), [(1, True, "rotated"), (70, False, "nibble"), (9, True, "nibble")]
 )
 def test_a_product_with_a_scale_a_row_is_two_launches_with_the_norm_in_the_first(
     rows: int, norm: bool, encoding: str, card: Simulated

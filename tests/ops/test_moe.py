@@ -36,7 +36,7 @@ def values(weight: jitmx.MXTensor) -> tuple[np.ndarray, np.ndarray]:
     experts=st.integers(1, 4),
     n=st.integers(1, 40),
     blocks=st.integers(1, 5),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
 )
 def test_packed_experts_are_those_of_the_layout(experts: int, n: int, blocks: int, encoding: str) -> None:
     weight = random_experts(experts, n, 32 * blocks)
@@ -59,7 +59,7 @@ def test_packing_in_groups_of_experts_changes_nothing(monkeypatch: pytest.Monkey
 def test_gates_and_ups_in_halves_are_put_in_turn() -> None:
     weight = random_experts(2, 32, 64)
     codes, scales = (layout.interleave(part) for part in values(weight))
-    words, packed_scales = layout.pack_experts(codes, scales, "swizzle")
+    words, packed_scales = layout.pack_experts(codes, scales, "rotated")
     packed = jitmx.pack_experts(weight, rows="halves")
     np.testing.assert_array_equal(packed.words.numpy().view(np.uint32), words)
     np.testing.assert_array_equal(packed.scales.numpy().view(np.uint32), packed_scales)

@@ -87,7 +87,7 @@ def chosen(m: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("m", "encoding"), [pytest.param(1, "nibble", marks=pytest.mark.nightly), (5, "swizzle"), (70, "nibble")]
+    ("m", "encoding"), [pytest.param(1, "nibble", marks=pytest.mark.nightly), (5, "rotated"), (70, "nibble")]
 )
 def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encoding: str, card: Simulated) -> None:
     layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
@@ -99,7 +99,7 @@ def test_experts_with_a_scale_a_row_go_by_expert_whatever_the_rows(m: int, encod
     assert m > 5 or torch.equal(layer(x, routing, x_format="fp8"), y)
 
 
-@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), (70, "nibble")])
+@pytest.mark.parametrize(("m", "encoding"), [(5, "rotated"), (70, "nibble")])
 def test_with_sums_as_tensor_cores_make_them_experts_are_right_beside_the_h_that_they_store(
     m: int, encoding: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +121,7 @@ def test_an_h_that_is_a_code_off_is_found(card: Simulated) -> None:
     assert further(h, sums, sums.abs() * 4, 96) > 1
 
 
-@pytest.mark.parametrize(("m", "encoding"), [(5, "swizzle"), pytest.param(70, "nibble", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("m", "encoding"), [(5, "rotated"), pytest.param(70, "nibble", marks=pytest.mark.nightly)])
 def test_experts_with_silu_go_by_expert_with_h_in_bf16(m: int, encoding: str, card: Simulated) -> None:
     layer, routing = Layer(3, 96, 160, encoding=encoding), chosen(m, 3)
     x = layer.x(m)
@@ -177,7 +177,7 @@ def test_torch_s_own_e4m3_and_silu_say_the_same(activation: str, card: Simulated
     assert error(found, wanted.numpy()) <= (ALIKE if activation == "silu" else COST)
 
 
-@pytest.mark.parametrize(("apart", "passes", "encoding"), [(11, 1, "nibble"), (12, 2, "swizzle"), (40, 4, "nibble")])
+@pytest.mark.parametrize(("apart", "passes", "encoding"), [(11, 1, "nibble"), (12, 2, "rotated"), (40, 4, "nibble")])
 def test_rows_whose_scales_are_far_apart_take_more_passes(
     apart: int, passes: int, encoding: str, card: Simulated, nightly: bool
 ) -> None:

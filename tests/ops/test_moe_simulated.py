@@ -97,7 +97,7 @@ def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(
 ) -> None:
     if kernel:
         with_kernel(kernel, monkeypatch)
-    layer = Layer(3, 96, 160, encoding="swizzle")
+    layer = Layer(3, 96, 160, encoding="rotated")
     to = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if mapped else None
     x, logits = layer.x(100), scores(100, 4 if mapped else 3)
     chosen, ids = logits.topk(2)
@@ -113,7 +113,7 @@ def test_many_rows_an_expert_are_gathered_for_products_by_wgmma(
 def test_both_products_in_one_launch_have_the_bits_of_two(
     mapped: bool, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = Layer(3, 96, 160, encoding="swizzle")
+    layer = Layer(3, 96, 160, encoding="rotated")
     to = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if mapped else None
     x, logits = layer.x(100), scores(100, 4 if mapped else 3)
     chosen, ids = logits.topk(2)
@@ -131,7 +131,7 @@ def test_both_products_in_one_launch_have_the_bits_of_two(
 def test_of_no_row_that_has_an_expert_there_is_the_residual(
     kernel: str, card: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = Layer(3, 96, 160, encoding="swizzle")
+    layer = Layer(3, 96, 160, encoding="rotated")
     x, ids = layer.x(70), torch.full((70, 2), -1, dtype=torch.int32)
     with_kernel(kernel, monkeypatch)
     y = layer(x, (ids, torch.ones(70, 2)), residual=x)
@@ -157,7 +157,7 @@ def test_logits_of_every_type_and_scoring(card: Simulated) -> None:
 def test_one_row_of_logits_is_one_launch_and_has_the_bits_of_two(
     dtype: torch.dtype, scoring: str, card: Simulated
 ) -> None:
-    layer = Layer(5, 64, 32, encoding="swizzle")
+    layer = Layer(5, 64, 32, encoding="rotated")
     x, logits = layer.x(1), scores(1, 5).to(dtype)
     y = layer(x, logits, top=2, scoring=scoring)
     assert card.kernels == ["moe.token"]
@@ -197,7 +197,7 @@ def test_rows_past_the_count_are_zero_and_take_no_expert(m: int, card: Simulated
     [(1, "ordered"), pytest.param(4, "ordered", marks=pytest.mark.nightly), (70, "ordered"), (6, "atomic")],
 )
 def test_a_residual_is_added_before_the_one_rounding(m: int, reduction: str, card: Simulated) -> None:
-    layer = Layer(3, 96, 64, encoding="swizzle")
+    layer = Layer(3, 96, 64, encoding="rotated")
     x, logits = layer.x(m), scores(m, 3)
     residual = torch.randn(m, 96, generator=torch.Generator().manual_seed(9)).mul(30).bfloat16()
     chosen, ids = logits.topk(2)
@@ -214,7 +214,7 @@ def test_a_residual_is_added_before_the_one_rounding(m: int, reduction: str, car
 @pytest.mark.parametrize("card", ["sm_80", "sm_90a"], indirect=True)
 @pytest.mark.parametrize("m", [1, 4, 70])
 def test_a_residual_that_is_a_pair_is_added_whole_and_left_as_one(m: int, card: Simulated) -> None:
-    layer = Layer(3, 96, 64, encoding="swizzle")
+    layer = Layer(3, 96, 64, encoding="rotated")
     x, logits = layer.x(m), scores(m, 3)
     total = torch.randn(m, 96, generator=torch.Generator().manual_seed(9)).mul(1000)
     residual = compose.pair(total, torch.bfloat16)

@@ -54,7 +54,7 @@ def test_a_state_dict_of_another_format_is_refused() -> None:
 @pytest.mark.parametrize("said", [None, {}, {"format": "mxfp4", "encoding": "x", "scale_range": "normal"}])
 def test_a_state_dict_that_says_nothing_that_is_packed_is_refused(said: Any) -> None:
     state = {**MXFP4Linear(96, 48).state_dict(), "_extra_state": said}
-    with pytest.raises(InputError, match="which is nothing that jitmx packs; save a state dict of a module of jitmx"):
+    with pytest.raises(InputError, match="which is nothing that jitmx packs; save a state dict of a module that"):
         MXFP4Linear(96, 48).load_state_dict(state)
 
 

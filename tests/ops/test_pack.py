@@ -73,7 +73,7 @@ class Weights:
 @st.composite
 def weights(draw: st.DrawFn) -> Weights:
     """Ragged weights of both formats, whose scales are all folded in, or any."""
-    format, encoding = draw(st.sampled_from([("mxfp4", "swizzle"), ("mxfp4", "nibble"), ("mxfp8", "swizzle")]))
+    format, encoding = draw(st.sampled_from([("mxfp4", "rotated"), ("mxfp4", "nibble"), ("mxfp8", "rotated")]))
     low, high = draw(st.sampled_from([(10, 129), (0, 256), (2, 11), (128, 136), (255, 256)]))
     n, halves = draw(st.integers(1, 40)), draw(st.booleans())
     n += n % 2 if halves else 0
@@ -147,33 +147,33 @@ def test_the_kernel_packs_into_the_memory_that_weights_lie_in(card: Simulated, g
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
 def test_rows_that_no_block_holds_are_packed_in_parts_and_by_way_of_a_copy(card: Simulated, format: str) -> None:
-    given = Weights(1, 16, 2 * 220 if format == "mxfp8" else 2 * 430, format, "swizzle", low=20, high=100)
+    given = Weights(1, 16, 2 * 220 if format == "mxfp8" else 2 * 430, format, "rotated", low=20, high=100)
     in_parts = kernel.geometry(format, 1, 16, given.k, whole=False)
     assert kernel.shared_bytes(format, given.k // 64) > 227 * 1024 > in_parts.shared_bytes and in_parts.blocks > 1
     words, scales = room(1, 16, given.k, format, HOST)
     seen = watch(HOST)
-    into(*given.made, words, scales, seen, format, "swizzle")
+    into(*given.made, words, scales, seen, format, "rotated")
     assert same((words, scales), seen, given.by_torch())
     codes, own_scales = (tensor.clone() for tensor in given.made)
     found = codes.view(torch.int32).view(words.shape), own_scales.view(torch.int32).view(scales.shape)
     assert not in_place(codes, own_scales, *found, format)
-    into(codes, own_scales, *found, seen, format, "swizzle")
+    into(codes, own_scales, *found, seen, format, "rotated")
     assert same(found, seen, given.by_torch())
 
 
 def test_in_its_own_memory_a_row_is_one_blocks_where_elsewhere_it_is_several(card: Simulated) -> None:
-    given = Weights(1, 16, 2 * 70, "mxfp4", "swizzle")
+    given = Weights(1, 16, 2 * 70, "mxfp4", "rotated")
     assert kernel.geometry("mxfp4", 1, 16, given.k, whole=False).blocks == 2
     codes, scales = (tensor.clone() for tensor in given.made)
     words, packed = codes.view(torch.int32).view(1, 1, 70, 32, 4), scales.view(torch.int32).view(1, 1, 70, 8)
     assert in_place(codes, scales, words, packed, "mxfp4")
     seen = watch(HOST)
-    into(codes, scales, words, packed, seen, "mxfp4", "swizzle")
+    into(codes, scales, words, packed, seen, "mxfp4", "rotated")
     assert same((words, packed), seen, given.by_torch())
 
 
 def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(card: Simulated) -> None:
-    given = Weights(2, 20, 2, "mxfp4", "swizzle")  # rows of 20 fill no tile: experts lie elsewhere when packed
+    given = Weights(2, 20, 2, "mxfp4", "rotated")  # rows of 20 fill no tile: experts lie elsewhere when packed
     codes, scales = (torch.cat([tensor.flatten(), tensor.flatten()])[: tensor.numel()] for tensor in given.made)
     memory, scale_memory = torch.zeros(2 * 32 * 32, dtype=torch.uint8), torch.zeros(2 * 32 * 2, dtype=torch.uint8)
     memory[: codes.numel()], scale_memory[: scales.numel()] = codes, scales
@@ -181,7 +181,7 @@ def test_memory_that_weights_lie_in_otherwise_is_no_place_to_pack_them_at_once(c
     found = memory.view(torch.int32).view(2, 2, 1, 32, 4), scale_memory.view(torch.int32).view(2, 2, 1, 8)
     assert not in_place(*lie, *found, "mxfp4")
     seen = watch(HOST)
-    into(*lie, *found, seen, "mxfp4", "swizzle")
+    into(*lie, *found, seen, "mxfp4", "rotated")
     assert same(found, seen, given.by_torch())
 
 
@@ -189,35 +189,35 @@ def test_in_host_memory_experts_that_lie_closer_than_packed_are_read_before_they
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pack, "_AT_ONCE", 1)  # an expert at a time
-    given = Weights(3, 20, 2, "mxfp4", "swizzle")
+    given = Weights(3, 20, 2, "mxfp4", "rotated")
     memory, scale_memory = (torch.zeros(3 * 32 * size, dtype=torch.uint8) for size in (32, 2))
     for place, tensor in zip((memory, scale_memory), given.made, strict=True):
         place[: tensor.numel()] = tensor.flatten()
     lie = memory[: 3 * 20 * 32].view(3, 20, 32), scale_memory[: 3 * 20 * 2].view(3, 20, 2)
     found = memory.view(torch.int32).view(3, 2, 1, 32, 4), scale_memory.view(torch.int32).view(3, 2, 1, 8)
     seen = watch(HOST)
-    into(*lie, *found, seen, "mxfp4", "swizzle")
+    into(*lie, *found, seen, "mxfp4", "rotated")
     assert same(found, seen, given.by_torch())
 
 
 @pytest.mark.parametrize("start", [1, 4, 16])
 def test_codes_and_scales_at_any_address_are_taken(card: Simulated, start: int) -> None:
-    given = Weights(1, 18, 3, "mxfp4", "swizzle")
+    given = Weights(1, 18, 3, "mxfp4", "rotated")
     placed = []
     for tensor in given.made:
         memory = torch.zeros(start + tensor.numel(), dtype=torch.uint8)
         memory[start:] = tensor.flatten()
         placed.append(memory[start:].view(tensor.shape))
     found, seen = room(1, 18, 96, "mxfp4", HOST), watch(HOST)
-    into(*placed, *found, seen, "mxfp4", "swizzle")  # type: ignore[arg-type]
+    into(*placed, *found, seen, "mxfp4", "rotated")  # type: ignore[arg-type]
     assert same(found, seen, given.by_torch())
 
 
 def test_a_weight_and_all_experts_of_a_layer_are_one_launch_each(card: Simulated) -> None:
-    given = Weights(3, 40, 3, "mxfp4", "swizzle", halves=True)
+    given = Weights(3, 40, 3, "mxfp4", "rotated", halves=True)
     words, scales, full = given.by_torch()
     card.launched.clear()
-    experts = jitmx.pack_experts(given.made, rows="halves", encoding="swizzle")
+    experts = jitmx.pack_experts(given.made, rows="halves", encoding="rotated")
     assert torch.equal(experts.words, words) and torch.equal(experts.scales, scales) and full
     assert experts.scale_range == "full" and card.kernels == ["pack.pack"]
     codes, own = given.made[0][1], given.made[1][1]

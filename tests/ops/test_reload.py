@@ -46,7 +46,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
 
 
 def weight() -> jitmx.PackedWeight:
-    return jitmx.PackedWeight(*scaled(1, 1), N, K, "swizzle", "normal")
+    return jitmx.PackedWeight(*scaled(1, 1), N, K, "rotated", "normal")
 
 
 def scaled(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +72,7 @@ def a_comparison() -> Callable[[], object]:
 
 def a_layer() -> Callable[[], object]:
     x, chosen = torch.zeros(3, K, dtype=BF16), (torch.zeros(3, 2, dtype=torch.int32), torch.zeros(3, 2))
-    w13, w2 = (jitmx.PackedExperts(*scaled(4, n // 16, 1), n, K, "swizzle", "normal") for n in (2 * K, K))
+    w13, w2 = (jitmx.PackedExperts(*scaled(4, n // 16, 1), n, K, "rotated", "normal") for n in (2 * K, K))
     return lambda: jitmx.moe(x, chosen, w13, w2)
 
 

@@ -24,7 +24,7 @@ from jitmx.toolchain import nvrtc
 from jitmx.vllm import ahead, monitor, warmup
 
 FIRST = Quantizer("sm_90a", None, 1, "mxfp4", "bf16")
-SECOND = Packer("sm_90a", None, 1, "mxfp4", "swizzle")
+SECOND = Packer("sm_90a", None, 1, "mxfp4", "rotated")
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ import os, sys
 from jitmx.vllm import ahead
 from jitmx.serving.linear import Packer, Quantizer
 usual = sys.getswitchinterval()
-first, second = Quantizer("sm_90a", None, 1, "mxfp4", "bf16"), Packer("sm_90a", None, 1, "mxfp4", "swizzle")
+first, second = Quantizer("sm_90a", None, 1, "mxfp4", "bf16"), Packer("sm_90a", None, 1, "mxfp4", "rotated")
 ahead.begin(first)
 assert len(ahead.take(first)) == 1
 from jitmx import batch
@@ -208,7 +208,7 @@ def slow(*args, **options):
     print("compiled", flush=True)
     return compile_one(*args, **options)
 nvrtc.compile = slow
-ahead.begin(Linear("sm_90a", None, 8192, 5120, 2880, "bf16", True, "mxfp4", "swizzle", "normal"))
+ahead.begin(Linear("sm_90a", None, 8192, 5120, 2880, "bf16", True, "mxfp4", "rotated", "normal"))
 while not any(worker.name.startswith("jitmx-build") for worker in threading.enumerate()):
     time.sleep(0.01)
 raise SystemExit(7)

@@ -228,7 +228,7 @@ def test_kernels_of_an_engine_that_starts_beside_another_do_not_come_late(
     monkeypatch.setattr(warmup, "_ready", set())
     monitor.seal()
     modules["late", 0] = None
-    kernels = warmup.KERNELS.get_warmup_keys(Packer("sm_90a", None, 1, "mxfp4", "swizzle"))
+    kernels = warmup.KERNELS.get_warmup_keys(Packer("sm_90a", None, 1, "mxfp4", "rotated"))
     warmup._prepare([warmup.Kernel(kernel.identity, 0, kernel.variant) for kernel in kernels], 0.0)
     monitor.look()
     assert monitor.late() == ("late",) and ("pack.pack", 0) in modules

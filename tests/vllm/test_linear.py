@@ -132,7 +132,7 @@ def test_the_packed_weight_is_what_the_format_makes_of_the_checkpoint(format: st
         load(layer, tensors)
     names = parts(layer)
     codes, scales = oracle.quantize(wide(whole(tensors, names, "weight")), format)
-    words, packed = pack(codes, scales, "swizzle") if format == "mxfp4" else pack_mxfp8(codes, scales)
+    words, packed = pack(codes, scales, "rotated") if format == "mxfp4" else pack_mxfp8(codes, scales)
     assert np.array_equal(layer.weight_packed.numpy().view(np.uint32), words)
     assert np.array_equal(layer.weight_scale.numpy().view(np.uint32), packed)
     assert torch.equal(layer.bias, whole(tensors, names, "bias"))
@@ -309,7 +309,7 @@ def test_reloaded_weights_beyond_what_the_kernels_in_use_take_are_refused() -> N
     reload.record_metadata_for_reloading(torch.nn.Sequential(layer))
     with simulated_card.on_cpu():
         load(layer, checkpoint(8))
-        said = r"packed as mxfp4/swizzle/full, .* for mxfp4/swizzle/normal\. .*JITMX_ALL_SCALES=1"
+        said = r"packed as mxfp4/rotated/full, .* for mxfp4/rotated/normal\. .*JITMX_ALL_SCALES=1"
         with pytest.raises(InputError, match=said):
             reload_weights(layer, checkpoint(8, scale=1000.0))
 
@@ -337,7 +337,7 @@ def test_kernels_for_all_scales_go_on_where_reloaded_weights_need_less() -> None
     with simulated_card.on_cpu():
         load(layer, checkpoint(8, scale=1000.0))
         reload_weights(layer, second)
-        assert layer.jitmx_packed == (HIDDEN, HEADS * HEAD, "mxfp4/swizzle/full")
+        assert layer.jitmx_packed == (HIDDEN, HEADS * HEAD, "mxfp4/rotated/full")
         y, _ = layer(x)
     assert oracle.relative_l2(wide(y), expected(x, second["o.weight"], second["o.bias"], "mxfp4")) < 0.005
 
@@ -435,7 +435,7 @@ def test_gpt_oss_loads_a_checkpoint_into_packed_layers_and_is_traced_with_them(
             stem = f"model.layers.{layer}.self_attn"
             for packed, names in ((block.attn.qkv_proj, ("q", "k", "v")), (block.attn.o_proj, ("o",))):
                 weight = torch.cat([tensors[f"{stem}.{name}_proj.weight"] for name in names])
-                words, scales = pack(*oracle.quantize(wide(weight), "mxfp4"), "swizzle")
+                words, scales = pack(*oracle.quantize(wide(weight), "mxfp4"), "rotated")
                 assert np.array_equal(packed.weight_packed.numpy().view(np.uint32), words)
                 assert np.array_equal(packed.weight_scale.numpy().view(np.uint32), scales)
                 assert torch.equal(packed.bias, torch.cat([tensors[f"{stem}.{name}_proj.bias"] for name in names]))

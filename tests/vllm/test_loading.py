@@ -52,7 +52,7 @@ def test_a_checkpoint_is_loaded_and_packed(host: Any, checkpoint: Checkpoint) ->
         for packed, name, parameter in zip(
             layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), ("w13", "w2"), strict=True
         ):
-            assert same(packed, jitmx.pack_experts(raw(checkpoint[1], index, name), encoding="swizzle"))
+            assert same(packed, jitmx.pack_experts(raw(checkpoint[1], index, name), encoding="rotated"))
             assert packed.words.data_ptr() == getattr(layer, f"{parameter}_weight").data_ptr()
         assert torch.equal(layer.w13_bias, checkpoint[1][f"model.layers.{index}.mlp.experts.gate_up_proj_bias"])
     # Of each layer, what packs it and what serves it.
@@ -92,7 +92,7 @@ def test_reloaded_experts_take_the_places_of_the_first_and_leave_no_copy(
     assert [[getattr(layer, name).data_ptr() for name in names] for layer in layers] == before
     for index, layer in enumerate(layers):
         for packed, name in zip(layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), strict=True):
-            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="swizzle"))
+            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="rotated"))
 
 
 def test_reloaded_experts_beyond_what_the_kernels_in_use_take_are_refused(host: Any, checkpoint: Checkpoint) -> None:
@@ -121,7 +121,7 @@ def test_layers_with_kernels_for_all_scales_are_reloaded_with_any_weights(host: 
     assert [layer.w13_weight.data_ptr() for layer in layers] == before
     for index, layer in enumerate(layers):
         for packed, name in zip(layer.quant_method._experts(layer), ("gate_up_proj", "down_proj"), strict=True):
-            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="swizzle"))
+            assert same(packed, jitmx.pack_experts(raw(changed, index, name), encoding="rotated"))
 
 
 class Layer(torch.nn.Module):
@@ -149,7 +149,7 @@ class Layer(torch.nn.Module):
 
 
 @given(
-    st.integers(1, 5), st.integers(1, 40), st.integers(1, 5), st.sampled_from(["swizzle", "nibble"]), st.integers(1, 3)
+    st.integers(1, 5), st.integers(1, 40), st.integers(1, 5), st.sampled_from(["rotated", "nibble"]), st.integers(1, 3)
 )
 def test_packing_in_place_is_packing(experts: int, n: int, blocks: int, encoding: str, at_once: int) -> None:
     layer = Layer(experts, n, 32 * blocks).with_room()
@@ -169,17 +169,17 @@ def test_parameters_without_room_are_packed_into_new_memory() -> None:
     whole, ragged = Layer(3, 32, 128), Layer(3, 33, 96)
     where = whole.w2_weight.data_ptr(), ragged.w2_weight.data_ptr()
     wanted = jitmx.pack_experts((ragged.w2_weight.data.clone(), ragged.w2_weight_scale.data.clone()))
-    pack_layer(whole, "w2", "swizzle")
-    assert same(pack_layer(ragged, "w2", "swizzle"), wanted)
+    pack_layer(whole, "w2", "rotated")
+    assert same(pack_layer(ragged, "w2", "rotated"), wanted)
     assert whole.w2_weight.data_ptr() == where[0] and ragged.w2_weight.data_ptr() != where[1]
 
 
 def test_scales_of_every_size_are_seen_in_any_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_AT_ONCE", 1)
-    assert pack_layer(Layer(3, 32, 64), "w2", "swizzle").scale_range == "normal"
+    assert pack_layer(Layer(3, 32, 64), "w2", "rotated").scale_range == "normal"
     layer = Layer(3, 32, 64)
     layer.w2_weight_scale.data[0, 0, 0] = 0
-    assert pack_layer(layer, "w2", "swizzle").scale_range == "full"
+    assert pack_layer(layer, "w2", "rotated").scale_range == "full"
 
 
 _RANK = """

@@ -31,7 +31,7 @@ from jitmx.toolchain import nvrtc
 from jitmx.vllm import moe, monitor, warmup
 
 LAYER = Experts(
-    "sm_90a", None, 4096, 128, 128, False, 4, 2880, 2880, True, "swizzle", "normal", "softmax_topk", "hidden", True
+    "sm_90a", None, 4096, 128, 128, False, 4, 2880, 2880, True, "rotated", "normal", "softmax_topk", "hidden", True
 )
 SMALL = replace(LAYER, rows=8, experts=4, local=4, top=2, hidden=64, intermediate=96)
 
@@ -56,7 +56,7 @@ def names(asked: Needed) -> set[str]:
 def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoding = {"sm_90a": "swizzle", "sm_121a": "nibble"}[target]
+    encoding = {"sm_90a": "rotated", "sm_121a": "nibble"}[target]
     some = [
         replace(LAYER, arch=target, encoding=encoding, rows=600),
         Linear(target, None, 300, 5120, 2880, "bf16", True, "mxfp4", encoding, "normal"),
@@ -76,7 +76,7 @@ def test_the_numbers_that_are_asked_for_find_what_all_numbers_find(
 def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     kinds = {tuple(name.split(".")[:2]) for name in names(LAYER)}
     assert kinds == {
-        ("routing", "route"), ("routing", "topk"), ("routing", "sort"), ("moe", "stream"),
+        ("routing", "route"), ("routing", "many"), ("routing", "topk"), ("routing", "sort"), ("moe", "stream"),
         ("moe", "token"), ("moe", "gather"), ("moe", "fused"), ("moe", "combine"),
     }  # fmt: skip
     for routing, first in (("hidden", "route"), ("logits", "topk")):
@@ -89,14 +89,14 @@ def test_a_layers_kernels_are_routing_lists_and_experts() -> None:
     assert {name.split(".")[1] for name in scaled} == {"route", "sort", "scaled", "combine"}
     rounded = replace(LAYER, encoding="nibble", x_format="fp8")  # few rows an expert are not
     assert {name.split(".")[1] for name in names(rounded)} == {
-        "route", "topk", "sort", "token", "stream", "gather", "fused", "gather_fp8", "wgmma_fp8", "combine"
+        "route", "many", "topk", "sort", "token", "stream", "gather", "fused", "gather_fp8", "wgmma_fp8", "combine"
     }  # fmt: skip
     mapped = replace(LAYER, local=64, mapped=True, routing="ids")
     assert all("mapped" in name for name in names(mapped) if ".sort" in name)
 
 
 def test_what_is_fused_is_part_of_what_is_asked_for() -> None:
-    qkv = Linear("sm_90a", None, 64, 5120, 2880, "bf16", True, "mxfp4", "swizzle", "normal", norm=True)
+    qkv = Linear("sm_90a", None, 64, 5120, 2880, "bf16", True, "mxfp4", "rotated", "normal", norm=True)
     fused = {variant.spec.name for variant in variants(qkv) if getattr(variant.knobs, "norm", False)}
     assert fused == {"stream"} and any(variant.spec.name == "splitk" for variant in variants(qkv))
     o = replace(qkv, n=2880, k=4096, norm=False, residual="pair")

@@ -93,7 +93,7 @@ def _least_registers(knobs: GemvKnobs) -> int:
     """Registers that a thread takes at least: sums and X of its rows, or tiles taken at once, and the rest."""
     products = 24 + 9 * knobs.m if knobs.engine == "fma" else 37 + 2 * min(knobs.unroll, knobs.chunk)
     folded = knobs.dtype == "bf16" and knobs.scale_range == "normal"
-    return products + 6 * (not folded) + 10 * (not knobs.stage_x) - 7 * (knobs.copy == "async")
+    return products + 6 * (not folded) + 10 * (not knobs.stage_x) - 4 * (knobs.copy == "async")
 
 
 def _contract(knobs: GemvKnobs, arch: Arch) -> Contract:

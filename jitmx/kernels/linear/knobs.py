@@ -15,7 +15,7 @@ RESIDUAL: Any = knob(
 SWIGLU: Any = knob(
     False, doc="rows of W are 8 gates and their 8 ups by turns: Y is up * silu(gate), [m, n / 2]; no bias, no residual"
 )
-ENCODING: Any = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word")
+ENCODING: Any = knob("rotated", choices=ENCODINGS, doc="order of the bits in a packed word")
 SCALE_RANGE: Any = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes: 2 to 128, or all with 0 and NaN")
 # Of kernels that scale weights as they decode them to bf16.
 BF16: Any = knob("bf16", choices=("bf16",), doc="type of X, Y, bias and residual")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +15,7 @@ CODE_BYTES, SCALE_BYTES = 512, 32  # of a tile
 TILE_BYTES = CODE_BYTES + SCALE_BYTES
 
 DTYPES = ("bf16", "fp16")
-ENCODINGS = ("swizzle", "nibble")
+ENCODINGS = ("rotated", "nibble")
 SCALE_RANGES = ("normal", "full")
 # What is added on the way out: nothing, values of Y's type, or a pair of tensors that is added and left as one
 # (epilogue/residual_pair.cuh): values, and what their rounding lost.
@@ -33,7 +35,7 @@ def preferred_encoding(arch: Arch, activation: str = "bf16") -> str:
 
     Nibbles where block-scaled MMA takes them as they are, and where they are looked up to become E4M3.
     """
-    return "nibble" if "mma_block_scale" in arch.features or activation == "fp8" else "swizzle"
+    return "nibble" if "mma_block_scale" in arch.features or activation == "fp8" else "rotated"
 
 
 def reference(
@@ -44,8 +46,31 @@ def reference(
     return y if bias is None else y + bias
 
 
-# Where pair i of a half-word goes: lowest magnitude bit and sign bit (docs/packed-layout.md).
-PAIR_PLACES = {"swizzle": ((6, 15), (3, 12), (0, 14), (9, 13)), "nibble": ((0, 3), (4, 7), (8, 11), (12, 15))}
+_FIELDS = 0x81C081C0  # sign and magnitude of a pair in bf16, in both half-words
+_ROTATIONS = (4, 10, 14)  # of pairs 1, 2 and 3 of a rotated word
+
+
+def rotated(fields: Any) -> Any:
+    """Words in the rotated encoding (docs/packed-layout.md) of four pairs, each in its places in bf16.
+
+    Args:
+        fields: of pairs 0 to 3, arrays or tensors of integers of 64 bits that are less than 2^32.
+    """
+    word = fields[0] & 0
+    for pair, rotation in zip(fields[1:], _ROTATIONS, strict=True):
+        word = word | pair >> rotation | pair << (32 - rotation) & 0xFFFFFFFF
+    # Bits of pair 0 fill what these leave, and read w ^ w << 8.
+    left = fields[0] ^ (word ^ word << 8) & _FIELDS
+    chain = left & 0x80808080
+    chain = chain ^ chain << 8 & 0xFFFFFFFF
+    chain = chain ^ chain << 16 & 0xFFFFFFFF
+    return word | left & 0x00400040 | left >> 8 & 0x00010001 | chain
+
+
+def pairs_of(words: Any) -> tuple[Any, ...]:
+    """Of words in the rotated encoding the four pairs, as `rotated` takes them."""
+    pairs = (words ^ words << 8, *(words << rotation | words >> (32 - rotation) for rotation in _ROTATIONS))
+    return tuple(pair & _FIELDS for pair in pairs)
 
 
 def pack(
@@ -67,11 +92,12 @@ def pack(
         tile_rows, 2, 8, tiles, 2, 4, 4, 2
     )  # half, g, tile, block, t, pair, odd
     scales = np.pad(scales, ((0, rows), (0, columns // 32)), constant_values=127).reshape(tile_rows, 2, 8, tiles, 2)
-    words = np.zeros((tile_rows, 2, 8, tiles, 2, 4), np.uint32)
-    for pair, (magnitude, sign) in enumerate(PAIR_PLACES[encoding]):
-        for odd in (0, 1):
-            code = codes[..., pair, odd].astype(np.uint32)
-            words |= ((code & 7) << magnitude | (code >> 3) << sign) << 16 * odd
-    lanes = np.ascontiguousarray(words.transpose(0, 3, 2, 5, 4, 1)).reshape(tile_rows, tiles, 32, 4)
+    halves = codes.astype(np.uint64)
+    pairs = halves[..., 0] | halves[..., 1] << 16  # nibbles of even and odd k
+    if encoding == "nibble":
+        words = np.bitwise_or.reduce([pairs[..., i] << 4 * i for i in range(4)])
+    else:
+        words = rotated([(pairs[..., i] & 0x70007) << 6 | (pairs[..., i] & 0x80008) << 12 for i in range(4)])
+    lanes = words.astype(np.uint32).transpose(0, 3, 2, 5, 4, 1).reshape(tile_rows, tiles, 32, 4)
     packed = np.ascontiguousarray(scales.transpose(0, 3, 2, 1, 4)).reshape(tile_rows, tiles, 32).view(np.uint32)
     return lanes, packed

@@ -28,7 +28,7 @@ class LinearProblem(Problem):
     k: int = knob(GPT_OSS_120B.hidden, low=formats.BLOCK, high=MAX_SIZE, doc="columns of X and W, a multiple of 32")
     dtype: str = DTYPE
     bias: bool = BIAS
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weight was packed")
+    encoding: str = knob("rotated", choices=ENCODINGS, doc="how the weight was packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weight")
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
     activation: str = knob("none", choices=ACTIVATIONS, doc="format that X is quantized to, or none")

@@ -329,7 +329,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 _GROUP = 8  # tiles of tokens that take turns, as the template has it
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"activation": "mxfp4", "encoding": "swizzle", "atom": "twin", "residual": True, "pdl": False},
+    {"activation": "mxfp4", "encoding": "rotated", "atom": "twin", "residual": True, "pdl": False},
     {"dtype": "fp16", "bias": True, "scale_rule": "even", "split_k": 2},
     {"activation": "mxfp6", "residual": True, "scale_rule": "ceil", "split_k": 2},
     {"activation": "mxfp8", "atom": "e4m3", "bias": True, "scale_rule": "ceil"},

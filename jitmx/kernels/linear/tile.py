@@ -61,7 +61,7 @@ class TileKnobs(Knobs):
     bias: bool = BIAS
     residual: bool | str = RESIDUAL
     weight: str = knob("mxfp4", choices=WEIGHTS, doc="format of the weight")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="order of the bits in a packed word; swizzle with mxfp8")
+    encoding: str = knob("rotated", choices=ENCODINGS, doc="order of the bits in a packed word; rotated with mxfp8")
     scale_range: str = SCALE_RANGE
     tile_n: int = knob(128, choices=tuple(range(16, 257, 16)), doc="rows of W a block")
     tile_m: int = knob(128, choices=tuple(range(8, 129, 8)), doc="rows of X a block")
@@ -137,8 +137,8 @@ def _check(knobs: TileKnobs, arch: Arch) -> None:
             f"footprint={knobs.footprint} selects nothing: a block takes {needed_bytes(knobs)} B anyway",
             "leave it at 0",
         )
-    if knobs.weight == "mxfp8" and knobs.encoding != "swizzle":
-        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 weights", "with weight='mxfp8' leave it at 'swizzle'")
+    if knobs.weight == "mxfp8" and knobs.encoding != "rotated":
+        raise KnobError(f"encoding={knobs.encoding!r} is of mxfp4 weights", "with weight='mxfp8' leave it at 'rotated'")
     require_registers(knobs.warps_n * knobs.warps_m, knobs.blocks_per_sm, _least_registers(knobs))
 
 
@@ -211,7 +211,7 @@ def _fixed(problem: LinearProblem) -> dict[str, Any]:
     require_plain("tile", problem, "weight", "residual")
     require_columns("linear.tile", problem.k, _packed_bytes(problem))
     given = problem.pick("dtype", "bias", "residual", "weight", "encoding", "scale_range")
-    return given if problem.weight == "mxfp4" else given | {"encoding": "swizzle"}
+    return given if problem.weight == "mxfp4" else given | {"encoding": "rotated"}
 
 
 def _check_problem(problem: LinearProblem, variant: Variant) -> None:

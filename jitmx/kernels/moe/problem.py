@@ -49,7 +49,7 @@ class MoeProblem(Problem):
         doc="clamped SwiGLU of gpt-oss, silu(gate) * up; without gates up itself, or max(up, 0)^2",
     )  # fmt: skip
     bias: bool = knob(True, doc="both products have a bias")
-    encoding: str = knob("swizzle", choices=ENCODINGS, doc="how the weights were packed")
+    encoding: str = knob("rotated", choices=ENCODINGS, doc="how the weights were packed")
     scale_range: str = knob("normal", choices=SCALE_RANGES, doc="E8M0 bytes of the weights")
 
     row_range: str = knob(

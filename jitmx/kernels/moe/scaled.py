@@ -202,7 +202,7 @@ def _cases(variant: Variant) -> Iterator[Case]:
 
 
 _RARER: tuple[dict[str, Any], ...] = (
-    {"encoding": "swizzle", "activation": "silu", "scale_rule": "ceil", "tile_n": 64, "warps_n": 4, "bias": False},
+    {"encoding": "rotated", "activation": "silu", "scale_rule": "ceil", "tile_n": 64, "warps_n": 4, "bias": False},
     {"activation": "relu2", "weight_on": "input", "x_format": "mxfp4", "scale_rule": "even", "tile_n": 64,
      "warps_n": 4},
     {"activation": "plain", "x_format": "mxfp6", "tile_n": 64, "warps_n": 4, "pdl": False},

@@ -58,7 +58,7 @@ def parts(layout: str) -> tuple[str, str, str]:
     """
     found = layout.split("/")
     if len(found) != 3:
-        raise InputError(f"layout={layout!r} is not format/encoding/scale range, such as mxfp4/swizzle/normal")
+        raise InputError(f"layout={layout!r} is not format/encoding/scale range, such as mxfp4/rotated/normal")
     return found[0], found[1], found[2]
 
 

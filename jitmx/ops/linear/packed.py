@@ -43,7 +43,7 @@ class Packed:
             )
         if self.encoding not in ENCODINGS or self.scale_range not in SCALE_RANGES:
             raise InputError(
-                f"encoding={self.encoding!r} must be swizzle or nibble, scale_range={self.scale_range!r} normal or full"
+                f"encoding={self.encoding!r} must be rotated or nibble, scale_range={self.scale_range!r} normal or full"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class PackedWeight(PackedRows, Packed):
         words: int32 [tile rows, tiles of k, 32 lanes, 4]; for MXFP8 [tile rows, tiles of k, 2 blocks, 32 lanes, 4].
         scales: int32 [tile rows, tiles of k, 8], four E8M0 bytes each.
         n, k: output and input features.
-        encoding: order of bits in a word, "swizzle" or "nibble".
+        encoding: order of bits in a word, "rotated" or "nibble".
         scale_range: "normal" where every scale byte is within NORMAL_SCALES, else "full".
         format: "mxfp4" or "mxfp8".
     """
@@ -137,7 +137,7 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
         weight: mxfp4 or mxfp8 [n, k], or the (codes, scales) of an mxfp4 one: uint8 [n, k / 2] with even k in the low
             nibble, and uint8 [n, k / 32]. k is a multiple of 32, n is any. The layout of Hugging Face's gpt-oss blocks,
             [n, k / 32, 16], is taken too.
-        encoding: of mxfp4, "swizzle" or "nibble"; by default what the weight's device wants. An mxfp8 weight has one
+        encoding: of mxfp4, "rotated" or "nibble"; by default what the weight's device wants. An mxfp8 weight has one
             layout.
 
     Returns:
@@ -164,6 +164,6 @@ def pack_weight(weight: MXTensor | tuple[torch.Tensor, torch.Tensor], *, encodin
     if n == 0 or k == 0:
         raise InputError(f"weight has shape [{n}, {k}]; n and k must be 1 or more")
     if weight.format == "mxfp8":
-        encoding = "swizzle"
+        encoding = "rotated"
     words, scales, encoding, scale_range = pack(weight.codes[None], weight.scales[None], weight.format, encoding)
     return PackedWeight(words[0], scales[0], n, k, encoding, scale_range, weight.format)

@@ -10,11 +10,9 @@ import torch
 from jitmx.errors import InputError
 from jitmx.formats import SCALE_ONE
 from jitmx.kernels.fp8_rows import BINADES, ROW_RANGES
+from jitmx.kernels.linear.layout import pairs_of
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans
-
-# Magnitudes of all codes of a packed word.
-_MAGNITUDES = {"nibble": 0x77777777, "swizzle": 0x0FFF0FFF}
 
 
 class RowWords(NamedTuple):
@@ -60,8 +58,8 @@ def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) 
     most = torch.ones((), dtype=torch.int32, device=words.device)
     for expert in range(experts):  # one at a time: of all of them there may be gigabytes
         # [tile rows, tiles, g, lanes of a quad, words]; words are of rows g, g + 8 of the first block, then the second.
-        codes = words[expert].view(tile_rows, tiles, 8, 4, 4) & _MAGNITUDES[encoding]
-        there = (codes != 0).any(3)[..., [0, 2, 1, 3]].view(tile_rows, tiles, 8, 2, 2)
+        codes = words[expert].view(tile_rows, tiles, 8, 4, 4)
+        there = (_magnitudes(codes, encoding) != 0).any(3)[..., [0, 2, 1, 3]].view(tile_rows, tiles, 8, 2, 2)
         bytes_ = scales[expert].view(torch.uint8).view(tile_rows, tiles, 8, 2, 2).int()  # row g or g + 8, block
         least = torch.where(there, bytes_, 255).amin((1, 4))
         passes = (torch.where(there, bytes_, 0).amax((1, 4)) - least).clamp(min=0) // BINADES + 1
@@ -69,6 +67,14 @@ def row_words(words: torch.Tensor, scales: torch.Tensor, n: int, encoding: str) 
         most = torch.maximum(most, passes.amax())
         found[expert] = (base | passes << 8).transpose(1, 2).reshape(-1)[:n].short()
     return RowWords(found, ROW_RANGES[bool(most > 1)])
+
+
+def _magnitudes(words: torch.Tensor, encoding: str) -> torch.Tensor:
+    """Numbers that are 0 where all eight codes of a word are zeros."""
+    if encoding == "nibble":
+        return words & 0x77777777
+    first, second, third, fourth = pairs_of(words.long() & 0xFFFFFFFF)
+    return (first | second | third | fourth) & 0x01C001C0
 
 
 # What was found, and of which memory.

@@ -25,7 +25,7 @@ class PackedExperts(PackedRows, Packed):
         words: int32 [experts, tile rows, tiles of k, 32 lanes, 4].
         scales: int32 [experts, tile rows, tiles of k, 8], four E8M0 bytes each.
         n, k: output and input features of an expert.
-        encoding: order of bits in a word, "swizzle" or "nibble".
+        encoding: order of bits in a word, "rotated" or "nibble".
         scale_range: "normal" where every scale byte is within NORMAL_SCALES, else "full".
     """
 
@@ -67,7 +67,7 @@ def pack_experts(
             taken too. `jitmx.moe` wants interleaved gate and up rows in W13, as gpt-oss stores them.
         rows: "as_is", or "halves" where all gate rows come before all up rows: they are interleaved. The bias has to be
             interleaved as well: `b.view(experts, 2, -1).transpose(1, 2).reshape(experts, -1)`.
-        encoding: "swizzle" or "nibble"; by default what the weights' device wants.
+        encoding: "rotated" or "nibble"; by default what the weights' device wants.
 
     Returns:
         The packed weights on the same device, expert by expert as `jitmx.pack_weight` packs one. Work is complete on

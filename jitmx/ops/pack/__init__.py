@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 27  # bytes of codes that torch packs together: it takes several
 
 def encoding_for(device: torch.device, format: str) -> str:
     """The encoding that the kernels of a device want of weights in a format."""
-    return encoding_on(card.arch(card.number(device)), format) if device.type == "cuda" else "swizzle"
+    return encoding_on(card.arch(card.number(device)), format) if device.type == "cuda" else "rotated"
 
 
 def pack(
@@ -29,7 +29,7 @@ def pack(
 
     Args:
         codes, scales, halves: as for `into`, with any strides.
-        encoding: of mxfp4, "swizzle" or "nibble"; by default what the device wants.
+        encoding: of mxfp4, "rotated" or "nibble"; by default what the device wants.
 
     Returns:
         Words and scales, int32 [experts, tile rows, tiles of k, …], their encoding, and their scale range: "normal"

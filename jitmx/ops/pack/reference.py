@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from jitmx import formats
-from jitmx.kernels.linear.layout import NORMAL_SCALES, PAIR_PLACES, TILE_K, TILE_ROWS, packed_tiles
+from jitmx.kernels.linear.layout import NORMAL_SCALES, TILE_K, TILE_ROWS, packed_tiles, rotated
 from jitmx.kernels.linear.mxfp8 import BYTE_ORDER, MXFP8_NORMAL_SCALES
 
 
@@ -20,7 +20,7 @@ def pack(
     Args:
         codes: uint8 [experts, n, k / 2] for mxfp4, [experts, n, k] for mxfp8.
         scales: uint8 [experts, n, k / 32].
-        encoding: of mxfp4, "swizzle" or "nibble".
+        encoding: of mxfp4, "rotated" or "nibble".
         halves: rows 0 and n / 2 are rows 0 and 1 of what is packed, 1 and n / 2 + 1 the next, and so on.
 
     Returns:
@@ -58,21 +58,15 @@ def pack(
 def _encode(words: torch.Tensor, encoding: str) -> torch.Tensor:
     """From eight nibbles in order of k to even k in the low half-word and odd k in the high one, in `encoding`."""
     even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    low, high = _squeeze(even), _squeeze(odd)
-    if encoding == "swizzle":
-        low, high = _swizzle(low), _swizzle(high)
-    return low | high << 16
+    nibbles = _squeeze(even) | _squeeze(odd) << 16
+    if encoding == "nibble":
+        return nibbles
+    wide = nibbles.long()
+    pairs = [wide >> 4 * i & 0xF000F for i in range(4)]
+    return rotated([(pair & 0x70007) << 6 | (pair & 0x80008) << 12 for pair in pairs]).to(words.dtype)
 
 
 def _squeeze(nibbles: torch.Tensor) -> torch.Tensor:
     """The low nibbles of four bytes side by side in 16 bits."""
     pairs = (nibbles | nibbles >> 4) & 0x00FF00FF
     return (pairs | pairs >> 8) & 0xFFFF
-
-
-def _swizzle(half: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(half)
-    for i, (magnitude, sign) in enumerate(PAIR_PLACES["swizzle"]):
-        code = half >> 4 * i
-        out |= (code & 7) << magnitude | (code >> 3 & 1) << sign
-    return out

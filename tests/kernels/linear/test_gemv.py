@@ -34,7 +34,7 @@ PROBLEMS = st.builds(
     k=BLOCKS.map(lambda blocks: 32 * blocks),
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
 GEMV_VARIANTS = variants(GEMV)
@@ -83,7 +83,7 @@ def test_weights_are_packed_as_nibbles_where_block_scaled_mma_takes_them() -> No
         "sm_120a", "sm_120f", "sm_121a"
     }  # fmt: skip
     assert LinearProblem.on(arch.parse("sm_121")).encoding == "nibble"
-    assert LinearProblem.on(arch.parse("sm_121"), encoding="swizzle").encoding == "swizzle"
+    assert LinearProblem.on(arch.parse("sm_121"), encoding="rotated").encoding == "rotated"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_weights_are_packed_as_nibbles_where_block_scaled_mma_takes_them() -> No
         ({"k": 2881}, "k=2881 is not a multiple of 32, the values that share a scale; the nearest legal value is 2880"),
         ({"k": 2911}, "k=2911 is not a multiple of 32, the values that share a scale; the nearest legal value is 2912"),
         ({"dtype": "fp32"}, "dtype='fp32' is not one of bf16, fp16"),
-        ({"encoding": "plain"}, "encoding='plain' is not one of swizzle, nibble"),
+        ({"encoding": "plain"}, "encoding='plain' is not one of rotated, nibble"),
         ({"scale_range": "wide"}, "scale_range='wide' is not one of normal, full"),
         ({"bias": 1}, "bias=1 is not a bool"),
         ({"m": True}, "m=True is not a int"),
@@ -258,7 +258,7 @@ def test_rows_of_x_end_where_shared_memory_does_and_do_not_overlap(variant: Vari
 
 # For each engine and way to copy, knobs away from their defaults that change the instructions most.
 SAMPLE: dict[tuple[str, str], dict[str, Any]] = {
-    ("mma", "bulk"): {"m": 4, "encoding": "swizzle", "bias": True, "chunk": 4, "stages": 3},
+    ("mma", "bulk"): {"m": 4, "encoding": "rotated", "bias": True, "chunk": 4, "stages": 3},
     ("mma", "async"): {"m": 8, "dtype": "fp16", "scale_range": "full", "chunk": 3, "stages": 2},
     ("fma", "bulk"): {"m": 2, "dtype": "fp16", "encoding": "nibble", "warps": 4, "split_k": 1, "stages": 2},
     ("fma", "async"): {"m": 1, "encoding": "nibble", "scale_range": "full", "stage_x": False, "unroll": 1},

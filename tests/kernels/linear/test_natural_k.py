@@ -31,7 +31,7 @@ extern "C" __global__ void fragments(const Vec4* words, const u32* scales, u32* 
 """
 
 
-@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("encoding", ["rotated", "nibble"])
 def test_fragments_of_a_tile_are_its_values_in_the_order_of_the_instruction(encoding: str) -> None:
     """All codes in every place of a word, scales of rows and blocks unlike; element by element, as the ISA draws A."""
     codes = np.arange(TILE_ROWS * TILE_K).reshape(TILE_ROWS, TILE_K)

@@ -143,7 +143,7 @@ def test_one_product_with_a_scale_of_its_own_for_every_row_column_and_block(
     target: str, atom: str, activation: str, tile: int
 ) -> None:
     """Rows of ones times columns of ones: D[r, c] = 32 (2^(r + c) + 2^(22 - r - c)), r and c in the scales alone."""
-    encoding = ("Nibble", "Swizzle")[tile]
+    encoding = ("Nibble", "Rotated")[tile]
     words = 2 if activation == "mxfp4" else 4
     text = _BY_HAND.format(
         atom=atom, format=activation.capitalize(), encoding=encoding, words=words, tile=tile,
@@ -191,7 +191,7 @@ def test_the_smallest_and_the_largest_scale_of_a_row_are_exact_and_nan_stays_in_
 
 @pytest.mark.nightly(by_day="each value")
 @pytest.mark.parametrize("activation", FORMATS)
-@pytest.mark.parametrize("encoding", ["nibble", "swizzle"])
+@pytest.mark.parametrize("encoding", ["nibble", "rotated"])
 def test_the_twin_and_the_instruction_agree_to_the_order_of_their_sums(activation: str, encoding: str) -> None:
     generator = np.random.default_rng(3)
     x = generator.standard_normal((19, 288)).astype(np.float16)
@@ -221,13 +221,13 @@ def test_rounding_x_costs_no_more_than_stated(activation: str, gate: float, rule
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("sm_80", {"dtype": "fp16", "encoding": "swizzle", "bias": True, "split_k": 3}),
+    ("sm_80", {"dtype": "fp16", "encoding": "rotated", "bias": True, "split_k": 3}),
     ("sm_86", {"activation": "mxfp6", "residual": True, "tile_m": 32}),
     ("sm_89", {"activation": "mxfp4", "dtype": "fp16", "residual": True, "tile_n": 128, "warps_n": 8}),
     ("sm_90a", {"activation": "mxfp4", "split_k": 16, "bias": True, "residual": True}),
     ("sm_100a", {"activation": "mxfp6", "tile_n": 128, "tile_m": 64, "warps_m": 2}),
     ("sm_120a", {"activation": "mxfp6", "tile_n": 256, "tile_m": 64, "warps_n": 8, "bias": True}),
-    ("sm_120f", {"activation": "mxfp4", "encoding": "swizzle", "tile_m": 16, "split_k": 2}),
+    ("sm_120f", {"activation": "mxfp4", "encoding": "rotated", "tile_m": 16, "split_k": 2}),
     ("sm_121a", {"activation": "mxfp4", "tile_n": 128, "tile_m": 128, "warps_m": 2, "residual": True}),
     ("sm_121a", {"dtype": "fp16", "tile_m": 64, "split_k": 5, "bias": True, "scale_rule": "ceil"}),
     ("sm_121a", {"activation": "mxfp6", "scale_rule": "even", "tile_n": 256, "warps_n": 8, "split_k": 3}),
@@ -276,7 +276,7 @@ PROBLEMS = st.builds(
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
     residual=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
     activation=st.sampled_from(scaled.ACTIVATIONS),
 )

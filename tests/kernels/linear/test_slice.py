@@ -38,7 +38,7 @@ PROBLEMS = st.builds(
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
     residual=st.sampled_from(RESIDUALS),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
 

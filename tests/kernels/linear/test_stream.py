@@ -43,7 +43,7 @@ PROBLEMS = st.builds(
     residual=st.booleans(),
     norm=st.booleans(),
     argmax=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
 

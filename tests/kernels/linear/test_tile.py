@@ -43,7 +43,7 @@ PROBLEMS = st.builds(
     dtype=st.sampled_from(["bf16", "fp16"]),
     bias=st.booleans(),
     residual=st.sampled_from(RESIDUALS),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
     weight=st.sampled_from(["mxfp4", "mxfp8"]),
 )
@@ -308,7 +308,7 @@ def test_a_call_for_a_tile_gets_it() -> None:
         ({"tile_m": 24, "warps_m": 2}, "tile_m=24 is not a multiple of 8 for each of warps_m=2; .* value is 32"),
         ({"tile_n": 256, "warps_m": 1}, "256 sums a thread .* are over 128, .* use more warps or a smaller tile"),
         ({"blocks_per_sm": 8}, "blocks_per_sm=8 of 256 threads is over 1536 .* nearest legal value is 6"),
-        ({"weight": "mxfp8", "encoding": "nibble"}, "'nibble' is of mxfp4 weights; .* leave it at 'swizzle'"),
+        ({"weight": "mxfp8", "encoding": "nibble"}, "'nibble' is of mxfp4 weights; .* leave it at 'rotated'"),
         ({"exchange": "cluster"}, "takes 2 to 8 blocks a tile, not split_k=1; use exchange='memory'"),
         ({"scales": "halves", "dtype": "fp16"}, "dtype='fp16' .*; use scales='bytes'"),
         ({"footprint": 50}, r"footprint=50 selects nothing: a block takes \d+ B anyway; leave it at 0"),

@@ -108,7 +108,7 @@ def test_inputs_are_rounded_where_that_gains(target: str, fields: dict[str, Any]
 
 def test_warm_up_compiles_what_few_rows_and_many_launch() -> None:
     layer = Linear(
-        "sm_90a", None, 1024, 5120, 2880, "bf16", True, "mxfp4", "swizzle", "normal", norm=True, activation="fp8"
+        "sm_90a", None, 1024, 5120, 2880, "bf16", True, "mxfp4", "rotated", "normal", norm=True, activation="fp8"
     )
     few, many = ([one.choice.variant for one in layer.made(m, HOPPER, 132)] for m in (FP8_ROWS - 1, FP8_ROWS))
     assert [one.spec.name for one in many] == ["rows", "wgmma_fp8"] and many[0].knobs.norm

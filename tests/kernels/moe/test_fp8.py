@@ -29,7 +29,7 @@ SMALL = {"tile_m": 64, "grain": 32, "tile_n": 128, "stages": 2}
 # Knobs away from their defaults that change the instructions most.
 SAMPLE: dict[str, dict[str, Any]] = {
     "up": {"encoding": "nibble"},
-    "up, swizzle, tiles of 64": {"tile_m": 64, "stages": 4, "depth": 4},
+    "up, rotated, tiles of 64": {"tile_m": 64, "stages": 4, "depth": 4},
     "up, wide rows": {"rows": "wide", "bias": False, **SMALL},
     "up, four warpgroups": {"tile_m": 64, "tile_n": 256, "stages": 3, "depth": 4, "encoding": "nibble"},
     "up, silu": {"activation": "silu", "encoding": "nibble"},

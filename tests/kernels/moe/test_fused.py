@@ -30,7 +30,7 @@ LAYERS = st.builds(
     intermediate=SIZES,
     activation=st.sampled_from(["swiglu_oai", "silu"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
 )
 SMALL = {"tile_m": 64, "tile_n": 128, "depth": 2, "stages": 2}
 

@@ -38,7 +38,7 @@ PROBLEMS = st.builds(
     activation=st.sampled_from(["swiglu_oai", "silu", "plain", "relu2"]),
     weight_on=st.sampled_from(["output", "input"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
 )
 

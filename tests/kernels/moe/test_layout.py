@@ -44,7 +44,7 @@ def test_interleaving_puts_gates_before_their_ups() -> None:
     assert interleave(rows).ravel().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
-@pytest.mark.parametrize("encoding", ["swizzle", "nibble"])
+@pytest.mark.parametrize("encoding", ["rotated", "nibble"])
 def test_experts_are_packed_one_after_the_other(encoding: str) -> None:
     codes = RNG.integers(0, 16, (3, 40, 96)).astype(np.uint8)
     scales = RNG.integers(0, 255, (3, 40, 3)).astype(np.uint8)

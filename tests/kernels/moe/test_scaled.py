@@ -54,7 +54,7 @@ PROBLEMS = st.builds(
     product=st.sampled_from(["layer", "up", "down"]),
     activation=st.sampled_from(["swiglu_oai", "silu", "plain", "relu2"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
     scale_range=st.sampled_from(["normal", "full"]),
     x_format=st.sampled_from(X_FORMATS),
     scale_rule=st.sampled_from(formats.SCALE_RULES),
@@ -136,7 +136,7 @@ SAMPLE: dict[str, tuple[str, dict[str, Any]]] = {
         "sm_120a", {"x_format": "mxfp4", "tile_n": 256, "tile_m": 32, "activation": "relu2", "scale_rule": "ceil"},
     ),
     "mxfp6, weights on the input": (
-        "sm_121a", {"x_format": "mxfp6", "weight_on": "input", "encoding": "swizzle", "warps_n": 4},
+        "sm_121a", {"x_format": "mxfp6", "weight_on": "input", "encoding": "rotated", "warps_n": 4},
     ),
     "twin, plain": ("sm_90a", {"activation": "plain", "weight_on": "input", "tile_m": 32, "group": 1}),
     "twin, mxfp4": ("sm_89", {"x_format": "mxfp4", "tile_m": 64, "tile_n": 64, "warps_n": 4, "warps_m": 2}),

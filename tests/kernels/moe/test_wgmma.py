@@ -46,7 +46,7 @@ MANY = st.builds(
     product=st.sampled_from(PRODUCTS),
     activation=st.sampled_from(["swiglu_oai", "silu"]),
     bias=st.booleans(),
-    encoding=st.sampled_from(["swizzle", "nibble"]),
+    encoding=st.sampled_from(["rotated", "nibble"]),
 )
 
 

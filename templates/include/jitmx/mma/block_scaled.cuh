@@ -14,11 +14,15 @@ namespace jitmx {
 
 // A word of eight codes in the nibble encoding, from either.
 __device__ __forceinline__ u32 to_nibbles(u32 w, Nibble) { return w; }
-__device__ __forceinline__ u32 to_nibbles(u32 w, Swizzle) {
-  const u32 magnitudes =
-      (w >> 6 & 0x00070007u) | (w << 1 & 0x00700070u) | (w << 8 & 0x07000700u) | (w << 3 & 0x70007000u);
-  return magnitudes | (w >> 12 & 0x00080008u) | (w >> 5 & 0x00800080u) | (w >> 3 & 0x08000800u) |
-      (w << 2 & 0x80008000u);
+__device__ __forceinline__ u32 to_nibbles(u32 w, Rotated) {
+  u32 p[4];
+  Rotated::raw(w, p);
+  u32 nibbles = 0u;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    nibbles |= __funnelshift_r(p[i], p[i], 6 - 4 * i & 31) & 0x00070007u << 4 * i |
+        p[i] >> (12 - 4 * i) & 0x00080008u << 4 * i;
+  return nibbles;
 }
 
 // Rows of a tile of weights as the instruction takes them: registers of block 0, then of block 1.

@@ -18,21 +18,6 @@ enum class Scaling {
 template <class T> constexpr bool kIsBf16 = false;
 template <> constexpr bool kIsBf16<Bf16> = true;
 
-// Fields of a word in as few instructions as they take where no multiplication follows.
-template <class T, class Encoding> struct BareFields {
-  static __device__ __forceinline__ void of(u32 w, u32 (&p)[4]) { Encoding::fields(w, p, T{}); }
-};
-// One multiplication for both shifts of pair 2: the shifted bits do not overlap.
-template <> struct BareFields<Bf16, Swizzle> {
-  static __device__ __forceinline__ void of(u32 w, u32 (&p)[4]) {
-    constexpr u32 kMask = Field<Bf16>::magnitude | kSigns;
-    p[0] = w & kMask;
-    p[1] = (w << 3) & kMask;
-    p[2] = ((w & 0x40074007u) * 66u) & kMask;
-    p[3] = merge(w << 2, kSigns, w >> 3, Field<Bf16>::magnitude);
-  }
-};
-
 // A tile's fragments: rows g and g + 8, both blocks.
 template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
   u32 low[2][4], high[2][4];
@@ -40,7 +25,7 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
 
   __device__ __forceinline__ void decode(const Vec4& w, u32 bytes) {
     if constexpr (kScaling == Scaling::halves) {
-      const u32 first = exponents<0>(bytes), second = exponents<1>(bytes);
+      const u32 first = folded_rows<0>(bytes), second = folded_rows<1>(bytes);
       word(w.x, both_low(first), low[0]);
       word(w.y, both_high(first), high[0]);
       word(w.z, both_low(second), low[1]);
@@ -61,7 +46,7 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
 
   // Block I alone, of scales in halves.
   template <int I> static __device__ __forceinline__ Fragments fragments(const Vec4& w, u32 bytes) {
-    const u32 pair = exponents<I>(bytes);
+    const u32 pair = folded_rows<I>(bytes);
     u32 p[4], q[4];
     word(I == 0 ? w.x : w.z, both_low(pair), p);
     word(I == 0 ? w.y : w.w, both_high(pair), q);
@@ -69,20 +54,10 @@ template <class T, class Encoding, Scaling kScaling> struct DecodedTile {
   }
 
  private:
-  // Scales times 2^126 of rows g and g + 8 in block I, each in a half: bytes 2 to 128 plus 126 stay bytes.
-  template <int I> static __device__ __forceinline__ u32 exponents(u32 bytes) {
-    const u32 raised = bytes + 0x7E7E7E7Eu;
-    return (I == 0 ? raised * 128u : raised >> 1) & 0x7F807F80u;
-  }
-
   static __device__ __forceinline__ void word(u32 w, u32 multiplier, u32 (&pairs)[4]) {
     if constexpr (kScaling == Scaling::bare)
-      BareFields<T, Encoding>::of(w, pairs);
-    else if constexpr (kScaling == Scaling::halves) {
-      BareFields<T, Encoding>::of(w, pairs);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = T::multiply(pairs[i], multiplier);
-    } else
+      Encoding::fields(w, pairs, T{});
+    else
       jitmx::decode<T, Encoding>(w, multiplier, pairs);
   }
 };

@@ -5,8 +5,9 @@
 // pair. docs/packed-layout.md draws them.
 //   nibble   pair i in bits 4i…4i+3 of each half: what block-scaled MMA (SM12x) takes as it is. 15 integer
 //            instructions a word.
-//   swizzle  magnitudes of pairs 3, 0, 1, 2 in bits 11-9, 8-6, 5-3, 2-0, signs in bits 13, 15, 12, 14: the fields of
-//            pair 0 are in their bf16 places already. 11 integer instructions a word.
+//   rotated  sign and magnitude of a pair are in their bf16 places after one rotation, by 4, 10 and 14 bits for pairs
+//            1, 2 and 3; those of pair 0 after `w ^ w << 8`, since no four such patterns fit a half-word. 8 integer
+//            instructions a word.
 //
 // A masked field is value * 2^-126 in bf16 (2^-14 in fp16); the multiplication that undoes this is exact.
 #pragma once
@@ -42,20 +43,23 @@ struct Nibble {
   }
 };
 
-struct Swizzle {
+struct Rotated {
+  // The word with a pair in its places in bf16, among bits of others.
+  static __device__ __forceinline__ void raw(u32 w, u32 (&p)[4]) {
+    p[0] = w ^ w << 8;
+    p[1] = w << 4;
+    p[2] = __funnelshift_l(w, w, 10);
+    p[3] = __funnelshift_l(w, w, 14);
+  }
   static __device__ __forceinline__ void fields(u32 w, u32 (&p)[4], Bf16) {
-    constexpr u32 m = Field<Bf16>::magnitude;
-    p[0] = w & (m | kSigns);
-    p[1] = (w << 3) & (m | kSigns);
-    p[2] = merge(w << 1, kSigns, w << 6, m);
-    p[3] = merge(w << 2, kSigns, w >> 3, m);
+    raw(w, p);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] &= Field<Bf16>::magnitude | kSigns;
   }
   static __device__ __forceinline__ void fields(u32 w, u32 (&p)[4], Fp16) {
-    constexpr u32 m = Field<Fp16>::magnitude;
-    p[0] = merge(w, kSigns, w << 3, m);
-    p[1] = merge(w << 3, kSigns, w << 6, m);
-    p[2] = merge(w << 1, kSigns, w << 9, m);
-    p[3] = merge(w << 2, kSigns, w, m);
+    raw(w, p);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = merge(p[i], kSigns, p[i] << 3, Field<Fp16>::magnitude);
   }
 };
 
@@ -77,6 +81,12 @@ template <int Index> __device__ __forceinline__ float scale(u32 bytes) {
 // the multiplier and every product of it with a field are normal bf16 numbers, so that decoding stays exact.
 template <int Index> __device__ __forceinline__ u32 folded_scale(u32 bytes) {
   return __byte_perm(bytes, 0u, 0x4040 + Index * 0x0101) * 128u + 126u * 0x00800080u;
+}
+
+// The same of rows g and g + 8 in block I, each in a half of the register.
+template <int I> __device__ __forceinline__ u32 folded_rows(u32 bytes) {
+  const u32 raised = bytes + 0x7E7E7E7Eu;  // bytes up to 128 stay bytes
+  return (I == 0 ? raised * 128u : raised >> 1) & 0x7F807F80u;
 }
 
 }  // namespace jitmx

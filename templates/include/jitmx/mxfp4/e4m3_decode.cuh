@@ -25,16 +25,18 @@ template <> struct Selectors<Nibble> {
   }
 };
 
-template <> struct Selectors<Swizzle> {
+template <> struct Selectors<Rotated> {
   u32 codes, even, odd;
 
   __device__ __forceinline__ explicit Selectors(u32 w) {
-    codes = w >> 6 & 0x00070007u;
-    codes |= w << 1 & 0x00700070u;
-    codes |= w << 8 & 0x07000700u;
-    codes |= w << 3 & 0x70007000u;
+    u32 p[4];
+    Rotated::raw(w, p);
+    codes = p[0] >> 6 & 0x00070007u;
+    codes |= w << 2 & 0x00700070u;
+    codes |= __funnelshift_l(w, w, 12) & 0x07000700u;
+    codes |= __funnelshift_l(w, w, 20) & 0x70007000u;
     // Signs of pairs 0 and 1, then of 2 and 3: of even k in the lower bytes.
-    const u32 first = permute(w, w << 3, 0xFBD9u), second = permute(w << 1, w << 2, 0xFBD9u);
+    const u32 first = permute(p[0], p[1], 0xFBD9u), second = permute(p[2], p[3], 0xFBD9u);
     even = permute(first, second, 0x5410u);
     odd = permute(first, second, 0x7632u);
   }

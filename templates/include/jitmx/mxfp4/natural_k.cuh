@@ -10,26 +10,41 @@
 
 namespace jitmx {
 
-// How far pair t of a word lies from its places in bf16: what magnitudes are rotated by to the left, and a power of two
-// that signs are multiplied by.
-template <class Encoding> struct PairPlace;
-template <> struct PairPlace<Swizzle> {
-  static __device__ __forceinline__ u32 rotation(int t) { return 0x1D060300u >> (8 * t); }
-  static __device__ __forceinline__ u32 factor(int t) { return 0x04020801u >> (8 * t) & 0xFFu; }
+// Brings pair t of a word to its places in bf16, among bits of others.
+template <class Encoding> class PairPlace;
+template <> class PairPlace<Rotated> {
+ public:
+  __device__ __forceinline__ explicit PairPlace(int t)
+      : rotation_(0x0E0A0400u >> (8 * t)), factor_(t == 0 ? 256u : 0u) {
+    asm volatile("" : "+r"(rotation_), "+r"(factor_));  // else the compiler makes them anew for every block
+  }
+  __device__ __forceinline__ u32 operator()(u32 word) const {
+    return (__funnelshift_l(word, word, rotation_) ^ word * factor_) & (Field<Bf16>::magnitude | kSigns);
+  }
+
+ private:
+  u32 rotation_, factor_;
 };
-template <> struct PairPlace<Nibble> {
-  static __device__ __forceinline__ u32 rotation(int t) { return 0x1A1E0206u >> (8 * t); }
-  static __device__ __forceinline__ u32 factor(int t) { return 1u << (12 - 4 * t); }
+// Of nibbles magnitudes are rotated, and signs multiplied by a power of two.
+template <> class PairPlace<Nibble> {
+ public:
+  __device__ __forceinline__ explicit PairPlace(int t)
+      : rotation_(0x1A1E0206u >> (8 * t)), factor_(1u << (12 - 4 * t)) {
+    asm volatile("" : "+r"(rotation_), "+r"(factor_));
+  }
+  __device__ __forceinline__ u32 operator()(u32 word) const {
+    return merge(word * factor_, kSigns, __funnelshift_l(word, word, rotation_), Field<Bf16>::magnitude);
+  }
+
+ private:
+  u32 rotation_, factor_;
 };
 
 // Decodes what a lane needs of a block of 32 k by 16 rows.
 template <class Encoding> class NaturalDecoder {
  public:
   // `t`: the lane's place in its quad.
-  __device__ __forceinline__ explicit NaturalDecoder(int t)
-      : rotation_(PairPlace<Encoding>::rotation(t)), factor_(PairPlace<Encoding>::factor(t)) {
-    asm volatile("" : "+r"(rotation_), "+r"(factor_));  // else the compiler makes them anew for every block
-  }
+  __device__ __forceinline__ explicit NaturalDecoder(int t) : pair_(t) {}
 
   // What multiplies rows g and g + 8 of block I of a tile; `scales` is the packed word of scales of those rows.
   template <int I> static __device__ __forceinline__ void scale(u32 scales, u32 (&rows)[2]) {
@@ -44,8 +59,8 @@ template <class Encoding> class NaturalDecoder {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const Vec4& words = quad[2 * J + s];
-      a[2 * s] = Bf16::multiply(pair(I == 0 ? words.x : words.z), rows[0]);
-      a[2 * s + 1] = Bf16::multiply(pair(I == 0 ? words.y : words.w), rows[1]);
+      a[2 * s] = Bf16::multiply(pair_(I == 0 ? words.x : words.z), rows[0]);
+      a[2 * s + 1] = Bf16::multiply(pair_(I == 0 ? words.y : words.w), rows[1]);
     }
   }
 
@@ -58,12 +73,7 @@ template <class Encoding> class NaturalDecoder {
   }
 
  private:
-  // The lane's pair of an octet, times 2^-126.
-  __device__ __forceinline__ u32 pair(u32 word) const {
-    return merge(word * factor_, kSigns, __funnelshift_l(word, word, rotation_), Field<Bf16>::magnitude);
-  }
-
-  u32 rotation_, factor_;
+  PairPlace<Encoding> pair_;  // the lane's of an octet, times 2^-126
 };
 
 }  // namespace jitmx

@@ -78,7 +78,7 @@ template <class Encoding> struct Bf16Steps {
  private:
   template <int I, class Tile> static __device__ __forceinline__ void block(const Tile& tile, Fragments& a) {
     const Vec4 words[1] = {tile.words};
-    const u32 folded = ((I == 0 ? tile.scales : tile.scales >> 8) & 0x00FF00FFu) * 128u + 126u * 0x00800080u;
+    const u32 folded = folded_rows<I>(tile.scales);
     a = Mxfp4Tile<Bf16, Encoding>::template fragments<I>(words, both_low(folded), both_high(folded));
   }
 };
