@@ -13,6 +13,9 @@ VARIANTS = {
     "fp8-silu": variant("moe", "wgmma_fp8", "sm_90a", encoding="nibble", activation="silu", **SMALL),
     "fp8-down": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", **SMALL),
     "fp8-wide": variant("moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", rows="wide", **SMALL),
+    "fp8-halves": variant(
+        "moe", "wgmma_fp8", "sm_90a", product="down", encoding="nibble", **SMALL | {"tile_m": 320, "grain": 64}
+    ),
     "rows-norm": variant("norm", "rows", "sm_90a", block=128, vectors=2),
     "rows-plain": variant("norm", "rows", "sm_90a", norm=False, block=128, vectors=2),
     "dense-fp8": variant("linear", "wgmma_fp8", "sm_90a", bias=True, encoding="nibble", **DENSE),
@@ -105,6 +108,10 @@ MUTATIONS = catalogue(VARIANTS, {
          "    __syncwarp();\n    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));",
          "    if (lane == 0) mbarrier_arrive(shared_address(shared.done + turn.stage));"),
         ("a pair has another's place", "item.place[i] = pair;", "item.place[i] = pair ^ 1;"),
+    ),
+    "fp8-halves": (
+        ("the second half reads X of the first", " + kFirst * (128 / 16));", ");"),
+        ("both halves have the same sums", "(d[kFirst / 2]);", "(d[0]);"),
     ),
     "fp8-wide": (
         ("there is one pass", "passes = max(passes, int(base >> 8));", ""),

@@ -110,7 +110,7 @@ def test_numbers_between_two_of_the_same_kernels_have_no_others(name: str, targe
 
 @pytest.mark.parametrize("rest", [1, 5, 23, 116])
 def test_what_is_left_of_the_largest_launch_is_among_what_is_asked_for(rest: int) -> None:
-    needed = Linear("sm_90a", None, 16384, 2880, 4096, "bf16", True, "mxfp4", "swizzle", "normal", residual="pair")
+    needed = Linear("sm_90a", None, 16384, 2880, 4096, "bf16", True, "mxfp4", "rotated", "normal", residual="pair")
     arch = arches.parse("sm_90a")
     launched = [variant.name for variant in needed.launches(8192 + rest, arch, 132)]
     assert len(launched) == 2 and {*launched} <= {variant.name for variant in needed.every(arch, 132)}

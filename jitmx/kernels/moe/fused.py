@@ -142,6 +142,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     shapes = (
         (192, 192, 32, 3, 2), (192, 192, 16, 6, 1), (128, 192, 16, 3, 3), (128, 192, 16, 4, 2), (64, 192, 8, 3, 4),
         (64, 192, 16, 3, 4), (64, 192, 16, 4, 3), (64, 256, 8, 3, 4), (64, 128, 8, 4, 4), (256, 128, 32, 5, 1),
+        (320, 128, 32, 4, 1), (320, 128, 16, 4, 1),
     )  # fmt: skip
     return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 
@@ -244,6 +245,7 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"tile_m": 64, "grain": 8, "stages": 3, "depth": 4},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 2, "activation": "silu", "bias": False},
     {"tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "pdl": False},
+    {"tile_m": 320, "tile_n": 128, "stages": 4},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -159,7 +159,7 @@ def contract(knobs: Tiled, product: str) -> Contract:
         min_registers=registers,
         max_registers=registers,
         require=(
-            *(rf"{product.replace('N', str(width))} R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for width in widths(knobs)),
+            *(rf"{product.replace('N', str(count))} R\d+, R\d+, gdesc\[UR\d+\], R\d+$" for count in _columns(knobs)),
             r"\bUBLKCP\b",
             r"\bUTMALDG\.3D\b",
         ),
@@ -171,6 +171,12 @@ def contract(knobs: Tiled, product: str) -> Contract:
 def widths(knobs: Tiled) -> range:
     """Rows of tiles, for each of which there is a loop."""
     return range(knobs.grain, knobs.tile_m + 1, knobs.grain)
+
+
+def _columns(knobs: Tiled) -> set[int]:
+    """Of the products of these loops: one, or where tiles have more than 256 rows one of each half that has some."""
+    half = knobs.tile_m if knobs.tile_m <= 256 else knobs.tile_m // 2
+    return {part for width in widths(knobs) for part in (min(width, half), width - half) if part > 0}
 
 
 SPEC = KernelSpec(
@@ -276,7 +282,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
         (192, 192, 32, 6, 1), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
         (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 3, 4),
         (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
-        (256, 128, 16, 5, 1),
+        (256, 128, 16, 5, 1), (320, 128, 32, 4, 1),
     )  # fmt: skip
     return shaped(_heuristic(problem, arch, multiprocessors), shapes)
 

@@ -107,7 +107,7 @@ def _fixed(problem: MoeProblem) -> dict[str, Any]:
 
 
 # By rows of a tile: rows by which widths differ, stages, and steps of 64 k of a stage.
-_STAGED = {64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 256: (32, 5, 2)}
+_STAGED = {64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 256: (32, 5, 2), 320: (32, 4, 2)}
 
 
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[d
     shapes = (
         (192, 192, 32, 5, 2), (192, 192, 64, 5, 2), (192, 192, 16, 2, 4), (128, 192, 16, 6, 2), (128, 192, 32, 3, 4),
         (64, 192, 16, 3, 4), (64, 192, 16, 8, 2), (64, 256, 16, 3, 4), (64, 128, 16, 5, 4), (128, 128, 16, 4, 4),
-        (256, 128, 16, 5, 2), (256, 128, 32, 5, 2), (256, 128, 32, 2, 4),
+        (256, 128, 16, 5, 2), (256, 128, 32, 5, 2), (256, 128, 32, 2, 4), (320, 128, 32, 4, 2), (320, 128, 16, 4, 2),
     )  # fmt: skip
     return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 
@@ -133,6 +133,8 @@ _RARER: tuple[dict[str, Any], ...] = (
     {"tile_m": 64, "tile_n": 128, "stages": 2, "depth": 4, "activation": "silu"},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "encoding": "nibble", "rows": "wide"},
     {"product": "down", "tile_m": 64, "tile_n": 128, "stages": 2, "depth": 4, "bias": False, "pdl": False},
+    {"tile_m": 320, "grain": 32, "tile_n": 128, "stages": 4, "encoding": "nibble"},
+    {"product": "down", "tile_m": 320, "grain": 32, "tile_n": 128, "stages": 4, "encoding": "nibble"},
 )  # fmt: skip
 
 KERNEL = Kernel(

@@ -218,11 +218,22 @@ JITMX_WGMMA(256, "%128", "%129", "%130", "%131", "%132");
 #undef JITMX_NAMES_256
 #undef JITMX_SUMS_256
 
-// The same over Steps steps of 32 bytes of k, of rows of 128 bytes in shared memory.
+// The same over Steps steps of 32 bytes of k, of rows of 128 bytes in shared memory. Sums for more than 256 columns have
+// two halves, and a product of more columns than one half is two.
 template <class T, int N, int Steps, int Sums>
 __device__ __forceinline__ void wgmma_steps(float (&d)[Sums], const u32 (&a)[4 * Steps], u64 b_matrix) {
+  constexpr int kFirst = Sums <= 128 ? 2 * Sums : Sums;  // columns
+  if constexpr (N <= kFirst) {
 #pragma unroll
-  for (int i = 0; i < Steps; ++i) Wgmma<N>::template from_registers<T>(d, a + 4 * i, b_matrix + 2 * i);
+    for (int i = 0; i < Steps; ++i) Wgmma<N>::template from_registers<T>(d, a + 4 * i, b_matrix + 2 * i);
+  } else {
+    auto& second = reinterpret_cast<float (&)[Sums - kFirst / 2]>(d[kFirst / 2]);
+#pragma unroll
+    for (int i = 0; i < Steps; ++i) {
+      Wgmma<kFirst>::template from_registers<T>(d, a + 4 * i, b_matrix + 2 * i);
+      Wgmma<N - kFirst>::template from_registers<T>(second, a + 4 * i, b_matrix + 2 * i + kFirst * (128 / 16));
+    }
+  }
 }
 
 }  // namespace jitmx
