@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,13 @@ _FIELDS = 0x81C081C0  # sign and magnitude of a pair in bf16, in both half-words
 _ROTATIONS = (4, 10, 14)  # of pairs 1, 2 and 3 of a rotated word
 
 
-def rotated(fields: Any) -> Any:
-    """Words in the rotated encoding (docs/packed-layout.md) of four pairs, each in its places in bf16.
+def rotated(pairs: Sequence[Any]) -> Any:
+    """Words in the rotated encoding (docs/packed-layout.md).
 
     Args:
-        fields: of pairs 0 to 3, arrays or tensors of integers of 64 bits that are less than 2^32.
+        pairs: four arrays or tensors of integers of 64 bits: codes of even k in bits 0 to 3, of odd k in 16 to 19.
     """
+    fields = [(pair & 0x70007) << 6 | (pair & 0x80008) << 12 for pair in pairs]
     word = fields[0] & 0
     for pair, rotation in zip(fields[1:], _ROTATIONS, strict=True):
         word = word | pair >> rotation | pair << (32 - rotation) & 0xFFFFFFFF
@@ -68,7 +70,7 @@ def rotated(fields: Any) -> Any:
 
 
 def pairs_of(words: Any) -> tuple[Any, ...]:
-    """Of words in the rotated encoding the four pairs, as `rotated` takes them."""
+    """Of words in the rotated encoding the four pairs, each in its places in bf16."""
     pairs = (words ^ words << 8, *(words << rotation | words >> (32 - rotation) for rotation in _ROTATIONS))
     return tuple(pair & _FIELDS for pair in pairs)
 
@@ -97,7 +99,7 @@ def pack(
     if encoding == "nibble":
         words = np.bitwise_or.reduce([pairs[..., i] << 4 * i for i in range(4)])
     else:
-        words = rotated([(pairs[..., i] & 0x70007) << 6 | (pairs[..., i] & 0x80008) << 12 for i in range(4)])
+        words = rotated([pairs[..., i] for i in range(4)])
     lanes = words.astype(np.uint32).transpose(0, 3, 2, 5, 4, 1).reshape(tile_rows, tiles, 32, 4)
     packed = np.ascontiguousarray(scales.transpose(0, 3, 2, 1, 4)).reshape(tile_rows, tiles, 32).view(np.uint32)
     return lanes, packed

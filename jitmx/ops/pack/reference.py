@@ -62,8 +62,7 @@ def _encode(words: torch.Tensor, encoding: str) -> torch.Tensor:
     if encoding == "nibble":
         return nibbles
     wide = nibbles.long()
-    pairs = [wide >> 4 * i & 0xF000F for i in range(4)]
-    return rotated([(pair & 0x70007) << 6 | (pair & 0x80008) << 12 for pair in pairs]).to(words.dtype)
+    return rotated([wide >> 4 * i & 0xF000F for i in range(4)]).to(words.dtype)
 
 
 def _squeeze(nibbles: torch.Tensor) -> torch.Tensor:

@@ -218,8 +218,8 @@ JITMX_WGMMA(256, "%128", "%129", "%130", "%131", "%132");
 #undef JITMX_NAMES_256
 #undef JITMX_SUMS_256
 
-// The same over Steps steps of 32 bytes of k, of rows of 128 bytes in shared memory. Sums for more than 256 columns have
-// two halves, and a product of more columns than one half is two.
+// The same over Steps steps of 32 bytes of k, of rows of 128 bytes in shared memory. Sums for more than 256 columns are
+// in two halves, and a product of more columns than one half is two.
 template <class T, int N, int Steps, int Sums>
 __device__ __forceinline__ void wgmma_steps(float (&d)[Sums], const u32 (&a)[4 * Steps], u64 b_matrix) {
   constexpr int kFirst = Sums <= 128 ? 2 * Sums : Sums;  // columns
