@@ -17,9 +17,7 @@ def work(variant: Variant, problem: RoutingProblem, _rows: int, multiprocessors:
         splits = getattr(knobs, "splits", 1)
         tokens = min(m, knobs.tokens)
         wide = 2 if problem.dtype != "fp32" else 4
-        met = 1 + int(problem.norm)
-        if name == "many":  # a block reads the logits of its tokens from the others, which wait until it has
-            met = 2
+        many = name == "many"  # a block reads its tokens' logits from the others, which wait until it has
         return Work(
             bytes=2.0 * problem.experts * problem.h + wide * m * problem.h * (1 + problem.normalized) + lists,
             flops=2.0 * -(-m // 8) * 8 * problem.experts * problem.h,
@@ -27,8 +25,8 @@ def work(variant: Variant, problem: RoutingProblem, _rows: int, multiprocessors:
             exposed=float(wide * tokens * problem.h / splits),
             blocks=launch.blocks,
             busy=min(launch.blocks, multiprocessors),
-            exchanged=4.0 * knobs.tokens * problem.experts * (splits - 1) / splits if name == "many" else 0.0,
-            clusters=met if launch.cluster > 1 else 0,
+            exchanged=4.0 * knobs.tokens * problem.experts * (splits - 1) / splits * many,
+            clusters=1 + int(problem.norm or many) if launch.cluster > 1 else 0,
             merges=int(launch.cluster == 1 and splits > 1) + int(bool(problem.tile)),
         )
     logits = problem.experts * 2.0 * m * (name == "topk")
