@@ -140,9 +140,9 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     shapes = (
-        (192, 192, 32, 3, 2), (192, 192, 16, 6, 1), (128, 192, 16, 3, 3), (128, 192, 16, 4, 2), (64, 192, 8, 3, 4),
-        (64, 192, 16, 3, 4), (64, 192, 16, 4, 3), (64, 256, 8, 3, 4), (64, 128, 8, 4, 4), (256, 128, 32, 5, 1),
-        (320, 128, 32, 4, 1), (320, 128, 16, 4, 1),
+        (192, 192, 16, 3, 2), (192, 192, 8, 3, 2), (192, 192, 32, 3, 2), (192, 192, 16, 6, 1), (128, 192, 8, 3, 3),
+        (128, 192, 16, 3, 3), (128, 192, 16, 4, 2), (64, 192, 8, 3, 4), (64, 192, 16, 3, 4), (64, 192, 16, 4, 3),
+        (64, 256, 8, 3, 4), (64, 128, 8, 4, 4),
     )  # fmt: skip
     return wgmma.shaped(_heuristic(problem, arch, multiprocessors), shapes)
 

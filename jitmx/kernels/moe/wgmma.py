@@ -38,7 +38,7 @@ from jitmx.registry.tensor_map import TensorMap
 # (475 us with 3.2 of gpt-oss-120b's where that takes 475, 493 with 4.1 and 506). Up to FEW_ROWS, tiles of 64 rows are
 # quicker; up to _SOME_ROWS, of 128.
 LEAST_ROWS, MANY_ROWS = 2, 4
-FEW_ROWS, _SOME_ROWS = 48, 160
+FEW_ROWS, _SOME_ROWS = 48, 112
 _TILES_N = (192, 256, 128)
 _CLEARLY = 0.85  # times what another tile takes
 _SPARE_REGISTERS = 32
@@ -279,10 +279,9 @@ def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[st
 def _candidates(problem: MoeProblem, arch: Arch, multiprocessors: int) -> list[dict[str, Any]]:
     """Wider and narrower tiles, finer and coarser widths, deeper stages; best guess first."""
     shapes = (
-        (192, 192, 32, 6, 1), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
+        (192, 192, 16, 3, 2), (192, 192, 32, 3, 2), (192, 192, 32, 2, 3), (192, 192, 16, 6, 1), (192, 192, 64, 6, 1),
         (128, 192, 16, 9, 1), (128, 192, 16, 4, 2), (128, 192, 16, 3, 3), (128, 192, 32, 3, 3), (64, 192, 16, 3, 4),
-        (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3), (256, 128, 32, 5, 1),
-        (256, 128, 16, 5, 1), (320, 128, 32, 4, 1),
+        (64, 192, 16, 4, 3), (64, 256, 16, 3, 4), (64, 128, 16, 4, 4), (128, 128, 16, 3, 3),
     )  # fmt: skip
     return shaped(_heuristic(problem, arch, multiprocessors), shapes)
 

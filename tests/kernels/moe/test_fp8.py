@@ -37,7 +37,7 @@ SAMPLE: dict[str, dict[str, Any]] = {
     "up, silu, wide rows": {"activation": "silu", "rows": "wide", "bias": False, "encoding": "nibble", **SMALL},
     "down, wide rows": {"product": "down", "rows": "wide", "encoding": "nibble"},
     "down, deep stages": {"product": "down", "tile_m": 128, "stages": 3, "depth": 4, "pdl": False},
-    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 256, "grain": 32, "bias": False},
+    "down, wide tiles": {"product": "down", "tile_n": 128, "tile_m": 320, "grain": 32, "stages": 4, "bias": False},
 }
 
 
