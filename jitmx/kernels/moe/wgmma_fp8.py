@@ -30,8 +30,8 @@ from jitmx.kernels.moe.wgmma_arguments import LINE_BYTES, TILES_M, WIDEST
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
-# Rows of an expert, on average, from which a tile of 320 takes less than two of 192, which decode weights twice: with 256
-# of gpt-oss-120b's 1745 us for 1895 on an H200. moe.wgmma, which reads h in bf16, is the quicker by tiles of 192.
+# Rows of an expert, on average, from which a tile of 320 takes less than two of 192, which decode weights twice: with
+# 256 of gpt-oss-120b's 1745 us for 1895 on an H200. moe.wgmma, which reads h in bf16, is quicker by tiles of 192.
 _MORE_ROWS = 176
 TURN = 4  # steps of 64 k that a loop of the template has: whole stages
 
