@@ -240,6 +240,9 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     crowded = items > 2 * multiprocessors and team == 1
     if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
         knobs |= {"reduction": "none"}
+        if crowded and problem.window and problem.head_dim <= 64:  # smaller blocks, whose begins and ends others hide
+            shape, stages = ({"warps": 3}, 2) if problem.cache == "same" else ({"warps": 2}, 4)
+            return _within(problem, arch, knobs | shape | {"keys": 16, "blocks_per_sm": 6}, stages)
         if crowded:
             return _within(problem, arch, knobs | {"keys": 16, "blocks_per_sm": 4}, stages=2)
         if not problem.window and problem.cache == "e4m3" and problem.context <= _FEW and team == 1:
