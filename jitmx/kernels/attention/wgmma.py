@@ -44,7 +44,7 @@ class WgmmaKnobs(Knobs):
     rotary: int = knob(0, low=0, high=256, doc="first values of a head that are rotated; 0: none")
     table: str = shared.TABLE
     rows: int = knob(192, choices=(64, 128, 192, 256), doc="new tokens x group that a block takes, 64 a warpgroup")
-    keys: int = knob(64, choices=(64, 128), doc="tokens of the cache that a block takes at a time")
+    keys: int = knob(64, choices=(32, 64, 128), doc="tokens of the cache that a block takes at a time")
     stages: int = knob(3, low=3, high=6, doc="of these, in shared memory")
     blocks_per_sm: int = knob(1, low=1, high=4, doc="blocks that the registers of a multiprocessor must suffice for")
     pdl: bool = PDL
@@ -93,6 +93,8 @@ def _check(knobs: WgmmaKnobs, arch: Arch) -> None:
     shared.check_shared(knobs, arch)
     if "wgmma" not in arch.features:
         raise KnobError(f"attention.wgmma needs products of warpgroups; {arch} has none", "use attention.prefill")
+    if knobs.cache == "e4m3" and knobs.keys < 64:
+        raise KnobError(f"keys={knobs.keys} of cache=e4m3: each of four warps converts 16 tokens", "use keys=64")
     need, most = knobs.head_dim // 2 + knobs.keys * 3 // 4 + 29, most_registers(knobs)
     if need > most:
         said = f"keys={knobs.keys} of head_dim={knobs.head_dim} take {need} registers a thread, over {most}"
@@ -121,6 +123,7 @@ RARER: tuple[dict[str, Any], ...] = (
     {"dtype": "fp16", "head_dim": 128, "windowed": True, "rows": 64, "stages": 4, "group": 5, "page_size": 48,
      "pdl": False},
     {"windowed": True, "rows": 64, "stages": 3, "group": 1},
+    {"windowed": True, "rows": 128, "keys": 32, "stages": 6, "blocks_per_sm": 2, "group": 8},
 )  # fmt: skip
 
 
@@ -162,6 +165,7 @@ def _offered(problem: AttentionProblem, arch: Arch) -> Iterator[dict[str, Any]]:
     given = fixed(problem)
     for rows, keys, blocks in (
         (256, 64, 1), (192, 128, 1), (192, 64, 1), (128, 128, 1), (128, 64, 1), (64, 64, 3), (64, 64, 2), (64, 128, 2),
+        (128, 32, 2), (64, 32, 4), (256, 32, 1),
     ):  # fmt: skip
         for stages in (6, 5, 4, 3):
             knobs = {"rows": rows, "keys": keys, "stages": stages, "blocks_per_sm": blocks, "pdl": True}

@@ -1,20 +1,21 @@
 // Products of a warpgroup (wgmma, sm_90a) beyond those of wgmma_product.cuh: whose sums begin anew, and whose B lies
-// with its columns side by side in shared memory. 64 or 128 columns, bf16 or fp16.
+// with its columns side by side in shared memory. 32, 64 or 128 columns, bf16 or fp16.
 #pragma once
 #include "jitmx/mma/wgmma_product.cuh"
 
 namespace jitmx {
 
+#define JITMX_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define JITMX_NAMES_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
+  JITMX_NAMES_32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define JITMX_NAMES_128 \
   JITMX_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
   "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define JITMX_SUMS_4(how, i) how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3])
 #define JITMX_SUMS_16(how, i) \
   JITMX_SUMS_4(how, i), JITMX_SUMS_4(how, i + 4), JITMX_SUMS_4(how, i + 8), JITMX_SUMS_4(how, i + 12)
-#define JITMX_SUMS_64(how) JITMX_SUMS_16(how, 0), JITMX_SUMS_16(how, 16)
+#define JITMX_SUMS_32(how) JITMX_SUMS_16(how, 0)
+#define JITMX_SUMS_64(how) JITMX_SUMS_32(how), JITMX_SUMS_16(how, 16)
 #define JITMX_SUMS_128(how) JITMX_SUMS_64(how), JITMX_SUMS_16(how, 32), JITMX_SUMS_16(how, 48)
 
 template <int N> struct WgmmaAttention;
@@ -48,6 +49,7 @@ template <int N> struct WgmmaAttention;
     } \
   }
 
+JITMX_WGMMA_ATTENTION(32, "%16", "%17", "%18", "%19", "%20");
 JITMX_WGMMA_ATTENTION(64, "%32", "%33", "%34", "%35", "%36");
 JITMX_WGMMA_ATTENTION(128, "%64", "%65", "%66", "%67", "%68");
 
@@ -57,10 +59,12 @@ JITMX_WGMMA_ATTENTION(128, "%64", "%65", "%66", "%67", "%68");
 #undef JITMX_TEXT
 #undef JITMX_SUMS_128
 #undef JITMX_SUMS_64
+#undef JITMX_SUMS_32
 #undef JITMX_SUMS_16
 #undef JITMX_SUMS_4
 #undef JITMX_NAMES_128
 #undef JITMX_NAMES_64
+#undef JITMX_NAMES_32
 
 // Descriptor of a matrix whose k lie in rows of 128 bytes, 64 columns side by side, with the 128-byte swizzle; the next
 // 64 columns are `panel` bytes on.
