@@ -139,8 +139,9 @@ def candidates(
 ) -> list[Candidate]:
     """Those of the kernels and knobs on offer that serve both ends of the task's range, each variant once.
 
-    What a call would take today comes first, so that tuning never makes it slower. Kernels that would need several
-    launches are left out where another needs one.
+    What a call would take today comes first, so that tuning never makes it slower, and others of its kernel next, of
+    which the quickest most often is one: time may be short. Kernels that would need several launches are left out where
+    another needs one.
     """
     fields: dict[str, Any] = dict(task.low)
     lowest = dataclasses.replace(task.problem, **fields)
@@ -153,7 +154,9 @@ def candidates(
         with contextlib.suppress(KnobError):
             usual[name] = family(op).tuned(task.problem, arch, multiprocessors, name)
     found: dict[str, Candidate] = {}
-    for kernel, some in ((today.variant.spec.name, _tuned(op, task.problem, today.variant)), *offered):
+    of_today = today.variant.spec.name
+    ordered = sorted(offered, key=lambda offer: offer[0] != of_today)
+    for kernel, some in ((of_today, _tuned(op, task.problem, today.variant)), *ordered):
         if kernel not in usual:
             continue
         # A row stands alone: it holds every knob that the problem leaves open.

@@ -21,6 +21,7 @@ from jitmx.dispatch.journal import Fault, Journal
 from jitmx.dispatch.tune import Candidate, Outcome, Task, Tuner
 from jitmx.errors import CompileError, KnobError, TacticError
 from jitmx.kernels.linear import TUNING, LinearProblem
+from jitmx.kernels.moe import MoeProblem
 
 SM_90 = arch.parse("sm_90")
 ABOUT = {"family": "linear", "card": "a card", "code": "1"}
@@ -230,6 +231,15 @@ def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_cho
         for problem, variant in zip((task.problem, LinearProblem(3, 5120, 2880)), candidate.variants, strict=True):
             knobs = {"kernel": candidate.kernel, **candidate.knobs}
             assert choose("linear", problem, SM_90, multiprocessors=132, knobs=knobs).variant == variant
+
+
+def test_candidates_of_todays_kernel_come_before_those_of_others() -> None:
+    task = tune.tasks([(MoeProblem(8192), {"m": (4096, 8192)})])[1]
+    offered = [("grouped", {}), ("fused", {"grain": 8}), ("wgmma", {"grain": 8}), ("fused", {"grain": 64})]
+    found = tune.candidates("moe", task, arch.parse("sm_90a"), 132, offered)
+    assert [(one.kernel, one.knobs.get("grain")) for one in found] == [
+        ("fused", 16), ("fused", 8), ("fused", 64), ("grouped", None), ("wgmma", 8)
+    ]  # fmt: skip
 
 
 def test_a_kernel_that_finds_no_knobs_for_a_shape_is_left_out(only_gemv: None, monkeypatch: pytest.MonkeyPatch) -> None:
