@@ -139,9 +139,9 @@ def candidates(
 ) -> list[Candidate]:
     """Those of the kernels and knobs on offer that serve both ends of the task's range, each variant once.
 
-    What a call would take today comes first, so that tuning never makes it slower, and others of its kernel next, of
-    which the quickest most often is one: time may be short. Kernels that would need several launches are left out where
-    another needs one.
+    What a call would take today comes first, so that tuning never makes it slower, then the first of each kernel, then
+    others of today's kernel, of which the quickest most often is one: time may be short. Kernels that would need
+    several launches are left out where another needs one.
     """
     fields: dict[str, Any] = dict(task.low)
     lowest = dataclasses.replace(task.problem, **fields)
@@ -155,7 +155,12 @@ def candidates(
             usual[name] = family(op).tuned(task.problem, arch, multiprocessors, name)
     found: dict[str, Candidate] = {}
     of_today = today.variant.spec.name
-    ordered = sorted(offered, key=lambda offer: offer[0] != of_today)
+    names = [kernel for kernel, _ in offered]
+
+    def place(at: int) -> int:
+        return 0 if names.index(names[at]) == at else 1 if names[at] == of_today else 2
+
+    ordered = [offered[at] for at in sorted(range(len(names)), key=place)]
     for kernel, some in ((of_today, _tuned(op, task.problem, today.variant)), *ordered):
         if kernel not in usual:
             continue
