@@ -11,6 +11,7 @@ Floor: 2 head_dim values of the cache a token and KV head, over the memory bandw
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,10 @@ def rows_for(problem: AttentionProblem) -> int:
         raise KnobError(f"mask={problem.mask} bits are fewer than {problem.queries} new tokens", remedy)
     if need > ROWS[-1]:
         said = f"attention.decode takes {ROWS[-1]} rows, and {problem.queries} new tokens of"
-        raise KnobError(f"{said} group={problem.group} are {need}", "use attention.prefill")
+        remedy = "use attention.prefill"
+        if problem.mask:  # which no other kernel takes
+            remedy = f"give {ROWS[-1] // problem.group} new tokens of a request or fewer"
+        raise KnobError(f"{said} group={problem.group} are {need}", remedy)
     return next(rows for rows in ROWS if rows >= need)
 
 
@@ -240,7 +244,8 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     crowded = items > 2 * multiprocessors and team == 1
     if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
         knobs |= {"reduction": "none"}
-        if crowded and problem.window and problem.head_dim <= 64:  # smaller blocks, whose begins and ends others hide
+        behind = 0 < problem.window < min(problem.context, 257)
+        if crowded and behind and problem.head_dim <= 64:  # smaller blocks, whose begins and ends others hide
             shape, stages = ({"warps": 3}, 2) if problem.cache == "same" else ({"warps": 2}, 4)
             return _within(problem, arch, knobs | shape | {"keys": 16, "blocks_per_sm": 6}, stages)
         if crowded:
@@ -342,7 +347,8 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     """The knobs, whose `warps` are for 16 rows, for those of the problem: as many teams, until 16 warps make a block.
 
     There are fewer old tokens at a time, fewer stages, blocks or teams until shared memory and registers hold them;
-    where they never do, the blocks of a cluster, which take rows of each other, are not one.
+    where they never do, the blocks of a cluster, which take rows of each other, are not one, and then blocks share the
+    rows.
     """
     given = fixed(problem)
     team = given["rows"] // 16 // knobs.get("group_split", 1) // knobs.get("row_tiles", 1)
@@ -356,6 +362,10 @@ def _within(problem: AttentionProblem, arch: Arch, knobs: dict[str, Any], stages
     if knobs["reduction"] == "cluster":
         alone = {"reduction": "global", "parts": 1, "group_split": 1, "row_tiles": 1}
         return _within(problem, arch, knobs | alone, stages)
+    for split in (2, 4, 8):  # blocks that share the rows need less each
+        if knobs.get("group_split", 1) < split <= given["rows"] // 16 and problem.group % split == 0:
+            with contextlib.suppress(KnobError):
+                return _within(problem, arch, knobs | {"group_split": split, "row_tiles": 1}, stages)
     least = {"keys": 16, "stages": 2, "warps": team, "blocks_per_sm": 1}
     DECODE.variant(arch, **given, **knobs | least)  # says what does not fit
     return knobs

@@ -200,6 +200,33 @@ def test_the_heuristic_is_legal_and_its_launch_fits_the_target(
     assert most_queries(variant.knobs) >= problem.queries
 
 
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({"window": 128}, (3, 2, 6)),
+        ({"window": 128, "cache": "e4m3"}, (2, 4, 6)),
+        ({"window": 128, "head_dim": 128}, (4, 2, 4)),
+        ({"window": 512}, (4, 2, 4)),
+        ({"window": 0}, (4, 2, 4)),
+        ({"window": 128, "batch": 1}, (8, 1, 1)),
+    ],
+)
+def test_blocks_are_small_where_many_requests_have_a_short_window_that_binds(
+    fields: dict[str, Any], shape: tuple[int, int, int]
+) -> None:
+    problem = AttentionProblem(**{"batch": 64, "context": 300, "queries": 1, **fields})
+    knobs = choose("attention", problem, arch.parse("sm_90a")).variant.knobs
+    assert (knobs.warps, knobs.stages, knobs.blocks_per_sm) == shape
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_121a"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_blocks_share_the_rows_of_a_tree_that_none_holds_alone(batch: int, target: str) -> None:
+    problem = AttentionProblem.on(arch.parse(target), batch=batch, queries=16, mask=32, head_dim=256, group=8)
+    knobs = choose("attention", problem, arch.parse(target)).variant.knobs
+    assert knobs.group_split > 1 and most_queries(knobs) == 16
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 132])
 def test_the_most_rows_of_the_widest_heads_fit_a_block(multiprocessors: int) -> None:
     problem = AttentionProblem(context=16, queries=16, kv_heads=1, group=8, head_dim=256)
@@ -242,6 +269,7 @@ def test_what_warm_up_compiles_keeps_its_contracts(target: str) -> None:
         (lambda: decode("sm_90a", head_dim=80), "head_dim=80 is not one of 64, 96, 128, 256; the nearest is"),
         (lambda: decode("sm_121a", warps=16, stages=8, keys=64), "needs .* B of shared memory; a block on sm_121a has"),
         (lambda: rows_for(AttentionProblem(queries=17, group=8)), "takes 128 rows, and 17 new .* are 136"),
+        (lambda: rows_for(AttentionProblem(queries=16, group=16, mask=32)), "are 256; give 8 new tokens of a request"),
         (lambda: rows_for(AttentionProblem(queries=33, group=1, mask=32)), "mask=32 bits are fewer .*mask=64"),
     ],
 )  # fmt: skip

@@ -100,3 +100,5 @@ def test_a_target_without_products_of_warpgroups_and_too_few_registers_are_refus
         variant(keys=128, blocks_per_sm=2)
     with pytest.raises(KnobError, match="page_size=40 is not a multiple of 16; the nearest legal value is 48"):
         variant(page_size=40)
+    with pytest.raises(KnobError, match="keys=32 of cache=e4m3: each of four warps converts 16 tokens; use keys=64"):
+        variant(keys=32, cache="e4m3")
