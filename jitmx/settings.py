@@ -83,7 +83,7 @@ def _of_family(name: str) -> tuple[Setting, Setting]:
     tile = Setting(
         f"{of}_TILE", f"{name}_tile", setting_text.tile_or_auto, None,
         "auto, or MxN, MxNxK, either with a suffix sSTAGES, such as 64x128x128s4",
-        f"tile of those {name} kernels that have one: M rows of the activations by N of the weight, K columns a stage",
+        f"tile of those {name} kernels that have one: M rows of the activations by N of the weight, K columns a step",
         _TILE_ALIASES.get(name, ()),
     )  # fmt: skip
     return knobs, tile

@@ -53,7 +53,7 @@ def choose(
     environment = _environment(family, problem)
     asked = [("argument", "knobs of the call" if own else "knobs of the call: none", own), environment]
     named = next((values["kernel"] for _, _, values in asked if values and "kernel" in values), None)
-    named = named or _steered(family, problem, kernel, able)
+    named = named or _steered(family, problem, arch, kernel, able)
     if named != kernel:
         with _naming("" if own and "kernel" in own else environment[1]):
             family.spec(named)
@@ -124,9 +124,10 @@ def companions(choice: Choice) -> tuple[Choice, ...]:
 def companion(choice: Choice, item: Companion) -> Choice:
     """The choice for a companion launch, with the knobs that it must share."""
     arch, count = choice.variant.arch, choice.multiprocessors
-    one = choose(item.op, item.problem, arch, multiprocessors=count)
-    if agrees(one.variant, item.agrees):
-        return one
+    with contextlib.suppress(KnobError):  # a tile that the kernel has not which would be chosen alone
+        one = choose(item.op, item.problem, arch, multiprocessors=count)
+        if agrees(one.variant, item.agrees):
+            return one
     return choose(item.op, item.problem, arch, multiprocessors=count, knobs={**item.otherwise, **item.agrees})
 
 
@@ -202,12 +203,24 @@ def _tile_asked(family: Family, problem: Problem) -> str | None:
     return text
 
 
-def _steered(family: Family, problem: Problem, kernel: str, able: tuple[str, ...]) -> str:
-    """The kernel that the environment's tile is for: the chosen one, or where that has none, the family's."""
-    if _tile_asked(family, problem) is None or family.kernel(kernel).tile is not None:
+def _steered(family: Family, problem: Problem, arch: Arch, kernel: str, able: tuple[str, ...]) -> str:
+    """The kernel that the environment's tile is for: the chosen one, or the first of the family's that has it."""
+    text, tiled = _tile_asked(family, problem), [name for name in family.tiled(problem) if name in able]
+    if text is None or not tiled:
         return kernel
-    tiled = family.tiled(problem)
-    return tiled if tiled in able else kernel
+    offered = tiled if family.kernel(kernel).tile is None else [kernel, *tiled]
+    return next((name for name in offered if _has_tile(family, problem, arch, name, text)), offered[0])
+
+
+def _has_tile(family: Family, problem: Problem, arch: Arch, kernel: str, text: str) -> bool:
+    """Whether a kernel has a legal tile of this size."""
+    make = family.kernel(kernel).tile
+    assert make is not None, f"{family.name}.{kernel} has tiles"
+    try:
+        knobs = make(*setting_text.tile(text))
+    except KnobError:
+        return False
+    return family.spec(kernel).legal(arch, **{**family.fixed(problem, kernel), **knobs}) is not None
 
 
 def _tile(
@@ -279,7 +292,10 @@ def _base(
             try:
                 variant = _variant(family, problem, arch, row.kernel, row.knobs)
             except KnobError as error:
-                raise TacticError(f"{table.path}: the row for {dict(row.when)} is illegal: {error}") from error
+                raise TacticError(
+                    f"{table.path}: the row for {dict(row.when)} is illegal: {error}",
+                    f"take the row out, or measure anew: jitmx tune {family.name}",
+                ) from error
             if family.fits(problem, variant, multiprocessors):
                 found = row.kernel, dict(row.knobs)
             else:
@@ -304,12 +320,13 @@ def _guess(
 ) -> tuple[str, dict[str, Any]]:
     """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model.
 
-    The kernel is that of the problem, its knobs those of the problem's bucket, unless they are illegal here.
+    The kernel is that of the problem, its knobs those of the problem's bucket, unless they are illegal here or differ
+    little from one number of rows to the next anyway.
     """
     kernel, knobs = named, None
     if kernel is None:
         kernel, knobs = family.guess(problem, arch, multiprocessors)
-    bucket = family.bucket(problem)
+    bucket = problem if family.kernel(kernel).few_answers else family.bucket(problem)
     if bucket != problem:
         with contextlib.suppress(KnobError):
             shared = family.tuned(bucket, arch, multiprocessors, kernel)

@@ -117,7 +117,8 @@ class Family:
             heuristic takes of each kernel, and then the candidates of that.
         fits: whether a variant that serves a problem does so on a card with so many multiprocessors; a table's row that
             was made for more of them, and does not, is passed over. By default all do.
-        tiled: the kernel that a tile in the environment chooses where that of the problem has none, or None.
+        tiled: kernels that a tile in the environment may choose, of which the first that has it serves; that of the
+            problem goes before them.
         companions: the launches of a call beside that of the variant chosen for it, in order; by default none.
         decompositions: how a call may be made, the best first; the last serves where no kernel takes another in one
             launch. By default there is one, without an unfused step.
@@ -138,7 +139,7 @@ class Family:
     buckets: Callable[[Any], Mapping[str, Sequence[int]]] = lambda problem: {}
     candidates: Callable[[Any, Arch, int], list[tuple[str, dict[str, Any]]]] | None = None
     fits: Callable[[Any, Variant, int], bool] = lambda problem, variant, multiprocessors: True
-    tiled: Callable[[Any], str | None] = lambda problem: None
+    tiled: Callable[[Any], Sequence[str]] = lambda problem: ()
     companions: Callable[[Any, Variant], tuple[Companion, ...]] = lambda problem, variant: ()
     decompositions: Callable[[Any], Iterable[Decomposition]] = lambda problem: (Decomposition(problem),)
     steps: Mapping[str, str] = field(default_factory=dict)

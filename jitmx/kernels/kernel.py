@@ -28,6 +28,7 @@ class Kernel:
         launch: geometry, from knobs, problem and the multiprocessors of the device; None where the operator knows it.
         heuristic: tuned knobs where no table has a row, others at their defaults; KnobError where nothing of it fits
             the shape.
+        few_answers: whether the heuristic has few answers, each for a range of rows: no bucket then stands for a range.
         candidates: knobs that tuning tries beside the heuristic's, best guesses first.
         check: KnobError where a legal variant cannot serve a problem; by default all can.
         max_rows: rows, the first axis of the family, that one launch takes at most, or None.
@@ -43,6 +44,7 @@ class Kernel:
     fixed: Callable[[Any], dict[str, Any]] = lambda problem: {}
     launch: Callable[[Any, Any, int], Launch] | None = None
     heuristic: Callable[[Any, Arch, int], dict[str, Any]] = lambda problem, arch, multiprocessors: {}
+    few_answers: bool = False
     candidates: Callable[[Any, Arch, int], list[dict[str, Any]]] = lambda problem, arch, multiprocessors: []
     check: Callable[[Any, Variant], None] = lambda problem, variant: None
     max_rows: int | None = None

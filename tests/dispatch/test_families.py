@@ -16,6 +16,7 @@ from jitmx.dispatch.call import call_variants, explain
 from jitmx.dispatch.choice import Choice
 from jitmx.dispatch.choose import choose, companions, default_variants
 from jitmx.kernels.linear import LinearProblem
+from jitmx.kernels.moe import KERNELS, MoeProblem
 from jitmx.kernels.quantize import QuantizeProblem
 from strategies import ARCHES
 
@@ -59,8 +60,17 @@ def test_the_heuristic_takes_for_any_rows_what_it_takes_for_the_next_larger_usua
     assert decided(one) == decided(other) == "heuristic"
     kernel = one.variant.spec.name
     assume(kernel == other.variant.spec.name)  # which is chosen goes by the rows themselves
+    assume(not family.kernel(kernel).few_answers)
     fixed = family.fixed(problem, kernel)
     assert {**other.variant.knobs.as_dict(), **fixed} == one.variant.knobs.as_dict()
+
+
+@pytest.mark.parametrize("name", [name for name, one in KERNELS.items() if one.few_answers])
+def test_a_heuristic_that_no_bucket_stands_for_has_few_answers(name: str) -> None:
+    shapes, x_format = ((128, 4, 2880), (8, 2, 4096), (256, 8, 7168), (32, 4, 2880)), "fp8" if "fp8" in name else "bf16"
+    for experts, top, hidden in shapes:
+        problems = (MoeProblem(m, experts, top, hidden, product="up", x_format=x_format) for m in range(1, 20000, 37))
+        assert len({str(KERNELS[name].heuristic(one, SM_90, 132)) for one in problems}) <= 6
 
 
 def test_what_a_bucket_takes_and_the_rows_asked_for_do_not_is_chosen_for_these(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,27 @@ def test_a_tile_by_name_is_that_of_both_products_at_any_number_of_rows(
     assert combine.variant.spec.name == "combine" and combine.decided_by.name != "environment"
 
 
+@pytest.mark.parametrize(
+    ("text", "kernels"),
+    [
+        ("192x192", {"fused"}), ("320x128", {"fused"}), ("16x128", {"grouped"}), ("128x256", {"grouped"}),
+        ("64x128", {"grouped", "fused"}),
+    ],
+)  # fmt: skip
+def test_a_tile_by_name_is_had_at_any_number_of_rows_from_a_kernel_that_has_it(
+    text: str, kernels: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tile(monkeypatch, text)
+    found = set()
+    for m in (1, 16, 64, 128, 8192):
+        choice = layer(SM_90, m)
+        found.add(choice.variant.spec.name)
+        assert f"{choice.variant.knobs.tile_m}x{choice.variant.knobs.tile_n}" == text
+        for one in companions(choice):
+            assert getattr(one.variant.knobs, "tile_m", choice.variant.knobs.tile_m) == choice.variant.knobs.tile_m
+    assert found == kernels
+
+
 @pytest.mark.parametrize("text", ["8x128", "64x128", "128x128"])
 def test_a_tile_by_name_is_that_of_quantized_layers_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_tile(monkeypatch, text)

@@ -101,6 +101,15 @@ def by_expert(problem: MoeProblem) -> str:
     return "grouped" if problem.x_format == "bf16" else "scaled"
 
 
+def _tiled(problem: MoeProblem) -> tuple[str, ...]:
+    """Kernels that a tile may choose: that of every target, and that of tiles of many rows."""
+    if not problem.overridable:
+        return ()
+    many = {"layer": "fused", "both": "fused"}.get(problem.product, "wgmma")
+    first = by_expert(problem)
+    return (first, many) if first == "grouped" else (first,)
+
+
 def of_one_launch(arch: Arch) -> tuple[str, ...]:
     """Names of the kernels that make layers in one launch on a target, the quickest first.
 
@@ -199,7 +208,7 @@ FAMILY = Family(
     axes=("m",),
     buckets=lambda problem: {"m": USUAL_ROWS},
     fits=fits,
-    tiled=lambda problem: by_expert(problem) if problem.overridable else None,
+    tiled=_tiled,
     companions=lambda problem, variant: tiles.companions(problem, variant, KERNELS[variant.spec.name].tile),
     decompositions=_decompositions,
     steps={

@@ -253,6 +253,7 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
+    few_answers=True,
     cases=cases,
     candidates=_candidates,
     runs_on=runs_on,

@@ -335,6 +335,7 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
+    few_answers=True,
     cases=lambda variant: cases(variant, launch, turn(variant.knobs)),
     candidates=_candidates,
     runs_on=runs_on,

@@ -147,6 +147,7 @@ KERNEL = Kernel(
     fixed=_fixed,
     launch=launch,
     heuristic=_heuristic,
+    few_answers=True,
     cases=lambda variant: wgmma.cases(
         variant, launch, TURN, product_case, "fp8", LINE_K, LINE_K if variant.knobs.h_in_e4m3 else TILE_K
     ),

@@ -98,16 +98,16 @@ def test_it_is_chosen_for_many_rows_an_expert_where_the_target_has_it(
 
 
 def test_tiles_have_64_rows_where_experts_have_fewer_than_48_and_128_below_112() -> None:
-    rows = (384, 1024, 2048, 4096, 8192)
+    rows = (384, 1024, 1535, 1536, 2064, 3583, 3584, 8192)  # with each expert a 32nd of them
     tiles = [choose("moe", MoeProblem(m, product="up"), HOPPER).variant.knobs.tile_m for m in rows]
-    assert tiles == [64, 64, 128, 192, 192]
+    assert tiles == [64, 64, 64, 128, 128, 128, 192, 192]
 
 
 @pytest.mark.parametrize(("activation", "most"), [("swiglu_oai", 320), ("silu", 192)])
 def test_in_e4m3_tiles_hold_all_rows_of_an_expert_where_h_is_too(activation: str, most: int) -> None:
     """Else moe.wgmma reads h, whose tiles of 192 are quicker."""
-    problems = [MoeProblem(m, activation=activation, product="up", x_format="fp8") for m in (4096, 8192, 16384)]
-    assert [choose("moe", one, HOPPER).variant.knobs.tile_m for one in problems] == [192, most, most]
+    problems = [MoeProblem(m, activation=activation, product="up", x_format="fp8") for m in (4097, 5631, 5632, 16384)]
+    assert [choose("moe", one, HOPPER).variant.knobs.tile_m for one in problems] == [192, 192, most, most]
 
 
 @pytest.mark.parametrize("rows", [64, 512, 2048, 8192])
