@@ -124,7 +124,7 @@ def companions(choice: Choice) -> tuple[Choice, ...]:
 def companion(choice: Choice, item: Companion) -> Choice:
     """The choice for a companion launch, with the knobs that it must share."""
     arch, count = choice.variant.arch, choice.multiprocessors
-    with contextlib.suppress(KnobError):  # a tile that the kernel has not which would be chosen alone
+    with contextlib.suppress(KnobError):  # a tile by name may not be one of the kernel that is chosen alone
         one = choose(item.op, item.problem, arch, multiprocessors=count)
         if agrees(one.variant, item.agrees):
             return one
@@ -320,8 +320,8 @@ def _guess(
 ) -> tuple[str, dict[str, Any]]:
     """The heuristic's answer, which may take a cost model milliseconds and is asked for each layer of a model.
 
-    The kernel is that of the problem, its knobs those of the problem's bucket, unless they are illegal here or differ
-    little from one number of rows to the next anyway.
+    The kernel is that of the problem, its knobs those of the problem's bucket, unless they are illegal here or the
+    kernel's heuristic has few answers by itself.
     """
     kernel, knobs = named, None
     if kernel is None:

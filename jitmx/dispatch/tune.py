@@ -155,12 +155,8 @@ def candidates(
             usual[name] = family(op).tuned(task.problem, arch, multiprocessors, name)
     found: dict[str, Candidate] = {}
     of_today = today.variant.spec.name
-    names = [kernel for kernel, _ in offered]
-
-    def place(at: int) -> int:
-        return 0 if names.index(names[at]) == at else 1 if names[at] == of_today else 2
-
-    ordered = [offered[at] for at in sorted(range(len(names)), key=place)]
+    first = len({kernel for kernel, _ in offered})  # offers open with one of each kernel
+    ordered = [*offered[:first], *sorted(offered[first:], key=lambda offer: offer[0] != of_today)]
     for kernel, some in ((of_today, _tuned(op, task.problem, today.variant)), *ordered):
         if kernel not in usual:
             continue

@@ -199,16 +199,17 @@ class Family:
         return kernel.heuristic(kernel.asked(problem), arch, multiprocessors)
 
     def offered(self, problem: Any, arch: Arch, multiprocessors: int) -> list[tuple[str, dict[str, Any]]]:
-        """Kernels with knobs that tuning tries, best guesses first."""
+        """Kernels with knobs that tuning tries, best guesses first: what the heuristic takes of each kernel opens."""
         if self.candidates is not None:
             return self.candidates(problem, arch, multiprocessors)
         found: list[tuple[str, dict[str, Any]]] = []
+        others: list[tuple[str, dict[str, Any]]] = []
         for name in self.serving(problem, arch):
             kernel = self.kernel(name)
             with contextlib.suppress(KnobError):  # a kernel may find that nothing of it fits the shape
                 found.append((name, self.tuned(problem, arch, multiprocessors, name)))
-                found += [(name, knobs) for knobs in kernel.candidates(kernel.asked(problem), arch, multiprocessors)]
-        return found
+                others += [(name, knobs) for knobs in kernel.candidates(kernel.asked(problem), arch, multiprocessors)]
+        return found + others
 
     def check(self, problem: Any, variant: Variant) -> None:
         """Raise KnobError where a legal variant cannot serve a problem, its shared memory too small for it, say."""

@@ -73,6 +73,16 @@ def test_a_heuristic_that_no_bucket_stands_for_has_few_answers(name: str) -> Non
         assert len({str(KERNELS[name].heuristic(one, SM_90, 132)) for one in problems}) <= 6
 
 
+@pytest.mark.parametrize("op", [name for name, family in kernels.families().items() if family.tuning is not None])
+@pytest.mark.parametrize("target", [SM_90, SM_121], ids=str)
+def test_what_tuning_tries_opens_with_one_of_each_kernel(op: str, target: Arch) -> None:
+    family = kernels.family(op)
+    for problem in family.typical(target):
+        offered = [name for name, _ in family.offered(problem, target, target.multiprocessors)]
+        count = len(set(offered))
+        assert count and len(set(offered[:count])) == count
+
+
 def test_what_a_bucket_takes_and_the_rows_asked_for_do_not_is_chosen_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
     def tuned(problem: LinearProblem, arch: Arch, count: int) -> dict[str, Any]:
         return {"stages": 2 if problem.m == 5 else 99}

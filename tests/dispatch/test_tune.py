@@ -236,7 +236,7 @@ def test_candidates_are_legal_at_both_ends_of_the_range_and_open_with_todays_cho
 def test_behind_the_first_of_each_kernel_come_candidates_of_todays() -> None:
     task = tune.tasks([(MoeProblem(8192), {"m": (4096, 8192)})])[1]
     offered: list[tuple[str, dict[str, Any]]] = [("grouped", {})]
-    offered += [(kernel, {"grain": grain}) for kernel in ("wgmma", "fused") for grain in (8, 64)]
+    offered += [(kernel, {"grain": grain}) for grain in (8, 64) for kernel in ("wgmma", "fused")]
     found = tune.candidates("moe", task, arch.parse("sm_90a"), 132, offered)
     assert [(one.kernel, one.knobs.get("grain")) for one in found] == [
         ("fused", 16), ("grouped", None), ("wgmma", 8), ("fused", 8), ("fused", 64), ("wgmma", 64)

@@ -244,8 +244,8 @@ def heuristic(problem: AttentionProblem, arch: Arch, multiprocessors: int) -> di
     crowded = items > 2 * multiprocessors and team == 1
     if 0 < problem.window <= 512 or (problem.context <= _SHORT and full):
         knobs |= {"reduction": "none"}
-        behind = 0 < problem.window < min(problem.context, 257)
-        if crowded and behind and problem.head_dim <= 64:  # smaller blocks, whose begins and ends others hide
+        short = 0 < problem.window <= 256 and problem.window < problem.context
+        if crowded and short and problem.head_dim <= 64:  # smaller blocks, whose begins and ends others hide
             shape, stages = ({"warps": 3}, 2) if problem.cache == "same" else ({"warps": 2}, 4)
             return _within(problem, arch, knobs | shape | {"keys": 16, "blocks_per_sm": 6}, stages)
         if crowded:

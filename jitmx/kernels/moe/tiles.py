@@ -66,7 +66,7 @@ def _knobs(
     """Warps of at least 16 rows of W, and as few beside each other over rows of x as their sums let."""
     if k is not None and "tile_k" not in names and k != TILE_K:
         raise KnobError(
-            f"{spec.family}.{spec.name} takes {TILE_K} columns a stage, not {k}",
+            f"{spec.family}.{spec.name} takes {TILE_K} columns a step, not {k}",
             f"the nearest legal tile is {m}x{n}x{TILE_K}",
         )
     # A size outside its choices is refused first, with the nearest that is one.
