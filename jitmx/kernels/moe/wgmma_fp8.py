@@ -31,8 +31,9 @@ from jitmx.registry.launch import Launch
 from jitmx.registry.spec import PDL, KernelSpec, Knobs, knob
 
 # Rows of an expert, on average, from which a tile of 320 takes less than two of 192, which decode weights twice: with
-# 256 of gpt-oss-120b's 1745 us for 1895 on an H200. moe.wgmma, which reads h in bf16, is quicker by tiles of 192.
-_MORE_ROWS = 176
+# 256 of gpt-oss-120b's 1745 us for 1895 on an H200, but with 384, two tiles either way, 2822 for 2625. moe.wgmma, which
+# reads h in bf16, is quicker by tiles of 192.
+_MORE_ROWS = range(176, 321)
 TURN = 4  # steps of 64 k that a loop of the template has: whole stages
 
 
@@ -116,7 +117,7 @@ _STAGED = {64: (8, 4, 4), 128: (16, 3, 4), 192: (16, 5, 2), 320: (32, 4, 2)}
 def _heuristic(problem: MoeProblem, arch: Arch, multiprocessors: int) -> dict[str, Any]:
     """Tiles as of moe.wgmma, or the largest, which hold all rows of an expert that has more."""
     rows, m = wgmma.tile_n(problem, multiprocessors), wgmma.tile_m(problem)
-    if problem.rows_an_expert >= _MORE_ROWS and problem.h_format == "fp8":
+    if int(problem.rows_an_expert) in _MORE_ROWS and problem.h_format == "fp8":
         rows, m = 128, 320
     grain, stages, depth = _STAGED[m]
     stages -= rows == 256

@@ -104,10 +104,12 @@ def test_tiles_have_64_rows_where_experts_have_fewer_than_48_and_128_below_112()
 
 
 @pytest.mark.parametrize(("activation", "most"), [("swiglu_oai", 320), ("silu", 192)])
-def test_in_e4m3_tiles_hold_all_rows_of_an_expert_where_h_is_too(activation: str, most: int) -> None:
+def test_in_e4m3_one_tile_holds_all_rows_of_an_expert_where_it_can_and_h_is_too(activation: str, most: int) -> None:
     """Else moe.wgmma reads h, whose tiles of 192 are quicker."""
-    problems = [MoeProblem(m, activation=activation, product="up", x_format="fp8") for m in (4097, 5631, 5632, 16384)]
-    assert [choose("moe", one, HOPPER).variant.knobs.tile_m for one in problems] == [192, 192, most, most]
+    rows = (4097, 5631, 5632, 8192, 10240, 10272, 16384)
+    problems = [MoeProblem(m, activation=activation, product="up", x_format="fp8") for m in rows]
+    tiles = [choose("moe", one, HOPPER).variant.knobs.tile_m for one in problems]
+    assert tiles == [192, 192, most, most, most, 192, 192]
 
 
 @pytest.mark.parametrize("rows", [64, 512, 2048, 8192])
