@@ -48,9 +48,12 @@ def work(variant: Variant, problem: AttentionProblem, _rows: int, multiprocessor
     cached = 2 * wide * problem.head_dim * heads * problem.batch * seen(problem)
     flops = 4.0 * problem.batch * heads * problem.group * problem.head_dim * pairs(problem)
     if name != "decode":
+        # The last of unequal blocks end half a longest one late.
+        longest, rounds = seen(problem) * problem.queries / pairs(problem), launch.blocks / multiprocessors
+        spread = 1 + longest / 2 / rounds if rounds > 1 else longest
         return Work(
             bytes=float(cached + q), flops=flops, tensor="wgmma" if name == "wgmma" else "mma", blocks=launch.blocks,
-            busy=min(launch.blocks, multiprocessors), fills=1,
+            busy=min(launch.blocks, multiprocessors), fills=1, spread=spread,
             powers=problem.batch * heads * problem.group * pairs(problem),
         )  # fmt: skip
     items, each = problem.batch * heads * knobs.group_split, resident(variant)

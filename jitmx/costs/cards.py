@@ -121,14 +121,14 @@ H200 = Card(
     merge_us=Parameter(1.3, f"{_LOG}, attention.decode: what the merge of a grid costs"),
     exchange_gbps=Parameter(24.5, f"{_LOG}, linear.wgmma and linear.splitk: 12 to 14 bytes a cycle, 24 at best"),
     stacked=Parameter(0.5, f"{_LOG}, linear.wgmma: an HGMMA leaves the scheduler half of its cycles"),
-    start_us=_fitted(0.2365),
-    cluster_us=_fitted(0.4169),
-    grid_us=_fitted(2.814),
-    fill_us=_fitted(0.5895),
-    exposed_gbps=_fitted(146.3),
-    issued=_fitted(1.015),
-    alone=_fitted(0.7248),
-    unhidden=_fitted(0.03941),
+    start_us=_fitted(0.2099),
+    cluster_us=_fitted(0.3823),
+    grid_us=_fitted(2.81),
+    fill_us=_fitted(0.5728),
+    exposed_gbps=_fitted(107.2),
+    issued=_fitted(1.099),
+    alone=_fitted(1.036),
+    unhidden=_fitted(0.04254),
 )
 
 

@@ -56,7 +56,8 @@ def predict(
         bound = "memory" if memory * _NEAR > work.own_us else "model"
         return Prediction(max(work.own_us, memory), memory, issue, products, handed, bound)
     executed = max(products, issue + card.stacked.value * products)
-    executed += work.powers / (card.powers.value * busy * cycles_us)
+    powers = work.powers * work.spread / (card.powers.value * busy * cycles_us)
+    executed = max(executed, powers) + card.stacked.value * min(executed, powers)
     waited = max(0.0, memory - hidden)
     executed += work.ramp * waited
     total = handed + max(waited, executed) + card.unhidden.value * min(waited, executed)

@@ -26,7 +26,7 @@ from jitmx.serving import model_step
 ROOT = Path(__file__).parents[2]
 FIGURES = measured.load()
 WITHIN = 0.15
-MANY_WITHIN = {"moe": 0.2}  # else a quarter
+MANY_WITHIN = {"routing": 0.25}  # else a fifth
 
 
 def predicted(figure: measured.Figure) -> float | None:
@@ -56,8 +56,8 @@ def test_a_decode_kernel_is_predicted_within_15_percent_of_its_time_on_an_h200(f
 
 
 @of_kind("many")
-def test_many_rows_are_predicted_within_a_quarter_and_experts_within_a_fifth(figure, us) -> None:
-    most = MANY_WITHIN.get(figure.op, 0.25)
+def test_many_rows_are_predicted_within_a_fifth_and_routing_within_a_quarter(figure, us) -> None:
+    most = MANY_WITHIN.get(figure.op, 0.2)
     assert abs(us / figure.us - 1) <= most, f"{told(figure)}: {us:.2f} us, measured {figure.us}"
 
 
