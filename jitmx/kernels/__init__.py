@@ -48,7 +48,7 @@ class Problem(Fields):
         for name, size in self.pick(*names).items():
             if size % BLOCK:
                 raise KnobError(
-                    f"{type(self).__name__}.{name}={size} is not a multiple of {BLOCK}, the values that share a scale",
+                    f"{self.owner}.{name}={size} is not a multiple of {BLOCK}, the values that share a scale",
                     f"the nearest legal value is {(size + BLOCK // 2) // BLOCK * BLOCK}",
                 )
 
@@ -146,6 +146,9 @@ class Family:
     makes: Callable[[str, Any], Problem | None] = lambda step, problem: None
     tuning: Tuning | None = None
     benchmark: Benchmark | None = None
+
+    def __post_init__(self) -> None:
+        self.problem.owner = self.name
 
     @property
     def specs(self) -> tuple[KernelSpec, ...]:

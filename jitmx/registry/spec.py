@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from jitmx import setting_text
 from jitmx.arch import Arch
@@ -44,12 +44,18 @@ PDL: Any = knob(
 
 @dataclass(frozen=True)
 class Fields:
-    """Base of what is chosen or asked for. Making one checks every field against its type, choices and bounds."""
+    """Base of what is chosen or asked for. Making one checks every field against its type, choices and bounds.
+
+    Attributes:
+        owner: what errors call it: the kernel of knobs, the family of a problem.
+    """
+
+    owner: ClassVar[str] = "knobs"
 
     def __post_init__(self) -> None:
-        owner: Any = type(self)
         values = vars(self)
-        for item, name, kind, choices, low, high in _rules(owner):
+        made: Any = type(self)
+        for item, name, kind, choices, low, high in _rules(made):
             value = values[name]
             if (
                 type(value) is not kind
@@ -57,7 +63,7 @@ class Fields:
                 or (low is not None and value < low)
                 or (high is not None and value > high)
             ):
-                _check(owner.__name__, item, value)
+                _check(self.owner, item, value)
 
     def pick(self, *names: str) -> dict[str, Any]:
         """Name to value of these fields."""
@@ -65,8 +71,8 @@ class Fields:
 
     def as_dict(self) -> dict[str, Any]:
         """Name to value, in declaration order."""
-        owner: Any = type(self)
-        return {name: getattr(self, name) for _, name, *_ in _rules(owner)}
+        made: Any = type(self)
+        return {name: getattr(self, name) for _, name, *_ in _rules(made)}
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,8 @@ class Knobs(Fields):
         values: dict[str, Any] = {}
         for name, text in pairs.items():
             if name not in items:
-                raise KnobError(f"{cls.__name__} has no knob {short(name)}; its knobs: {', '.join(items)}")
-            values[name] = _read(cls.__name__, items[name], text)
+                raise KnobError(f"{cls.owner} has no knob {short(name)}; its knobs: {', '.join(items)}")
+            values[name] = _read(cls.owner, items[name], text)
         return dataclasses.replace(base, **values) if base is not None else cls(**values)
 
 
@@ -116,12 +122,12 @@ def _read(owner: str, item: dataclasses.Field[Any], text: str) -> Any:
 
 
 @functools.cache
-def _rules(owner: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], Any, Any, Any], ...]:
+def _rules(fields: Any) -> tuple[tuple[dataclasses.Field[Any], str, type[Any], Any, Any, Any], ...]:
     """Fields with name, type, choices and bounds, taken apart once: a heuristic makes hundreds of knobs a call."""
     return tuple(
         (item, item.name, type(item.default), item.metadata.get("choices"), item.metadata.get("low"),
          item.metadata.get("high"))
-        for item in dataclasses.fields(owner)
+        for item in dataclasses.fields(fields)
     )  # fmt: skip
 
 
@@ -202,6 +208,7 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if not self.entry:
             object.__setattr__(self, "entry", f"jitmx_{self.family}_{self.name}")
+        self.knobs.owner = f"{self.family}.{self.name}"
 
     @property
     def template(self) -> str:

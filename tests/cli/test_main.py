@@ -168,9 +168,9 @@ def test_a_number_of_any_length_is_a_usage_error_that_abbreviates_it(run, argume
     [
         (("explain", "linear", "--arch", "sm_90", "m=" + "9" * 5000), "m is a whole number from 1 to 2147483616"),
         (("explain", "linear", "--arch", "sm_90", "-m", "2147483648"), "m is a whole number from 1 to 2147483616"),
-        (("explain", "moe", "--arch", "sm_90", "-m", "134217729"), "MoeProblem.m=134217729 is above its limit"),
+        (("explain", "moe", "--arch", "sm_90", "-m", "134217729"), "moe.m=134217729 is above its limit"),
         (("explain", "moe", "--arch", "sm_90", "intermediate=2147483616"), "is above its limit"),
-        (("explain", "routing", "--arch", "sm_90", "-m", "134217729"), "RoutingProblem.m=134217729 is above its limit"),
+        (("explain", "routing", "--arch", "sm_90", "-m", "134217729"), "routing.m=134217729 is above its limit"),
         (("warmup", "--arch", "sm_90", "--variant", "linear.gemv", "split_k=" + "9" * 5000), f"is over {MAX_SIZE}"),
         (("tune", "linear", "--model", "gpt-oss-20b", "--seconds", "nan"), "'nan' is no number of seconds above 0"),
     ],

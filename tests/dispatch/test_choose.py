@@ -163,9 +163,9 @@ def test_an_override_may_repeat_what_the_call_fixes() -> None:
 @pytest.mark.parametrize(
     ("target", "text", "said"),
     [
-        (SM_90, "stages=99", "GemvKnobs.stages=99 is above its limit; the nearest legal "),
-        (SM_90, "tile=4", "GemvKnobs has no knob 'tile'; its knobs: m, dtype"),
-        (SM_90, "pdl=perhaps", "GemvKnobs.pdl='perhaps' is not 0 or 1"),
+        (SM_90, "stages=99", "linear.gemv.stages=99 is above its limit; the nearest legal "),
+        (SM_90, "tile=4", "linear.gemv has no knob 'tile'; its knobs: m, dtype"),
+        (SM_90, "pdl=perhaps", "linear.gemv.pdl='perhaps' is not 0 or 1"),
         (SM_121, "kernel=gemw", "'gemw' is no kernel of linear; its kernels: gemv, "),
         (SM_121, "kernel=wgmma", "kernel=wgmma cannot serve m=1, "),
         (SM_121, "warps=8,split_k=16", ""),
@@ -260,8 +260,8 @@ def test_a_named_kernel_takes_the_tile_and_named_knobs_come_before_it(monkeypatc
     ("text", "said"),
     [
         ("64x32", "a tile of 64 rows of X by 32 of W is taller than wide; the nearest legal value is 32x32"),
-        ("48x128", "ToyKnobs.tile_m=48 is not one of 16, 64; the nearest legal tile is 64x128"),
-        ("64x128s9", "ToyKnobs.stages=9 is above its limit; the nearest legal value is 8"),
+        ("48x128", "linear.tiled.tile_m=48 is not one of 16, 64; the nearest legal tile is 64x128"),
+        ("64x128s9", "linear.tiled.stages=9 is above its limit; the nearest legal value is 8"),
     ],
 )
 @pytest.mark.usefixtures("tiled")
@@ -304,11 +304,11 @@ def test_an_unknown_knob_of_a_call_is_answered_with_the_knobs_there_are() -> Non
     [
         ("lineer", {}, "'lineer' is not a kernel family; families: "),
         ("linear", {"rows": 4}, "linear problems have no 'rows'; they have m, n, k, "),
-        ("linear", {"dtype": "fp64"}, "LinearProblem.dtype='fp64' is not one of bf16, fp16"),
-        ("quantize", {"format": "mxfp5"}, "QuantizeProblem.format='mxfp5' is not one of mxfp4, "),
-        ("quantize", {"direction": "up"}, "QuantizeProblem.direction='up' is not one of quantize, dequantize"),
-        ("quantize", {"direction": "dequantize", "scale_rule": "up"}, "QuantizeProblem.scale_rule='up' is not one of "),
-        ("linear", {"k": 2881}, "LinearProblem.k=2881 is not a multiple of 32, "),
+        ("linear", {"dtype": "fp64"}, "linear.dtype='fp64' is not one of bf16, fp16"),
+        ("quantize", {"format": "mxfp5"}, "quantize.format='mxfp5' is not one of mxfp4, "),
+        ("quantize", {"direction": "up"}, "quantize.direction='up' is not one of quantize, dequantize"),
+        ("quantize", {"direction": "dequantize", "scale_rule": "up"}, "quantize.scale_rule='up' is not one of "),
+        ("linear", {"k": 2881}, "linear.k=2881 is not a multiple of 32, "),
     ],
 )
 def test_a_question_about_what_there_is_not_is_answered_with_what_there_is(

@@ -297,8 +297,8 @@ def test_a_file_that_is_no_table_at_all_is_refused_with_its_path(content: bytes,
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"stages": 99}, "GemvKnobs.stages=99 is above its limit; the nearest legal value is 16"),
-        ({"stages": "2"}, "GemvKnobs.stages='2' is not a int"),
+        ({"stages": 99}, "linear.gemv.stages=99 is above its limit; the nearest legal value is 16"),
+        ({"stages": "2"}, "linear.gemv.stages='2' is not a int"),
         ({"tile": 4}, "linear.gemv has no knob 'tile'; its knobs: m, dtype"),
         ({"warps": 8, "split_k": 3}, "split_k=3 does not divide warps=8"),
         ({"chunk": 16, "stages": 16}, "B of shared memory; a block on sm_90a has at most 232448 B"),

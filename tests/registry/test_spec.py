@@ -91,7 +91,7 @@ def test_a_value_of_another_type_is_refused_and_not_converted(knobs: dict[str, A
     ((name, value),) = knobs.items()
     with pytest.raises(KnobError) as error:
         GEMV.variant(SM_121, **knobs)
-    assert str(error.value) == f"GemvKnobs.{name}={value!r} is not a {type_}"
+    assert str(error.value) == f"linear.gemv.{name}={value!r} is not a {type_}"
 
 
 def test_an_unknown_knob_is_answered_with_the_knobs_there_are() -> None:
@@ -101,7 +101,7 @@ def test_an_unknown_knob_is_answered_with_the_knobs_there_are() -> None:
     assert str(error.value) == f"linear.gemv has no knob 'tile'; its knobs: {listed}"
     with pytest.raises(KnobError) as error:
         GemvKnobs.from_text({"tile": "4"})
-    assert str(error.value) == f"GemvKnobs has no knob 'tile'; its knobs: {listed}"
+    assert str(error.value) == f"linear.gemv has no knob 'tile'; its knobs: {listed}"
 
 
 @pytest.mark.parametrize("target", ARCHES, ids=str)
@@ -137,11 +137,11 @@ def test_text_is_read_back_as_the_value_it_was_written_from(spec: KernelSpec, da
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ({"m": "two"}, "GemvKnobs.m='two' is not a whole number"),
-        ({"bias": "maybe"}, "GemvKnobs.bias='maybe' is not 0 or 1"),
-        ({"m": "3"}, "GemvKnobs.m=3 is not one of 1, 2, 4, 8; the nearest is 2"),
-        ({"m": "1", "bias": "pair"}, "GemvKnobs.bias='pair' is not 0 or 1"),
-        ({"engine": "wgmma"}, "GemvKnobs.engine='wgmma' is not one of fma, mma"),
+        ({"m": "two"}, "linear.gemv.m='two' is not a whole number"),
+        ({"bias": "maybe"}, "linear.gemv.bias='maybe' is not 0 or 1"),
+        ({"m": "3"}, "linear.gemv.m=3 is not one of 1, 2, 4, 8; the nearest is 2"),
+        ({"m": "1", "bias": "pair"}, "linear.gemv.bias='pair' is not 0 or 1"),
+        ({"engine": "wgmma"}, "linear.gemv.engine='wgmma' is not one of fma, mma"),
     ],
 )
 def test_text_that_is_no_value_of_its_knob_is_refused(pairs: dict[str, str], said: str) -> None:
@@ -153,10 +153,10 @@ def test_text_that_is_no_value_of_its_knob_is_refused(pairs: dict[str, str], sai
 def test_a_flag_with_a_word_beside_it_takes_that_and_no_other() -> None:
     for text, value in (("0", False), ("true", True), ("pair", "pair")):
         assert CombineKnobs.from_text({"residual": text}).residual == value
-    with pytest.raises(KnobError, match=r"CombineKnobs\.residual='both' is not 0 or 1 or pair"):
+    with pytest.raises(KnobError, match=r"moe\.combine\.residual='both' is not 0 or 1 or pair"):
         CombineKnobs.from_text({"residual": "both"})
     for value in ("both", 1):
-        with pytest.raises(KnobError, match=f"CombineKnobs.residual={value!r} is not"):
+        with pytest.raises(KnobError, match=f"moe.combine.residual={value!r} is not"):
             CombineKnobs(residual=value)  # type: ignore[arg-type]
 
 

@@ -81,7 +81,7 @@ def shared_bytes(knobs: GemvKnobs, k: int) -> int:
 
 def _check(knobs: GemvKnobs, arch: Arch) -> None:
     if knobs.swiglu:
-        require_gated("linear.gemv", knobs)
+        require_gated(knobs)
     require_divisor(knobs, "split_k", SPLITS)
     if knobs.split_k > 1 and knobs.warps // knobs.split_k > 15:
         raise KnobError(f"warps/split_k={knobs.warps // knobs.split_k} is over the 15 named barriers of a block")

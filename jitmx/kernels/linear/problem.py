@@ -47,12 +47,12 @@ class LinearProblem(Problem):
         super().__post_init__()
         self.require_blocks("k")
         if self.argmax and self.residual == "pair":
-            raise KnobError("LinearProblem.residual='pair' leaves Y as a pair, and argmax=True leaves none", "use True")
+            raise KnobError("linear.residual='pair' leaves Y as a pair, and argmax=True leaves none", "use True")
         if self.swiglu:
-            require_gated("LinearProblem", self)
+            require_gated(self)
             if self.n % TILE_ROWS:
                 raise KnobError(
-                    f"LinearProblem.n={self.n} with swiglu=True is no multiple of {TILE_ROWS}, 8 gates and 8 ups",
+                    f"{self.owner}.n={self.n} with swiglu=True is no multiple of {TILE_ROWS}, 8 gates and 8 ups",
                     f"the nearest legal value is {max(1, round(self.n / TILE_ROWS)) * TILE_ROWS}",
                 )
 
@@ -62,10 +62,9 @@ class LinearProblem(Problem):
         return cls(**{"encoding": preferred_encoding(arch), **shape})
 
 
-def require_gated(what: str, fields: Any) -> None:
+def require_gated(fields: Any) -> None:
     """Raise KnobError where something is added to gates and ups, or compared with them, before they are one value."""
     for name in ("bias", "residual", "argmax"):
         if getattr(fields, name, False):
-            raise KnobError(
-                f"{what}.{name}={getattr(fields, name)!r} is of a product, and swiglu=True leaves none", "leave it out"
-            )
+            said = f"{fields.owner}.{name}={getattr(fields, name)!r} is of a product, and swiglu=True leaves none"
+            raise KnobError(said, "leave it out")

@@ -130,7 +130,7 @@ def _check(knobs: StreamKnobs, arch: Arch) -> None:
     if knobs.argmax and knobs.residual == "pair":
         raise KnobError("residual='pair' leaves Y as a pair, and argmax=True leaves none", "use residual=True")
     if knobs.swiglu:
-        require_gated("linear.stream", knobs)
+        require_gated(knobs)
     if knobs.share:
         require_divisor(knobs, "split_k", SPLITS)
     if knobs.ahead and knobs.predecode:

@@ -20,11 +20,11 @@ BIAS: Any = knob("none", choices=BIASES, doc="bias of the router, and its type")
 SCORING: Any = knob("softmax_topk", choices=SCORINGS, doc="softmax over the chosen, or over all experts")
 
 
-def check_k(owner: str, fields: Any) -> None:
+def check_k(fields: Any) -> None:
     """Raise KnobError where more experts a token are asked for than there are."""
     if fields.k > fields.experts:
         most = fields.experts
-        raise KnobError(f"{owner}.k={fields.k} is over experts={most}", f"the nearest legal value is {most}")
+        raise KnobError(f"{fields.owner}.k={fields.k} is over experts={most}", f"the nearest legal value is {most}")
 
 
 def check_cluster(blocks: int, remedy: str, arch: Arch) -> None:

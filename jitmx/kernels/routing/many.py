@@ -62,7 +62,7 @@ def _registers(knobs: ManyKnobs) -> int:
 
 
 def _check(knobs: ManyKnobs, arch: Arch) -> None:
-    shared.check_k("ManyKnobs", knobs)
+    shared.check_k(knobs)
     shared.check_cluster(knobs.splits, "splits=1", arch)
     if knobs.tokens % (16 * knobs.warps_t):
         raise KnobError(

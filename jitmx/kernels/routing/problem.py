@@ -42,10 +42,10 @@ class RoutingProblem(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shared.check_k(type(self).__name__, self)
+        shared.check_k(self)
         if self.h % 8:
             raise KnobError(
-                f"RoutingProblem.h={self.h} is not a multiple of 8, the values of a 16-byte load",
+                f"{self.owner}.h={self.h} is not a multiple of 8, the values of a 16-byte load",
                 f"the nearest legal value is {max(8, (self.h + 4) // 8 * 8)}",
             )
 

@@ -48,7 +48,7 @@ def _groups(experts: int) -> int:
 
 
 def _check(knobs: RouteKnobs, arch: Arch) -> None:
-    shared.check_k("RouteKnobs", knobs)
+    shared.check_k(knobs)
     lists.check_mapped(knobs)
     if knobs.normalized and not knobs.norm:
         raise KnobError("normalized=True is what RMSNorm makes of x, and norm=False has none", "use norm=True with it")

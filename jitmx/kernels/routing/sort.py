@@ -29,7 +29,7 @@ class SortKnobs(Knobs):
 
 
 def _check(knobs: SortKnobs, arch: Arch) -> None:
-    shared.check_k("SortKnobs", knobs)
+    shared.check_k(knobs)
     shared.check_cluster(knobs.cluster, "cluster=1", arch)
 
 

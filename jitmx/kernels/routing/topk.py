@@ -30,7 +30,7 @@ class TopkKnobs(Knobs):
 
 
 def _check(knobs: TopkKnobs, arch: Arch) -> None:
-    shared.check_k("TopkKnobs", knobs)
+    shared.check_k(knobs)
     lists.check_mapped(knobs)
 
 
