@@ -106,7 +106,7 @@ def test_a_problem_that_there_is_not_is_refused_with_the_rule_and_the_nearest_th
 ) -> None:
     with pytest.raises(KnobError) as error:
         LinearProblem.on(arch.parse("sm_121"), **fields)
-    assert str(error.value) == f"LinearProblem.{said}"
+    assert str(error.value) == f"linear.{said}"
 
 
 def test_more_slices_than_tiles_are_refused_with_the_number_of_tiles() -> None:

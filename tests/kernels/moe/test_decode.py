@@ -115,7 +115,7 @@ def test_a_shape_that_does_not_fit_shared_memory_is_refused_with_both_numbers() 
 def test_a_problem_that_there_is_not_is_refused_with_the_rule(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(KnobError) as error:
         MoeProblem.on(arch.parse("sm_121"), **fields)
-    assert str(error.value) == f"MoeProblem.{said}"
+    assert str(error.value) == f"moe.{said}"
 
 
 # Knobs away from their defaults that change the instructions most, each on one target.
