@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitmx import kernels
@@ -32,11 +32,13 @@ class Call:
         problem: what the call asks for.
         unfused: the steps that run on their own, by name, each in words.
         launches: the first is the one that its kernel was chosen for.
+        instead: fields that the target takes as something else than was asked for, each with what was.
     """
 
     problem: Problem
     unfused: Mapping[str, str]
     launches: tuple[Launch, ...]
+    instead: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def choice(self) -> Choice:
@@ -49,6 +51,7 @@ class Call:
         return {
             **first.choice.to_dict(),
             "problem": self.problem.as_dict(),
+            "instead_of": dict(self.instead),
             "launched": first.choice.problem.as_dict(),
             "times": first.times,
             "unfused": [{"step": name, "detail": detail} for name, detail in self.unfused.items()],
@@ -59,6 +62,10 @@ class Call:
         """What `jitmx explain` prints."""
         first, *others = self.launches
         title, kernel, *rest = dataclasses.replace(first.choice, problem=self.problem).lines()
+        instead = [
+            f"instead     of {name}={asked}, {getattr(self.problem, name)}: no kernel of the target serves that here"
+            for name, asked in self.instead.items()
+        ]
         steps = [f"unfused     {name}: {detail}" for name, detail in self.unfused.items()]
         rows = kernels.family(first.choice.variant.spec.family).rows
         asked, launched = rows(self.problem), rows(first.choice.problem)
@@ -69,7 +76,7 @@ class Call:
             name, decided = other.choice.variant.name, other.choice.decided_by
             often = f", {_times(other.times)}" if other.times > 1 else ""
             more.append(f"     {name}{often}, by {decided.name}: {decided.detail}")
-        return [title, *steps, kernel, *rest, *more]
+        return [title, *instead, *steps, kernel, *rest, *more]
 
 
 def _times(count: int) -> str:
@@ -119,7 +126,9 @@ def explain(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape:
     Raises:
         KnobError: `op` is no family, has no such field, or takes no such value.
     """
-    return call(op, _asked(op, arch, shape), arch, multiprocessors=multiprocessors)
+    problem = _asked(op, arch, shape)
+    instead = {name: value for name, value in shape.items() if getattr(problem, name) != value}
+    return dataclasses.replace(call(op, problem, arch, multiprocessors=multiprocessors), instead=instead)
 
 
 def call_variants(op: str, arch: Arch, *, multiprocessors: int | None = None, **shape: Any) -> tuple[Variant, ...]:

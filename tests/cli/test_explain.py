@@ -18,9 +18,20 @@ def test_it_is_the_choice_that_a_call_makes(run, read) -> None:
     said = read("explain", "linear", "--arch", "sm_121", *SHAPE)
     target, problem = arch.parse("sm_121"), kernels.family("linear").problem
     chosen = choose.choose("linear", problem.on(target, m=1, n=5120, k=2880), target)
-    alone = {"launched": chosen.problem.as_dict(), "times": 1, "unfused": [], "companions": []}
+    alone = {"launched": chosen.problem.as_dict(), "times": 1, "unfused": [], "companions": [], "instead_of": {}}
     assert said == {**chosen.to_dict(), **alone}
     assert run("explain", "linear", "--arch", "sm_121", *SHAPE).stdout.splitlines() == chosen.lines()
+
+
+def test_what_a_target_takes_in_place_of_what_was_asked_for_is_said(run, read) -> None:
+    """E4M3 with a scale a row is a product of warpgroups, of weights whose scales are in its range."""
+    asked = ("explain", "moe", "-m", "512", "x_format=fp8")
+    line = "instead     of x_format=fp8, mxfp8: no kernel of the target serves that here"
+    for words in ((*asked, "--arch", "sm_121"), (*asked, "scale_range=full", "--arch", "sm_90")):
+        said = read(*words)
+        assert said["instead_of"] == {"x_format": "fp8"} and said["problem"]["x_format"] == "mxfp8"
+        assert run(*words).stdout.splitlines()[1] == line
+    assert read(*asked, "--arch", "sm_90")["instead_of"] == {}
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_121"])
