@@ -194,7 +194,7 @@ def save(entries: Iterable[Entry], path: Path) -> None:
         latest[entry.source_digest, entry.arch, entry.evidence, entry.card or entry.note] = entry
     ordered = sorted(latest.values(), key=lambda one: (one.arch, one.kernel, one.evidence, one.card or one.note))
     document = {"schema_version": SCHEMA_VERSION, "entries": [_told(entry) for entry in ordered]}
-    files.write(path, json_rows.text(document, "entries").encode(), permissions=0o644)
+    files.write_named(path, json_rows.text(document, "entries").encode(), permissions=0o644)
 
 
 def _told(entry: Entry) -> dict[str, Any]:

@@ -183,6 +183,12 @@ def test_a_ledger_behind_a_link_is_read(tmp_path: Path) -> None:
     assert ledger.load(tmp_path / "ledger.json").entries == (entry(),)
 
 
+def test_saving_behind_a_link_writes_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").symlink_to(tmp_path / "target.json")
+    ledger.save([entry()], tmp_path / "ledger.json")
+    assert (tmp_path / "ledger.json").is_symlink() and ledger.load(tmp_path / "target.json").entries == (entry(),)
+
+
 def test_an_edit_to_an_included_header_withdraws_the_evidence(tmp_path: Path) -> None:
     folder = tmp_path / "jitmx"
     folder.mkdir()

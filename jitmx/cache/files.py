@@ -315,6 +315,37 @@ def write(path: Path, data: bytes, *, permissions: int = 0o600, sync: bool = Tru
         _sync_directory(path.parent, within)
 
 
+def write_named(path: Path, data: bytes, *, permissions: int | None = None) -> None:
+    """Put `data` where a path that a user names leads: a link stays one, and a file is replaced atomically.
+
+    What is no regular file, such as a device or a pipe, takes the data in place.
+
+    Args:
+        permissions: of a file that is new, by default the usual ones; one that is there keeps its own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        usual = _usual_permissions() if permissions is None else permissions
+        write(path.resolve(), data, permissions=usual)
+        return
+    if stat.S_ISREG(info.st_mode):
+        write(path.resolve(), data, permissions=stat.S_IMODE(info.st_mode))
+        return
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb") as stream:
+        stream.write(data)
+
+
+def _usual_permissions() -> int:
+    """Those that the umask leaves to a new file."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def temporary_beside(path: Path) -> Path:
     """A fresh hidden name in the directory of `path`; `is_temporary` recognizes it."""
     return path.with_name(f".{path.name[:128]}.{os.getpid()}-{os.urandom(6).hex()}{_TEMPORARY}")

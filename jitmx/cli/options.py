@@ -70,11 +70,13 @@ _MOST_BYTES, _MOST_SECONDS = 1 << 60, 1e10
 
 
 class NamedPath(click.Path):
-    """A path that is not empty, which Python would take for the current directory."""
+    """A path that is not empty, which Python would take for the current directory, nor `-` unless `allow_dash`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("a path is empty; name a file", param, ctx)
+        if value == "-" and not self.allow_dash:
+            self.fail("- stands for no stream here; name a file, or write ./- where one has this name", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -1,11 +1,15 @@
-"""What is printed: lines, JSON objects, aligned columns, and units that people read."""
+"""What is printed: lines, JSON objects, aligned columns, and units that people read; and files that users name."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -47,6 +51,15 @@ def emit(payload: Mapping[str, Any]) -> None:
     say(json.dumps({"schema_version": SCHEMA_VERSION, **payload}, indent=2))
 
 
+def stream(data: bytes) -> None:
+    """Write `data` to stdout as it is: a file that a user wants there.
+
+    Raises:
+        OSError: stdout cannot be written.
+    """
+    click.echo(data, nl=False)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
     """Print `rows` in columns as wide as their longest cell; columns named in `right` are flush right."""
     cells = [["–" if cell is None else printable(str(cell)).replace("\n", "\\n") for cell in row] for row in rows]
@@ -62,6 +75,47 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
     say(opening=line(headers), bold=True)
     for row in cells:
         say(line(row))
+
+
+@contextmanager
+def writing(path: Path, remedy: str = "name another file by -o") -> Iterator[None]:
+    """Have what keeps a file from being written end in a usage error with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be written: {error.strerror}; {remedy}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that `write` could not put there, before what is to be written is made.
+
+    Raises:
+        click.UsageError: its directory takes no file, or a directory is there.
+    """
+    import tempfile  # which the light verbs have no use for
+
+    with writing(path):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if stat.S_ISREG(mode):
+            # A file without a name: a process that is killed leaves nothing.
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put `data` at a path that a user names, as `files.write_named` does.
+
+    Raises:
+        click.UsageError: it cannot be written.
+    """
+    from jitmx.cache import files
+
+    with writing(path):
+        files.write_named(path, data)
 
 
 def size(count: int) -> str:

@@ -275,8 +275,8 @@ a header. It shows paths, settings and versions of this machine: look it over be
 """,
 )
 @click.option(
-    "-o", "--output", "path", type=NamedPath(dir_okay=False, path_type=Path), help="The file to write: required "
-    "without --json."
+    "-o", "--output", "path", type=NamedPath(dir_okay=False, allow_dash=True, path_type=Path),
+    help="The file to write, - for standard output: required without --json.",
 )  # fmt: skip
 @arch_option()
 @family_option
@@ -290,21 +290,26 @@ def command(path: Path | None, targets_asked: tuple[Arch, ...], family_names: tu
     """
     from importlib.metadata import version
 
-    from jitmx.cache import files
     from jitmx.report import page
 
     if path is None and not as_json:
         raise click.UsageError("nothing says where the page goes; pass -o FILE")
+    streamed = str(path) == "-"
+    if streamed and as_json:
+        raise click.UsageError("-o - and --json both ask for standard output; leave one out, or pass -o FILE")
+    if path is not None and not streamed:
+        output.check_writable(path)
     arches = targets.resolve(targets_asked)
     found = _gathered(arches, family_names)
     if path is not None:
         facts = {"Made": found["made"], "jitmx": version("jitmx"), "Targets": ", ".join(found["arches"])}
         text = page.render("jitmx report", facts, _sections(found))
-        try:
-            files.write(path, text.encode(), permissions=0o644)
-        except OSError as error:
-            raise click.UsageError(f"{path} cannot be written: {error.strerror}; name another file by -o") from error
+        if streamed:
+            output.stream(text.encode())
+        else:
+            output.write(path, text.encode())
     if as_json:
         output.emit(found)
     else:
-        output.say(f"{path}: {len(found['variants'])} kernels of {', '.join(found['arches'])}")
+        place = "standard output" if streamed else path
+        output.say(f"{place}: {len(found['variants'])} kernels of {', '.join(found['arches'])}", err=streamed)

@@ -255,7 +255,7 @@ def save(path: Path, table: Mapping[str, Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, json_rows.text(table, "rows").encode(), permissions=0o644)
+        files.write_named(path, json_rows.text(table, "rows").encode(), permissions=0o644)
     except OSError as error:
         raise TacticError(f"{path}: the table cannot be written there ({error})", "name another file") from error
 

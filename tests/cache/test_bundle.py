@@ -75,11 +75,11 @@ from pathlib import Path
 from jitmx.cache import bundle
 from jitmx.cache.bundle import Kernel
 from jitmx.cache.store import Store
-from jitmx.cli.bundle import opening
+from jitmx.cli import output
 store = Store(Path(sys.argv[2]))
 entries = [store.lookup(key) for key in reversed([record.key for record in store.records()])]
 kernels = [Kernel(e.record, e.image, store.source(e.record.inputs["source_digest"])).undated("1") for e in entries]
-opening.write(Path(sys.argv[3]), bundle.make(kernels, [], {"jitmx": "1"}))
+output.write(Path(sys.argv[3]), bundle.make(kernels, [], {"jitmx": "1"}))
 """
 
 

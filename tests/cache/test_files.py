@@ -110,6 +110,50 @@ def test_writing_replaces_a_symbolic_link_and_leaves_its_target_alone(tmp_path: 
     assert not (tmp_path / "a").is_symlink()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_user_names_is_written_where_links_lead(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "target"
+    if there:
+        target.write_bytes(b"old")
+        target.chmod(0o640)
+    (tmp_path / "a").symlink_to("folder/target")
+    files.write_named(tmp_path / "a", b"new", permissions=0o600)
+    assert (tmp_path / "a").is_symlink() and target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == (0o640 if there else 0o600)
+    assert names(tmp_path / "folder") == ["target"]
+
+
+def test_a_new_file_that_a_user_names_has_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write_named(tmp_path / "a", b"new")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_a_pipe_that_a_user_names_takes_the_data_and_stays_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    reader = os.open(tmp_path / "a", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_named(tmp_path / "a", b"new")
+        assert os.read(reader, 100) == b"new"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / "a").stat().st_mode) and names(tmp_path) == ["a"]
+
+
+def test_a_loop_of_links_or_a_directory_that_a_user_names_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    (tmp_path / "b").mkdir()
+    for name in "ab":
+        with pytest.raises(OSError):
+            files.write_named(tmp_path / name, b"new")
+    assert names(tmp_path) == ["a", "b"] and (tmp_path / "a").is_symlink()
+
+
 def test_a_planted_temporary_name_is_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"precious")

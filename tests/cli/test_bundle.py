@@ -225,13 +225,21 @@ def test_a_target_that_cannot_be_written_is_a_usage_error_before_anything_is_bui
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_device_or_a_folder_is_not_written_over(run: Run, place: Path, pair: tuple[str, str], tmp_path: Path) -> None:
+def test_a_folder_is_refused_and_a_link_or_a_pipe_is_written_through(
+    run: Run, place: Path, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    for words in (("sign", str(place), "--key", pair[0]), ("create", *FAMILY, "-q")):
+        said = run("bundle", *words, "-o", str(tmp_path), code=2).stderr
+        assert f"{tmp_path} cannot be written: Is a directory; name another file by -o" in said
+    (tmp_path / "link").symlink_to("target")
     os.mkfifo(tmp_path / "fifo")
-    for target in (tmp_path / "fifo", tmp_path):
-        for words in (("sign", str(place), "--key", pair[0]), ("create", *FAMILY, "-q")):
-            said = run("bundle", *words, "-o", str(target), code=2).stderr
-            assert f"{target} cannot be written: not a regular file; name another file by -o" in said
-        assert not target.is_file()
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link", "fifo"):
+        run("bundle", "sign", str(place), "--key", pair[0], "-o", str(tmp_path / name))
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "fifo").is_fifo()
+    with os.fdopen(reader, "rb") as stream:
+        assert stream.read() == (tmp_path / "target").read_bytes()
+    assert bundle.open_(tmp_path / "link").signers
 
 
 def test_signing_verifying_and_importing_by_keys(

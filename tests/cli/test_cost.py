@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,35 @@ def test_what_cannot_be_priced_or_written_is_refused_with_what_to_do(words, said
 def test_a_page_that_cannot_be_written_is_an_error_in_a_line(run, tmp_path) -> None:
     told = run("report", "--arch", "sm_90", "-o", str(tmp_path / "missing" / "r.html"), code=2).output
     assert "cannot be written: No such file or directory" in told and "Traceback" not in told
+
+
+def test_a_page_goes_through_links_and_into_devices_and_leaves_them_what_they_are(run, tmp_path) -> None:
+    def written(name: str) -> str:
+        return run("report", "--arch", "sm_90", "--family", "bandwidth", "-o", str(tmp_path / name)).stdout
+
+    (tmp_path / "link").symlink_to("page.html")
+    written("link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "page.html").read_text().startswith("<!")
+    try:
+        os.mknod(tmp_path / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        os.close(os.open(tmp_path / "null", os.O_WRONLY))
+    except PermissionError:
+        pytest.skip("only root makes devices, and where they may be used")
+    written("null")
+    assert (tmp_path / "null").is_char_device()
+
+
+def test_a_dash_is_standard_output_for_a_page_and_refused_where_it_would_be_a_file(
+    run, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    about = ("--arch", "sm_90", "--family", "bandwidth")
+    done = run("report", *about, "-o", "-")
+    assert done.stdout.startswith("<!") and done.stdout.rstrip().endswith("</html>")
+    assert "standard output: " in done.stderr
+    assert "-o - and --json both ask" in run("report", *about, "-o", "-", "--json", code=2).stderr
+    assert "- stands for no stream here" in run("verify", *about, "--ledger", "-", code=2).stderr
+    assert list(tmp_path.glob("-")) == []
 
 
 def test_a_report_s_json_has_what_its_page_has(run, tmp_path) -> None:

@@ -306,6 +306,12 @@ def test_a_table_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
         tactics.save(tmp_path / "file" / "linear.json", table(tmp_path / "none", [row(1)]))
 
 
+def test_a_table_behind_a_link_is_written_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "linear.json").symlink_to(tmp_path / "kept.json")
+    tactics.save(tmp_path / "linear.json", table(tmp_path / "none", [row(1)]))
+    assert (tmp_path / "linear.json").is_symlink() and json.loads((tmp_path / "kept.json").read_text())["rows"]
+
+
 MEASURED = {**ORIGIN, "code": "1"}
 
 

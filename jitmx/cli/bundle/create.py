@@ -69,7 +69,7 @@ def command(
     """
     if model is not None and family_names:
         raise click.UsageError("--model says which kernels; leave out --family")
-    opening.check_writable(target)
+    output.check_writable(target)
     private = keys.private_key(key) if key else None
     arches = targets.resolve(targets_asked)
     cards = {arch: multiprocessors or (arch.multiprocessors,) for arch in arches}
@@ -93,7 +93,7 @@ def command(
         output.say(f"Error: {target} is not written", err=True)
         raise click.exceptions.Exit(code)
     data = bundles.of([one for one in results if not isinstance(one, batch.Failed)], asked, private)
-    opening.write(target, data)
+    output.write(target, data)
     made = bundle.of_bytes(str(target), data)
     if as_json:
         output.emit(opening.described(made) | {"size": len(data)})

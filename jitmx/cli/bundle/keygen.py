@@ -9,7 +9,6 @@ import click
 
 from jitmx.cache import keys
 from jitmx.cli import output
-from jitmx.cli.bundle import opening
 from jitmx.cli.options import json_option
 
 
@@ -30,7 +29,7 @@ def command(name: Path, as_json: bool) -> None:
     if there := next((path for path, _, _ in pairs if os.path.lexists(path)), None):
         raise click.UsageError(f"{there} is there already; take another name, or remove it")
     for path, data, permissions in pairs:
-        with opening.writing(path, "take another name"):
+        with output.writing(path, "take another name"):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)

@@ -1,17 +1,10 @@
-"""Which bundle a verb is about, whose signature it needs, and how one is written."""
+"""Which bundle a verb is about, whose signature it needs, and what is said of one."""
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import click
 
 from jitmx.cache import bundle, bundle_layer, files, keys
 from jitmx.cache.bundle import Bundle
@@ -70,51 +63,3 @@ def made(values: dict[str, Any]) -> Iterable[tuple[str, str]]:
         if isinstance(value, dict):
             value = " ".join(f"{key}={inner}" for key, inner in value.items())
         yield name.replace("_", " "), str(value)
-
-
-@contextmanager
-def writing(path: Path, remedy: str = "name another file by -o") -> Iterator[None]:
-    """Have what keeps a file from being written end in a usage error with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}; {remedy}") from error
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that `write` could not put there, before what is to be written is made.
-
-    Raises:
-        click.UsageError: its directory takes no file, or something else than a file is there.
-    """
-    with writing(path):
-        _permissions(path)
-        # A file without a name: a process that is killed leaves nothing.
-        tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def write(path: Path, data: bytes) -> None:
-    """Put a bundle there, whole or not at all, with the permissions of a file that is there or else the usual ones.
-
-    Raises:
-        click.UsageError: it cannot be written, or something else than a file is there.
-    """
-    with writing(path):
-        files.write(path, data, permissions=_permissions(path))
-
-
-def _permissions(path: Path) -> int:
-    """Those of the file that is there, or else the usual ones.
-
-    Raises:
-        OSError: something else than a file is there, or it cannot be looked at.
-    """
-    try:
-        info = path.stat()
-    except FileNotFoundError:
-        mask = os.umask(0o077)
-        os.umask(mask)
-        return 0o666 & ~mask
-    if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return stat.S_IMODE(info.st_mode)

@@ -35,7 +35,7 @@ def command(file: Path, key: Path, target: Path | None, as_json: bool) -> None:
     """
     private = keys.private_key(key)
     data = bundle.open_(file).signed_by(private)
-    opening.write(target or file, data)
+    output.write(target or file, data)
     made = bundle.of_bytes(str(target or file), data)
     if as_json:
         output.emit(opening.described(made))
