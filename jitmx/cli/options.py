@@ -74,7 +74,7 @@ class NamedPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("a path is empty; name a file", param, ctx)
+            self.fail("a path is empty; give one", param, ctx)
         if value == "-" and not self.allow_dash:
             self.fail("- stands for no stream here; name a file, or write ./- where one has this name", param, ctx)
         return super().convert(value, param, ctx)

@@ -225,6 +225,21 @@ def test_a_target_that_cannot_be_written_is_a_usage_error_before_anything_is_bui
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("create", *FAMILY, "-o", ""), ("create", *FAMILY, "-o", "x", "--key", ""), ("sign", "", "--key", "x"),
+     ("sign", "x", "--key", ""), ("sign", "x", "--key", "x", "-o", ""), ("keygen", ""), ("import", ""),
+     ("import", "x", "--to", ""), ("inspect", ""), ("verify", ""), ("verify", "x", "--keys", "")],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_path_is_a_usage_error_and_does_not_mean_the_current_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "a path is empty; give one" in run("bundle", *words, code=2).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_is_refused_and_a_link_or_a_pipe_is_written_through(
     run: Run, place: Path, pair: tuple[str, str], tmp_path: Path
 ) -> None:

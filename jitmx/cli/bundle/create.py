@@ -10,7 +10,7 @@ import click
 from jitmx.cache import bundle, keys
 from jitmx.cli import failures, output, served, targets
 from jitmx.cli.bundle import opening
-from jitmx.cli.options import arch_option, counts, family_option, jobs_option, json_option, quiet_option
+from jitmx.cli.options import NamedPath, arch_option, counts, family_option, jobs_option, json_option, quiet_option
 from jitmx.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Examples:
 Exit codes: 0 the bundle is there; 1 a kernel breaks its contract, 3 one does not compile: nothing is written.
 """,
 )
-@click.option("--output", "-o", "target", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--output", "-o", "target", required=True, type=NamedPath(path_type=Path), help="The file to write.")
 @served.model_options
 @arch_option()
 @family_option
@@ -46,7 +46,7 @@ Exit codes: 0 the bundle is there; 1 a kernel breaks its contract, 3 one does no
     help="Of the cards that are to be served; repeat it or separate several by commas (default: those of the card that "
     "a target stands for). Which kernels serve depends on it.",
 )
-@click.option("--key", type=click.Path(path_type=Path), metavar="PATH", help="A private key (PEM) that signs it.")
+@click.option("--key", type=NamedPath(path_type=Path), metavar="PATH", help="A private key (PEM) that signs it.")
 @jobs_option
 @quiet_option
 @json_option

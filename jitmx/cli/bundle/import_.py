@@ -12,7 +12,7 @@ from jitmx.cache import importing
 from jitmx.cache.store import Store
 from jitmx.cli import output
 from jitmx.cli.bundle import opening
-from jitmx.cli.options import json_option, keys_option
+from jitmx.cli.options import NamedPath, json_option, keys_option
 
 
 @click.command(
@@ -31,8 +31,8 @@ cache cannot be written.
 A cache that is read-only needs no import: JITMX_SITE_CACHE takes the bundle itself, beside directories.
 """,
 )
-@click.argument("file")
-@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Instead of the cache: this directory.")
+@click.argument("file", type=NamedPath())
+@click.option("--to", type=NamedPath(path_type=Path), metavar="DIR", help="Instead of the cache: this directory.")
 @keys_option
 @json_option
 def command(file: str, to: Path | None, key_places: tuple[Path, ...], as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 from jitmx.cli import output
 from jitmx.cli.bundle import opening
-from jitmx.cli.options import json_option, keys_option
+from jitmx.cli.options import NamedPath, json_option, keys_option
 
 
 @click.command(
@@ -23,7 +23,7 @@ Examples:
 Exit codes: 0 its list is sound; 1 it is no bundle, damaged, or not signed by a key that is required.
 """,
 )
-@click.argument("file")
+@click.argument("file", type=NamedPath())
 @keys_option
 @json_option
 def command(file: str, key_places: tuple[Path, ...], as_json: bool) -> None:

@@ -9,7 +9,7 @@ import click
 
 from jitmx.cache import keys
 from jitmx.cli import output
-from jitmx.cli.options import json_option
+from jitmx.cli.options import NamedPath, json_option
 
 
 @click.command(
@@ -20,7 +20,7 @@ Examples:
   jitmx bundle keygen release     makes release.key, which signs and stays secret, and release.pub, which servers get
 """,
 )
-@click.argument("name", type=click.Path(path_type=Path))
+@click.argument("name", type=NamedPath(path_type=Path))
 @json_option
 def command(name: Path, as_json: bool) -> None:
     """Make an Ed25519 key pair: NAME.key, which only you can read, and NAME.pub. Files that are there stay."""

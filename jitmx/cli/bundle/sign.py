@@ -9,7 +9,7 @@ import click
 from jitmx.cache import bundle, keys
 from jitmx.cli import output
 from jitmx.cli.bundle import opening
-from jitmx.cli.options import json_option
+from jitmx.cli.options import NamedPath, json_option
 
 
 @click.command(
@@ -24,9 +24,9 @@ Examples:
 Exit codes: 1 where the bundle is damaged; it is left as it is.
 """,
 )
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--key", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A private key (PEM).")
-@click.option("--output", "-o", "target", type=click.Path(path_type=Path), help="Where to write it (default: FILE).")
+@click.argument("file", type=NamedPath(path_type=Path))
+@click.option("--key", required=True, type=NamedPath(path_type=Path), metavar="PATH", help="A private key (PEM).")
+@click.option("--output", "-o", "target", type=NamedPath(path_type=Path), help="Where to write it (default: FILE).")
 @json_option
 def command(file: Path, key: Path, target: Path | None, as_json: bool) -> None:
     """Add the signature of an Ed25519 key to a bundle, whose every byte is checked first.
