@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,8 @@ class Model:
         """The sizes by their names in a config.json."""
         return {name: getattr(self, field) for name, field in _CONFIG.items()}
 
+
+_MODEL_TYPE = "gpt_oss"
 
 # From the names in a config.json.
 _CONFIG = {
@@ -222,7 +224,7 @@ def find_draft(name: str) -> Draft:
         return NAMED_DRAFTS[name]
     try:
         return _read_draft(_config_of(name))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{short(name)} is none of {', '.join(NAMED_DRAFTS)}, and no folder with the config.json of an Eagle3 "
             f"draft ({error})"
@@ -230,27 +232,34 @@ def find_draft(name: str) -> Draft:
 
 
 def _read_draft(said: dict[str, Any]) -> Draft:
-    """Sizes of a draft's config.json."""
-    eagle = said.get("eagle_config") or {}
-    ids = said.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or (1, 2, 3)
-    sliding = (said.get("layer_types") or ["full_attention"])[0] == "sliding_attention"
+    """Sizes of a draft's config.json; raises ValueError where they are none."""
+    _require(said, ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"))
+    eagle, kinds = said.get("eagle_config") or {}, said.get("layer_types") or ["full_attention"]
+    if not isinstance(eagle, dict):
+        raise ValueError(f"eagle_config is {short(eagle)}, no object")
+    ids = said.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or [1, 2, 3]
+    for name, listed in (("layer_types", kinds), ("eagle_aux_hidden_state_layer_ids", ids)):
+        if not isinstance(listed, list):
+            raise ValueError(f"{name} is {short(listed)}, no list")
+    hidden, heads = (_size(name, said[name]) for name in ("hidden_size", "num_attention_heads"))
     sizes = {
-        "hidden": said["hidden_size"], "intermediate": said["intermediate_size"], "heads": said["num_attention_heads"],
-        "kv_heads": said.get("num_key_value_heads", said["num_attention_heads"]),
-        "head_dim": said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"],
+        "hidden": hidden, "intermediate": said["intermediate_size"], "heads": heads,
+        "kv_heads": said.get("num_key_value_heads", heads), "head_dim": said.get("head_dim") or hidden // heads,
         "vocabulary": said.get("draft_vocab_size") or said["vocab_size"],
         "states": said.get("num_aux_hidden_states") or len(ids), "layers": said.get("num_hidden_layers", 1),
-        "target_hidden": said.get("target_hidden_size") or said["hidden_size"],
+        "target_hidden": said.get("target_hidden_size") or hidden,
     }  # fmt: skip
-    windows = {"sliding_window": said["sliding_window"]} if sliding else {}
-    for name, value in {**sizes, **windows}.items():
-        if type(value) is not int or not 1 <= value < _MOST:
-            raise ValueError(f"{name} is {short(value)}")
+    if kinds[0] == "sliding_attention":
+        _require(said, ("sliding_window",))
+        sizes["sliding_window"] = said["sliding_window"]
+    for name, value in sizes.items():
+        _size(name, value)
+    _require_groups(heads, sizes["kv_heads"])
     if not eagle.get("use_aux_hidden_state", True):
         sizes["states"] = 0
     return Draft(
-        **sizes, window=windows.get("sliding_window", 0), bias=bool(said.get("attention_bias", False)),
-        norm_output=bool(said.get("norm_output", False)),
+        window=sizes.pop("sliding_window", 0), bias=bool(said.get("attention_bias", False)),
+        norm_output=bool(said.get("norm_output", False)), **sizes,
     )  # fmt: skip
 
 
@@ -264,29 +273,55 @@ def find(name: str) -> Model:
         return NAMED[name]
     try:
         return _read(_config_of(name))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{short(name)} is none of {', '.join(NAMED)}, and no folder with the config.json of a gpt-oss model "
             f"({error})"
         ) from None
 
 
-def _config_of(folder: str) -> Any:
+def _config_of(folder: str) -> dict[str, Any]:
+    """The object in the config.json of a folder; raises OSError or ValueError where there is none."""
     from jitmx.cache import files  # which families, that take sizes from here, have no use for
 
-    found = files.read(Path(folder) / "config.json", _LARGEST, follow=True)
+    found = files.read(Path(folder) / "config.json", _LARGEST, follow=True) if folder else None
     if found is None:
         raise FileNotFoundError("there is no such file")
-    return json.loads(found[0])
+    try:
+        said = json.loads(found[0])
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(said, dict):
+        raise ValueError("it is no JSON object")
+    return said
 
 
-def _read(said: dict[str, Any]) -> Model:
-    """Sizes of a config.json, which may lack what attention alone needs."""
-    said = {"sliding_window": GPT_OSS_120B.window} | said
-    found = {field: said[name] for name, field in _CONFIG.items()}
-    usual = dataclasses.asdict(GPT_OSS_120B)
+def _read(config: dict[str, Any]) -> Model:
+    """Sizes of a config.json, which may lack what attention alone needs; raises ValueError where they are none."""
+    said: dict[str, Any] = {"sliding_window": GPT_OSS_120B.window, "model_type": _MODEL_TYPE} | config
+    if said["model_type"] != _MODEL_TYPE:
+        raise ValueError(f"its model_type is {short(said['model_type'])}, not {_MODEL_TYPE!r}")
+    _require(said, _CONFIG)
     for name, field in _CONFIG.items():
-        value = found[field]
-        if type(value) is not type(usual[field]) or not (isinstance(value, bool) or 1 <= value < _MOST):
-            raise ValueError(f"{name} is {short(value)}")
-    return Model(**found)
+        if field != "bias":
+            _size(name, said[name])
+        elif not isinstance(said[name], bool):
+            raise ValueError(f"{name} is {short(said[name])}, neither true nor false")
+    _require_groups(said["num_attention_heads"], said["num_key_value_heads"])
+    return Model(**{field: said[name] for name, field in _CONFIG.items()})
+
+
+def _require(said: dict[str, Any], names: Iterable[str]) -> None:
+    if missing := [name for name in names if name not in said]:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+
+
+def _size(name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value < _MOST:
+        raise ValueError(f"{name} is {short(value)}, no whole number from 1 to {_MOST - 1}")
+    return value
+
+
+def _require_groups(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads is {heads}, no multiple of num_key_value_heads, {kv_heads}")

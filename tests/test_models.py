@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,77 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[64]")
     with pytest.raises(InputError, match=r"no folder with the config.json of a gpt-oss model"):
         models.find(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_key_value_heads": 7}, "num_attention_heads is 64, no multiple of num_key_value_heads, 7"),
+        ({"model_type": "llama"}, "its model_type is 'llama', not 'gpt_oss'"),
+        ({"model_type": ["gpt_oss"]}, "its model_type is ['gpt_oss'], not 'gpt_oss'"),
+        ({"attention_bias": 1}, "attention_bias is 1, neither true nor false"),
+        ({"hidden_size": "2880"}, "hidden_size is '2880', no whole number from 1 to"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_no_gpt_oss_model_has_is_refused_by_the_field(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = GPT_OSS_120B.config() | {"model_type": "gpt_oss"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert models.find(str(tmp_path)) == GPT_OSS_120B
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(InputError, match=re.escape(f"config.json of a gpt-oss model ({said}")):
+        models.find(str(tmp_path))
+
+
+def test_fields_that_a_configuration_lacks_are_named_together(tmp_path: Path) -> None:
+    config = GPT_OSS_120B.config()
+    del config["attention_bias"], config["head_dim"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"\(it has no head_dim and no attention_bias\)"):
+        models.find(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "[64]", "{", "[" * 100_000, "\x00"])
+def test_a_file_that_is_no_object_is_refused_in_plain_words(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    for find in (models.find, models.find_draft):
+        with pytest.raises(InputError, match=r"\(it is no JSON"):
+            find(str(tmp_path))
+
+
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS_120B.config()))
+    monkeypatch.chdir(tmp_path)
+    assert models.find(".") == GPT_OSS_120B
+    with pytest.raises(InputError, match="there is no such file"):
+        models.find("")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, no whole number"),
+        ({"hidden_size": "64"}, "hidden_size is '64', no whole number"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is 8, no multiple of num_key_value_heads, 3"),
+        ({"num_key_value_heads": None}, "kv_heads is None, no whole number"),
+        ({"eagle_config": [1]}, "eagle_config is [1], no object"),
+        ({"eagle_aux_hidden_state_layer_ids": 5}, "eagle_aux_hidden_state_layer_ids is 5, no list"),
+        ({"layer_types": 5}, "layer_types is 5, no list"),
+        ({"layer_types": ["sliding_attention"]}, "it has no sliding_window"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_no_draft_has_is_refused_by_the_field(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert models.find_draft(str(tmp_path)).head_dim == 8
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(InputError, match=re.escape(f"config.json of an Eagle3 draft ({said}")):
+        models.find_draft(str(tmp_path))
 
 
 @pytest.mark.parametrize("window", [None, 0, "128", 1 << 40])
