@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable
@@ -19,8 +20,12 @@ from typing import Any
 
 from jitmx import json_rows, resources, settings
 from jitmx.cache import files, layout
+from jitmx.cache.manifest import NewerSchemaError
 from jitmx.errors import TacticError, ToolchainError
+from jitmx.quoting import short
 from jitmx.registry import key
+
+logger = logging.getLogger("jitmx.ledger")
 
 SCHEMA_VERSION = 1
 
@@ -142,49 +147,100 @@ def load(path: Path | None = None) -> Ledger:
     remedy = "mend or remove it" if path else "reinstall jitmx"
     path = path or resources.directory("tactics") / "ledger.json"
     try:
-        # A ledger that ships may be linked to where an installer keeps its files.
-        found = files.read(path, layout.LIMITS["ledger"], follow=True)
+        return Ledger(_entries(path))
     except OSError as error:
         raise TacticError(f"{path} cannot be read as a ledger: {error.strerror}", remedy) from error
+    except NewerSchemaError as error:
+        raise TacticError(f"{path} is of a newer jitmx: {error}", "upgrade jitmx, or remove it") from error
+    except ValueError as error:
+        raise TacticError(f"{path} is not a ledger: {error}", remedy) from error
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the ledger at `path`, in words; None where it is sound, another's, a newer jitmx's or none."""
+    try:
+        _entries(path)
+    except (PermissionError, NewerSchemaError):
+        return None
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _entries(path: Path) -> list[Entry]:
+    """The entries of a file; none where there is no file.
+
+    Raises:
+        OSError: it cannot be read.
+        NewerSchemaError: it is of a newer jitmx.
+        ValueError: it is no ledger.
+    """
+    # A ledger that ships may be linked to where an installer keeps its files.
+    found = files.read(path, layout.LIMITS["ledger"], follow=True)
     if found is None:
-        return Ledger(())
+        return []
     try:
         document: Any = json.loads(found[0])
-        version = document["schema_version"]
-        rows = list(document["entries"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TacticError(f"{path} is not a ledger: {error}", remedy) from error
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    version, rows = document.get("schema_version"), document.get("entries")
     if not isinstance(version, int):
-        raise TacticError(f"{path} is not a ledger: its schema version is no number", remedy)
+        raise ValueError("its schema version is no number")
     if version != SCHEMA_VERSION:
-        raise TacticError(f"{path} has schema version {version}; this jitmx reads {SCHEMA_VERSION}", remedy)
-    entries = []
-    for number, row in enumerate(rows):
-        try:
-            entries.append(Entry(**row))
-        except (TypeError, TacticError) as error:
-            raise TacticError(f"{path}, entry {number}: {error}", remedy) from error
-    return Ledger(entries)
+        kind = NewerSchemaError if version > SCHEMA_VERSION else ValueError
+        raise kind(f"it has schema version {short(version)}; this jitmx reads {SCHEMA_VERSION}")
+    if not isinstance(rows, list):
+        raise ValueError("its entries are no list")
+    return [_entry(number, row) for number, row in enumerate(rows)]
+
+
+def _entry(number: int, row: Any) -> Entry:
+    if not isinstance(row, dict):
+        raise ValueError(f"entry {number} is no object")
+    fields = dataclasses.fields(Entry)
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if missing := [name for name in required if name not in row]:
+        raise ValueError(f"entry {number} has no {' and no '.join(missing)}")
+    if unknown := row.keys() - {field.name for field in fields}:
+        raise ValueError(f"entry {number} has {short(min(unknown))}, which no entry has")
+    try:
+        return Entry(**row)
+    except TacticError as error:
+        raise ValueError(f"entry {number}: {error.message}") from error
 
 
 def own_path() -> Path:
     """Where checks made on this machine are noted, beside the kernels that they are of."""
-    return settings.current().cache_dir / "ledger.json"
+    return layout.ledger(settings.current().cache_dir)
 
 
 def known() -> Ledger:
-    """What ships with jitmx together with what was checked on this machine; of the latter nothing if it is unreadable.
+    """What ships with jitmx together with what was checked on this machine.
+
+    Of the latter nothing where it is damaged, of which a warning tells, or where it may not be read.
 
     Raises:
-        TacticError: one of them is not a ledger.
+        TacticError: what ships is not a ledger.
     """
     try:
         own = load(own_path())
     except TacticError as error:
         if not isinstance(error.__cause__, PermissionError):
-            raise
+            logger.warning(
+                "%s; going on without what was checked on this machine: %s", error.message, own_remedy(error)
+            )
         own = Ledger(())
     return Ledger([*load().entries, *own.entries])
+
+
+def own_remedy(error: TacticError) -> str:
+    """What to do about the ledger of this machine, which `load` refused."""
+    mendable = not isinstance(error.__cause__, PermissionError | NewerSchemaError)
+    return "`jitmx cache verify --repair` takes it out" if mendable else error.remedy
 
 
 def save(entries: Iterable[Entry], path: Path) -> None:

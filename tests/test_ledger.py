@@ -73,21 +73,35 @@ def test_a_missing_ledger_is_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 1, "entries": 5}', "\x00"]
-)
-def test_a_file_that_is_no_ledger_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+    ("text", "said"),
+    [
+        ("", "it is no JSON"), ("\x00", "it is no JSON"), ("[]", "it is no JSON object"),
+        ("{}", "its schema version is no number"), ('{"schema_version": 1}', "its entries are no list"),
+        ('{"schema_version": 1, "entries": 5}', "its entries are no list"),
+        ('{"schema_version": 1, "entries": {"a": 1}}', "its entries are no list"),
+        ('{"schema_version": 1, "entries": [7]}', "entry 0 is no object"),
+        (
+            '{"schema_version": 1, "entries": [{"arch": "a"}]}',
+            "entry 0 has no source_digest and no kernel and no evidence",
+        ),
+        ('{"schema_version": 0, "entries": []}', "it has schema version 0; this jitmx reads 1"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_ledger_is_refused_by_its_path_in_plain_words(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(text)
-    with pytest.raises(TacticError, match=r"ledger\.json") as raised:
+    with pytest.raises(TacticError) as raised:
         ledger.load(path)
-    assert raised.value.remedy == "mend or remove it"
+    assert raised.value.message == f"{path} is not a ledger: {said}" and raised.value.remedy == "mend or remove it"
+    assert ledger.damage(path) == said
 
 
 def test_a_later_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text('{"schema_version": 9, "entries": []}')
-    with pytest.raises(TacticError, match="version 9; this jitmx reads 1"):
+    with pytest.raises(TacticError, match="version 9; this jitmx reads 1; upgrade jitmx, or remove it"):
         ledger.load(path)
+    assert ledger.damage(path) is None
 
 
 @pytest.mark.parametrize(
@@ -96,14 +110,14 @@ def test_a_later_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
         ({"evidence": "believed"}, "'believed' is not one of compiled, simulated, hardware"),
         ({"source_digest": "abc"}, "'abc' is not 64 hexadecimal digits"),
         ({"card": ""}, "names no card or no date"),
-        ({"colour": "red"}, "colour"),
+        ({"colour": "red"}, "has 'colour', which no entry has"),
     ],
 )
 def test_a_bad_entry_is_refused_by_its_number_and_fault(tmp_path: Path, changes: dict[str, str], said: str) -> None:
     path = tmp_path / "ledger.json"
     row = dataclasses.asdict(entry()) | changes
     path.write_text(json.dumps({"schema_version": 1, "entries": [dataclasses.asdict(entry()), row]}))
-    with pytest.raises(TacticError, match=f"entry 1: .*{said}"):
+    with pytest.raises(TacticError, match=f"entry 1.*{said}"):
         ledger.load(path)
 
 
@@ -147,9 +161,7 @@ def test_bytes_that_are_no_ledger_are_refused_and_end_in_no_traceback(tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["directory", "fifo", "terabyte"])
-def test_what_is_no_file_of_a_ledgers_size_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_what_is_no_file_of_a_ledgers_size_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "ledger.json"
     match what:
         case "directory":
@@ -159,10 +171,9 @@ def test_what_is_no_file_of_a_ledgers_size_is_refused(
         case "terabyte":
             path.touch()
             os.truncate(path, 1 << 40)
-    monkeypatch.setattr(ledger, "own_path", lambda: path)
-    for read in (lambda: ledger.load(path), ledger.known):
-        with pytest.raises(TacticError, match="cannot be read as a ledger"):
-            read()
+    with pytest.raises(TacticError, match="cannot be read as a ledger"):
+        ledger.load(path)
+    assert "it cannot be read" in str(ledger.damage(path))
 
 
 def test_an_own_ledger_that_may_not_be_read_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +186,19 @@ def test_an_own_ledger_that_may_not_be_read_is_done_without(tmp_path: Path, monk
     monkeypatch.setattr(files, "read", refuse)
     monkeypatch.setattr(ledger, "own_path", lambda: tmp_path / "ledger.json")
     assert ledger.known().entries == ledger.load().entries
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("{", "`jitmx cache verify --repair`"), ('{"schema_version": 9, "entries": []}', "upgrade")]
+)
+def test_an_own_ledger_that_cannot_be_used_costs_one_warning_with_its_name_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, remedy: str
+) -> None:
+    (tmp_path / "ledger.json").write_text(text)
+    monkeypatch.setattr(ledger, "own_path", lambda: tmp_path / "ledger.json")
+    assert ledger.known().entries == ledger.load().entries
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "jitmx.ledger"]
+    assert str(tmp_path / "ledger.json") in said and remedy in said
 
 
 def test_a_ledger_behind_a_link_is_read(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def failed(root: Path, name: str, digest: str) -> Path:
     return root / VERSION / "failed" / f"{readable}-{digest[:8]}.cu"
 
 
+def ledger(root: Path) -> Path:
+    """What was checked on this machine."""
+    return root / "ledger.json"
+
+
 def lock(root: Path, key: str) -> Path:
     """The lock that `key` shares with a 4096th of all keys, so that lock files, which stay for ever, stay few."""
     return root / VERSION / "locks" / f"{_digest(key)[:3]}.lock"

@@ -30,13 +30,15 @@ class Recompiled(NamedTuple):
 
 _DAMAGED = (
     "corrupt-folder", "corrupt-object", "corrupt-source", "corrupt-scan", "corrupt-failed", "corrupt-lock",
-    "stray-temporary",
+    "corrupt-ledger", "stray-temporary",
 )  # fmt: skip
 _RECORDS = ("corrupt-record", "dangling-record", "wrong-key", "unreproducible")
 _LEFT_OVER = ("orphan-object", "orphan-source")
 
 # Compiles a record's kept source again; None where the present compiler or headers are not those of the record.
 Recompile = Callable[[Record, str], "Recompiled | None"]
+# What is wrong with the ledger in a file, in words; None where nothing is, or no ledger is there.
+Damage = Callable[[Path], "str | None"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Finding:
     Attributes:
         kind: corrupt-record, corrupt-object, corrupt-source, corrupt-scan: bytes that are not what was written, or
             somebody else's; these and corrupt-failed, corrupt-lock, corrupt-folder: something else in that place;
+            corrupt-ledger: what was checked on this machine cannot be read;
             dangling-record: machine code missing or damaged; orphan-object, orphan-source: no record points there;
             stray-temporary: a write that was cut off; unmet-contract: machine code that breaks what its kernel
             promises; wrong-key, unreproducible: found by compiling again.
@@ -95,6 +98,7 @@ def verify(
     *,
     repair: bool = False,
     recompile: Recompile | None = None,
+    ledger: Damage | None = None,
     grace: float = sweep.GRACE,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -103,6 +107,7 @@ def verify(
     Args:
         repair: take out what is found. An unmet contract stays: compiling again would only find it again.
         recompile: compile each entry again and compare bytes.
+        ledger: looks at the ledger beside the entries; None leaves it alone.
         grace: orphans and temporary files younger than this, in seconds, are taken for a publish under way.
         progress: called with the name of each entry before it is compiled again.
     """
@@ -110,9 +115,13 @@ def verify(
     if tier is None:
         return Report((), 0, 0)
     report = _look(tier, store.clock(), grace, recompile, progress)
+    place = layout.ledger(tier.root)
+    if ledger and (damage := ledger(place)):
+        found = Finding("corrupt-ledger", place, f"the ledger cannot be used: {damage}")
+        report = replace(report, findings=(found, *report.findings))
     if not repair:
         return report
-    findings = _mend(tier, report.findings)
+    findings = _mend(tier, report.findings, ledger)
     # What a record taken out was the last to need is left over only now.
     while rest := [finding for finding in _look(tier, store.clock(), grace).findings if finding.kind in _LEFT_OVER]:
         more = _mend(tier, rest)
@@ -249,7 +258,7 @@ def _again(tier: Tier, record: Record, source: str, recompile: Recompile) -> lis
     return []
 
 
-def _mend(tier: Tier, findings: Sequence[Finding]) -> list[Finding]:
+def _mend(tier: Tier, findings: Sequence[Finding], ledger: Damage | None = None) -> list[Finding]:
     refused: dict[Path, OSError] = {}
     kept = {finding.path for finding in findings if finding.kind == "unmet-contract"}
     # A record is judged by whether its object is there, and an orphan by the records: so each is settled in its turn.
@@ -258,7 +267,7 @@ def _mend(tier: Tier, findings: Sequence[Finding]) -> list[Finding]:
         moved, failed = sweep.move_aside(tier, by_path)
         refused |= failed
         used = sweep.references(tier)
-        sweep.settle(tier, moved, functools.partial(_is_wanted, tier, by_path, used))
+        sweep.settle(tier, moved, functools.partial(_is_wanted, tier, ledger, by_path, used))
     return [
         replace(finding, obstacle=refused[finding.path].strerror or str(refused[finding.path]))
         if finding.path in refused
@@ -267,13 +276,17 @@ def _mend(tier: Tier, findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _is_wanted(tier: Tier, findings: dict[Path, Finding], used: set[str], path: Path, aside: Path) -> bool:
+def _is_wanted(
+    tier: Tier, ledger: Damage | None, findings: dict[Path, Finding], used: set[str], path: Path, aside: Path
+) -> bool:
     """Whether the file that was moved aside is not the one that was found, but one published since."""
     match findings[path].kind:
         case "corrupt-object" | "corrupt-source" as kind:
             return _is_sound(tier, kind.removeprefix("corrupt-"), aside, path.stem)
         case "corrupt-folder":
             return files.is_directory(aside) and not aside.is_symlink()
+        case "corrupt-ledger":
+            return ledger is not None and ledger(aside) is None
         case "orphan-object" | "orphan-source":
             return path.stem in used
         case "corrupt-record" | "dangling-record":

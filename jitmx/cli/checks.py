@@ -16,7 +16,7 @@ from jitmx import arch as arches
 from jitmx import resources, settings
 from jitmx.cache import files, layout
 from jitmx.cli import output
-from jitmx.errors import ArchError, CacheError, DriverError, JitmxError
+from jitmx.errors import ArchError, CacheError, DriverError, JitmxError, TacticError
 
 _LEAST_FREE = 256 << 20
 _MOST_SKEW = 2.0
@@ -45,6 +45,7 @@ def run(*, gpu: bool) -> list[Check]:
     """
     checks: tuple[Callable[[], Iterator[Check]], ...] = (
         _data,
+        _ledgers,
         _tables,
         _headers,
         _toolchain,
@@ -80,6 +81,20 @@ def _data() -> Iterator[Check]:
             yield Check(name, "ok", str(resources.directory(name)))
         except JitmxError as error:
             yield Check(name, "problem", str(error), "install jitmx again, from its checkout or wheel")
+
+
+def _ledgers() -> Iterator[Check]:
+    """What ships as checked and what was checked on this machine, where it cannot be used."""
+    from jitmx import ledger
+
+    for path in (None, ledger.own_path()):
+        try:
+            ledger.load(path)
+        except JitmxError as error:
+            remedy = ledger.own_remedy(error) if path and isinstance(error, TacticError) else error.remedy
+            # One that only another user may read is done without.
+            status = "note" if isinstance(error.__cause__, PermissionError) else "problem"
+            yield Check("ledger", status, error.message, remedy)
 
 
 def _tables() -> Iterator[Check]:

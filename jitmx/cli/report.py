@@ -93,7 +93,7 @@ def _gathered(arches: tuple[Arch, ...], family_names: tuple[str, ...]) -> dict[s
     chosen: list[Variant] = targets.default_variants(arches, family_names)
     current = settings.current()
     try:
-        report: verify.Report | None = verify.verify(cache)
+        report: verify.Report | None = verify.verify(cache, ledger=ledger.damage)
         trouble = ""
     except (CacheError, OSError) as error:
         report, trouble = None, str(error)

@@ -70,15 +70,23 @@ def _record(verdicts: Verdicts, path: Path) -> None:
         output.say(f"Warning: what passed was not noted in {path} ({why}); --ledger names another file", err=True)
 
 
-def _check_ledger(path: Path) -> None:
-    """Refuse a file that cannot be added to, before a run of minutes."""
+def _can_note(path: Path | None) -> bool:
+    """Whether what passes can be added to the ledger at `path` (None: this machine's own), before a run of minutes.
+
+    Raises:
+        click.UsageError: it cannot be added to the one that is named.
+    """
     from jitmx import ledger
     from jitmx.errors import TacticError
 
     try:
-        ledger.load(path)
+        ledger.load(path or ledger.own_path())
     except TacticError as error:
-        raise click.UsageError(f"{error.message}; remove it, or name another file by --ledger") from error
+        if path:
+            raise click.UsageError(f"{error.message}; remove it, or name another file by --ledger") from error
+        output.say(f"Warning: {error.message}; what passes is not noted: {ledger.own_remedy(error)}", err=True)
+        return False
+    return True
 
 
 @click.command(
@@ -136,8 +144,7 @@ def command(
             f"no kernel that is verified for {', '.join(map(str, arches))} has {' and '.join(names)} in its name; "
             "`jitmx variants` lists them"
         )
-    path = path or ledger.own_path()
-    _check_ledger(path)
+    noted = _can_note(path)
     count = min(jobs or machine.compiles_at_once(), len(variants))
     title = f"Verifying {', '.join(map(str, arches))}"
     verdicts: Verdicts = []
@@ -148,7 +155,8 @@ def command(
             verdict = future.result()
             verdicts.append((variant, verdict))
             progress.step(_words(variant, verdict))
-    _record(verdicts, path)
+    if noted:
+        _record(verdicts, path or ledger.own_path())
     if as_json:
         output.emit(
             {"arch": ",".join(map(str, arches)), "kernels": [_row(*pair, len(arches) > 1) for pair in verdicts]}

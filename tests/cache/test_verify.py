@@ -306,3 +306,15 @@ def test_a_clock_that_is_off_does_not_make_young_files_old(
     monkeypatch.setattr(time, "time", lambda: 4e9)
     assert verify(store, repair=True).findings == ()
     assert len(tree(store.root)) == 1
+
+
+def test_a_ledger_that_a_sound_one_replaces_during_the_repair_stays(store: Store) -> None:
+    assert store.root is not None
+    store.root.mkdir(0o700)
+    path = store.root / "ledger.json"
+    path.write_text("sound")
+    told = iter(["damaged", None])
+    (found,) = verify(store, repair=True, ledger=lambda _path: next(told)).findings
+    assert found.kind == "corrupt-ledger" and path.read_text() == "sound"
+    assert verify(store, repair=True, ledger=lambda _path: "damaged").unmended == () and not path.exists()
+    assert list(store.root.iterdir()) == []

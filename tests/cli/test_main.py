@@ -190,15 +190,33 @@ def test_a_checkpoint_with_sizes_that_are_none_is_refused_by_their_name(run, tmp
     assert f"{next(iter(changes))} is " in said and len(said) < 1000
 
 
-@pytest.mark.parametrize("option", [True, False])
-def test_a_bad_ledger_is_refused_before_anything_is_simulated(run, tmp_path: Path, monkeypatch, option: bool) -> None:
-    bad = tmp_path / "bad.json" if option else tmp_path / "cache" / "ledger.json"
-    bad.parent.mkdir(exist_ok=True)
+def test_a_bad_ledger_that_is_named_is_refused_before_anything_is_simulated(run, tmp_path: Path, monkeypatch) -> None:
+    bad = tmp_path / "bad.json"
     bad.write_text("{")
     monkeypatch.setattr(workers, "pool", lambda _count: pytest.fail("it simulates"))
-    more = ("--ledger", str(bad)) if option else ()
-    said = run("verify", "--arch", "sm_90", "--family", "bandwidth", "-q", *more, code=2).stderr
+    about = ("--arch", "sm_90", "--family", "bandwidth", "-q")
+    said = run("verify", *about, "--ledger", str(bad), code=2).stderr
     assert f"Error: {bad} is not a ledger: " in said and "remove it, or name another file by --ledger" in said
+
+
+def test_a_bad_ledger_of_the_machine_costs_a_warning_and_what_it_holds(
+    run, read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "cache" / "ledger.json"
+    bad.parent.mkdir()
+    bad.write_text("{")
+    monkeypatch.setattr(workers, "pool", lambda _count: ThreadPoolExecutor(1))
+    monkeypatch.setattr(verify, "verify", lambda _variant: verify.Verdict(None, 0.0, 1, 1.0))
+    about = ("--arch", "sm_90", "--family", "bandwidth")
+    for verb in (("variants", *about), ("report", *about, "-o", str(tmp_path / "page")), ("verify", *about, "-q")):
+        said = run(*verb).stderr
+        assert said.count(f"{bad} is not a ledger") == 1 and "cache verify --repair` takes it out" in said
+    assert bad.read_text() == "{" and "corrupt-ledger" in (tmp_path / "page").read_text()
+    named = {check["name"]: check for check in read("doctor", code=1)["checks"]}
+    assert named["ledger"]["status"] == "problem" and str(bad) in named["ledger"]["found"]
+    assert "corrupt-ledger: the ledger cannot be used: it is no JSON" in run("cache", "verify", code=1).stdout
+    assert "0 findings, 1 mended" in run("cache", "verify", "--repair").stdout
+    assert not bad.exists() and "Warning" not in run("verify", *about, "-q").stderr and bad.exists()
 
 
 def test_a_ledger_that_breaks_during_a_run_costs_a_warning_and_no_verdict(

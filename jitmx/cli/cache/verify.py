@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from jitmx import ledger
 from jitmx.cache import store, verify
 from jitmx.cli import output
 from jitmx.cli.options import json_option, quiet_option
@@ -31,7 +32,7 @@ Mending takes files out; what is missing then is compiled again on its next use.
 @quiet_option
 @json_option
 def command(recompile: bool, repair: bool, quiet: bool, as_json: bool) -> None:
-    """Check digests, records and leftovers of the whole cache. Site caches are left to their owners."""
+    """Check digests, records, ledger and leftovers of the whole cache. Site caches are left to their owners."""
     cache = store.current()
     again: verify.Recompile | None = None
     if recompile:
@@ -40,7 +41,9 @@ def command(recompile: bool, repair: bool, quiet: bool, as_json: bool) -> None:
         again = audit.recompile
     total = sum(1 for _ in cache.records()) if recompile else 0
     with Progress(total, "Compiling again", quiet=quiet or not recompile) as progress:
-        report = verify.verify(cache, repair=repair, recompile=again, progress=progress.step)
+        report = verify.verify(
+            cache, repair=repair, recompile=again, ledger=ledger.damage, progress=progress.step
+        )  # fmt: skip
     if as_json:
         output.emit(
             {
