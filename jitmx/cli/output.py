@@ -17,6 +17,8 @@ import click
 from jitmx.quoting import printable
 
 SCHEMA_VERSION = 1
+_GIVES_OUT = (errno.ENOSPC, errno.EDQUOT)
+_BREAKS = (errno.EFBIG, errno.EIO, errno.EPIPE)
 _PLAIN = str.maketrans({"–": "-", "→": "->"})  # jitmx's own signs where the output's encoding has none
 
 
@@ -79,18 +81,23 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
 
 @contextmanager
 def writing(path: Path, remedy: str = "name another file by -o") -> Iterator[None]:
-    """Have what keeps a file from being written end in a usage error with a remedy."""
+    """Have what keeps a file from being written end in an error with a remedy: of usage, unless the disk gives out."""
     try:
         yield
     except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}; {remedy}") from error
+        said = f"{path} cannot be written: {error.strerror}"
+        if error.errno in _GIVES_OUT:
+            raise click.ClickException(f"{said}; free some space there, or {remedy}") from error
+        if error.errno in _BREAKS:
+            raise click.ClickException(f"{said}; {remedy}") from error
+        raise click.UsageError(f"{said}; {remedy}") from error
 
 
 def check_writable(path: Path) -> None:
     """Refuse a file that `write` could not put there, before what is to be written is made.
 
     Raises:
-        click.UsageError: its directory takes no file, or a directory is there.
+        click.ClickException: its directory takes no file, or a directory is there.
     """
     import tempfile  # which the light verbs have no use for
 
@@ -110,7 +117,7 @@ def write(path: Path, data: bytes) -> None:
     """Put `data` at a path that a user names, as `files.write_named` does.
 
     Raises:
-        click.UsageError: it cannot be written.
+        click.ClickException: it cannot be written.
     """
     from jitmx.cache import files
 

@@ -152,6 +152,20 @@ def test_a_page_goes_through_links_and_into_devices_and_leaves_them_what_they_ar
     assert (tmp_path / "null").is_char_device()
 
 
+def test_a_disk_that_is_full_is_an_error_of_the_run_and_none_of_usage(run, tmp_path) -> None:
+    try:
+        os.mknod(tmp_path / "full", 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+        os.close(os.open(tmp_path / "full", os.O_WRONLY))
+    except PermissionError:
+        pytest.skip("only root makes devices, and where they may be used")
+    about = ("--arch", "sm_90", "--family", "bandwidth", "-o", str(tmp_path / "full"))
+    for words in (("report", *about), ("bundle", "create", "-q", *about)):
+        said = run(*words, code=1).stderr
+        assert f"{tmp_path}/full cannot be written: No space left on device; free some space there" in said
+        assert "Usage:" not in said
+    assert (tmp_path / "full").is_char_device()
+
+
 def test_a_dash_is_standard_output_for_a_page_and_refused_where_it_would_be_a_file(
     run, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
