@@ -131,6 +131,21 @@ def check(root: Path, *, allow_shared: bool) -> None:
                         files.check(root, (*below, name), info)
 
 
+def require_readable(root: Path, *, allow_shared: bool) -> None:
+    """Look into every directory of a cache, of which `walk` leaves out those that it cannot.
+
+    Raises:
+        CacheError: one of them belongs to another user or can be written by others.
+        OSError: one that is there cannot be looked into.
+    """
+    for below in _FOLDERS:
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            files.open_directory(root, below, allow_shared=allow_shared) as directory,
+        ):
+            files.names(directory)
+
+
 def walk(root: Path, *, allow_shared: bool) -> Iterator[Item]:
     """Every file of the cache, in the order of the directories, and in each of the names.
 

@@ -18,7 +18,7 @@ from jitmx.cache.layout import Item
 from jitmx.cache.manifest import NewerSchemaError, Record, Scan
 from jitmx.cache.store import Store
 from jitmx.cache.tier import Tier
-from jitmx.errors import JitmxError
+from jitmx.errors import CacheError, JitmxError
 
 
 class Recompiled(NamedTuple):
@@ -110,10 +110,20 @@ def verify(
         ledger: looks at the ledger beside the entries; None leaves it alone.
         grace: orphans and temporary files younger than this, in seconds, are taken for a publish under way.
         progress: called with the name of each entry before it is compiled again.
+
+    Raises:
+        CacheError: the cache must not be used, or cannot be looked into.
     """
     tier = store.own
     if tier is None:
         return Report((), 0, 0)
+    try:
+        layout.require_readable(tier.root, allow_shared=tier.allow_shared)
+    except OSError as error:
+        raise CacheError(
+            f"the kernel cache {tier.root} cannot be looked into ({error.strerror})",
+            "get yourself permission, mend the link, or name another directory in JITMX_CACHE_DIR",
+        ) from error
     report = _look(tier, store.clock(), grace, recompile, progress)
     place = layout.ledger(tier.root)
     if ledger and (damage := ledger(place)):

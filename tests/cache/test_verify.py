@@ -16,7 +16,7 @@ from jitmx.cache import files, layout, sweep
 from jitmx.cache.manifest import Record, seal
 from jitmx.cache.store import Store
 from jitmx.cache.verify import Recompiled, Report, verify
-from jitmx.errors import CompileError
+from jitmx.errors import CacheError, CompileError
 
 Make = Callable[..., tuple[Record, bytes, str]]
 OLD = 2 * sweep.GRACE
@@ -306,6 +306,13 @@ def test_a_clock_that_is_off_does_not_make_young_files_old(
     monkeypatch.setattr(time, "time", lambda: 4e9)
     assert verify(store, repair=True).findings == ()
     assert len(tree(store.root)) == 1
+
+
+def test_a_cache_that_cannot_be_opened_is_no_sound_one(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CacheError, match=r"loop cannot be looked into \(Too many levels of symbolic links\)"):
+        verify(Store(tmp_path / "loop"))
+    assert verify(Store(tmp_path / "none")) == Report((), 0, 0)
 
 
 def test_a_ledger_that_a_sound_one_replaces_during_the_repair_stays(store: Store) -> None:
