@@ -31,6 +31,7 @@ _FORMS = {
     "source": re.compile(rf"{layout.VERSION}/sources/([0-9a-f]{{64}})\.cu"),
 }
 _NOWHERE = Path()
+_AGAIN = "copy it again from where it is sound, or make it again: jitmx bundle create"
 
 
 def name_of(kind: str, digest: str) -> str:
@@ -78,6 +79,9 @@ def make(kernels: list[Kernel], scans: list[Scan], made: Mapping[str, Any], key:
 class Bundle:
     """A bundle, whose list and signatures are sound; what it lists is checked as it is read.
 
+    Args:
+        remedy: what to do about one that is damaged.
+
     Attributes:
         name: of the file, or of where its bytes are from.
         made: where it comes from: members as `make` was given them.
@@ -89,8 +93,11 @@ class Bundle:
         SignatureError: none of the keys that are trusted has signed it.
     """
 
-    def __init__(self, name: str, source: Source, *, trusted: Mapping[bytes, Path] | None = None) -> None:
+    def __init__(
+        self, name: str, source: Source, *, trusted: Mapping[bytes, Path] | None = None, remedy: str = ""
+    ) -> None:
         self.name = name
+        self._remedy = remedy
         try:
             self._archive = Archive(source)
             self.made, self.members = _listed(self._archive.manifest)
@@ -99,7 +106,7 @@ class Bundle:
             if trusted is not None:
                 keys.require(trusted, self.signers)
         except BundleError as error:
-            raise type(error)(f"the bundle {name} is refused: {error.message}", error.remedy) from None
+            raise type(error)(f"the bundle {name} is refused: {error.message}", error.remedy or remedy) from None
         self.signed = self._archive.signatures is not None
 
     @property
@@ -194,7 +201,7 @@ class Bundle:
             raise self._refusal(error.message) from None
 
     def _refusal(self, what: str, remedy: str = "") -> BundleError:
-        return BundleError(f"the bundle {self.name} is refused: {what}", remedy)
+        return BundleError(f"the bundle {self.name} is refused: {what}", remedy or self._remedy)
 
 
 def open_(path: Path, *, trusted: Mapping[bytes, Path] | None = None, own: bool = False) -> Bundle:
@@ -218,9 +225,10 @@ def open_(path: Path, *, trusted: Mapping[bytes, Path] | None = None, own: bool 
                 )
             kept = os.dup(descriptor)
     except OSError as error:
-        raise BundleError(f"the bundle {path} cannot be read ({error.strerror})") from None
+        remedy = "name a file that is there and that you may read; `jitmx bundle list` has those of wheels"
+        raise BundleError(f"the bundle {path} cannot be read ({error.strerror})", remedy) from None
     try:
-        bundle = Bundle(str(path), Descriptor(kept, info.st_size), trusted=trusted)
+        bundle = Bundle(str(path), Descriptor(kept, info.st_size), trusted=trusted, remedy=_AGAIN)
     except BaseException:
         os.close(kept)
         raise

@@ -24,6 +24,7 @@ _CONTEXT = b"jitmx bundle 1\0"
 _LARGEST = 64 << 10  # bytes of a file with a key
 _MOST = 64  # signatures of a bundle
 _SUFFIXES = (".pem", ".pub")
+_ANOTHER = "name the file of one, or make a pair: jitmx bundle keygen NAME"
 _INSTALL = "install it with: pip install 'jitmx[sign]'"
 
 
@@ -60,9 +61,11 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     try:
         found = serialization.load_pem_private_key(data, None)
     except (ValueError, TypeError) as error:
-        raise SettingError(f"{path} holds no private key that can be read without a password ({error})") from None
+        raise SettingError(
+            f"{path} holds no private key that can be read without a password ({error})", _ANOTHER
+        ) from None
     if not isinstance(found, ed25519.Ed25519PrivateKey):
-        raise SettingError(f"the private key in {path} is not one of Ed25519", "make one: jitmx bundle keygen")
+        raise SettingError(f"the private key in {path} is not one of Ed25519", _ANOTHER)
     key: Ed25519PrivateKey = found
     return key
 
@@ -87,9 +90,9 @@ def public_keys(places: Iterable[Path]) -> dict[bytes, Path]:
             try:
                 key = serialization.load_pem_public_key(data)
             except ValueError as error:
-                raise SettingError(f"{path} holds no public key ({error})") from None
+                raise SettingError(f"{path} holds no public key ({error})", _ANOTHER) from None
             if not isinstance(key, ed25519.Ed25519PublicKey):
-                raise SettingError(f"the public key in {path} is not one of Ed25519")
+                raise SettingError(f"the public key in {path} is not one of Ed25519", _ANOTHER)
             raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
             found.setdefault(raw, path)
     return found
@@ -195,9 +198,9 @@ def _read(path: Path, what: str, *, secret: bool = False) -> bytes:
         # A link is fine, as in volumes that orchestrators mount: what it leads to is looked at.
         found = files.read(path, _LARGEST, follow=True)
     except OSError as error:
-        raise SettingError(f"the {what} {path} cannot be read ({error.strerror})") from None
+        raise SettingError(f"the {what} {path} cannot be read ({error.strerror})", _ANOTHER) from None
     if found is None:
-        raise SettingError(f"there is no {what} at {path}")
+        raise SettingError(f"there is no {what} at {path}", _ANOTHER)
     data, info = found
     if secret and info.st_mode & 0o077:
         raise SettingError(

@@ -214,7 +214,7 @@ def _keys() -> Iterator[Check]:
 
 def _of_key(name: str, variable: str, error: JitmxError) -> Check:
     found, remedy = _split(error)
-    return Check(name, "problem", found, remedy or f"put it there, or correct or unset {variable}")
+    return Check(name, "problem", found, f"{remedy}, or unset {variable}" if remedy else f"correct or unset {variable}")
 
 
 def _bundles() -> Iterator[Check]:

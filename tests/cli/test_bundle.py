@@ -279,7 +279,8 @@ def test_signing_verifying_and_importing_by_keys(
     run("bundle", "keygen", str(tmp_path / "other"))
     assert "only by" in run("bundle", "verify", str(place), "--keys", str(tmp_path / "other.pub"), code=1).stderr
     assert "is there already" in run("bundle", "keygen", str(tmp_path / "own"), code=2).stderr
-    assert "there is no private key" in run("bundle", "sign", str(place), "--key", str(tmp_path / "x"), code=2).stderr
+    said = run("bundle", "sign", str(place), "--key", str(tmp_path / "x"), code=2).stderr
+    assert "there is no private key" in said and "make a pair: jitmx bundle keygen" in said
 
 
 def test_what_a_bundle_says_is_shown_escaped(run: Run, read: Callable[..., Any], place: Path, record: Any) -> None:
@@ -297,9 +298,12 @@ def test_files_that_are_no_bundles_are_errors_in_a_line(run: Run, tmp_path: Path
     flipped = bytearray(place.read_bytes())
     flipped[-11_000] ^= 1
     (tmp_path / "flipped").write_bytes(flipped)
-    for name in ("absent", "text", "flipped", "."):
+    (tmp_path / "cut").write_bytes(place.read_bytes()[:-5_000])
+    for name in ("absent", "text", "flipped", "cut", "."):
         for verb in ("verify", "import"):
-            assert "Error: the bundle" in run("bundle", verb, str(tmp_path / name), code=1).stderr
+            said = run("bundle", verb, str(tmp_path / name), code=1).stderr
+            remedy = "name a file that is there" if name in ("absent", ".") else "copy it again from where it is sound"
+            assert "Error: the bundle" in said and remedy in said
     assert not (tmp_path / "cache").exists()
 
 
