@@ -288,6 +288,11 @@ def test_what_a_bundle_says_is_shown_escaped(run: Run, read: Callable[..., Any],
     assert "NVRTC 13.5 (aaaaaaaaaaaa)" in said and "not signed" in said and said.count("linear.gemv") == 2
     entries = read("bundle", "inspect", str(place))["entries"]
     assert [one["registers"] for one in entries] == [40, 40]
+    asked = {"families": ["bandwidth", "norm"], "multiprocessors": {"sm_121a": [48, 20]}, "lora": False, "draft": None}
+    place.write_bytes(bundle.make([Kernel(*record())], [], {"jitmx": "0.1.0", "for": asked}))
+    lines = [" ".join(line.split()) for line in run("bundle", "inspect", str(place)).stdout.splitlines()]
+    told = ["families bandwidth,norm", "multiprocessors sm_121a=48,20", "lora false", "draft none"]
+    assert [line for line in told if line not in lines] == []
     odd = {"jitmx": ["x"], "nvrtc": [1, {"release": 5}], "arches": "all", "for": [1]}
     place.write_bytes(bundle.make([Kernel(*record())], [], odd))
     assert "Traceback" not in run("bundle", "inspect", str(place)).output

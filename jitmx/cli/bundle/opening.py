@@ -8,6 +8,7 @@ from typing import Any
 
 from jitmx.cache import bundle, bundle_layer, files, keys
 from jitmx.cache.bundle import Bundle
+from jitmx.cli import output
 
 
 def path_of(text: str) -> Path:
@@ -60,6 +61,13 @@ def made(values: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "targets", ", ".join(map(str, arches))
     asked = values.get("for")
     for name, value in asked.items() if isinstance(asked, dict) else ():
-        if isinstance(value, dict):
-            value = " ".join(f"{key}={inner}" for key, inner in value.items())
-        yield name.replace("_", " "), str(value)
+        yield name.replace("_", " "), _words(value)
+
+
+def _words(value: Any) -> str:
+    """A JSON value on a line, without the brackets and quotes of a program's text."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_words(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ",".join(map(_words, value))
+    return "none" if value is None else output.knob(value)
