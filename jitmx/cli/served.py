@@ -57,6 +57,9 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+NOTHING = "no layer of the model is to be jitmx's; name some by --layers or JITMX_MXFP4_LAYERS"
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model, and how vLLM serves it with jitmx: the options of `model_options`."""

@@ -155,6 +155,8 @@ def command(
             beside.submit(nvrtc.identity)
         variants = _asked(arches, words, kernel, family_names) if model is None else model.variants(arches)
 
+    if not variants:
+        output.say(f"nothing is asked for: {served.NOTHING}", err=True)
     with Progress(len(variants), f"Warming {', '.join(map(str, arches))}", quiet=quiet) as progress:
         results = batch.build_all(variants, jobs=jobs, on_result=lambda result: progress.step(_words(result)))
     rows = [_row(result) for result in results]

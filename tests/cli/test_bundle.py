@@ -114,7 +114,6 @@ def test_warmup_and_bundle_ask_one_function_and_take_the_same_layers(
         return []
 
     monkeypatch.setattr(model, "of_model", of_model)
-    monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")
     how = (
         "--model",
         "gpt-oss-20b",
@@ -143,11 +142,20 @@ def test_the_order_of_layers_and_targets_makes_no_difference(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(model, "of_model", lambda *_arguments, **_how: [])
-    monkeypatch.setenv("JITMX_GREEDY_SAMPLER", "0")
     for name, layers, targets in (("a", "moe,o,qkv", "sm_90,sm_121"), ("b", "qkv,o,moe", "sm_121,sm_90")):
         how = ("--model", "gpt-oss-20b", "--layers", layers, "--arch", targets, "-q", "-o", str(tmp_path / name))
         run("bundle", "create", *how)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_model_with_no_layer_of_jitmx_s_makes_no_bundle_and_warm_up_says_that_nothing_is_asked_for(
+    run: Run, read: Callable[..., Any], tmp_path: Path
+) -> None:
+    how = ("--model", "gpt-oss-20b", "--layers", "none", "--arch", "sm_90", "-q")
+    said = run("bundle", "create", *how, "-o", str(tmp_path / "made"), code=2).stderr
+    assert "a bundle of nothing is not written: no layer of the model" in said and not (tmp_path / "made").exists()
+    assert "nothing is asked for: no layer of the model is to be jitmx's; name some by" in run("warmup", *how).stderr
+    assert read("warmup", *how)["kernels"] == []
 
 
 def test_gpus_that_are_here_make_no_difference_and_other_cards_are_named(

@@ -82,6 +82,8 @@ def command(
             else targets.default_variants((arch,), family_names, cards[arch])
         )
     ]
+    if model and not variants:
+        raise click.UsageError(f"a bundle of nothing is not written: {served.NOTHING}")
     from jitmx import batch, bundles
 
     asked: dict[str, Any] = model.about() if model else {"families": sorted(family_names) or "all"}
