@@ -2,7 +2,7 @@
 
 Each answer is waited for in a thread of its own, for file systems can hang for ever (a mount whose server is gone), and
 what they do then cannot be interrupted. Once something has failed, nothing is asked for a while, which doubles each
-time. fsspec and its drivers are imported with the first question.
+time, and of a URL that no driver opens never again. fsspec and its drivers are imported with the first question.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _FIRST, _MOST = 15.0, 600.0  # seconds for which nothing is asked: at first, and
 
 class Unanswered(Exception):
     """The remote cache gave no answer, or is not asked for now; the message says why."""
+
+
+class _Unopenable(Exception):
+    """No driver opens such a URL, which no later question changes."""
 
 
 class Circuit:
@@ -91,6 +95,7 @@ class Answers:
         self._timeout = timeout
         self._reading, self._writing = Circuit(f"reading the remote cache {url}"), Circuit(f"writing to {url}")
         self._opened: tuple[int, Any, str] | None = None
+        self._hopeless: str | None = None
 
     def read(self, path: str, limit: int) -> bytes | None:
         """The contents of a file, of which no more than one byte beyond `limit` is fetched; None where there is none.
@@ -176,13 +181,18 @@ class Answers:
         """The file system, and where the folder is in it."""
         # Those that run an event loop cannot be used in a forked child.
         if self._opened is None or self._opened[0] != os.getpid():
-            import fsspec
+            try:
+                import fsspec
 
-            files, root = fsspec.core.url_to_fs(self.url)
+                files, root = fsspec.core.url_to_fs(self.url)
+            except (ImportError, ValueError) as error:
+                raise _Unopenable(_words(error)) from error
             self._opened = os.getpid(), files, root
         return self._opened[1:]
 
     def _ask(self, circuit: Circuit, question: Callable[[], _T]) -> _T:
+        if self._hopeless is not None:
+            raise Unanswered(self._hopeless)
         if not circuit.closed():
             raise Unanswered("it is not asked for now")
         answer: list[_T] = []
@@ -203,9 +213,21 @@ class Answers:
         if answer:
             circuit.answered()
             return answer[0]
+        if failure and isinstance(failure[0], _Unopenable):
+            self._give_up(str(failure[0]))
+            raise Unanswered(str(failure[0]))
         why = _words(failure[0]) if failure else f"no answer within {self._timeout:g} s"
         circuit.failed(why)
         raise Unanswered(why)
+
+    def _give_up(self, why: str) -> None:
+        """Warn once, and never ask again."""
+        said, self._hopeless = self._hopeless is not None, why
+        if not said:
+            logger.warning(
+                "the remote cache %s cannot be opened (%s); going on without: correct or unset JITMX_REMOTE_CACHE",
+                self.url, why,
+            )  # fmt: skip
 
 
 def _speaks(files: Any, protocol: str) -> bool:

@@ -237,6 +237,9 @@ def _remote() -> Iterator[Check]:
     from jitmx.cache.answers import Answers, Unanswered
 
     now = settings.current()
+    if now.remote_cache is None and now.remote_write:
+        remedy = "name one in JITMX_REMOTE_CACHE, or unset JITMX_REMOTE_WRITE"
+        yield Check("remote", "note", "JITMX_REMOTE_WRITE does nothing: no remote cache is named", remedy)
     if now.remote_cache is None or now.mode == "off":
         return
     try:
@@ -248,7 +251,9 @@ def _remote() -> Iterator[Check]:
     except JitmxError as error:
         yield Check("remote", "problem", *_split(error))
     except Unanswered as error:
-        remedy = "check the URL, credentials and the network; kernels are compiled without it meanwhile"
+        remedy = (
+            "check the URL (JITMX_REMOTE_CACHE), credentials and the network; kernels are compiled without it meanwhile"
+        )
         yield Check("remote", "problem", f"{now.remote_cache}: {error}", remedy)
 
 

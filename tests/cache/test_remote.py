@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from clock import AGAIN, TooSlow, within
@@ -182,7 +183,7 @@ def test_settings_decide_what_is_asked_and_a_wrong_one_costs_a_warning(
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nosuchprotocol://bucket", "nosuchprotocol"), ("http://127.0.0.1:9/x", "Cannot connect|Refused|refused"),
+        ("http://127.0.0.1:9/x", "Cannot connect|Refused|refused"),
         ("file:///proc/nowhere", ""),
     ],
 )  # fmt: skip
@@ -200,6 +201,25 @@ def test_a_remote_that_is_none_costs_one_warning(
     assert len([one for one in warnings(caplog) if "reading" in one]) == (1 if said else 0)
     assert len(warnings(caplog)) == 1 + bool(said) and "going on without" in caplog.text
     assert any(word in caplog.text for word in said.split("|"))
+
+
+def test_a_url_that_no_driver_opens_is_tried_once_and_costs_one_warning(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+    really = fsspec.core.url_to_fs
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: tried.append(url) or really(url))
+    monkeypatch.setattr(answers, "_FIRST", 0.0)  # of what may answer later, the next question would be asked
+    shared = opened("nosuchprotocol://bucket")
+    kernel = Kernel(*make("a"))
+    for _ in range(3):
+        assert shared.entry(kernel.record.key) is None
+        shared.put(kernel)
+        with shared.alone(kernel.record.key, 5) as found:
+            assert found is None
+    (said,) = warnings(caplog)
+    assert "nosuchprotocol" in said and "unset JITMX_REMOTE_CACHE" in said
+    assert tried == ["nosuchprotocol://bucket"]
 
 
 def test_a_driver_that_is_not_installed_is_named(

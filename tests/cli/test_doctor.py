@@ -230,9 +230,23 @@ def test_bundles_and_the_remote_cache_are_looked_at_where_there_are_any(
     found = by_name(read("doctor", code=1))
     assert found["bundle"]["status"] == found["remote"]["status"] == "problem"
     assert "is refused" in found["bundle"]["found"] and "127.0.0.1:9" in found["remote"]["found"]
+    monkeypatch.setenv("JITMX_REMOTE_CACHE", "foo://bar")
+    settings.reload()
+    found = by_name(read("doctor", code=1))["remote"]
+    assert "foo://bar: " in found["found"] and "JITMX_REMOTE_CACHE" in found["remedy"]
     monkeypatch.setenv("JITMX_BUNDLE_KEYS", str(tmp_path / "absent"))
     settings.reload()
     assert "there is no public key" in by_name(read("doctor", code=1))["remote"]["found"]
+
+
+def test_writing_to_a_remote_cache_that_no_setting_names_is_a_note(
+    read, without_gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITMX_REMOTE_WRITE", "1")
+    settings.reload()
+    found = by_name(read("doctor"))["remote"]
+    assert found["status"] == "note" and "JITMX_REMOTE_WRITE does nothing" in found["found"]
+    assert "JITMX_REMOTE_CACHE" in found["remedy"]
 
 
 @pytest.mark.parametrize(
