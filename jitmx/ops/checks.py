@@ -90,6 +90,40 @@ def row_stride(rows: torch.Tensor) -> int | None:
     return int(pairs[-1][1]) if pairs else int(length)
 
 
+def require_apart(out: torch.Tensor, remedy: str = "pass another tensor", **read: torch.Tensor | None) -> None:
+    """`out` shares no memory with what is read while it is written.
+
+    Calls that are to take few microseconds compare addresses first, and come here where ranges of memory meet.
+
+    Raises:
+        InputError: it does.
+    """
+    for name, tensor in read.items():
+        if tensor is None or not (tensor.numel() and out.numel()):
+            continue
+        distance = out.data_ptr() - tensor.data_ptr()
+        if -_reach(out) < distance < _reach(tensor) and not _lie_by_turns(tensor, out, distance):
+            raise InputError(f"out overlaps {name}, which is read while out is written", remedy)
+
+
+def _reach(tensor: torch.Tensor, first: int = 0) -> int:
+    """Bytes from the first value to the end of the last, of one index into the dimensions before `first`."""
+    steps = zip(tensor.shape[first:], tensor.stride()[first:], strict=True)
+    size: int = (sum((count - 1) * stride for count, stride in steps) + 1) * tensor.element_size()
+    return size
+
+
+def _lie_by_turns(first: torch.Tensor, second: torch.Tensor, distance: int) -> bool:
+    """Whether rows of one lie between those of the other, as those of two slices of a matrix by columns do.
+
+    Args:
+        distance: bytes from the first to the second.
+    """
+    period, other = (tensor.stride(0) * tensor.element_size() if tensor.dim() else 0 for tensor in (first, second))
+    between = distance % period if period else 0
+    return period == other and between >= _reach(first, 1) and between + _reach(second, 1) <= period
+
+
 def require_no_grad(name: str, tensor: torch.Tensor) -> None:
     """No gradient is expected to flow through `tensor`.
 

@@ -129,7 +129,7 @@ def run(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5, out: torch
         checks.require_layout("out", out)
         checks.require_no_grad("out", out)
     if pointer < target + made.bytes and target < pointer + made.reach and not (target == pointer and made.dense):
-        raise InputError("out overlaps x, and is not x itself", "pass another tensor, or x, where x is contiguous")
+        checks.require_apart(out, "pass another tensor, or x itself, where x is contiguous", x=x)
     made.launch(pointer, weight_at, target, epsilon)
     return out
 

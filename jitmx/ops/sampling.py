@@ -46,7 +46,7 @@ def greedy_sample(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     Args:
         logits: [..., vocab], bfloat16, float16 or float32, on a GPU. Values of a row follow one another; rows may lie
             apart, such as those of a slice of padded ones.
-        out: [...], int64, contiguous; written and returned.
+        out: [...], int64, contiguous; written and returned. It must not overlap the logits.
 
     Returns:
         [...], int64.
@@ -78,6 +78,7 @@ def run(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if not right or not out.is_contiguous():
             wanted = f"contiguous int64 {list(logits.shape[:-1])} on {logits.device}"
             raise InputError(f"out is {checks.describe(out)}; it must be {wanted}")
+        checks.require_apart(out, logits=logits)
     if made is not None:
         made.run(logits.data_ptr(), 0, 0, 0, out.data_ptr(), 0, 0)
     return out

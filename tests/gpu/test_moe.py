@@ -492,7 +492,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason(small: Layer) -> Non
         ({"b13": b13[:, :-1]}, "b13 is bfloat16"),  # type: ignore[index]
         ({"expert_map": torch.zeros(4, device="cuda")}, "expert_map is float32"),
         ({"count": torch.zeros(2, dtype=torch.int32, device="cuda")}, "count is int32"),
-        ({"out": x}, "out is x itself"),
+        ({"out": x}, "out overlaps x"),
         ({"out": torch.empty(2, 255, device="cuda").bfloat16()}, "out is bfloat16"),
         ({"out": many.view(-1)[1:513].view(2, 256)}, "out starts at an address that is no multiple of 16 bytes"),
     ]

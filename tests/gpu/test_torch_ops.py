@@ -222,7 +222,7 @@ def test_what_does_not_fit_the_fused_steps_is_refused_with_the_reason() -> None:
         ({"epsilon": float("nan")}, "epsilon=nan is not a finite number"),
         ({"activation": "fp4"}, "activation='fp4' is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
         ({"activation": ["fp8"]}, r"activation=\['fp8'\] is not one of mxfp8, mxfp6, mxfp4, fp8, or None"),
-        ({"out": residual}, "out is residual itself"),
+        ({"out": residual}, "out overlaps residual"),
         ({"out": normal(129)[1:].view(2, 64)}, "out starts at an address that is no multiple of 16 bytes"),
     ]
     for change, said in cases:

@@ -234,7 +234,7 @@ def test_a_residual_of_another_shape_or_that_is_written_over_is_refused(card: Si
     x, logits = layer.x(2), scores(2, 3)
     for more, said in (
         ({"residual": x[:1]}, r"residual is bfloat16 \[1, 64\]"), ({"residual": x.float()}, "residual is float32"),
-        ({"residual": (other := x.clone()), "out": other}, "out is residual itself"),
+        ({"residual": (other := x.clone()), "out": other}, "out overlaps residual"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             layer(x, logits, top=2, **more)
@@ -395,7 +395,7 @@ def test_inputs_that_lie_wrong_are_refused_before_anything_is_launched(card: Sim
     many, to = layer.x(65), torch.zeros(65, 2, dtype=torch.int32)
     for arguments, more, said in (
         ((x, (ids.t(), weights)), {}, r"ids is not contiguous"),
-        ((x, (ids, weights)), {"out": x}, "out is x itself"),
+        ((x, (ids, weights)), {"out": x}, "out overlaps x"),
         ((x, (ids, weights)), {"out": torch.zeros(129).bfloat16()[1:].view(2, 64)}, "out starts at an address"),
         ((many, (to, torch.ones(65, 2))), {"expert_map": torch.zeros(2, dtype=torch.int32)}, "expert_map has 2 ids"),
         ((many, (to, torch.ones(65, 2))), {"expert_map": torch.zeros(513, dtype=torch.int32)}, "at most 512"),

@@ -244,6 +244,66 @@ def test_an_out_that_requires_a_gradient_is_refused(name: str, card: Unlaunched)
     assert not card.launched
 
 
+BEFORE_OUT = [
+    ("linear", "x", (2, 96), (2, 48)), ("linear", "residual", (2, 48), (2, 48)),
+    ("linear_swiglu", "x", (2, 96), (2, 32)), ("linear_argmax", "x", (2, 96), (2,)),
+    ("moe", "x", (2, 64), (2, 64)), ("moe", "residual", (2, 64), (2, 64)),
+    ("rms_norm", "x", (2, 64), (2, 64)), ("greedy_sample", "logits", (5, 64), (5,)),
+    ("attention", "q", (3, 8, 64), (3, 8, 64)), ("attention", "k_new", (3, 2, 64), (3, 8, 64)),
+    ("attention", "v_new", (3, 2, 64), (3, 8, 64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(("name", "read", "shape", "written"), BEFORE_OUT)
+def test_an_out_that_shares_a_value_with_what_is_read_is_refused_and_one_behind_it_is_taken(
+    name: str, read: str, shape: tuple[int, ...], written: tuple[int, ...], warm: bool, card: Unlaunched
+) -> None:
+    call, given = WRITERS[name]
+    right = given()
+    memory = zeros(8192)
+    size = math.prod(shape)
+    right[read] = memory[:size].view(shape)
+    if warm:
+        call(**right)
+    wide = right["out"].dtype.itemsize // 2
+    for first in (-(math.prod(written) * wide - 8), 0, size - 8):  # in the tensor, and from its last 16 bytes on
+        right[read] = memory[4096 : 4096 + size].view(shape)
+        start = 4096 + first
+        out = memory[start : start + math.prod(written) * wide].view(right["out"].dtype).view(written)
+        card.launched.clear()
+        if name == "rms_norm" and first == 0:
+            assert call(**right | {"out": out}) is out
+            continue
+        with pytest.raises(InputError, match=f"out overlaps {read}, which is read while out is written; pass another"):
+            call(**right | {"out": out})
+        assert not card.launched
+    for start in (4096 + size, 4096 - math.prod(written) * wide):
+        out = memory[start : start + math.prod(written) * wide].view(right["out"].dtype).view(written)
+        assert call(**right | {"out": out}) is out
+
+
+def test_a_router_does_not_write_the_rows_that_it_reads(card: Unlaunched) -> None:
+    call, given = WRITERS["route"]
+    right = given()
+    out = call(**right)
+    assert call(**right | {"out": out}) is out
+    card.launched.clear()
+    with pytest.raises(InputError, match="out overlaps x, which is read while out is written; pass another Routing"):
+        call(**right | {"out": out, "x": out.normalized})
+    assert not card.launched
+
+
+def test_attention_writes_beside_what_it_reads_in_the_rows_of_one_matrix(card: Unlaunched) -> None:
+    rows = zeros(3, 8 * 64 + 2 * 2 * 64 + 8 * 64)
+    q, k, v, out = (part.unflatten(1, (-1, 64)) for part in rows.split([512, 128, 128, 512], 1))
+    given = attended() | {"q": q, "k_new": k, "v_new": v}
+    for place in (out, rows[:, :512].clone().unflatten(1, (8, 64)), out):
+        assert jitmx.attention(**given | {"out": place}) is place
+    with pytest.raises(InputError, match="out overlaps v_new"):
+        jitmx.attention(**given | {"out": rows[:, 640:1152].unflatten(1, (8, 64))})
+
+
 @pytest.mark.parametrize("name", ["linear_argmax", "linear_swiglu", "greedy_sample"])
 def test_an_out_that_an_operator_does_not_write_is_refused_of_parameters_too(name: str, card: Unlaunched) -> None:
     call, given = WRITERS[name]

@@ -90,7 +90,7 @@ def attention(
             this one are still at work on the stream (programmatic dependent launch, sm_90 and newer). That is quicker,
             and right where an ordinary launch, such as one of torch, lies between this one and the last that writes any
             of these. By default all launches before this one end first.
-        out: like q; written and returned.
+        out: like q; written and returned. It must not overlap q, k_new or v_new; it may lie beside them in a matrix.
         knobs: overrides of the kernel's knobs.
 
     Returns:
@@ -169,7 +169,11 @@ def attention(
             plan.again(k_cache_at, last)
         return out
     doubt = doubt or (k_at and k_cache_at == v_cache_at)
-    if doubt or (q_at | k_at | v_at | k_cache_at | v_cache_at | out_at | rope_at) & 15 or out_at in (q_at, k_at, v_at):
+    if (
+        doubt
+        or (q_at | k_at | v_at | k_cache_at | v_cache_at | out_at | rope_at) & 15
+        or plan.may_overlap(out_at, q_at, k_at, v_at)
+    ):
         refuse(Tensors(
             q, k_new, v_new, k_cache, v_cache, block_table, seq_lens, query_start_loc, slot_mapping, positions, sinks,
             rope, mask, k_scale, v_scale, out,

@@ -85,18 +85,19 @@ def run_attention(
     if plan.run is not None:
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
         addresses[-1] = out.data_ptr()
-        if torch.is_grad_enabled() or _lie_wrong(*addresses):
+        if torch.is_grad_enabled() or _lie_wrong(plan, *addresses):
             refuse(given._replace(out=out))
         plan.run(*(addresses if plan.rare else _usual(addresses)))
     return out
 
 
 def _lie_wrong(
-    q: int, k: int, v: int, k_cache: int, v_cache: int, _table: int, _lengths: int, _starts: int, _slots: int,
-    _positions: int, _sinks: int, rope: int, _mask: int, _k_scale: int, _v_scale: int, out: int,
+    plan: Plan, q: int, k: int, v: int, k_cache: int, v_cache: int, _table: int, _lengths: int, _starts: int,
+    _slots: int, _positions: int, _sinks: int, rope: int, _mask: int, _k_scale: int, _v_scale: int, out: int,
 ) -> bool:  # fmt: skip
-    """Whether addresses are what `refuse` refuses."""
-    return bool((q | k | v | k_cache | v_cache | rope | out) & 15) or out in (q, k, v) or k_cache == v_cache
+    """Whether addresses may be what `refuse` refuses."""
+    astray = bool((q | k | v | k_cache | v_cache | rope | out) & 15)
+    return astray or plan.may_overlap(out, q, k, v) or k_cache == v_cache
 
 
 def _keep(given: Tensors, numbers: Numbers, plan: Plan) -> None:

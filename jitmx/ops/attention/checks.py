@@ -412,11 +412,7 @@ def refuse(given: Tensors) -> None:
     for name, tensor in given._asdict().items():
         if tensor is not None:
             checks.require_no_grad(name, tensor)
-    for name in ("q", "k_new", "v_new"):
-        tensor = getattr(given, name)
-        if given.out is not None and tensor is not None and given.out.data_ptr() == tensor.data_ptr() != 0:
-            raise InputError(
-                f"out is {name} itself; a result cannot be written over what is read", "pass another tensor"
-            )
+    if given.out is not None and given.q is not None:
+        checks.require_apart(given.out, q=given.q, k_new=given.k_new, v_new=given.v_new)
     if given.k_new is not None and given.k_cache.data_ptr() == given.v_cache.data_ptr():
         raise InputError("v_cache is k_cache itself, and both are written", "pass another tensor")

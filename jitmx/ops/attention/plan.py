@@ -53,7 +53,20 @@ class Plan(plan.Plan):
             # What launches behind the first read early none of those before them writes.
             self.steps = tuple(_step(*one, call, dependent=call.early or i > 0) for i, one in enumerate(made))
         self.run = _in_order(tuple(step.run for step in self.steps))
+        *_, q, k, v, out = call.strides
+        heads, kv_heads = self.shape[1] * self.shape[2], problem.kv_heads * self.shape[2]
+        self._q_bytes, self._out_bytes = ((call.tokens - 1) * stride * 2 + heads * 2 for stride in (q, out))
+        self._k_bytes, self._v_bytes = ((call.tokens - 1) * stride * 2 + kv_heads * 2 for stride in (k, v))
         self.last: dict[int, Last] = {}
+
+    def may_overlap(self, out: int, q: int, k: int, v: int) -> bool:
+        """Whether memory from the first value of out to its last meets that of q, or of new keys and values."""
+        end = out + self._out_bytes
+        return (
+            (q < end and out < q + self._q_bytes)
+            or (k < end and out < k + self._k_bytes)
+            or (v < end and out < v + self._v_bytes)
+        )
 
     def make_room(self) -> None:
         """There is room for another cache in `last`."""

@@ -136,22 +136,26 @@ def run(
         checks.require_epsilon(epsilon)
     if out is None:
         out = x.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
-    elif not (  # `_is`, without the call
-        isinstance(out, Tensor)
-        and out.dtype is dtype
-        and out.get_device() == device
-        and out.shape == shape
-        and out.is_contiguous()
-    ):
-        raise checks.mismatch("out", out, shape, x)
-    target = out.data_ptr()
-    if target & 15 or out.requires_grad:
-        checks.require_layout("out", out)
-        checks.require_no_grad("out", out)
-    if target == pointer and plan.steps:
-        raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
-    if residual_at and target == residual_at:
-        raise InputError("out is residual itself; a product cannot be written over what it adds", "pass another tensor")
+        target = out.data_ptr()
+    else:
+        if not (  # `_is`, without the call
+            isinstance(out, Tensor)
+            and out.dtype is dtype
+            and out.get_device() == device
+            and out.shape == shape
+            and out.is_contiguous()
+        ):
+            raise checks.mismatch("out", out, shape, x)
+        target = out.data_ptr()
+        if target & 15 or out.requires_grad:
+            checks.require_layout("out", out)
+            checks.require_no_grad("out", out)
+        end = target + out.nbytes
+        if (pointer < end and target < pointer + x.nbytes) or (
+            residual is not None
+            and (residual_lo is not None or (residual_at < end and target < residual_at + residual.nbytes))
+        ):
+            checks.require_apart(out, x=x, residual=residual, residual_lo=residual_lo)
     if unfused:
         return _run_unfused(unfused, plan, x, out, bias_at, residual, norm, epsilon, activation, residual_lo, prefetch)
     plan.launch(pointer, target, bias_at, residual_at, norm_at, epsilon, residual_lo_at, prefetch)

@@ -39,7 +39,7 @@ def linear_argmax(
         bias: [n], x's dtype.
         norm: [k], x's dtype: the weight of an RMSNorm of x.
         epsilon: of that RMSNorm, 0 or more.
-        out: [...], int64, contiguous; written and returned.
+        out: [...], int64, contiguous; written and returned. It must not overlap x.
 
     Returns:
         [...], int64.
@@ -133,6 +133,7 @@ def _require_out(out: object, shape: torch.Size, x: torch.Tensor) -> None:
     right = tensor.dtype is torch.int64 and tensor.shape == shape and tensor.device == x.device
     if not right or not tensor.is_contiguous():
         raise InputError(f"out is {checks.describe(tensor)}; it must be contiguous int64 {list(shape)} on {x.device}")
+    checks.require_apart(tensor, x=x)
 
 
 def _run_operator(

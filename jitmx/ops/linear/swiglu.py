@@ -144,8 +144,7 @@ def _require_out(out: object, shape: tuple[int, ...], x: torch.Tensor) -> None:
         raise checks.mismatch("out", tensor, shape, x)
     checks.require_layout("out", tensor)
     checks.require_no_grad("out", tensor)
-    if tensor.data_ptr() == x.data_ptr() and tensor.numel():
-        raise InputError("out is x itself; a product cannot be written over what it reads", "pass another tensor")
+    checks.require_apart(tensor, x=x)
 
 
 def _run_operator(

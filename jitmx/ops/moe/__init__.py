@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jitmx.errors import InputError
 from jitmx.kernels.moe.choice import logits_of
 from jitmx.kernels.moe.layout import ALPHA, LIMIT
 from jitmx.ops import custom
-from jitmx.ops.checks import require_cuda, require_layout, require_tensor
+from jitmx.ops.checks import require_apart, require_cuda, require_layout, require_tensor
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.moe import operand as expert_operand
 from jitmx.ops.moe.checks import (
@@ -191,11 +190,11 @@ def run(
         at_out: int = out.data_ptr()
     else:
         at_out = require_out(out, like, device)
-        for name, read, at in (("x", x, at_x), ("residual", residual, at_residual)):
-            if read is not None and at == at_out and x.numel():
-                raise InputError(
-                    f"out is {name} itself; a product cannot be written over what it reads", "pass another tensor"
-                )
+        end = at_out + out.nbytes
+        if (at_x < end and at_out < at_x + x.nbytes) or (
+            residual is not None and at_residual < end and at_out < at_residual + residual.nbytes
+        ):
+            require_apart(out, x=x, residual=residual)
     if found is None:
         more: dict[str, Any] = {"bias": b13 is not None, "residual": "pair" if pair else residual is not None}
         if weights is None:

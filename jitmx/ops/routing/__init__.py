@@ -56,7 +56,7 @@ def route(
         expert_map: int32 [experts], the local id of each expert or -1 where it is elsewhere; pairs of experts that are
             elsewhere are left out of the lists. `ids` stay as they are.
         local_experts: how many local ids there are; all experts by default.
-        out: what an equal call returned, written again.
+        out: what an equal call returned, written again; x may not be its `normalized`.
         knobs: overrides of the knobs of the first kernel.
 
     Returns:

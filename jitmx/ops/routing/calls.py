@@ -37,12 +37,17 @@ def _address(name: str, tensor: torch.Tensor | None) -> int:
     return found
 
 
-def _run(plan: Plan, given: tuple[int, ...], ids: torch.Tensor | None, epsilon: float, out: Routing | None) -> Routing:
+def _run(
+    plan: Plan, given: tuple[int, ...], ids: torch.Tensor | None, epsilon: float, out: Routing | None,
+    x: torch.Tensor | None = None,
+) -> Routing:  # fmt: skip
     """Launch; `given` are the addresses of x, weight, bias, norm and expert_map."""
     if out is None:
         out = plan.outputs(ids, plan.place)
     else:
         _check_out(out, plan.wanted, plan.device)
+        if out.normalized is not None:  # which x may be, of the call before
+            checks.require_apart(out.normalized, "pass another Routing", x=x)
     outputs = [0 if tensor is None else tensor.data_ptr() for tensor in out]
     for step in plan.steps:
         step.run(*given, *outputs, epsilon)
@@ -84,7 +89,7 @@ def run_route(
     )  # fmt: skip
     if norm is not None:
         checks.require_epsilon(epsilon)
-    return _run(plan, given, None, epsilon, out)
+    return _run(plan, given, None, epsilon, out, x)
 
 
 def run_group(
