@@ -174,6 +174,22 @@ class MXFP4Linear(torch.nn.Module):  # type: ignore[misc]
         self.encoding, self.scale_range = found["encoding"], found["scale_range"]
         self._changed()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load what is this module's; torch would round words of another dtype to numbers.
+
+        Raises:
+            InputError: words or scales of another dtype than they are packed in.
+        """
+        for name in ("words", "scales"):
+            found = state_dict.get(prefix + name)
+            if isinstance(found, torch.Tensor) and found.dtype is not torch.int32:
+                raise InputError(
+                    f"{prefix}{name} of the state dict is {checks.describe(found)}; a packed weight is bits in int32, "
+                    "which a cast changes",
+                    "load a state dict that was not cast, and cast the module, which leaves them as they are",
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         self._changed()

@@ -58,6 +58,24 @@ def test_a_state_dict_that_says_nothing_that_is_packed_is_refused(said: Any) -> 
         MXFP4Linear(96, 48).load_state_dict(state)
 
 
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("name", ["words", "scales"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8])
+def test_a_state_dict_that_was_cast_is_refused_and_leaves_the_weight(
+    dtype: torch.dtype, name: str, assign: bool
+) -> None:
+    model = torch.nn.Sequential(MXFP4Linear(96, 48))
+    before = {key: value.clone() for key, value in model[0].named_buffers()}
+    state = model.state_dict()
+    state[f"0.{name}"] = state[f"0.{name}"].to(dtype)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        InputError, match=rf"0\.{name} of the state dict is {kind} .*load a state dict that was not cast"
+    ):
+        model.load_state_dict(state, assign=assign)
+    assert all(torch.equal(value, before[key]) for key, value in model[0].named_buffers())
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_buffers_are_what_it_holds_and_no_parameter(bias: bool) -> None:
     module = MXFP4Linear(96, 48, bias=bias)
