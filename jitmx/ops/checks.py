@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -11,10 +10,13 @@ from typing import Any
 import torch
 
 from jitmx.errors import InputError
+from jitmx.quoting import short
 from jitmx.runtime import card
 
 # What knobs call the types of values, all and those of 16 bits.
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+# The least normal number of float32 above 0, and the largest.
+LEAST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 HALF_DTYPES = {dtype: name for dtype, name in DTYPES.items() if dtype.itemsize == 2}
 
 
@@ -142,14 +144,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real)
 
 
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a number that is finite in float32, which launches take."""
+    return is_number(value) and bool(-LARGEST <= value <= LARGEST)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether `value` is a number that is finite and above 0 in float32; kernels may take smaller ones for 0."""
+    return is_number(value) and bool(LEAST <= value <= LARGEST)
+
+
 def require_epsilon(epsilon: Any) -> None:
     """`epsilon` is one that an RMSNorm can have.
 
     Raises:
-        InputError: it is no finite number of 0 or more.
+        InputError: it is no number of 0 or more that is finite in float32.
     """
-    if not is_number(epsilon) or not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon={epsilon!r} is not a finite number of 0 or more")
+    if not is_finite(epsilon) or epsilon < 0:
+        raise InputError(f"epsilon={short(epsilon)} is not a finite number of 0 or more in float32")
 
 
 def require_knobs(knobs: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

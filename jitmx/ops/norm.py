@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from jitmx.dispatch.choose import choose
 from jitmx.errors import InputError
 from jitmx.kernels.norm import MAX_HIDDEN, MAX_ROWS, VALUES_A_VECTOR, NormProblem, launch, of_rows, takes
 from jitmx.ops import checks, custom
+from jitmx.ops.checks import LARGEST
 from jitmx.runtime import card, plan
 from jitmx.runtime.plan import Plans, Step
 
@@ -110,7 +110,7 @@ def run(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-5, out: torch
     if weight_at & 15 or weight.requires_grad:
         checks.require_layout("weight", weight)
         checks.require_no_grad("weight", weight)
-    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+    if type(epsilon) is not float or not 0 <= epsilon <= LARGEST:
         checks.require_epsilon(epsilon)
     if out is None:
         out = x.new_empty(*made.shape)  # numbers: torch takes twice the time to read a torch.Size

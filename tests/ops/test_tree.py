@@ -318,7 +318,7 @@ CACHE = torch.zeros(2, 16, 1, 64).bfloat16()
         (lambda: jitmx.tree_verify(IDS, IDS, PARENTS, threshold=0.3), "probs and threshold go together"),
         (
             lambda: jitmx.tree_verify(IDS, IDS, PARENTS, probs=torch.zeros(2, 3, 5), threshold=-1.0),
-            "threshold=-1.0, alpha=0.3; both are finite numbers above 0",
+            "threshold=-1.0 is not a finite number above 0 in float32",
         ),
         (lambda: jitmx.accept_greedy(IDS, IDS), r"target is int64 \[2, 3\].*\[2, 4\]"),
         (lambda: jitmx.accept_greedy(IDS[0], IDS[0], cu_num_rows=ints(0, 3)), "max_drafts=None: a flat target takes"),

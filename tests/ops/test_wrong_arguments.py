@@ -11,6 +11,7 @@ import torch
 
 import jitmx
 from jitmx.errors import InputError, JitmxError
+from jitmx.ops import checks
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
 from simulated_card import Simulated, on_cpu
@@ -319,11 +320,63 @@ def test_an_out_that_an_operator_does_not_write_is_refused_of_parameters_too(nam
             call(**right | {"out": right["out"].requires_grad_()})
 
 
-@pytest.mark.parametrize("epsilon", [None, "1e-5", -1])
-def test_a_product_with_a_residual_takes_the_epsilons_that_a_norm_takes(epsilon: Any, card: Unlaunched) -> None:
+@pytest.mark.parametrize("epsilon", [None, "1e-5", -1, -1e-5])
+@pytest.mark.parametrize("left_out", [("norm",), ("norm", "residual")])
+def test_a_product_without_a_norm_takes_the_epsilons_that_a_norm_takes(
+    left_out: tuple[str, ...], epsilon: Any, card: Unlaunched
+) -> None:
     call, given = CALLS["linear"]
     with pytest.raises(InputError, match=r"epsilon=.* is not a finite number of 0 or more"):
-        call(**given() | {"norm": None, "out": None, "epsilon": epsilon})
+        call(**given() | dict.fromkeys(left_out) | {"out": None, "epsilon": epsilon})
+
+
+FLOATS = [
+    *[(name, "epsilon") for name in ("linear", "linear_argmax", "linear_swiglu", "rms_norm", "route")],
+    ("moe", "alpha"), ("moe", "limit"), ("attention", "scale"), ("attention", "soft_cap"),
+    ("tree_verify", "threshold"), ("tree_verify", "alpha"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "number", [1e39, -1e39, 1e300, 10**400, 10**5000], ids=["1e39", "-1e39", "1e300", "400", "5000"]
+)
+@pytest.mark.parametrize(("name", "argument"), FLOATS)
+def test_a_number_that_float32_does_not_hold_is_refused(
+    name: str, argument: str, number: Any, warm: bool, card: Unlaunched
+) -> None:
+    call, given = WRITERS[name]
+    right = given()
+    if warm:
+        call(**right)
+    card.launched.clear()
+    with pytest.raises(InputError, match=rf"{argument}=\S.* is not a (finite )?number .*in float32"):
+        call(**right | {argument: number})
+    assert not card.launched
+
+
+@pytest.mark.parametrize(("name", "argument"), FLOATS)
+def test_the_largest_number_of_float32_is_taken(name: str, argument: str, card: Unlaunched) -> None:
+    call, given = WRITERS[name]
+    right = given()
+    call(**right | {argument: checks.LARGEST})
+    assert card.launched
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("attention", "scale"), ("attention", "soft_cap"), ("tree_verify", "threshold")]
+)
+def test_a_number_that_float32_rounds_to_0_is_not_above_0(name: str, argument: str, card: Unlaunched) -> None:
+    call, given = CALLS[name]
+    with pytest.raises(InputError, match=rf"{argument}=1e-46 is not a finite number (over|above) 0 in float32"):
+        call(**given() | {argument: 1e-46})
+
+
+def test_a_number_of_acceptance_is_checked_where_it_is_not_used_too(card: Unlaunched) -> None:
+    call, given = CALLS["tree_verify"]
+    for alpha in (1e39, "0.3", [0.3]):
+        with pytest.raises(InputError, match=r"alpha=.* is not a finite number above 0 in float32"):
+            call(**given() | {"probs": None, "entropy": None, "threshold": None, "alpha": alpha})
 
 
 def test_tensors_of_the_host_are_refused_whatever_they_are_rounded_to() -> None:
@@ -365,7 +418,10 @@ def test_a_router_takes_the_epsilons_that_a_norm_takes(epsilon: Any, card: Unlau
     [
         ({"alpha": math.nan}, "alpha=nan of swiglu_oai is not a finite number"),
         ({"alpha": "1.7"}, "alpha='1.7' of swiglu_oai is not a finite number"),
-        ({"limit": -7.0}, "limit=-7.0 of swiglu_oai is not a number of 0 or more; pass inf where there is none"),
+        (
+            {"limit": -7.0},
+            "limit=-7.0 of swiglu_oai is not a number of 0 or more in float32; pass inf where there is none",
+        ),
         ({"limit": None}, "limit=None of swiglu_oai"),
     ],
 )

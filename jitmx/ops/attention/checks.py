@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from jitmx.errors import InputError, KnobError
 from jitmx.kernels.attention.problem import AttentionProblem
 from jitmx.ops import checks
 from jitmx.ops.checks import names
+from jitmx.quoting import short
 from jitmx.runtime import card
 
 ROPE_STYLES = ("neox", "interleaved")
@@ -384,8 +384,8 @@ def _check_numbers(numbers: Numbers, head_dim: int) -> tuple[float, float]:
     for name, value in (("scale", scale), ("soft_cap", numbers.soft_cap)):
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InputError(f"{name}={value!r} is not a finite number over 0")
+        if isinstance(value, bool) or not checks.is_positive(value):
+            raise InputError(f"{name}={short(value)} is not a finite number over 0 in float32")
     window = numbers.window
     if window is not None and (type(window) is not int or window < 1):
         raise InputError(

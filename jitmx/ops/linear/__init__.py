@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor  # where every call looks it up: torch's own attributes
 from jitmx.errors import InputError
 from jitmx.kernels.linear.arguments import NO_PREFETCH, X_FORMATS
 from jitmx.ops import checks, custom
+from jitmx.ops.checks import LARGEST
 from jitmx.ops.custom import is_exporting, is_tracing
 from jitmx.ops.linear import compose, operand
 from jitmx.ops.linear.operand import Operand, Weight
@@ -131,8 +131,9 @@ def run(
         shape = (2, *shape)
     if norm is not None:
         norm_at = vector("norm", norm, weight.k, x, dtype, device)
-        require_norm(norm, norm_at, epsilon)
-    elif residual is not None and type(epsilon) is not float:
+        if norm_at & 15:
+            checks.require_layout("norm", norm)
+    if type(epsilon) is not float or not 0 <= epsilon <= LARGEST:
         checks.require_epsilon(epsilon)
     if out is None:
         out = x.new_empty(*shape)  # numbers: torch takes twice the time to read a torch.Size
@@ -310,18 +311,6 @@ def _is(tensor: object, dtype: torch.dtype, device: int, shape: tuple[int, ...])
         and tensor.shape == shape
         and tensor.is_contiguous()
     )
-
-
-def require_norm(norm: torch.Tensor, address: int, epsilon: float) -> None:
-    """An RMSNorm that kernels take, its weight being a `vector`.
-
-    Raises:
-        InputError: its weight is not aligned, or epsilon is no finite number of 0 or more.
-    """
-    if address & 15:
-        checks.require_layout("norm", norm)
-    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
-        checks.require_epsilon(epsilon)
 
 
 def _traced(

@@ -83,7 +83,8 @@ def run(
     scaled = 0
     if norm is not None:
         scaled = product.vector("norm", norm, weight.k, x, dtype, device)
-        product.require_norm(norm, scaled, epsilon)
+        checks.require_aligned("norm", norm)
+    checks.require_epsilon(epsilon)
     shape = x.shape[:-1]
     if out is None:
         out = x.new_empty(shape, dtype=torch.int64)

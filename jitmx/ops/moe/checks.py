@@ -16,6 +16,7 @@ from jitmx.ops.moe.experts import PackedExperts
 from jitmx.ops.moe.operand import ExpertOperand, Experts
 from jitmx.ops.routing.calls import SCORING
 from jitmx.ops.routing.plan import Routing
+from jitmx.quoting import short
 
 LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -70,18 +71,21 @@ def require_numbers(recipe: Recipe, alpha: Any, limit: Any) -> None:
     """Numbers of swiglu_oai that kernels take.
 
     Raises:
-        InputError: alpha is no finite number, limit none of 0 or more, or with fp8 one of them gives h no bound.
+        InputError: alpha is no number that is finite in float32, limit none of 0 or more and no infinity, or with fp8
+            one of them gives h no bound.
     """
     known = checks.is_number(alpha) and checks.is_number(limit)
     if known and recipe.x_format == "fp8" and recipe.activation in BOUNDED and not (alpha > 0 and limit > 0):
         raise InputError(
-            f"alpha={alpha} and limit={limit} of swiglu_oai give h no bound, by which x_format='fp8' scales it",
+            f"alpha={short(alpha)} and limit={short(limit)} of swiglu_oai give h no bound, by which x_format='fp8' "
+            "scales it",
             "use numbers above 0, or x_format='mxfp8'",
         )
-    if not checks.is_number(alpha) or not math.isfinite(alpha):
-        raise InputError(f"alpha={alpha!r} of swiglu_oai is not a finite number")
-    if not known or not limit >= 0:
-        raise InputError(f"limit={limit!r} of swiglu_oai is not a number of 0 or more", "pass inf where there is none")
+    if not checks.is_finite(alpha):
+        raise InputError(f"alpha={short(alpha)} of swiglu_oai is not a finite number in float32")
+    if not known or not limit >= 0 or not (limit == math.inf or checks.is_finite(limit)):
+        said = f"limit={short(limit)} of swiglu_oai is not a number of 0 or more in float32"
+        raise InputError(said, "pass inf where there is none")
 
 
 def taken_apart(routing: Any) -> Chosen:

@@ -87,8 +87,7 @@ def run_route(
         _address("x", x), _address("weight", weight), _address("bias", bias), _address("norm", norm),
         _address("expert_map", expert_map),
     )  # fmt: skip
-    if norm is not None:
-        checks.require_epsilon(epsilon)
+    checks.require_epsilon(epsilon)
     return _run(plan, given, None, epsilon, out, x)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from jitmx.errors import InputError
 from jitmx.ops import checks, custom
 from jitmx.ops.tree import calls
 from jitmx.ops.tree.calls import IDS, INT32
+from jitmx.quoting import short
 from jitmx.runtime.alike import alike
 from jitmx.runtime.plan import Plans, Step
 
@@ -294,11 +294,11 @@ def _check_verify(
     calls.require_starts(starts, batch, tokens)
     if (probs is None) != (threshold is None) or (probs is None and entropy is not None):
         raise InputError("probs and threshold go together, and entropy beside them", "pass both, or neither")
+    for name, number in (("threshold", threshold), ("alpha", alpha)):
+        if not checks.is_positive(number) and (name == "alpha" or probs is not None):
+            raise InputError(f"{name}={short(number)} is not a finite number above 0 in float32")
     if probs is not None:
         calls.require("probs", probs, (torch.float32,), (batch, nodes, "vocab"), tokens)
-        numbers: tuple[Any, ...] = threshold, alpha
-        if not all(checks.is_number(number) and 0 < number < math.inf for number in numbers):
-            raise InputError(f"threshold={threshold!r}, alpha={alpha!r}; both are finite numbers above 0")
     if entropy is not None:
         calls.require("entropy", entropy, (torch.float32,), (batch, nodes), tokens)
     return calls.require_levels(levels, nodes)
