@@ -144,6 +144,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real)
 
 
+def require_whole(**numbers: Any) -> None:
+    """Each is a whole number of Python's: what is equal to one, such as 2.0 or True, is none.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name, number in numbers.items():
+        if type(number) is not int:
+            raise InputError(f"{name}={short(number)} is not a whole number", f"pass {name} as an int")
+
+
 def is_finite(value: Any) -> bool:
     """Whether `value` is a number that is finite in float32, which launches take."""
     return is_number(value) and bool(-LARGEST <= value <= LARGEST)

@@ -75,7 +75,8 @@ def topk(x: torch.Tensor, k: int) -> TopK:
 def run(x: torch.Tensor, k: int) -> TopK:
     """`topk` on plain tensors."""
     try:
-        made: Plan | None = _plans[x.shape, x.stride(), x.dtype, x.get_device(), k]
+        key = x.shape, x.stride(), x.dtype, x.get_device(), k
+        made: Plan | None = _plans[key] if type(k) is int else _plan(x, k)  # an equal number finds a plan, too
     except (KeyError, AttributeError, TypeError):
         made = _plan(x, k)
     if x.requires_grad:
@@ -108,9 +109,10 @@ def _require(x: torch.Tensor, k: int) -> None:
         raise InputError(f"x has shape {list(x.shape)}; a row has 1 to {MAX_VOCAB} values")
     if x.numel() // x.shape[-1] > MAX_ROWS:
         raise InputError(f"x has shape {list(x.shape)}, over {MAX_ROWS} rows", "split it by rows")
-    if type(k) is not int or not 1 <= k <= min(MAX_K, x.shape[-1]):
+    checks.require_whole(k=k)
+    if not 1 <= k <= min(MAX_K, x.shape[-1]):
         most = min(MAX_K, int(x.shape[-1]))
-        raise InputError(f"k={k!r} of rows of {x.shape[-1]}: topk takes 1 to {most}", f"use k={most} at most")
+        raise InputError(f"k={k} of rows of {x.shape[-1]}: topk takes 1 to {most}", f"use k={most} at most")
 
 
 def _run_operator(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -86,7 +86,7 @@ def test_the_operator_does_the_same_and_traces_without_data(card: Simulated) -> 
         (some(3, 8), 9, r"k=9 of rows of 8: topk takes 1 to 8; use k=8 at most"),
         (some(3, 80), 65, r"k=65 of rows of 80: topk takes 1 to 64; use k=64 at most"),
         (some(3, 8), 0, "k=0 of rows of 8"),
-        (some(3, 8), True, "k=True of rows of 8"),
+        (some(3, 8), True, "k=True is not a whole number; pass k as an int"),
         (some(3, 8).float().requires_grad_(), 2, "requires a gradient"),
         ([1.0], 1, "x is a list, not a torch tensor"),
     ],

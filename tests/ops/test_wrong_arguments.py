@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -328,6 +329,36 @@ def test_a_product_without_a_norm_takes_the_epsilons_that_a_norm_takes(
     call, given = CALLS["linear"]
     with pytest.raises(InputError, match=r"epsilon=.* is not a finite number of 0 or more"):
         call(**given() | dict.fromkeys(left_out) | {"out": None, "epsilon": epsilon})
+
+
+WHOLE = [
+    ("topk", "k"), ("route", "k"), ("route", "tile"), ("route", "local_experts"), ("group_by_expert", "experts"),
+    ("group_by_expert", "tile"), ("group_by_expert", "local_experts"), ("moe", "top"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("kind", [float, np.int64, np.float32])
+@pytest.mark.parametrize(("name", "argument"), WHOLE)
+def test_a_number_that_is_equal_to_a_whole_one_is_refused_whatever_was_planned(
+    name: str, argument: str, kind: Any, warm: bool, card: Unlaunched
+) -> None:
+    call, given = CALLS[name]
+    right = given()
+    if warm:
+        call(**right)
+    card.launched.clear()
+    number = kind(right[argument])
+    with pytest.raises(JitmxError, match=f"{argument}="):
+        call(**right | {argument: number})
+    assert not card.launched
+
+
+def test_one_is_not_taken_for_true(card: Unlaunched) -> None:
+    for call, given in (CALLS["topk"], CALLS["route"]):
+        call(**given() | {"k": 1})
+        with pytest.raises(InputError, match="k=True is not a whole number; pass k as an int"):
+            call(**given() | {"k": True})
 
 
 FLOATS = [

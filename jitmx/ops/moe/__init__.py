@@ -165,7 +165,7 @@ def run(
     try:
         key = (
             kind(x), kind(ids), kind(weights), kind(b13), kind(b2), kind(expert_map), kind(count), id(w2), top,
-            scoring, recipe, kind(residual),
+            type(top), scoring, recipe, kind(residual),
         )  # fmt: skip
         found = w13.plans.get(key)
     except (AttributeError, TypeError):  # what is no tensor, or not packed, is refused below

@@ -65,13 +65,14 @@ def run_route(
     try:
         key = (
             kind(x), kind(weight), kind(bias), kind(norm), kind(expert_map), k, scoring, tile, local_experts,
-            normalized, tuple(knobs.items()) if knobs else (),
+            type(k), type(tile), type(local_experts), normalized, tuple(knobs.items()) if knobs else (),
         )  # fmt: skip
         plan = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no mapping, is refused below
         pass
     if plan is None:
         require_scoring(scoring)
+        checks.require_whole(k=k)
         _check_matrix("x", x, tuple(checks.DTYPES) if weight is None else (torch.bfloat16, torch.float16))
         experts = _check_router(x, weight, bias, norm)
         require_norm(norm, normalized)
@@ -99,11 +100,15 @@ def run_group(
     key: tuple[Any, ...] = ()
     plan: Plan | None = None
     try:
-        key = kind(ids), kind(expert_map), experts, tile, local_experts, tuple(knobs.items()) if knobs else ()
+        key = (
+            kind(ids), kind(expert_map), experts, tile, local_experts, type(experts), type(tile), type(local_experts),
+            tuple(knobs.items()) if knobs else (),
+        )  # fmt: skip
         plan = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):  # what is no tensor, or no mapping, is refused below
         pass
     if plan is None:
+        checks.require_whole(experts=experts)
         _check_matrix("ids", ids, (torch.int32,))
         call = _call(
             ids.device, knobs, expert_map, local_experts, m=ids.shape[0], experts=experts, k=ids.shape[1], h=8,
