@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import jitmx
-from jitmx.errors import InputError, JitmxError
+from jitmx.errors import InputError, JitmxError, KnobError
+from jitmx.kernels.routing.problem import TILES
 from jitmx.ops import checks
 from jitmx.registry.launch import Launch
 from jitmx.registry.spec import Variant
@@ -349,9 +351,44 @@ def test_a_number_that_is_equal_to_a_whole_one_is_refused_whatever_was_planned(
         call(**right)
     card.launched.clear()
     number = kind(right[argument])
-    with pytest.raises(JitmxError, match=f"{argument}="):
+    with pytest.raises(JitmxError, match=re.escape(f"{argument}={number!r} ")):
         call(**right | {argument: number})
     assert not card.launched
+
+
+@pytest.mark.parametrize("tile", [7, 0, 256, "8", True])
+@pytest.mark.parametrize("name", ["route", "group_by_expert"])
+def test_another_tile_is_refused_with_those_that_there_are(name: str, tile: Any, card: Unlaunched) -> None:
+    call, given = CALLS[name]
+    said = re.escape(f"tile={tile!r} is not one of 8, 16, 32, 64, 128, 192, 320") + "$"
+    with pytest.raises(KnobError, match=said):
+        call(**given() | {"tile": tile})
+
+
+def test_the_tiles_that_there_are_stand_in_the_docstring() -> None:
+    *some, last = map(str, TILES[1:])
+    assert f"{', '.join(some)} or {last}." in jitmx.route.__doc__
+
+
+@pytest.mark.parametrize("name", ["route", "group_by_expert"])
+def test_a_number_of_local_experts_is_shown_as_it_was_passed(name: str, card: Unlaunched) -> None:
+    call, given = CALLS[name]
+    for wrong in ("4", 0, 9):
+        said = f"local_experts={wrong!r} is not a whole number from 1 to the 8 experts there are"
+        with pytest.raises(InputError, match=said):
+            call(**given() | {"local_experts": wrong})
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("number", [8, 4])
+def test_local_experts_without_lists_are_refused(number: int, traced: bool, card: Unlaunched) -> None:
+    call, given = CALLS["route"]
+    right = given() | {"tile": None, "expert_map": None, "local_experts": number}
+    if traced:
+        right["x"] = torch.nn.Parameter(right["x"], requires_grad=False)
+    said = "local_experts is for the lists, and tile is None; give tile, or leave local_experts out"
+    with pytest.raises(InputError, match=said):
+        call(**right)
 
 
 def test_one_is_not_taken_for_true(card: Unlaunched) -> None:

@@ -163,7 +163,7 @@ def _require_chosen(x: torch.Tensor, chosen: Chosen, experts: int, top: int | No
     if not 1 <= found <= MAX_TOP:
         raise InputError(f"ids is {checks.describe(ids)}; its last dimension, experts a row, must be 1 to {MAX_TOP}")
     if top is not None and (type(top) is not int or top != found):
-        raise InputError(f"top={top} is for router logits, and ids is {checks.describe(ids)}", "leave top out")
+        raise InputError(f"top={short(top)} is for router logits, and ids is {checks.describe(ids)}", "leave top out")
     _require("ids", ids, x, (torch.int32,), (*rows, found))
     _require("weights", weights, x, (torch.float32,), (*rows, found))
     return int(found)

@@ -8,9 +8,18 @@ from typing import Any
 import torch
 
 from jitmx.errors import InputError, KnobError
-from jitmx.kernels.routing.problem import MAX_K, TILES
+from jitmx.kernels.routing.problem import MAX_K
 from jitmx.ops import checks, custom
-from jitmx.ops.routing.calls import SCORING, refuse_beside_logits, require_norm, require_scoring, run_group, run_route
+from jitmx.ops.routing.calls import (
+    SCORING,
+    refuse_beside_logits,
+    refuse_without_tile,
+    require_norm,
+    require_scoring,
+    require_tile,
+    run_group,
+    run_route,
+)
 from jitmx.ops.routing.plan import Routing
 
 __all__ = ["SCORING", "Routing", "group_by_expert", "route"]
@@ -52,10 +61,10 @@ def route(
         norm: [h], x's dtype: RMSNorm's weight; only with `weight`.
         normalized: whether x * rsqrt(mean(x^2) + epsilon) * norm is written as well, rounded once: what the experts
             read.
-        tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128, 192 or 256.
+        tile: rows of a tile of the schedule at most: 8, 16, 32, 64, 128, 192 or 320.
         expert_map: int32 [experts], the local id of each expert or -1 where it is elsewhere; pairs of experts that are
             elsewhere are left out of the lists. `ids` stay as they are.
-        local_experts: how many local ids there are; all experts by default.
+        local_experts: how many local ids there are, beside `expert_map`; all experts by default.
         out: what an equal call returned, written again; x may not be its `normalized`.
         knobs: overrides of the knobs of the first kernel.
 
@@ -141,8 +150,7 @@ def _route_traced(
         return Routing(
             *torch.ops.jitmx.route_lists(x, weight, bias, norm, expert_map, k, scoring, epsilon, tile, local_experts)
         )
-    if expert_map is not None:
-        raise InputError("expert_map is for the lists, and tile is None", "give tile, or leave expert_map out")
+    refuse_without_tile(expert_map=expert_map, local_experts=local_experts)
     if weight is None:
         refuse_beside_logits(bias=bias, norm=norm)
         ids, weights = torch.ops.jitmx.topk(x, k, scoring)
@@ -174,8 +182,7 @@ def _new_routing(
 
 def _new_lists(like: torch.Tensor, m: Any, k: int, local: int, tile: int) -> tuple[torch.Tensor, ...]:
     """Pairs, offsets, schedule and tiles that are not written yet; `m` may be unknown."""
-    if tile not in TILES[1:]:
-        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
+    require_tile(tile)
     pairs = m * k
     # routing.capacity, without asking which of the two is less.
     capacity = (pairs + torch.sym_min(local, pairs) * (tile - 1)) // tile

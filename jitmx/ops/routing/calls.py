@@ -12,6 +12,7 @@ from jitmx.kernels.routing.problem import TILES, RoutingProblem
 from jitmx.ops import checks
 from jitmx.ops.checks import names
 from jitmx.ops.routing.plan import Call, Plan, Routing
+from jitmx.quoting import short
 from jitmx.runtime import card
 from jitmx.runtime.plan import Plans
 
@@ -125,19 +126,34 @@ def _call(
     *, tile: int | None, **fields: Any,
 ) -> Call:  # fmt: skip
     experts = fields["experts"]
-    if tile is None and expert_map is not None:
-        raise InputError("expert_map is for the lists, and tile is None", "give tile, or leave expert_map out")
-    if (tile is None and fields["source"] == "ids") or (tile is not None and (type(tile) is not int or tile == 0)):
-        raise KnobError(f"tile={tile} is not one of {', '.join(map(str, TILES[1:]))}")
+    if tile is not None or fields["source"] == "ids":
+        require_tile(tile)
+    else:
+        refuse_without_tile(expert_map=expert_map, local_experts=local_experts)
     problem = RoutingProblem(mapped=expert_map is not None, tile=tile or 0, **fields)
     if expert_map is not None:
         _check_vector("expert_map", expert_map, experts, (torch.int32,), device)
     local = experts if local_experts is None else local_experts
     if type(local) is not int or not 1 <= local <= experts:
-        raise InputError(f"local_experts={local} is not between 1 and the {experts} experts there are")
+        raise InputError(
+            f"local_experts={short(local)} is not a whole number from 1 to the {experts} experts there are"
+        )
     if expert_map is None and local != experts:
         raise InputError(f"local_experts={local} of {experts} needs an expert_map that says which they are")
     return Call(problem, local, card.number(device), checks.require_knobs(knobs))
+
+
+def require_tile(tile: Any) -> None:
+    """Raise KnobError unless lists are made with tiles of so many rows."""
+    if type(tile) is not int or tile not in TILES[1:]:
+        raise KnobError(f"tile={short(tile)} is not one of {', '.join(map(str, TILES[1:]))}")
+
+
+def refuse_without_tile(**given: Any) -> None:
+    """Raise InputError for what says how lists are made, where none are."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name} is for the lists, and tile is None", f"give tile, or leave {name} out")
 
 
 def require_norm(norm: torch.Tensor | None, normalized: bool) -> None:
